@@ -1,0 +1,1 @@
+"""The command line: one file a command, and nothing here imports TensorFlow."""

@@ -1,0 +1,1 @@
+"""What runs inside the trainer: Supervisor, sessions, capture and restore of variables."""

@@ -1,0 +1,1 @@
+"""The checkpoint service: owns the checkpoints in the logdir."""

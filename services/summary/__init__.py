@@ -1,0 +1,1 @@
+"""The summary service: owns the event files in the logdir."""
