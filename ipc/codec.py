@@ -1,0 +1,37 @@
+"""Bytes of a message and back.  msgpack by msgspec; size-limited, versioned, never pickle.
+
+Called by channel.py alone.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from procsv.ipc.errors import PeerError, ProcsvBug
+from procsv.ipc.messages import PROTOCOL, Envelope
+
+MESSAGE_BYTES_MAX = 8 * 2**20  # a longer one is never sent, and a peer that sends one is cut off
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode(envelope: Envelope) -> bytes:
+    """The bytes of one message.  Larger than MESSAGE_BYTES_MAX is our own bug: big things go by file."""
+    data = _encoder.encode(envelope)
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise ProcsvBug(f"{type(envelope.body).__name__} of {len(data)} bytes; the limit is {MESSAGE_BYTES_MAX}")
+    return data
+
+
+def decode(data: bytes) -> Envelope:
+    """The message in `data`; PeerError if it is not one of ours."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise PeerError(f"message of {len(data)} bytes; the limit is {MESSAGE_BYTES_MAX}")
+    try:
+        envelope = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerError(f"not a message: {error}") from error
+    if envelope.protocol != PROTOCOL:
+        raise PeerError(f"message of protocol {envelope.protocol}; this is protocol {PROTOCOL}")
+    return envelope

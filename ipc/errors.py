@@ -1,0 +1,33 @@
+"""Whose fault an error is: the user's, the peer's, or ours.
+
+Raised everywhere, caught at the edges: the command line prints a UserError as one message, a receiver counts
+a PeerError and goes on, and nothing catches a ProcsvBug.
+"""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Something the person who runs the program can change.  The text says what.
+
+    `exit_code` is what `procsv launch` ends with when this stops it (design: 2 usage, 70 gave up, 73 logdir).
+    """
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class LogdirLocked(UserError):
+    """Another run owns the logdir, or it cannot be written."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=73)
+
+
+class PeerError(Exception):
+    """A peer said something malformed, oversized or out of turn.  Counted and survived."""
+
+
+class ProcsvBug(Exception):
+    """An impossible state.  Stops the process at once; the crash report tells the story."""

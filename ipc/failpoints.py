@@ -1,0 +1,114 @@
+"""Failpoints: named moments in our own code at which a test makes a process die, hang or see a bad disk.
+
+Grammar of fail-rs, in the environment variable PROCSV_FAILPOINTS:
+
+    checkpoint.before_rename=50%1*kill;trainer.copy=3*off->kill
+
+    name=[P%][N*]action[(argument)][->…]      P: chance in percent; N: how many times, then the next task
+
+Actions: off kill segv exit raise sleep hang gil stop eio enospc torn.  Without the variable a failpoint costs
+one global look-up.  `torn` is returned to the caller, who writes half of what it would have written.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+
+_TASK = re.compile(r"^(?:(\d+(?:\.\d+)?)%)?(?:(\d+)\*)?([a-z]+)(?:\(([^)]*)\))?$")
+_ACTIONS = {"off", "kill", "segv", "exit", "raise", "sleep", "hang", "gil", "stop", "eio", "enospc", "torn"}
+
+DECLARED: set[str] = set()  # every name in the code; a test fails if one is never used
+
+
+class FailpointRaised(Exception):
+    """What `raise` raises."""
+
+
+@dataclass(slots=True)
+class _Task:
+    chance: float
+    left: int  # -1: without end
+    action: str
+    argument: str
+
+
+def parse(text: str) -> dict[str, list[_Task]]:
+    """The plan in `text`; ValueError names the part that is wrong."""
+    plan: dict[str, list[_Task]] = {}
+    for part in filter(None, (p.strip() for p in text.split(";"))):
+        name, equals, tasks = part.partition("=")
+        if not equals:
+            raise ValueError(f"PROCSV_FAILPOINTS: {part!r} has no '='")
+        for word in tasks.split("->"):
+            match = _TASK.match(word.strip())
+            if not match or match[3] not in _ACTIONS:
+                raise ValueError(f"PROCSV_FAILPOINTS: {word!r} is not [P%][N*]action; actions: {sorted(_ACTIONS)}")
+            task = _Task(float(match[1] or 100) / 100, int(match[2] or -1), match[3], match[4] or "")
+            plan.setdefault(name.strip(), []).append(task)
+    return plan
+
+
+_plan = parse(os.environ.get("PROCSV_FAILPOINTS", ""))
+_lock = threading.Lock()
+
+
+def declare(*names: str) -> None:
+    """Makes names known, at import of the module that uses them."""
+    DECLARED.update(names)
+
+
+def failpoint(name: str) -> bool:
+    """The moment `name`.  True if the caller is to do its work by half (`torn`)."""
+    if not _plan or name not in _plan:
+        return False
+    with _lock:
+        task = _next_task(_plan[name])
+    return task is not None and _act(name, task)
+
+
+def _next_task(tasks: list[_Task]) -> _Task | None:
+    for task in tasks:
+        if task.left == 0:
+            continue
+        if random.random() >= task.chance:
+            return None
+        task.left -= task.left > 0
+        return task
+    return None
+
+
+def _act(name: str, task: _Task) -> bool:
+    match task.action:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segv":
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "exit":
+            os._exit(int(task.argument or 1))
+        case "raise":
+            raise FailpointRaised(f"{name}: {task.argument or 'failpoint'}")
+        case "eio":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        case "enospc":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "sleep":
+            threading.Event().wait(float(task.argument or 1))
+        case "hang":
+            threading.Event().wait()
+        case "gil":
+            sys.setswitchinterval(1e6)
+            while True:
+                pass
+        case "torn":
+            return True
+    return False

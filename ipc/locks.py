@@ -1,0 +1,87 @@
+"""Locks between processes: flock on a file that says who holds it.
+
+Called by whoever starts a run, a service or a trainer.  A lock dies with its last holder, so a stale file
+is no lock; the file itself is removed on a clean release.  Never waits without a deadline.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import msgspec
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who holds a lock, for the error that another gets."""
+
+    pid: int
+    what: str
+    since: float  # Unix seconds
+
+
+class FileLock:
+    """One exclusive lock.  `inheritable` descriptors keep it held for as long as any child has them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = -1
+
+    def try_acquire(self, what: str, wall_s: float, inheritable: bool = False) -> bool:
+        """Takes the lock or says False at once.  FileNotFoundError if its directory is gone."""
+        while True:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                return False
+            # The holder before us unlinks the file as it lets go: what we locked must still be what is there.
+            try:
+                same = os.path.samestat(os.fstat(fd), self.path.stat())
+            except FileNotFoundError:
+                same = False
+            if same:
+                break
+            os.close(fd)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, msgspec.json.encode(Holder(os.getpid(), what, wall_s)), 0)
+        if inheritable:
+            os.set_inheritable(fd, True)
+        self.fd = fd
+        return True
+
+    def holder(self) -> Holder | None:
+        """Who wrote the file last; only meaningful while somebody holds the lock."""
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=Holder)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def is_held(self) -> bool:
+        """Whether anybody holds the lock now."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        else:
+            return False
+        finally:
+            os.close(fd)
+
+    def let_go(self) -> None:
+        """Closes our descriptor; children that inherited it keep the lock.  The file stays."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def release(self) -> None:
+        """Removes the file and lets go.  Killed in between: a stale file, which is no lock."""
+        if self.fd >= 0:
+            self.path.unlink(missing_ok=True)
+            self.let_go()
