@@ -107,6 +107,19 @@ class Snapshot(Message, frozen=True):
     want: Reason | Literal[""]
 
 
+class Staged(Message, frozen=True):
+    """Trainer -> checkpoint: the Saver's own op has written checkpoint `prefix` into a staging directory.
+
+    For Savers that no slot can serve, and where shared memory cannot be had.  The service verifies the files
+    and moves them in; it owns the directory from now on.  Answered like Snapshot.
+    """
+
+    prefix: str
+    sequence: int
+    step: int
+    want: Reason | Literal[""]
+
+
 # -- checkpoint service -> trainer and watchdog ------------------------------------------------------------
 class Durable(Message, frozen=True):
     """Checkpoint -> every peer: this state is on disk and verified; it can be restored from now on.
@@ -278,6 +291,7 @@ Body = (
     | RestoreFrom
     | Restored
     | Snapshot
+    | Staged
     | Durable
     | SaveFailed
     | Rejected

@@ -1,0 +1,150 @@
+"""The one gate to subprocesses and signals: start a program, watch it by pidfd, end its whole tree.
+
+Called by the watchdog and by a trainer that runs its own services.  Always exec of a fresh interpreter, never
+fork (TensorFlow does not survive it); never a signal to a bare pid that may have been reused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended: by `code`, or by `signal` (then `code` is None)."""
+
+    code: int | None
+    signal: int | None
+
+    @property
+    def signal_name(self) -> str | None:
+        if self.signal is None:
+            return None
+        try:
+            return signal.Signals(self.signal).name
+        except ValueError:
+            return f"SIG{self.signal}"
+
+    def __str__(self) -> str:
+        return self.signal_name or f"exit code {self.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process that is not confused with a later one of the same pid."""
+
+    pid: int
+    started: float  # Unix seconds, from psutil
+    boot: str
+
+    def is_alive(self) -> bool:
+        if self.boot != boot_id():
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            return abs(process.create_time() - self.started) < 0.05 and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def identify(pid: int) -> Identity:
+    """Who `pid` is; psutil.NoSuchProcess if it is gone."""
+    return Identity(pid, psutil.Process(pid).create_time(), boot_id())
+
+
+class Child:
+    """A child process, its pidfd, and its own session (so that terminal signals reach only the run's owner)."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.pidfd = os.pidfd_open(process.pid)  # readable when it has ended
+        self.exit: Exit | None = None
+
+    def has_ended(self) -> bool:
+        """Whether it is dead; it stays a zombie, and its pid its own, until `reap`."""
+        if self.exit is not None:
+            return True
+        return os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to this process alone; nothing if it is dead."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.exit is None:
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def signal_tree(self, number: int) -> None:
+        """Sends a signal to its process group and to descendants that have left the group."""
+        if self.exit is not None:
+            return
+        strays = descendants(self.pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+        for stray in strays:
+            with contextlib.suppress(psutil.Error):
+                stray.send_signal(number)
+
+    def reap(self) -> Exit:
+        """Takes the exit status; call after `has_ended`.  What is left of its group is killed first."""
+        if self.exit is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)  # the zombie still holds the pid: no other group is hit
+            code = self._process.wait()
+            os.close(self.pidfd)
+            self.exit = Exit(None, -code) if code < 0 else Exit(code, None)
+        return self.exit
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def spawn(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: Path | None,
+    pass_fds: Sequence[int] = (),
+    cwd: Path | None = None,
+) -> Child:
+    """Starts `argv` in a session of its own, standard input empty, all output appended to `log`.
+
+    `log=None` keeps our own output.  Call from the main thread.  OSError (EAGAIN, EMFILE, ENOMEM) passes through.
+    """
+    output: int | None = None
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output is not None else None,
+            env=dict(env),
+            cwd=cwd,
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+        )
+    finally:
+        if output is not None:
+            os.close(output)
+    return Child(process)
