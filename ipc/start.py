@@ -1,0 +1,66 @@
+"""How a process of a run is started: what it is told, in one environment variable, and the argv that people see.
+
+Written by the watchdog, or by a trainer that runs its own services; read once by the started process, which
+takes the variable out of its environment before anything of the user's runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from procsv.ipc.errors import ProcsvBug
+from procsv.ipc.places import Places
+
+VARIABLE = "PROCSV_START"
+MODULES = {
+    "watchdog": "procsv.watchdog",
+    "checkpoint": "procsv.services.checkpoint",
+    "summary": "procsv.services.summary",
+    "trainer": "procsv.training",
+}
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What a started process needs to know."""
+
+    role: str
+    run: str  # run id
+    incarnation: int
+    logdir: str
+    run_dir: str
+    shm_dir: str
+    lifeline_fd: int = -1  # end-of-file on it: whoever runs the run is dead
+    has_watchdog: bool = True  # False: a trainer runs its own services
+    grace_s: float = 25.0  # what a stop may take, everything included
+    snapshot_secs: float = -1.0  # -1: auto; 0: off
+    target: str = ""
+    args: tuple[str, ...] = ()
+    options: dict[str, str] = {}  # the watchdog's own, as `procsv launch` was given them
+
+    @property
+    def places(self) -> Places:
+        return Places(Path(self.logdir), Path(self.run_dir), Path(self.shm_dir))
+
+    def argv(self) -> list[str]:
+        """The command line; in `ps` it says role, logdir and target."""
+        shown = [self.logdir] + ([self.target, *self.args] if self.target else [])
+        return [sys.executable, "-m", MODULES[self.role], *shown]
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        return {**base, VARIABLE: msgspec.json.encode(self).decode()}
+
+
+def take_start(role: str) -> Start:
+    """What this process was told, taken out of its environment."""
+    text = os.environ.pop(VARIABLE, None)
+    if text is None:
+        raise SystemExit(f"python -m {MODULES[role]} is started by `procsv launch` or by procsv.Supervisor, not by hand")
+    start = msgspec.json.decode(text, type=Start)
+    if start.role != role:
+        raise ProcsvBug(f"started as {start.role}, but this is {role}")
+    return start

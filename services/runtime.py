@@ -1,0 +1,129 @@
+"""The skeleton of a service process: lock, socket, pulse, lifeline and loop.  A service supplies the decisions.
+
+Started by exec (procsv.ipc.start) by whoever runs the run.  Ends when its service says it is finished: after
+Finish, or, when whoever ran the run is dead (end-of-file on the lifeline), after it has tidied up.  Terminal and
+termination signals are not for services: they outlive the trainer, and the run's owner ends them by message.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from procsv.ipc.channel import Address, Heard, Server, Waiter, new_context
+from procsv.ipc.clock import Clock, SystemClock
+from procsv.ipc.errors import UserError
+from procsv.ipc.locks import FileLock
+from procsv.ipc.places import make_private_dir
+from procsv.ipc.pulse import Phase, PulseWriter
+from procsv.ipc.start import Start
+
+TICK_S_MAX = 1.0  # the loop looks around at least this often
+PREDECESSOR_WAIT_S = 60.0  # how long the service of an earlier run may take to let go of the logdir
+
+
+class Service(Protocol):
+    """What a service supplies.  All calls come from the main thread."""
+
+    def handle(self, heard: Heard) -> None:
+        """A message that is news.  The service acknowledges it (tools.server.acknowledge) when it has taken effect."""
+
+    def tick(self, now_s: float) -> float:
+        """Called after every batch of news and at least once a second; seconds until it wants the next call."""
+
+    def orphaned(self) -> None:
+        """Whoever ran the run is dead.  Save, tidy up, be finished within the grace."""
+
+    def is_finished(self) -> bool: ...
+
+    def close(self) -> None:
+        """The last call: let go of what is held."""
+
+
+@dataclass(slots=True)
+class Tools:
+    """What the skeleton gives to its service."""
+
+    start: Start
+    clock: Clock
+    server: Server
+    pulse: PulseWriter
+    wake: Callable[[], None]  # makes the loop tick soon; any thread may call it
+
+
+def serve(start: Start, make: Callable[[Tools], Service]) -> int:
+    """Runs a service to its end; the exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    clock, places = SystemClock(), start.places
+    make_private_dir(places.run_dir)
+    make_private_dir(places.shm_dir)
+    lock = FileLock(places.service_lock(start.role))
+    _wait_for_lock(lock, start, clock)
+    context = new_context()
+    try:
+        server = Server(context, places.service_socket(start.role), Address(start.run, start.role, start.incarnation), clock)
+    except UserError as error:
+        print(f"procsv {start.role}: {error}", file=sys.stderr)
+        return error.exit_code
+    wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    pulse = PulseWriter(places.pulse(start.role, start.incarnation))
+    pulse.phase = Phase.IDLE
+    tools = Tools(start, clock, server, pulse, lambda: os.eventfd_write(wake_fd, 1))
+    service = make(tools)
+    try:
+        _loop(service, tools, wake_fd)
+    finally:
+        service.close()
+        server.close()
+        pulse.close()
+        context.term()
+        lock.release()
+    return 0
+
+
+def _wait_for_lock(lock: FileLock, start: Start, clock: Clock) -> None:
+    """A service of the run before may still be saving what a killed trainer left: it is given its time."""
+    deadline_s = clock.monotonic() + PREDECESSOR_WAIT_S
+    pause = threading.Event()
+    while not lock.try_acquire(f"procsv {start.role} service", clock.wall()):
+        if clock.monotonic() > deadline_s:
+            holder = lock.holder()
+            raise SystemExit(f"procsv {start.role}: process {holder.pid if holder else '?'} still holds {lock.path}")
+        pause.wait(0.02)
+
+
+def _loop(service: Service, tools: Tools, wake_fd: int) -> None:
+    waiter = Waiter()
+    waiter.add(tools.server)
+    waiter.add(wake_fd)
+    lifeline = tools.start.lifeline_fd
+    if lifeline >= 0:
+        waiter.add(lifeline)
+    while not service.is_finished():
+        now_s = tools.clock.monotonic()
+        tools.pulse.beat(now_s)
+        pause_s = min(TICK_S_MAX, max(0.0, service.tick(now_s)))
+        if service.is_finished():
+            break
+        ready = waiter.wait(pause_s)
+        if wake_fd in ready:
+            os.eventfd_read(wake_fd)
+        if lifeline in ready and _is_cut(lifeline):
+            waiter.remove(lifeline)
+            service.orphaned()
+        while (heard := tools.server.receive()) is not None:
+            service.handle(heard)
+        tools.server.tick()
+
+
+def _is_cut(lifeline: int) -> bool:
+    """Nobody writes to a lifeline: readable means that its other end is closed."""
+    return bool(select.select([lifeline], [], [], 0)[0]) and os.read(lifeline, 1) == b""
