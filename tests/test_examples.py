@@ -1,0 +1,75 @@
+"""What the example programs promise of themselves; whole runs of them are in the tests of launch."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from procsv.examples.digits import Batches, Images, digest, load_images
+from procsv.examples.digits import parse as parse_digits
+from procsv.examples.wide import parse as parse_wide
+
+
+def numbered(count: int) -> Images:
+    return Images(np.zeros((count, 64), np.float32), np.arange(count))
+
+
+def test_a_batch_depends_on_the_step_alone() -> None:
+    in_order = Batches(numbered(100), size=32, seed=7)
+    expected = [in_order.at(step).labels.tolist() for step in range(10)]
+
+    restarted = Batches(numbered(100), size=32, seed=7)
+    assert expected[8:] == [restarted.at(step).labels.tolist() for step in (8, 9)]
+    assert expected[:2] == [restarted.at(step).labels.tolist() for step in (0, 1)]
+
+
+def test_an_epoch_shows_no_image_twice_and_the_next_has_another_order() -> None:
+    batches = Batches(numbered(64), size=16, seed=0)
+    epochs = [list(itertools.chain(*(batches.at(4 * epoch + step).labels for step in range(4)))) for epoch in (0, 1)]
+
+    assert [list(range(64))] * 2 == [sorted(epoch) for epoch in epochs]
+    assert epochs[0] != epochs[1]
+
+
+def test_no_test_image_is_trained_on() -> None:
+    train, test = load_images(seed=0)
+
+    assert (len(train), len(test)) == (1438, 359)
+    again, _ = load_images(seed=0)
+    assert np.array_equal(train.pixels, again.pixels)
+    other, _ = load_images(seed=1)
+    assert not np.array_equal(train.labels, other.labels)
+
+
+def test_the_digest_sees_one_changed_bit_and_no_change_of_order() -> None:
+    weights, step = np.ones(3, np.float32), np.int64(5)
+    changed = np.nextafter(weights, np.float32(2))
+
+    assert digest({"w": weights, "step": step}) == digest({"step": step, "w": weights})
+    assert digest({"w": weights, "step": step}) != digest({"w": changed, "step": step})
+
+
+def test_the_logdir_is_the_runs_own_under_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROCSV_LOGDIR", "/somewhere")
+    assert (parse_digits([]).logdir, parse_wide([]).logdir) == (None, None)
+
+    monkeypatch.delenv("PROCSV_LOGDIR")
+    assert (parse_digits([]).logdir, parse_wide([]).logdir) == ("runs/digits", "runs/wide")
+
+
+@pytest.mark.parametrize("program", ["digits", "wide"])
+def test_a_wrong_option_is_a_usage_error(program: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", f"procsv.examples.{program}", "--stepps", "3"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert ended.returncode == 2
+    assert "--stepps" in ended.stderr
