@@ -106,7 +106,7 @@ class _Channel:
         news = peer.inbox.is_news(message.incarnation, message.seq)
         if not news:
             self.dropped["seen before"] += 1
-            if message.seq and message.incarnation == peer.incarnation:
+            if message.seq and peer.inbox.is_settled(message.incarnation, message.seq):
                 self._acknowledge(who, message.seq)  # the first acknowledgement was lost
             return None
         peer.role, peer.incarnation = message.role, message.incarnation
@@ -169,6 +169,7 @@ class Server(_Channel):
     def tell(self, who: bytes, body: Message, re: int = 0) -> int:
         """Says `body` until `who` acknowledges it.  Its sequence number."""
         peer = self.peers[who]
+        peer.inbox.settle(re)
         seq = peer.outbox.add(body, re, self._clock.monotonic())
         self._send([who, self._envelope(seq, re, body)])
         return seq
@@ -185,6 +186,8 @@ class Server(_Channel):
 
     def say(self, who: bytes, body: Message, re: int = 0) -> None:
         """Says `body` once."""
+        if re and (peer := self.peers.get(who)) is not None:
+            peer.inbox.settle(re)
         self._send([who, self._envelope(0, re, body)])
 
     def acknowledge(self, heard: Heard) -> None:
@@ -258,12 +261,14 @@ class Client(_Channel):
 
     def tell(self, body: Message, re: int = 0) -> int:
         """Says `body` until the server acknowledges it.  Its sequence number."""
+        self.peer.inbox.settle(re)
         seq = self.peer.outbox.add(body, re, self._clock.monotonic())
         self._send([self._envelope(seq, re, body)])
         return seq
 
     def say(self, body: Message, re: int = 0) -> bool:
         """Says `body` once; False if nobody is connected."""
+        self.peer.inbox.settle(re)
         return self._send([self._envelope(0, re, body)])
 
     def acknowledge(self, heard: Heard) -> None:

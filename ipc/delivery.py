@@ -69,22 +69,32 @@ class Inbox:
         self._incarnation = 0
         self._floor = 0  # every seq up to it was seen
         self._above: set[int] = set()
+        self._open: set[int] = set()  # heard, neither acknowledged nor answered: what it asks has not taken effect yet
 
     def is_news(self, incarnation: int, seq: int) -> bool:
         """False for what was seen before and for what an older incarnation says.  Remembers `seq`."""
         if incarnation < self._incarnation:
             return False
         if incarnation > self._incarnation:
-            self._incarnation, self._floor, self._above = incarnation, 0, set()
+            self._incarnation, self._floor, self._above, self._open = incarnation, 0, set(), set()
         if seq == 0:
             return True
         if seq <= self._floor or seq in self._above:
             return False
+        self._open.add(seq)
         self._above.add(seq)
         while self._floor + 1 in self._above:
             self._floor += 1
             self._above.discard(self._floor)
         return True
 
+    def settle(self, seq: int) -> None:
+        """`seq` was acknowledged or answered."""
+        self._open.discard(seq)
+
+    def is_settled(self, incarnation: int, seq: int) -> bool:
+        """Whether `seq`, seen again, may be acknowledged again: never before it has taken effect."""
+        return incarnation == self._incarnation and seq not in self._open
+
     def forget(self) -> None:
-        self._incarnation, self._floor, self._above = 0, 0, set()
+        self._incarnation, self._floor, self._above, self._open = 0, 0, set(), set()
