@@ -1,0 +1,64 @@
+"""run.json: written whole, read strictly, and believed only as far as the machine confirms it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from procsv.ipc.process import boot_id, identify
+from procsv.ipc.runfile import LastExit, RunFile, host_is_alive, read_run, write_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def a_run(**changes: object) -> RunFile:
+    me = identify(os.getpid())
+    run = RunFile(
+        run="0123456789abcdef",
+        target="train.py",
+        args=("--steps", "3"),
+        logdir="/l",
+        run_dir="/r",
+        shm_dir="/s",
+        pid=me.pid,
+        started=me.started,
+        boot=me.boot,
+        state="running",
+        incarnation=2,
+        started_at=12.5,
+        last_exit=LastExit(None, "SIGKILL", "killed", "SIGKILL, sender unknown", 840),
+    )
+    return msgspec.structs.replace(run, **changes)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_run(path, a_run(), durable=True)
+
+    assert a_run() == read_run(path)
+    assert [path] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', "\x00\xff"])
+def test_what_is_not_a_run_reads_as_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+
+    assert read_run(path) is None
+    assert read_run(tmp_path / "absent") is None
+
+
+def test_another_version_reads_as_none(tmp_path: Path) -> None:
+    write_run(tmp_path / "run.json", a_run(version=99), durable=False)
+
+    assert read_run(tmp_path / "run.json") is None
+
+
+def test_a_host_is_known_by_more_than_its_pid() -> None:
+    assert host_is_alive(a_run())
+    assert not host_is_alive(a_run(started=1.0))
+    assert not host_is_alive(a_run(boot=f"not {boot_id()}"))

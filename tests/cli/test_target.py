@@ -1,0 +1,99 @@
+"""What TARGET may be, and what is said when it is not there."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from procsv.ipc.errors import UserError
+from procsv.ipc.target import find_target, parse_target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BOOM = "raise SystemExit('user code was imported')\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A package whose every __init__ would stop us, a namespace package, a script, a directory and a zip that run."""
+    (tmp_path / "pkg" / "inner").mkdir(parents=True)
+    (tmp_path / "pkg" / "__init__.py").write_text(BOOM)
+    (tmp_path / "pkg" / "inner" / "__init__.py").write_text(BOOM)
+    (tmp_path / "pkg" / "inner" / "train.py").write_text(BOOM)
+    (tmp_path / "pkg" / "__main__.py").write_text(BOOM)
+    (tmp_path / "space" / "deep").mkdir(parents=True)
+    (tmp_path / "space" / "deep" / "train.py").write_text(BOOM)
+    (tmp_path / "train.py").write_text(BOOM)
+    (tmp_path / "app-dir").mkdir()
+    (tmp_path / "app-dir" / "__main__.py").write_text(BOOM)
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", BOOM)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name"),
+    [
+        ("train", "module", "train"),
+        ("train.py", "path", "train"),
+        ("./train.py", "path", "train"),
+        ("pkg", "module", "pkg"),
+        ("pkg.inner.train", "module", "train"),
+        ("space.deep.train", "module", "train"),
+        ("pkg.inner.train:main", "function", "train.main"),
+        ("pkg:Trainer.run", "function", "pkg.Trainer.run"),
+        ("app-dir", "path", "app-dir"),
+        ("app.zip", "path", "app"),
+        ("json.tool", "module", "tool"),
+    ],
+)
+def test_a_target_that_is_there_is_found_without_importing_it(tree: Path, text: str, kind: str, name: str) -> None:
+    before = set(sys.modules)
+    target = find_target(text, tree)
+
+    assert (kind, name) == (target.kind, target.name)
+    assert not {module for module in set(sys.modules) - before if module.startswith(("pkg", "space", "train"))}
+
+
+def test_a_path_is_absolute_and_a_function_has_its_module(tree: Path) -> None:
+    assert str(tree / "train.py") == find_target("train.py", tree).path
+    target = find_target("pkg.inner.train:main", tree)
+    assert (target.module, target.function, target.path) == ("pkg.inner.train", "main", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("trian", ["there is no module trian", "did you mean train?"]),
+        ("pkg.iner.train", ["no module pkg.iner", "did you mean pkg.inner?"]),
+        ("pkg.inner.trian", ["no module pkg.inner.trian", "did you mean pkg.inner.train?"]),
+        ("nowhere_at_all", ["there is no module nowhere_at_all in"]),
+        ("trian.py", ["there is no file", "did you mean train.py?"]),
+        ("train.py:main", ["a function is named by its module; write train:main"]),
+        ("pkg.inner", ["package without a __main__", "pkg.inner.train"]),
+        ("train.main", ["train is a module, not a package"]),
+        ("space/", ["directory without a __main__.py"]),
+        ("--what ever", ["neither a module, nor a file, nor a function"]),
+        ("", ["TARGET is empty"]),
+    ],
+)
+def test_a_target_that_is_not_there_is_a_usage_error_that_helps(tree: Path, text: str, said: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        find_target(text, tree, [])
+
+    assert caught.value.exit_code == 2
+    for words in said:
+        assert words in str(caught.value)
+
+
+def test_a_missing_module_names_the_places_that_were_searched(tree: Path) -> None:
+    with pytest.raises(UserError, match=str(tree)):
+        find_target("absent", tree, [])
+
+
+def test_parsing_alone_does_not_ask_for_existence(tmp_path: Path) -> None:
+    assert parse_target("not.there", tmp_path).kind == "module"
