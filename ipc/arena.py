@@ -13,6 +13,7 @@ file, exclusive and shared, which the kernel lets go when its process dies.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import mmap
 import os
@@ -195,15 +196,15 @@ class SlotWriter:
         self._slot.map[: len(head)] = head
         failpoint("trainer.before_publish")
         self._slot.store_state(SlotState.READY)
-        self._slot.sequence = sequence
+        self._slot.sequence, self._slot.is_writing = sequence, False
         self._slot.unlock()
         failpoint("trainer.after_publish")
-        return SlotInfo(*(SlotState.READY if f == "state" else getattr(info, f) for f in SlotInfo.__slots__))
+        return dataclasses.replace(info, state=SlotState.READY)
 
     def abandon(self) -> None:
         """Gives the slot back unpublished."""
         self._slot.store_state(SlotState.FREE)
-        self._slot.sequence = 0
+        self._slot.sequence, self._slot.is_writing = 0, False
         self._slot.unlock()
 
 
@@ -214,6 +215,7 @@ class _OwnSlot:
         self.path = path
         self.fd = fd
         self.sequence = 0  # of what it holds; 0 if nothing whole
+        self.is_writing = False
         self.map = mmap.mmap(fd, 0)
 
     def lock(self) -> bool:
@@ -322,23 +324,18 @@ class Arena:
         slot.map[: len(head)] = head
         slot.unlock()
 
-    def touch(self) -> None:
-        """Writes to every page of slots not yet used: the first touch of fresh memory can be slow."""
-        for slot in self._slots:
-            if slot.sequence == 0 and slot.lock():
-                try:
-                    for offset in range(HEADER_BYTES, len(slot.map), mmap.PAGESIZE):
-                        slot.map[offset] = 0
-                finally:
-                    slot.unlock()
+    def memories(self) -> list[mmap.mmap]:
+        """The slots' memory, for touching it before first use: the first touch of fresh memory can be slow."""
+        return [slot.map for slot in self._slots]
 
     def begin(self) -> SlotWriter | None:
         """A slot to fill, or None if there is none: the service still reads all but the newest READY one."""
         newest = max((slot.sequence for slot in self._slots), default=0)
         for slot in self._slots:
-            if (slot.sequence == 0 or slot.sequence < newest) and slot.lock():
+            is_free = not slot.is_writing and (slot.sequence == 0 or slot.sequence < newest)
+            if is_free and slot.lock():
                 slot.store_state(SlotState.WRITING)
-                slot.sequence = 0
+                slot.sequence, slot.is_writing = 0, True
                 return SlotWriter(self, slot)
         return None
 

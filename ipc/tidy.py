@@ -12,8 +12,8 @@ from pathlib import Path
 
 from procsv.ipc.places import Places
 
-RUN_FILES = ("*.sock", "*.pulse", "last_words.*.json", "events.*.pos", "*.lock")
-SHM_FILES = ("slot.*", "meta.*", "parcel.*")
+RUN_FILES = ("*.sock", "*.pulse", "last_words.*.json", "events.*.pos", "event.*", "parcel.*", "*.lock")
+SHM_FILES = ("slot.*", "meta.*", "parcel.*", "event.*")
 SHM_DIRS = ("staged.*",)
 
 

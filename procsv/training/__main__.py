@@ -1,0 +1,5 @@
+"""`python -m procsv.training`: the trainer process of `procsv launch`.  Never started by hand."""
+
+from procsv.training.bootstrap import main
+
+main()

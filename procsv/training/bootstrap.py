@@ -1,0 +1,157 @@
+"""The trainer's first and last lines: joins the run, then runs TARGET as `python TARGET ARGS…` would.
+
+Started by the watchdog.  The program sees its own `__main__`, `sys.argv`, `sys.path[0]`, working directory and
+multiprocessing spawn.  Imports no TensorFlow: that is the program's to do.  An exception of the program's is left as
+last words for the crash report, and printed with the program's own traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from procsv.ipc.atomic import replace_file
+from procsv.ipc.errors import UserError
+from procsv.ipc.messages import Reason, StopTraining
+from procsv.ipc.pulse import Phase
+from procsv.ipc.start import Start, take_start
+from procsv.ipc.target import find_target
+from procsv.training.program import run_program
+from procsv.training.runtime import Runtime, set_current
+from procsv.training.training_share import FORCED_SHARE, TRAINER_SHARE
+
+STOPPED = 75  # checkpointed: start me again
+
+
+class LastWords(msgspec.Struct):
+    """What the watchdog reads of the exception that ended a trainer."""
+
+    type: str
+    message: str
+    traceback: str
+    step: int
+    permanent: bool  # it will be the same at every start: a missing module, a syntax error, a wrong argument
+
+
+def main() -> None:
+    """Runs the target; ends the process with its exit code."""
+    start = take_start("trainer")
+    runtime = _join(start)
+    code = _run(runtime, start)
+    if code == 0 and runtime.stop_reason is not None:
+        code = STOPPED  # it ended because it was asked to: there may be more to train
+    runtime.phase = Phase.STOP
+    runtime.end()
+    sys.exit(code)
+
+
+def _join(start: Start) -> Runtime:
+    """Connects to the run; from here on a stop is heard even while the main thread sits in a C call."""
+    runtime = Runtime(start.places, ("watchdog", "checkpoint", "summary"), start, None)
+    set_current(runtime)
+    runtime.begin()
+    link = runtime.link
+    link.on(StopTraining, lambda heard: runtime.request_stop(_reason(heard.body)))
+    if start.lifeline_fd >= 0:
+        os.set_inheritable(start.lifeline_fd, False)
+        link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))
+    _listen_for_signals(runtime)
+    runtime.on_stop(lambda _: _force_later(runtime, start))
+    runtime.talk()
+    return runtime
+
+
+def _reason(body: object) -> Reason:
+    assert isinstance(body, StopTraining)
+    return body.reason
+
+
+def _on_lifeline(runtime: Runtime, fd: int) -> None:
+    if os.read(fd, 1) == b"":
+        runtime.link.unwatch(fd)
+        print("procsv: the watchdog is gone; saving, then ending", file=sys.stderr)
+        runtime.request_stop("preempt")
+
+
+def _listen_for_signals(runtime: Runtime) -> None:
+    """SIGTERM is a stop request.  The wake-up descriptor tells the link's thread, whatever the main thread does."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def hear() -> None:
+        if signal.SIGTERM in os.read(reader, 512):
+            runtime.request_stop("preempt")
+
+    runtime.link.watch(reader, hear)
+
+
+def _force_later(runtime: Runtime, start: Start) -> None:
+    """A program that does not end by itself is ended within the grace: its newest snapshot outlives it."""
+    after_s = start.grace_s * TRAINER_SHARE * FORCED_SHARE
+
+    def force() -> None:
+        print(f"procsv: not ended {after_s:.0f} s after the stop was asked for: ended now", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(STOPPED)
+
+    timer = threading.Timer(after_s, force)
+    timer.daemon = True
+    timer.start()
+
+
+def _run(runtime: Runtime, start: Start) -> int:
+    """Runs the program; the code to exit with."""
+    try:
+        run_program(find_target(start.target, Path.cwd()), list(start.args))
+    except SystemExit as leaving:
+        return _code_of(leaving)
+    except UserError as error:
+        _say_last_words(runtime, start, error, None)
+        print(f"procsv: {error}", file=sys.stderr)
+        return 78
+    except KeyboardInterrupt as error:
+        sys.excepthook(type(error), error, _of_the_program(error.__traceback__))
+        return 130
+    except BaseException as error:  # noqa: BLE001  the program's: shown, kept, and told by the exit code
+        own = _of_the_program(error.__traceback__)
+        _say_last_words(runtime, start, error, own)
+        sys.excepthook(type(error), error.with_traceback(own), own)
+        return 1
+    return 0
+
+
+def _code_of(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    print(leaving.code, file=sys.stderr)
+    return 1
+
+
+def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames that started the program (ours, runpy's and the import system's)."""
+    skipped = {__file__, sys.modules[run_program.__module__].__file__}
+    while trace is not None and trace.tb_next is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name not in skipped and "importlib" not in name:
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def _say_last_words(runtime: Runtime, start: Start, error: BaseException, trace: TracebackType | None) -> None:
+    permanent = isinstance(error, (ImportError, SyntaxError, UserError)) and runtime.step < 0
+    lines = traceback.format_exception(type(error), error, trace)
+    words = LastWords(type(error).__qualname__, str(error), "".join(lines), runtime.step, permanent)
+    replace_file(start.places.last_words(start.incarnation), msgspec.json.encode(words), durable=False)

@@ -1,0 +1,293 @@
+"""A trainer that runs its own services: what the watchdog does for them, without a watchdog.
+
+Used by a Supervisor outside `procsv launch`.  Takes the run's lock, starts the checkpoint and the summary service as
+child processes, starts them again when they die, keeps journal and run.json, ends them with the session.
+It cannot restart the trainer: when that is killed, the services save what is in memory and end by themselves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import select
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from procsv.ipc.channel import Heard
+from procsv.ipc.clock import Clock, SystemClock
+from procsv.ipc.errors import LogdirLocked
+from procsv.ipc.journal import Journal
+from procsv.ipc.locks import FileLock
+from procsv.ipc.messages import Durable, Finish, Recovered, Rejected, SaveFailed, Settled
+from procsv.ipc.places import Places, check_socket_paths, find_places, make_private_dir
+from procsv.ipc.process import Child, identify, spawn
+from procsv.ipc.runfile import RunFile, host_is_alive, read_run, write_run
+from procsv.ipc.start import Start
+from procsv.ipc.tidy import remove_dirs, remove_run_files, remove_shm_files
+from procsv.training.link import Link
+
+FINISH_S_MAX = {"checkpoint": 300.0, "summary": 10.0}  # what a service may take to save what is unsaved
+EXIT_S_MAX = 5.0  # from its last word to its exit; then it is killed
+PREDECESSOR_S_MAX = 60.0  # what the services of a killed trainer may take to save and leave
+DEATHS_MAX, DEATHS_PERIOD_S = 5, 300.0  # a service that dies more often before it is of use is not started again
+
+
+Fields = dict[str, str | int | float | bool | None]
+
+
+class LocalHost:
+    """The run of one Supervisor without a watchdog.  `begin` and `end` may be called in turns, again and again."""
+
+    def __init__(self, logdir: str, may_save: bool) -> None:
+        """`may_save`: it owns the checkpoints of `logdir`; without a Saver it shares the logdir with whoever does."""
+        found = find_places(logdir)
+        self.may_save = may_save
+        if may_save:
+            self.places = found
+            self.roles: tuple[str, ...] = ("checkpoint", "summary")
+        else:
+            mark = f".{os.getpid()}.{secrets.token_hex(2)}"
+            run_dir, shm_dir = Path(f"{found.run_dir}{mark}"), Path(f"{found.shm_dir}{mark}")
+            self.places = Places(found.logdir, run_dir, shm_dir)
+            self.roles = ("summary",)
+        self._clock: Clock = SystemClock()
+        self._lock = FileLock(self.places.run_lock)
+        self._children: dict[str, Child] = {}
+        self._incarnations: dict[str, int] = {}
+        self._deaths: dict[str, list[float]] = {}
+        self._link: Link | None = None
+        self._journal: Journal | None = None
+        self._file: RunFile | None = None
+        self._start: Start | None = None
+        self._lifeline = (-1, -1)
+        self._ending = False
+        self._begun_s = 0.0
+        self._wake_fd = -1
+        self._thread: threading.Thread | None = None
+
+    def next_incarnation(self) -> int:
+        before = read_run(self.places.run_json)
+        return (before.incarnation if before is not None else 0) + 1
+
+    # -- beginning -------------------------------------------------------------------------------------------
+    def begin(self) -> Start:
+        """Locks the logdir and starts the services.  LogdirLocked if another run has it."""
+        self.places.logdir.mkdir(parents=True, exist_ok=True)
+        check_socket_paths(self.places)
+        make_private_dir(self.places.run_dir)
+        self._take_lock()
+        make_private_dir(self.places.shm_dir)
+        remove_run_files(self.places, keep=frozenset(self._locks()))
+        self._begun_s = self._clock.monotonic()
+        self._ending = False
+        run, places = secrets.token_hex(8), self.places
+        self._start = Start(
+            role="trainer",
+            run=run,
+            incarnation=self.next_incarnation(),
+            logdir=str(places.logdir),
+            run_dir=str(places.run_dir),
+            shm_dir=str(places.shm_dir),
+            has_watchdog=False,
+            target=os.path.basename(sys.argv[0]) or "python",  # noqa: PTH119  a name, not a path
+        )
+        self._lifeline = os.pipe()
+        if self.may_save:
+            self._journal = Journal(places.journal, self._clock)
+            self._write_run("running")
+            self.note("run_started", {"target": self._start.target, "pid": os.getpid()})
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        for role in self.roles:
+            self._incarnations[role] = 0
+            self._spawn(role)
+        self._thread = threading.Thread(target=self._watch, name="procsv-host", daemon=True)
+        self._thread.start()
+        atexit.register(self.end)
+        return self._start
+
+    def _take_lock(self) -> None:
+        what = f"python {' '.join(sys.argv)}"
+        before = read_run(self.places.run_json)
+        is_taken = not self._lock.try_acquire(what, self._clock.wall())
+        elsewhere = before is not None and before.host.pid != os.getpid() and host_is_alive(before)
+        if is_taken or (self.may_save and elsewhere):
+            self._lock.let_go()
+            holder = self._lock.holder()
+            pid = holder.pid if is_taken and holder else before.pid if before is not None else "?"
+            raise LogdirLocked(
+                f"{self.places.logdir} is in use by process {pid}: one trainer at a time writes to a logdir.  "
+                f"`procsv status {self.places.logdir}` says what it does; `procsv stop` ends it; or use another logdir"
+            )
+
+    def _locks(self) -> list[Path]:
+        return [self.places.run_lock, *(self.places.service_lock(role) for role in self.roles)]
+
+    def _spawn(self, role: str) -> None:
+        assert self._start is not None
+        self._incarnations[role] += 1
+        start = msgspec.structs.replace(
+            self._start, role=role, incarnation=self._incarnations[role], lifeline_fd=self._lifeline[0], target=""
+        )
+        log = self.places.log(role, start.incarnation) if self.may_save else Path(os.devnull)
+        child = spawn(start.argv(), env=start.environment(os.environ), log=log, pass_fds=(self._lifeline[0],))
+        self._children[role] = child
+        self.note("spawned" if start.incarnation == 1 else "service_restarted", {"pid": child.pid}, role=role)
+
+    def attach(self, link: Link) -> None:
+        """Hears what the journal is to say.  Before the link talks."""
+        self._link = link
+        link.on(Durable, self._on_durable)
+        link.on(SaveFailed, self._on_failed)
+        link.on(Rejected, self._on_rejected)
+
+    # -- while it runs ---------------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        """The host's thread: starts a service again that has died."""
+        while not self._ending:
+            poller = select.poll()
+            poller.register(self._wake_fd, select.POLLIN)
+            for child in self._children.values():
+                poller.register(child.pidfd, select.POLLIN)
+            poller.poll()
+            if self._ending:
+                return
+            for role, child in list(self._children.items()):
+                if child.has_ended():
+                    self._replace(role, child)
+
+    def _replace(self, role: str, child: Child) -> None:
+        ended = child.reap()
+        now_s = self._clock.monotonic()
+        recent = [s for s in self._deaths.get(role, []) if now_s - s < DEATHS_PERIOD_S]
+        self._deaths[role] = recent if ended.signal == signal.SIGKILL else [*recent, now_s]
+        self.note("exited", {"code": ended.code, "signal": ended.signal_name}, role=role)
+        if len(self._deaths[role]) > DEATHS_MAX:
+            print(
+                f"procsv: the {role} service ends again and again ({ended}); see {self.places.logs}/{role}.*.log.  "
+                "Training goes on without it",
+                file=sys.stderr,
+            )
+            del self._children[role]
+            return
+        self._spawn(role)
+
+    def _on_durable(self, heard: Heard) -> None:
+        body = cast(Durable, heard.body)
+        fields: Fields = {"step": body.step, "path": body.path, "reason": body.reason}
+        self.note("checkpoint_durable", {**fields, "bytes": body.bytes, "seconds": body.seconds})
+        self._write_run("running", durable_step=body.step)
+
+    def _on_failed(self, heard: Heard) -> None:
+        body = cast(SaveFailed, heard.body)
+        self.note("checkpoint_failed", {"step": body.step, "error": body.error})
+
+    def _on_rejected(self, heard: Heard) -> None:
+        body = cast(Rejected, heard.body)
+        self.note("checkpoint_rejected", {"path": body.path, "why": body.why})
+
+    def note(self, event: str, fields: Fields, role: str = "trainer") -> None:
+        """A line in the journal."""
+        if self._journal is not None and self._start is not None:
+            incarnation = self._incarnations.get(role, self._start.incarnation)
+            self._journal.append(event, role, incarnation, **fields)
+
+    def recovered(self, body: Recovered) -> None:
+        seconds = round(body.ended_s - self._begun_s, 6)
+        source: Fields = {"step": body.restored_step, "source": body.source, "from": body.origin}
+        self.note("ready", {"step": body.step})
+        self.note("recovered", {**source, "seconds": seconds})
+
+    def _write_run(self, state: str, durable_step: int | None = None) -> None:
+        if not self.may_save or self._start is None:
+            return
+        before = self._file
+        if before is None or before.run != self._start.run:
+            me, start = identify(os.getpid()), self._start
+            before = RunFile(
+                run=start.run,
+                target=start.target,
+                args=tuple(sys.argv[1:]),
+                logdir=start.logdir,
+                run_dir=start.run_dir,
+                shm_dir=start.shm_dir,
+                pid=me.pid,
+                started=me.started,
+                boot=me.boot,
+                state=state,
+                incarnation=start.incarnation,
+                started_at=self._clock.wall(),
+            )
+        ended_at = self._clock.wall() if state != "running" else None
+        step = before.durable_step if durable_step is None else durable_step
+        self._file = msgspec.structs.replace(
+            before, state=state, step=max(before.step, step), durable_step=step, ended_at=ended_at
+        )
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk is reported by whoever saves; run.json is not worth the training
+            write_run(self.places.run_json, self._file, durable=ended_at is not None)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+    def end(self) -> None:
+        """Has the services save what is unsaved and ends them; leaves nothing in the run's directories."""
+        if self._start is None or self._ending:
+            return
+        self._ending = True
+        atexit.unregister(self.end)
+        os.eventfd_write(self._wake_fd, 1)
+        if self._thread is not None:
+            self._thread.join()
+        step, error = -1, ""
+        for role in self.roles:
+            settled = self._finish(role)
+            if role == "checkpoint" and settled is not None:
+                step, error = settled.step, settled.error
+        if self._link is not None:
+            self._link.end(1.0)
+        for child in self._children.values():
+            self._see_out(child)
+        if error:
+            print(f"procsv: the newest state could not be saved: {error}", file=sys.stderr)
+        self.note("stopped", {"step": step})
+        self._write_run("failed" if error else "done", step if step >= 0 else None)
+        self._clean_up(keep_memory=bool(error))
+
+    def _finish(self, role: str) -> Settled | None:
+        """Asks a service to finish; None if it is not there to answer."""
+        if self._link is None or role not in self._children or not self._link.is_talking:
+            return None
+        try:
+            return cast(Settled, self._link.ask(role, Finish(), FINISH_S_MAX[role]).body)
+        except TimeoutError:
+            print(f"procsv: the {role} service did not finish in {FINISH_S_MAX[role]:.0f} s", file=sys.stderr)
+            return None
+
+    def _see_out(self, child: Child) -> None:
+        poller = select.poll()
+        poller.register(child.pidfd, select.POLLIN)
+        if not poller.poll(EXIT_S_MAX * 1000):
+            child.signal_tree(signal.SIGKILL)
+            poller.poll(EXIT_S_MAX * 1000)
+        child.reap()
+
+    def _clean_up(self, keep_memory: bool) -> None:
+        for fd in (*self._lifeline, self._wake_fd):
+            os.close(fd)
+        self._lifeline, self._wake_fd = (-1, -1), -1
+        self._children, self._link, self._thread = {}, None, None
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        if not keep_memory:
+            remove_shm_files(self.places)
+        remove_run_files(self.places, keep=frozenset({self.places.run_lock}))
+        self._lock.release()
+        remove_dirs(self.places)
+        self._start = None

@@ -1,0 +1,247 @@
+"""What a trainer process shares with its run: the link, the pulse, the event streams, stop requests.
+
+One per process under `procsv launch` (made by the bootstrap), or one per Supervisor without (then it starts the two
+services itself, by host.py).  Supervisors and monitored sessions attach to it; nothing here knows what a Session is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from procsv.ipc.clock import Clock, SystemClock
+from procsv.ipc.errors import UserError
+from procsv.ipc.messages import Message, Note, Reason, Recovered
+from procsv.ipc.places import Places
+from procsv.ipc.pulse import Phase, PulseWriter
+from procsv.ipc.start import Start
+from procsv.training.event_sink import EventStreams
+from procsv.training.link import Link
+
+END_S_MAX = 10.0  # what saying the last messages may take
+
+
+class Host(Protocol):
+    """Whoever runs the run when there is no watchdog: starts and ends the services (host.py)."""
+
+    def begin(self) -> Start: ...
+    def attach(self, link: Link) -> None: ...
+    def end(self) -> None: ...
+    def note(self, event: str, fields: dict[str, str | int | float | bool | None]) -> None: ...
+    def recovered(self, body: Recovered) -> None: ...
+
+
+class Runtime:
+    """The trainer's end of its run.  `begin` and `end` may be called any number of times, in turns."""
+
+    def __init__(self, places: Places, roles: tuple[str, ...], start: Start | None, host: Host | None) -> None:
+        """`start` is known from the beginning under a watchdog; without one `host` makes it at each `begin`."""
+        self.clock: Clock = SystemClock()
+        self.places = places
+        self.streams = EventStreams(self.clock)
+        self.streams.on_need = self._wake
+        self.host = host
+        self.sequence = 0  # of the newest snapshot known
+        self.stop_reason: Reason | None = None
+        self.stop_asked_s = 0.0
+        self.phase = Phase.IMPORT
+        self.runs = 0  # calls of the session that have ended
+        self.step = -1
+        self._start = start
+        self._roles = roles
+        self._link: Link | None = None
+        self._users = 0
+        self._lock = threading.RLock()
+        self._stop_listeners: list[Callable[[Reason], None]] = []
+
+    def _wake(self) -> None:
+        link = self._link
+        if link is not None:
+            link.wake()
+
+    @property
+    def start(self) -> Start:
+        assert self._start is not None, "the runtime has not begun"
+        return self._start
+
+    @property
+    def link(self) -> Link:
+        assert self._link is not None, "the runtime has not begun"
+        return self._link
+
+    @property
+    def told_snapshot_secs(self) -> float:
+        """What the command line says of snapshots: seconds, 0 for off, -1 for auto."""
+        return self._start.snapshot_secs if self._start is not None else -1.0
+
+    @property
+    def is_running(self) -> bool:
+        return self._link is not None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no watchdog."""
+        return self.host is not None
+
+    def begin(self) -> None:
+        """Starts talking (and the services, without a watchdog) for one more user; `end` undoes it."""
+        with self._lock:
+            self._users += 1
+            if self._link is not None:
+                return
+            try:
+                if self.host is not None:
+                    self._start = self.host.begin()
+                self._begin_link()
+            except BaseException:
+                self._users -= 1
+                raise
+
+    def _begin_link(self) -> None:
+        start = self.start
+        link = Link(start, self.clock, self.streams, self._roles)
+        self.streams.begin(start.places.shm_dir, start.incarnation, start.places.run_dir)
+        link.pulse = PulseWriter(start.places.pulse("trainer", start.incarnation))
+        link.on_tick.append(lambda: self._beat(link))
+        if self.host is not None:
+            self.host.attach(link)
+        self._link = link
+
+    def talk(self) -> None:
+        """Lets the link's thread run; after all handlers that must not miss anything are in place."""
+        if not self.link.is_talking:
+            self.link.begin()
+
+    def _beat(self, link: Link) -> None:
+        pulse = link.pulse
+        if pulse is not None:
+            pulse.phase, pulse.step, pulse.work = self.phase, self.step, self.runs
+
+    def end(self) -> None:
+        """One user less; the last one ends the conversation, and the services where they are ours."""
+        with self._lock:
+            self._users -= 1
+            if self._users > 0 or self._link is None:
+                return
+            link, self._link = self._link, None
+            try:
+                if self.host is None:
+                    link.end(END_S_MAX)
+                else:
+                    self.host.end()  # it asks the services to finish, by the link, and ends the link
+            finally:
+                self.streams.end()
+                if link.pulse is not None:
+                    link.pulse.close()
+
+    def tell_checkpoint(self, body: Message) -> None:
+        self.link.tell("checkpoint", body)
+
+    def note(self, event: str, **fields: str | int | float | bool | None) -> None:
+        """A line for the journal."""
+        if self.host is not None:
+            self.host.note(event, fields)
+        else:
+            self.link.tell("watchdog", Note(event, fields))
+
+    def recovered(self, body: Recovered) -> None:
+        """The first step after the start has ended."""
+        if self.host is not None:
+            self.host.recovered(body)
+        else:
+            self.link.tell("watchdog", body)
+
+    # -- stop requests ---------------------------------------------------------------------------------------
+    def on_stop(self, listener: Callable[[Reason], None]) -> None:
+        """Calls `listener` when this process is asked to stop; at once if it has been already."""
+        with self._lock:
+            self._stop_listeners.append(listener)
+            reason = self.stop_reason
+        if reason is not None:
+            listener(reason)
+
+    def forget_stop(self, listener: Callable[[Reason], None]) -> None:
+        with self._lock, contextlib.suppress(ValueError):
+            self._stop_listeners.remove(listener)
+
+    def request_stop(self, reason: Reason) -> None:
+        """The watchdog, a signal or the lifeline asks this process to save and end.  The first reason stands."""
+        with self._lock:
+            if self.stop_reason is not None:
+                return
+            self.stop_reason, self.stop_asked_s = reason, self.clock.monotonic()
+            listeners = list(self._stop_listeners)
+        for listener in listeners:
+            listener(reason)
+
+
+_current: Runtime | None = None
+
+
+def set_current(runtime: Runtime) -> None:
+    """The bootstrap says which run this process trains for."""
+    global _current
+    _current = runtime
+
+
+def current() -> Runtime | None:
+    """The runtime of `procsv launch`, in the trainer itself; None in any other process, its children included."""
+    return _current if _current is not None and _current.start.has_watchdog and _is_this_process() else None
+
+
+_pid = os.getpid()
+
+
+def _is_this_process() -> bool:
+    return os.getpid() == _pid
+
+
+def check_logdir(runtime: Runtime, logdir: str) -> None:
+    """Under `procsv launch` there is one logdir; another one in the program is an error that says what to pass."""
+    if os.path.realpath(logdir) != os.path.realpath(runtime.start.logdir):
+        raise UserError(
+            f"the Supervisor's logdir is {os.path.abspath(logdir)}, but the run's is {runtime.start.logdir}; "
+            f"start it with `procsv launch --logdir {logdir} …`, or leave logdir out of the program"
+        )
+
+
+class StartingSink:
+    """The event streams of a runtime for a summary writer that may be used before, between and after its sessions.
+
+    Records wait in their stream while nobody talks; `flush` and `close` see to it that somebody does.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._streams = runtime, runtime.streams
+
+    def open(self, logdir: str, filename_suffix: str) -> str:
+        return self._streams.open(logdir, filename_suffix)
+
+    def add(self, writer: str, event: bytes) -> None:
+        self._streams.add(writer, event)
+
+    def flush(self, writer: str, timeout_s: float) -> bool:
+        with self._talking(writer):
+            return self._streams.flush(writer, timeout_s)
+
+    def close(self, writer: str, timeout_s: float) -> bool:
+        with self._talking(writer):
+            return self._streams.close(writer, timeout_s)
+
+    def unwritten(self, writer: str) -> int:
+        return self._streams.unwritten(writer)
+
+    @contextlib.contextmanager
+    def _talking(self, writer: str) -> Iterator[None]:
+        if self._runtime.is_running or not self._streams.unwritten(writer):
+            yield
+            return
+        self._runtime.begin()
+        try:
+            self._runtime.talk()
+            yield
+        finally:
+            self._runtime.end()

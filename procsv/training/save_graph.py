@@ -1,0 +1,200 @@
+"""What a Saver would save and restore, read from its own graph ops.
+
+Called once by the Supervisor for the Saver it was given.  Adds nothing to the graph.  A Saver whose save or
+restore does anything else than reading and assigning tensors is Unsupported, with the reason: its own op then
+writes the checkpoint (design 4.7).
+
+From `saver_def.save_tensor_name` back to the SaveV2 ops: inputs are file name, names, slices, tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+SAVE_OPS = {"SaveV2": 3, "SaveSlices": 3, "Save": 2}  # op type -> index of its first tensor
+RESTORE_OPS = {"RestoreV2", "RestoreSlice", "Restore"}
+# What may lie between the save tensor and the save ops: it computes the file name or orders the writes.
+PLUMBING = {
+    "Const",
+    "Identity",
+    "MergeV2Checkpoints",
+    "NoOp",
+    "Pack",
+    "Placeholder",
+    "PlaceholderWithDefault",
+    "RegexFullMatch",
+    "Select",
+    "SelectV2",
+    "ShardedFilename",
+    "ShardedFilespec",
+    "StaticRegexFullMatch",
+    "StringJoin",
+}
+UNFETCHABLE = {"variant", "resource"}
+
+
+class Unsupported(Exception):
+    """This Saver can only be run by its own op.  The text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """One tensor that a save op writes."""
+
+    key: str
+    slice: str
+    tensor: Any  # tf.Tensor
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveGraph:
+    """What the Saver writes: as many shards as it has save ops, in the order of their numbers."""
+
+    op: Literal["SaveV2", "SaveSlices", "Save"]
+    sharded: bool
+    shards: tuple[tuple[SavedTensor, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreGraph:
+    """How the Saver's restore can be fed: the outputs of its restore ops, and the op that assigns them."""
+
+    restore_op: str
+    outputs: dict[tuple[str, str], Any]  # (key, slice) -> tf.Tensor to feed
+
+
+def read_save_graph(saver: Any, graph: Any) -> SaveGraph:
+    """What `saver` (a tf.compat.v1.train.Saver) saves in `graph`; Unsupported with the reason."""
+    if not isinstance(saver, tf1.train.Saver):
+        raise Unsupported(f"{type(saver).__name__} is not a tf.compat.v1.train.Saver")
+    if type(saver).save is not tf1.train.Saver.save or type(saver).restore is not tf1.train.Saver.restore:
+        raise Unsupported(f"{type(saver).__name__} has a save or restore of its own")
+    if saver.saver_def is None:
+        raise Unsupported("the Saver is not built (defer_build=True): call build() before the Supervisor is made")
+    if saver._is_empty:
+        raise Unsupported("the Saver is empty")
+    save_ops, merges, filespec = _find_save_ops(saver.saver_def, graph)
+    kinds = {op.type for op in save_ops}
+    if len(kinds) != 1:
+        raise Unsupported(f"save ops of several kinds: {sorted(kinds)}")
+    sharded = bool(merges) or filespec
+    filename = graph.as_graph_element(saver.saver_def.filename_tensor_name).op
+    numbered = sorted((_shard_number(op, filename), op.name, op) for op in save_ops)
+    if (sharded and [n for n, _, _ in numbered] != list(range(len(numbered)))) or (not sharded and len(save_ops) != 1):
+        raise Unsupported(f"{len(save_ops)} save ops whose shard numbers are {[n for n, _, _ in numbered]}")
+    kind = cast(Literal["SaveV2", "SaveSlices", "Save"], kinds.pop())
+    return SaveGraph(kind, sharded, tuple(_entries(op, graph) for _, _, op in numbered))
+
+
+def _find_save_ops(saver_def: Any, graph: Any) -> tuple[list[Any], int, bool]:
+    """The save ops above the save tensor, how many merges, whether there is a file specification."""
+    top = graph.as_graph_element(saver_def.save_tensor_name).op
+    found: list[Any] = []
+    seen: set[Any] = set()
+    stack, merges, filespec = [top], 0, False
+    while stack:
+        op = stack.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op.type in SAVE_OPS:
+            found.append(op)
+            # Not into the data.  But all else must be plumbing, the constants included: under
+            # tf.control_dependencies the edge sits on them and is pruned from the save op itself.
+            stack.extend(t.op for t in list(op.inputs)[: SAVE_OPS[op.type]])
+            stack.extend(op.control_inputs)
+            continue
+        if op.type not in PLUMBING:
+            raise Unsupported(f"saving also runs {op.name}, an op of type {op.type}")
+        merges += op.type == "MergeV2Checkpoints"
+        filespec = filespec or op.type == "ShardedFilespec"
+        stack.extend(t.op for t in op.inputs)
+        stack.extend(op.control_inputs)
+    if not found:
+        raise Unsupported(f"no save op above {saver_def.save_tensor_name}")
+    if merges > 1:
+        raise Unsupported(f"{merges} merges of shards")
+    return found, merges, filespec
+
+
+def _shard_number(save_op: Any, filename: Any) -> int:
+    """The number of a save op's shard: its file name is the fed one, or ShardedFilename(name, number, count)."""
+    number, is_fed = 0, False
+    stack, seen = [save_op.inputs[0].op], set()
+    while stack:
+        op = stack.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op is filename or op.name == filename.name:
+            is_fed = True
+            continue
+        if op.type == "ShardedFilename":
+            number = int(_constant(op.inputs[1].op))
+        if op.type not in PLUMBING:
+            raise Unsupported(f"the file name of {save_op.name} is computed by {op.name}, an op of type {op.type}")
+        stack.extend(t.op for t in op.inputs)
+    if not is_fed:
+        raise Unsupported(f"the file name of {save_op.name} does not come from {filename.name}")
+    return number
+
+
+def _entries(op: Any, graph: Any) -> tuple[SavedTensor, ...]:
+    names = _strings(op.inputs[1].op)
+    slices = [""] * len(names) if op.type == "Save" else _strings(op.inputs[2].op)
+    tensors = list(op.inputs)[SAVE_OPS[op.type] :]
+    if not len(names) == len(slices) == len(tensors):
+        raise Unsupported(f"{op.name}: {len(names)} names, {len(slices)} slices, {len(tensors)} tensors")
+    entries = []
+    for key, spec, tensor in zip(names, slices, tensors, strict=True):
+        dtype = tensor.dtype.base_dtype.name
+        if dtype in UNFETCHABLE or not graph.is_fetchable(tensor):
+            raise Unsupported(f"{key} is a {dtype} tensor, which cannot be fetched")
+        entries.append(SavedTensor(key, spec, tensor, dtype))
+    return tuple(entries)
+
+
+def read_restore_graph(saver: Any, graph: Any) -> RestoreGraph:
+    """How to restore `saver` without a file; Unsupported with the reason."""
+    name = saver.saver_def.restore_op_name
+    outputs: dict[tuple[str, str], Any] = {}
+    seen: set[Any] = set()
+    stack = [graph.get_operation_by_name(name)]
+    while stack:
+        op = stack.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op.type not in RESTORE_OPS:
+            stack.extend(t.op for t in op.inputs)
+            stack.extend(op.control_inputs)
+            continue
+        keys = _strings(op.inputs[1].op)
+        slices = _strings(op.inputs[2].op) if op.type != "Restore" else [""] * len(keys)
+        for key, spec, tensor in zip(keys, slices, op.outputs, strict=True):
+            if not graph.is_feedable(tensor):
+                raise Unsupported(f"{key} cannot be fed")
+            if (key, spec) in outputs:
+                raise Unsupported(f"{key} is restored twice")
+            outputs[key, spec] = tensor
+    if not outputs:
+        raise Unsupported(f"no restore op above {name}")
+    return RestoreGraph(name, outputs)
+
+
+def _constant(op: Any) -> Any:
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    if op.type != "Const":
+        raise Unsupported(f"{op.name} is not a constant but an op of type {op.type}")
+    return tf.make_ndarray(op.get_attr("value"))
+
+
+def _strings(op: Any) -> list[str]:
+    return [x.decode() if isinstance(x, bytes) else str(x) for x in _constant(op).reshape(-1).tolist()]

@@ -1,0 +1,90 @@
+"""The session that a program trains with: TensorFlow's own, with a boundary after each run.
+
+A `tf.compat.v1.Session` becomes a TrainingSession in place (`adopt`), whoever made it: session managers may be
+the user's own.  On the training thread each call holds the boundary's lock, so that a snapshot is taken between
+two calls and is never torn; when nothing is due, a boundary costs a lock and an attribute read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+
+class Boundary:
+    """The moment between two calls on the training thread.
+
+    `due` is set by anybody; `visit` is then called on the training thread, with the lock held, after the next
+    call.  Whoever else holds `lock` knows that the training thread is between two calls.
+    """
+
+    __slots__ = ("due", "inside", "lock", "runs", "thread", "visit")
+
+    def __init__(self, visit: Callable[[], None]) -> None:
+        self.lock = threading.Lock()
+        self.due = False
+        self.runs = 0  # calls that have ended; progress for the pulse
+        self.inside = False  # the training thread is in a call: a nested one (from a callback) passes straight through
+        self.thread = threading.get_ident()
+        self.visit = visit
+
+
+class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow is untyped
+    """A Session whose calls on the training thread end at the boundary.  Made by `adopt`, never constructed."""
+
+    _procsv_boundary: Boundary
+
+    def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        boundary = self._procsv_boundary
+        if boundary.inside or threading.get_ident() != boundary.thread:
+            return super().run(fetches, feed_dict, options, run_metadata)
+        with boundary.lock:
+            boundary.inside = True
+            try:
+                result = super().run(fetches, feed_dict, options, run_metadata)
+            finally:
+                boundary.inside = False
+            boundary.runs += 1
+            if boundary.due:
+                boundary.visit()
+        return result
+
+    def partial_run(self, handle: Any, fetches: Any, feed_dict: Any = None) -> Any:
+        return _pass_boundary(self._procsv_boundary, super().partial_run, (handle, fetches, feed_dict), {})
+
+    def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
+        call, boundary = super().make_callable(fetches, feed_list, accept_options), self._procsv_boundary
+
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            return _pass_boundary(boundary, call, args, kwargs)
+
+        return bounded
+
+
+def _pass_boundary(boundary: Boundary, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if boundary.inside or threading.get_ident() != boundary.thread:
+        return call(*args, **kwargs)
+    with boundary.lock:
+        boundary.inside = True
+        try:
+            result = call(*args, **kwargs)
+        finally:
+            boundary.inside = False
+        boundary.runs += 1
+        if boundary.due:
+            boundary.visit()
+    return result
+
+
+def adopt(session: Any, boundary: Boundary) -> bool:
+    """Makes `session` pass `boundary`; False if it is no plain Session (a wrapper of the user's, say)."""
+    if type(session) not in (tf1.Session, TrainingSession):
+        return False
+    session.__class__ = TrainingSession
+    session._procsv_boundary = boundary
+    return True

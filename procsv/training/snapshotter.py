@@ -1,0 +1,151 @@
+"""Decides when snapshots are taken, and sees them through to the checkpoint service.
+
+Called by a TrainingRun.  A snapshot is taken on the training thread between two calls of the session; if that
+thread does not come by in time, from the snapshot thread under the same lock.  How it is taken is ways.py's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import tensorflow as tf
+
+from procsv.ipc.arena import NoRoom
+from procsv.ipc.channel import Heard
+from procsv.ipc.messages import Durable, Message, SaveFailed
+from procsv.training.cadence import Cadence
+from procsv.training.runtime import Runtime
+from procsv.training.session import Boundary
+from procsv.training.ways import Want, Way
+
+PATIENCE_S = 1.0  # how long a due snapshot waits for the training thread to come by
+AGAIN_S = 0.1  # no slot is free: the service still reads the other one
+SLOT_WAIT_S_MAX = 60.0  # how long a snapshot that somebody asked for waits for a slot
+FAILED_PAUSE_S = 10.0  # after a snapshot that went wrong
+
+log = tf.compat.v1.logging
+
+Finish = Callable[[], Message]
+
+
+class Snapshotter:
+    """The snapshots of one session."""
+
+    def __init__(self, runtime: Runtime, boundary: Boundary, way: Way, session: Any, cadence: Cadence) -> None:
+        self._runtime, self._boundary, self._way, self._session = runtime, boundary, way, session
+        self.cadence = cadence
+        self._clock = runtime.clock
+        self._changed = threading.Condition()
+        self._captured: tuple[Finish, float] | None = None  # by the boundary, for the snapshot thread: and its stall
+        self._failure: Exception | None = None
+        self._due_s = 0.0  # 0.0: none is due
+        self._publishing = threading.Lock()
+        self.durable_sequence = 0
+        self.last_failure: SaveFailed | None = None
+
+    # -- asked for -------------------------------------------------------------------------------------------
+    def take(self, want: Want) -> int:
+        """Takes a snapshot now, between two calls of the training thread; its sequence number.  Any thread.
+
+        TimeoutError if no slot becomes free.  `want` makes the service save it at once, for that reason.
+        """
+        deadline_s = self._clock.monotonic() + SLOT_WAIT_S_MAX
+        while True:
+            with self._boundary.lock:
+                finish, stall_s = self._capture(want)
+            if finish is not None:
+                self._finish(finish, stall_s)
+                return self._runtime.sequence
+            if self._clock.monotonic() > deadline_s:
+                raise TimeoutError(f"no snapshot slot became free in {SLOT_WAIT_S_MAX:.0f} s: is the disk very slow?")
+            with self._changed:
+                self._changed.wait(AGAIN_S)
+
+    def wait_durable(self, sequence: int, timeout_s: float) -> bool:
+        """Whether snapshot `sequence` (or a newer one) is a verified checkpoint, within `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.durable_sequence >= sequence, timeout_s)
+
+    def on_durable(self, heard: Heard) -> None:
+        news = cast(Durable, heard.body)
+        with self._changed:
+            self.durable_sequence = max(self.durable_sequence, news.sequence)
+            self.last_failure = None
+            self._changed.notify_all()
+
+    def on_failed(self, heard: Heard) -> None:
+        with self._changed:
+            self.last_failure = cast(SaveFailed, heard.body)
+            self._changed.notify_all()
+
+    # -- by the cadence --------------------------------------------------------------------------------------
+    def visit(self) -> None:
+        """At the boundary, its lock held: captures if a snapshot is due."""
+        if not self._due_s or self._clock.monotonic() < self._due_s:
+            return
+        try:
+            finish, stall_s = self._capture("")
+        except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault: logged below
+            finish, stall_s, self._failure = None, 0.0, failure
+        with self._changed:
+            self._due_s = 0.0
+            self._captured = (finish, stall_s) if finish is not None else None
+            self._changed.notify_all()
+
+    def run(self, wait_for_stop: Callable[[float | None], bool]) -> None:
+        """The snapshot thread's work: snapshots by the cadence until `wait_for_stop(seconds)` says True."""
+        while not wait_for_stop(self.cadence.interval_s or None):
+            failure = self._take_due(wait_for_stop)
+            if failure is None:
+                continue
+            if isinstance(failure, (RuntimeError, tf.errors.CancelledError)) and "closed" in str(failure).lower():
+                return  # the session is closed: there is nothing left to take
+            log.error("procsv: a snapshot failed, training goes on: %s", failure)
+            if wait_for_stop(FAILED_PAUSE_S):
+                return
+
+    def _take_due(self, wait_for_stop: Callable[[float | None], bool]) -> Exception | None:
+        """One snapshot, taken by the boundary or, failing that, from here; what went wrong, if anything did."""
+        while True:
+            with self._changed:
+                self._due_s, self._failure = self._clock.monotonic(), None
+                self._boundary.due = True
+                came_by = self._changed.wait_for(lambda: not self._due_s, PATIENCE_S)
+            if not came_by and self._boundary.lock.acquire(timeout=PATIENCE_S):
+                try:
+                    self.visit()
+                finally:
+                    self._boundary.lock.release()
+            captured, self._captured = self._captured, None
+            if captured is not None:
+                return self._try_finish(*captured)
+            if self._failure is not None:
+                return self._failure
+            if wait_for_stop(AGAIN_S):
+                return None
+
+    def _try_finish(self, finish: Finish, stall_s: float) -> Exception | None:
+        try:
+            self._finish(finish, stall_s)
+        except (NoRoom, OSError) as failure:
+            return failure
+        return None
+
+    # -- the work --------------------------------------------------------------------------------------------
+    def _capture(self, want: Want) -> tuple[Finish | None, float]:
+        """Takes the state, the training thread being between two calls; numbered in the order of taking."""
+        begun_s = self._clock.monotonic()
+        sequence = self._runtime.sequence + 1
+        finish = self._way.capture(self._session, sequence, want)
+        if finish is not None:
+            self._runtime.sequence = sequence
+        return finish, self._clock.monotonic() - begun_s
+
+    def _finish(self, finish: Finish, stall_s: float) -> None:
+        with self._publishing:
+            begun_s = self._clock.monotonic()
+            message = finish()
+            self._runtime.tell_checkpoint(message)
+            self.cadence.learn(stall_s, self._clock.monotonic() - begun_s)

@@ -1,0 +1,330 @@
+"""`procsv.Supervisor`: a drop-in for tf.compat.v1.train.Supervisor.
+
+Used by a training program, under `procsv launch` or by itself.  Constructor defaults, services, stop and errors are
+those of TensorFlow's class, which it extends; what differs: checkpoints are snapshots taken between two steps and
+written by the checkpoint service, events are written by the summary service, a session starts from the newest
+state there is (in memory or on disk), and one that ends has a last checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import tensorflow as tf
+from tensorflow.python.training import supervisor as tf_supervisor
+
+from procsv.ipc.messages import Durable, GraphText, Reason
+from procsv.ipc.pulse import Phase
+from procsv.training import services
+from procsv.training.attach import attach
+from procsv.training.keeping import Keeping
+from procsv.training.restore import Origin, SessionManager, ask_newest
+from procsv.training.runtime import Runtime, StartingSink
+from procsv.training.summary_writer import SummaryWriter
+from procsv.training.training_run import TrainingRun
+
+tf1 = tf.compat.v1
+log = tf1.logging
+
+# TensorFlow's constructor without the decorator that tells people to use something else.
+_construct = getattr(tf_supervisor.Supervisor.__init__, "__wrapped__", tf_supervisor.Supervisor.__init__)
+
+
+class Supervisor(tf_supervisor.Supervisor):
+    """A training helper that checkpoints models and computes summaries, in other processes.
+
+    All arguments and methods are those of `tf.compat.v1.train.Supervisor`.  Keyword-only, besides:
+
+      snapshot_secs: seconds between snapshots in memory, which bound what a crash costs.  "auto" (the default)
+        spaces them so that they cost at most 1 % of the training time, never closer than 1 s.  0: none by time.
+      final_checkpoint: whether the end of a session leaves a checkpoint of its last state.  Default True.
+    """
+
+    USE_DEFAULT = 0
+
+    def __init__(
+        self,
+        graph: Any = None,
+        ready_op: Any = USE_DEFAULT,
+        ready_for_local_init_op: Any = USE_DEFAULT,
+        is_chief: bool = True,
+        init_op: Any = USE_DEFAULT,
+        init_feed_dict: Any = None,
+        local_init_op: Any = USE_DEFAULT,
+        logdir: Any = None,
+        summary_op: Any = USE_DEFAULT,
+        saver: Any = USE_DEFAULT,
+        global_step: Any = USE_DEFAULT,
+        save_summaries_secs: Any = 120,
+        save_model_secs: Any = 600,
+        recovery_wait_secs: Any = 30,
+        stop_grace_secs: Any = 120,
+        checkpoint_basename: Any = "model.ckpt",
+        session_manager: Any = None,
+        summary_writer: Any = USE_DEFAULT,
+        init_fn: Any = None,
+        local_init_run_options: Any = None,
+        *,
+        snapshot_secs: float | Literal["auto"] | int = USE_DEFAULT,
+        final_checkpoint: bool = True,
+    ) -> None:
+        if tf.executing_eagerly():
+            raise RuntimeError("Supervisors are incompatible with eager execution.")
+        self._final_checkpoint = final_checkpoint
+        self._runtime: Runtime | None = None
+        self._run: TrainingRun | None = None
+        self._began = False  # this supervisor is a user of the runtime
+        self._graph_text_written = False
+        self._graph_added_to_summary = False
+        graph = graph if graph is not None else tf1.get_default_graph()
+        if is_chief:
+            self._runtime, logdir = attach(logdir, may_save=saver is not None)
+            if summary_writer is Supervisor.USE_DEFAULT and self._runtime is not None:
+                summary_writer = SummaryWriter(logdir, sink=StartingSink(self._runtime))
+        _construct(
+            self,
+            graph,
+            ready_op,
+            ready_for_local_init_op,
+            is_chief,
+            init_op,
+            init_feed_dict,
+            local_init_op,
+            logdir,
+            summary_op,
+            saver,
+            global_step,
+            save_summaries_secs,
+            save_model_secs,
+            recovery_wait_secs,
+            stop_grace_secs,
+            checkpoint_basename,
+            session_manager,
+            summary_writer,
+            init_fn,
+            local_init_run_options,
+        )
+        self._keeping = Keeping.prepare(self, snapshot_secs) if self._runtime is not None else None
+
+    # -- defaults --------------------------------------------------------------------------------------------
+    def _init_session_manager(self, session_manager: Any = None) -> None:
+        if session_manager is None:
+            session_manager = SessionManager(
+                local_init_op=self._local_init_op,
+                ready_op=self._ready_op,
+                ready_for_local_init_op=self._ready_for_local_init_op,
+                graph=self._graph,
+                recovery_wait_secs=self._recovery_wait_secs,
+                local_init_run_options=self._local_init_run_options,
+            )
+        self._session_manager = session_manager
+
+    def _default_global_step_tensor(self) -> Any:
+        """The tensor or variable named global_step; of a resource variable the tensor is only a handle."""
+        for variable in tf1.global_variables():
+            if variable.op.name == "global_step" and variable.dtype.base_dtype in (tf.int32, tf.int64):
+                return variable
+        return super()._default_global_step_tensor()
+
+    # -- a session begins ------------------------------------------------------------------------------------
+    def prepare_or_wait_for_session(
+        self,
+        master: str = "",
+        config: Any = None,
+        wait_for_checkpoint: bool = False,
+        max_wait_secs: float = 7200,
+        start_standard_services: bool = True,
+    ) -> Any:
+        """A session with the newest state, or an initialized one; for a non-chief, one whose model is ready."""
+        if self._runtime is None:
+            return super().prepare_or_wait_for_session(
+                master, config, wait_for_checkpoint, max_wait_secs, start_standard_services
+            )
+        runtime = self._runtime
+        self._begin_runtime(runtime)
+        runtime.phase = Phase.CONNECT
+        manager = self._session_manager
+        is_ours = isinstance(manager, SessionManager)
+        if is_ours:
+            manager.runtime = runtime if self._keeping is not None and self._keeping.plan is not None else None
+        elif self._keeping is not None and self._keeping.plan is not None:
+            ask_newest(runtime, durable_only=True)  # what the last trainer left becomes a checkpoint that it will find
+        return super().prepare_or_wait_for_session(
+            master, config, wait_for_checkpoint, max_wait_secs, start_standard_services
+        )
+
+    def _begin_runtime(self, runtime: Runtime) -> None:
+        if not self._began:
+            runtime.begin()
+            self._began = True
+        if self._keeping is not None and self._keeping.plan is not None:
+            self._keeping.introduce(runtime)
+        runtime.talk()
+        runtime.on_stop(self._on_stop)
+
+    def _on_stop(self, reason: Reason) -> None:
+        log.info("procsv: asked to stop (%s): saving at the next step", reason)
+        self._coord.request_stop()
+
+    def _write_graph(self) -> None:
+        """Graph files and events; the text of the graph is made by the summary service."""
+        if self._runtime is None:
+            super()._write_graph()
+            return
+        if not self._graph_text_written:
+            graph_def = self._graph.as_graph_def(add_shapes=True).SerializeToString()
+            parcel = self._runtime.streams.put_parcel(graph_def)
+            self._runtime.link.tell("summary", GraphText(parcel, os.path.join(self._logdir, "graph.pbtxt")))
+            self._graph_text_written = True
+        if self._summary_writer and not self._graph_added_to_summary:
+            self._summary_writer.add_graph(self._graph)
+            self._summary_writer.add_meta_graph(self._meta_graph_def)
+            self._graph_added_to_summary = True
+
+    def start_standard_services(self, sess: Any) -> Any:
+        """Starts the summary, step counter and checkpoint services for `sess`; the list of their threads."""
+        if not self._is_chief:
+            raise RuntimeError(
+                "Only chief supervisor can start standard services. Because only chief supervisors can write events."
+            )
+        if not self._logdir or self._runtime is None:
+            log.warning("Standard services need a 'logdir' passed to the SessionManager")
+            return None
+        self._begin_runtime(self._runtime)
+        if self._global_step is not None and self._summary_writer:
+            start = tf1.SessionLog(status=tf1.SessionLog.START)
+            self._summary_writer.add_session_log(start, services.read_step(sess, self._global_step))
+        self._begin_run(self._runtime, sess)
+        threads: list[Any] = []
+        if self._save_summaries_secs and self._summary_writer:
+            if self._summary_op is not None:
+                threads.append(services.SVSummaryThread(self, sess, self._runtime.clock))
+            if self._global_step is not None:
+                threads.append(services.SVStepCounterThread(self, sess, self._runtime.clock))
+        if self._run is not None and self._run.snapshots is not None:
+            threads.append(services.SVTimerCheckpointThread(self, self._run.snapshots))
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _begin_run(self, runtime: Runtime, sess: Any) -> None:
+        assert self._keeping is not None
+        manager = self._session_manager
+        origin = manager.origin if isinstance(manager, SessionManager) else None
+        origin = origin or Origin("fresh", "", -1)
+        kept = self._keeping.keep(runtime, self._on_durable)
+        self._run = TrainingRun(runtime, sess, self._global_step, origin, kept)
+        self._run.begin()
+        if self._run.snapshots is not None and origin.source == "fresh":
+            self._run.snapshots.take("start")
+
+    def _on_durable(self, news: Durable) -> None:
+        """A checkpoint is on disk: the Saver's own list and the event file say so."""
+        mtimes = [(path, _mtime(path)) for path in news.all_paths]
+        self._saver.set_last_checkpoints_with_time(mtimes)
+        if self._summary_writer and self._global_step is not None:
+            saved = tf1.SessionLog(status=tf1.SessionLog.CHECKPOINT, checkpoint_path=self._save_path)
+            self._summary_writer.add_session_log(saved, news.step)
+
+    # -- and ends --------------------------------------------------------------------------------------------
+    def stop(self, threads: Any = None, close_summary_writer: bool = True, ignore_live_threads: bool = False) -> None:
+        """Stops services and threads, saves the last state, closes the summary writer.  Does not close the session."""
+        self._coord.request_stop()
+        run, self._run = self._run, None
+        saved_step = self._save_last(run, -2)
+        try:
+            super().stop(threads, close_summary_writer=False, ignore_live_threads=ignore_live_threads)
+        finally:
+            self._save_last(run, saved_step)  # a thread that trained on after the stop
+            if run is not None:
+                run.end()
+            if close_summary_writer and self._summary_writer:
+                self._summary_writer.add_session_log(tf1.SessionLog(status=tf1.SessionLog.STOP))
+                self._summary_writer.close()
+                self._graph_added_to_summary = False
+            self._end_runtime()
+
+    def _save_last(self, run: TrainingRun | None, saved_step: int) -> int:
+        """The last checkpoint, unless step `saved_step` is in one; the step that is now saved."""
+        if run is None or run.snapshots is None or not self._final_checkpoint:
+            return saved_step
+        try:
+            step = run.read_step()
+        except (RuntimeError, tf.errors.OpError) as error:
+            log.warning("procsv: no last checkpoint, the session is not usable any more: %s", error)
+            return saved_step
+        if step == saved_step:
+            return saved_step
+        assert self._runtime is not None
+        reason: Reason = self._runtime.stop_reason or "final"
+        return step if run.save(reason, run.final_save_s()) else saved_step
+
+    def _end_runtime(self) -> None:
+        if self._runtime is not None and self._began:
+            self._began = False
+            self._runtime.forget_stop(self._on_stop)
+            self._runtime.phase = Phase.STOP
+            self._runtime.end()
+
+    @contextlib.contextmanager
+    def managed_session(
+        self,
+        master: str = "",
+        config: Any = None,
+        start_standard_services: bool = True,
+        close_summary_writer: bool = True,
+    ) -> Iterator[Any]:
+        """A session with the newest state, its services around it; stopped, saved and closed at the end."""
+        sess = None
+        try:
+            sess = self.prepare_or_wait_for_session(
+                master=master, config=config, start_standard_services=start_standard_services
+            )
+            yield sess
+        except Exception as error:  # recorded here, raised again by stop()
+            if sess is None:
+                self._abandon()
+                raise
+            self.request_stop(error)
+        finally:
+            if sess is not None:
+                try:
+                    self.stop(close_summary_writer=close_summary_writer)
+                finally:
+                    with contextlib.suppress(Exception):
+                        sess.close()
+
+    def _abandon(self) -> None:
+        """The session could not be made: nothing of it stays."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.end()
+        self._coord.request_stop()
+        if self._summary_writer:
+            self._summary_writer.close()
+        self._end_runtime()
+
+
+def _mtime(path: str) -> float:
+    try:
+        return os.path.getmtime(path + ".index")
+    except OSError:
+        return 0.0
+
+
+for _name, _alias in (
+    ("prepare_or_wait_for_session", "PrepareSession"),
+    ("start_queue_runners", "StartQueueRunners"),
+    ("start_standard_services", "StartStandardServices"),
+    ("stop", "Stop"),
+    ("request_stop", "RequestStop"),
+    ("loop", "Loop"),
+    ("should_stop", "ShouldStop"),
+    ("stop_on_exception", "StopOnException"),
+    ("wait_for_stop", "WaitForStop"),
+    ("summary_computed", "SummaryComputed"),
+):
+    setattr(Supervisor, _alias, getattr(Supervisor, _name))

@@ -1,0 +1,173 @@
+"""Everything procsv does for one session between its making and its end.
+
+Made by the Supervisor (and by monitored sessions) once the session holds its state.  Brings together boundary,
+snapshots, progress and readiness; decides nothing about services, threads or summaries of its owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import tensorflow as tf
+
+from procsv.ipc.arena import NoRoom
+from procsv.ipc.channel import Heard
+from procsv.ipc.messages import Durable, Reason, Recovered, Rejected, SaveFailed, Source
+from procsv.ipc.pulse import Phase
+from procsv.training.cadence import Cadence
+from procsv.training.progress import Progress, StepReader
+from procsv.training.restore import Origin
+from procsv.training.runtime import Runtime
+from procsv.training.session import Boundary, adopt
+from procsv.training.snapshotter import Snapshotter
+from procsv.training.training_share import BOUNDARY_SHARE, TRAINER_SHARE
+from procsv.training.ways import Way
+
+log = tf.compat.v1.logging
+
+FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is to be kept of a session, decided before its graph is finalized."""
+
+    way: Way | None  # None: no Saver, or its checkpoints are switched off
+    fallback: Callable[[Runtime], Way]  # taken when there is no memory for slots
+    cadence: Cadence
+    on_durable: Callable[[Durable], None]
+
+
+class TrainingRun:
+    """procsv's side of one session."""
+
+    def __init__(self, runtime: Runtime, session: Any, global_step: Any | None, origin: Origin, kept: Kept) -> None:
+        self._runtime, self._session, self._origin, self._kept = runtime, session, origin, kept
+        self.boundary = Boundary(self._visit)
+        self._steps = StepReader(session, global_step)
+        self.first_step = runtime.step = self._steps.read()
+        self._is_ready = False
+        self._progress = Progress(runtime, self._steps, lambda: self.boundary.runs)
+        self.snapshots: Snapshotter | None = None
+
+    def begin(self) -> None:
+        """From here on calls of the session pass the boundary.  Takes the first snapshot of a fresh state."""
+        link = self._runtime.link
+        self._begin_snapshots()
+        link.on(Durable, self._on_durable)
+        link.on(SaveFailed, self._on_failed)
+        link.on(Rejected, self._on_rejected)
+        if not adopt(self._session, self.boundary):
+            log.warning("procsv: %s is no tf.Session: snapshots are taken beside it", type(self._session).__name__)
+        self._runtime.on_stop(self._on_stop)
+        self._runtime.phase = Phase.COMPILE
+        self.boundary.due = True  # until the first step has ended
+        self._progress.begin()
+
+    def _begin_snapshots(self) -> None:
+        way = self._kept.way
+        if way is None:
+            return
+        restored = frozenset({self._origin.path} if self._origin.source == "memory" else ())
+        try:
+            way.begin(self._session, restored)
+        except NoRoom as no_room:
+            log.warning(
+                "procsv: no snapshots in memory: %s.  Checkpoints are written by the training thread instead; "
+                "give the shared-memory filesystem more room (docker run --shm-size, or a larger tmpfs) to avoid it",
+                no_room,
+            )
+            way = self._kept.fallback(self._runtime)
+        self.snapshots = Snapshotter(self._runtime, self.boundary, way, self._session, self._kept.cadence)
+        self._kept_way = way
+
+    # -- at the boundary -------------------------------------------------------------------------------------
+    def _visit(self) -> None:
+        """On the training thread (or for it), lock held.  Cleared first: whoever sets `due` meanwhile is seen next."""
+        self.boundary.due = False
+        if not self._is_ready:
+            self._look_whether_ready()
+        if self.snapshots is not None:
+            self.snapshots.visit()
+        if self._runtime.stop_reason is not None:
+            self.boundary.due = True
+            self._end_if_overdue()
+
+    def _look_whether_ready(self) -> None:
+        """READY: the first call after the start that has moved the global step has ended."""
+        step = self._steps.read()
+        if step == self.first_step and step >= 0:
+            self.boundary.due = True
+            return
+        self._is_ready = True
+        self._runtime.step = step
+        self._runtime.phase = Phase.STEP
+        now_s = self._runtime.clock.monotonic()
+        source = cast(Source, self._origin.source)
+        self._runtime.recovered(Recovered(self.first_step, source, self._origin.path, step, now_s))
+
+    def _end_if_overdue(self) -> None:
+        share_s = self._runtime.start.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
+        if self._runtime.clock.monotonic() - self._runtime.stop_asked_s > share_s:
+            log.warning("procsv: the program trains on %.0f s after it was asked to stop: ended at a step", share_s)
+            raise SystemExit(75)
+
+    # -- news ------------------------------------------------------------------------------------------------
+    def _on_stop(self, reason: Reason) -> None:
+        self.boundary.due = True
+
+    def _on_durable(self, heard: Heard) -> None:
+        if self.snapshots is not None:
+            self.snapshots.on_durable(heard)
+        self._kept.on_durable(cast(Durable, heard.body))
+
+    def _on_failed(self, heard: Heard) -> None:
+        body = cast(SaveFailed, heard.body)
+        log.error("procsv: saving step %d failed, training goes on and it is tried again: %s", body.step, body.error)
+        if self.snapshots is not None:
+            self.snapshots.on_failed(heard)
+
+    def _on_rejected(self, heard: Heard) -> None:
+        body = cast(Rejected, heard.body)
+        log.error("procsv: %s is not used: %s", body.path, body.why)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+    def read_step(self) -> int:
+        return self._steps.read()
+
+    def save(self, reason: Reason, timeout_s: float) -> bool:
+        """A durable checkpoint of the state between two steps; False, with the reason logged, if there is none."""
+        if self.snapshots is None:
+            return False
+        before, self._runtime.phase = self._runtime.phase, Phase.SAVE
+        try:
+            sequence = self.snapshots.take(reason)
+            if self.snapshots.wait_durable(sequence, timeout_s):
+                return True
+            failed = self.snapshots.last_failure
+            log.error("procsv: not saved within %.0f s: %s", timeout_s, failed.error if failed else "no answer yet")
+        except (RuntimeError, TimeoutError, OSError, NoRoom, tf.errors.OpError) as failure:
+            log.error("procsv: the last state could not be taken: %s", failure)
+        finally:
+            self._runtime.phase = before
+        return False
+
+    def final_save_s(self) -> float:
+        """How long the last save may take: what is left of the grace when a stop was asked for."""
+        if self._runtime.stop_reason is None:
+            return FINAL_SAVE_S_MAX
+        share_s = self._runtime.start.grace_s * TRAINER_SHARE
+        return max(1.0, share_s - (self._runtime.clock.monotonic() - self._runtime.stop_asked_s))
+
+    def end(self) -> None:
+        """The session is about to be closed: nothing of ours touches it any more."""
+        self._runtime.forget_stop(self._on_stop)
+        self._progress.end()
+        if self.snapshots is not None:
+            self._kept_way.close()
+        link = self._runtime.link
+        link.forget(Durable, self._on_durable)
+        link.forget(SaveFailed, self._on_failed)
+        link.forget(Rejected, self._on_rejected)

@@ -1,0 +1,112 @@
+"""The two ways in which a snapshot leaves the trainer: through a slot, or by the Saver's own op.
+
+Called by the snapshotter, which decides when.  A run takes one way, chosen at its start and logged once.
+
+SlotWay      capture between two steps, copy in the background, publish in shared memory (design 4.2 to 4.4)
+StagingWay   the Saver's own op writes into a staging directory on the shared-memory filesystem, on the training
+             thread; for Savers that no slot can serve, and where no slot can be had (design 4.7)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from procsv.ipc.arena import HEADER_BYTES, Arena, SlotWriter
+from procsv.ipc.failpoints import declare, failpoint
+from procsv.ipc.messages import Message, Reason, SaverPlan, Snapshot, Staged
+from procsv.ipc.places import make_private_dir
+from procsv.training.capture import Capture, Taken
+from procsv.training.filling import fill_and_publish
+from procsv.training.progress import StepReader
+
+PAGE_BYTES = 4096
+
+Want = Reason | Literal[""]
+
+declare("trainer.capture")
+
+
+class Way(Protocol):
+    """How a snapshot is taken.  `capture` runs with the training thread between two calls."""
+
+    def begin(self, session: Any, never: frozenset[str]) -> None: ...
+    def capture(self, session: Any, sequence: int, want: Want) -> Callable[[], Message] | None:
+        """Takes the state; what it returns finishes the work off the training thread and gives the message."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class SlotWay:
+    """Capture and copy through shared memory."""
+
+    arena: Arena
+    saved: Capture
+    plan: SaverPlan
+    is_named: bool  # checkpoints carry the step in their name
+    target: str
+
+    def begin(self, session: Any, never: frozenset[str]) -> None:
+        """Reserves and touches the slots, and warms the capture up.  NoRoom if there is no memory for them."""
+        contents_size = 4096 + 2 * sum(64 + len(item.key) + len(item.slice) for item in self.saved.distinct)
+        self.arena.reserve(self.saved.end - HEADER_BYTES + contents_size, never=never)
+        for memory in self.arena.memories():
+            np.frombuffer(memory, np.uint8)[HEADER_BYTES::PAGE_BYTES] = 0  # the first touch is slow: not in a step
+        self.saved.warm_up(session)
+
+    def capture(self, session: Any, sequence: int, want: Want) -> Callable[[], Message] | None:
+        """None if the service still reads every slot but the newest READY one."""
+        writer = self.arena.begin()
+        if writer is None:
+            return None
+        failpoint("trainer.capture")
+        try:
+            taken = self.saved.run(session, np.frombuffer(writer.memory, np.uint8))
+        except BaseException:
+            writer.abandon()
+            raise
+        return lambda: self._publish(writer, taken, sequence, want)
+
+    def _publish(self, writer: SlotWriter, taken: Taken, sequence: int, want: Want) -> Message:
+        try:
+            info = fill_and_publish(writer, self.saved, taken, self.plan, sequence, self.is_named, self.target)
+        except BaseException:
+            writer.abandon()
+            raise
+        return Snapshot(str(info.path), sequence, info.step, want)
+
+    def close(self) -> None:
+        self.saved.forget()
+        self.arena.close()
+
+
+@dataclass(slots=True)
+class StagingWay:
+    """The Saver's own op, into a directory that the checkpoint service takes over."""
+
+    saver: Any
+    shm_dir: Path
+    plan: SaverPlan
+    global_step: Any
+
+    def begin(self, session: Any, never: frozenset[str]) -> None: ...
+
+    def capture(self, session: Any, sequence: int, want: Want) -> Callable[[], Message] | None:
+        directory = self.shm_dir / f"staged.{sequence}"
+        make_private_dir(directory)
+        step = StepReader(session, self.global_step).read()
+        prefix = self.saver.save(
+            session,
+            str(directory / Path(self.plan.save_path).name),
+            global_step=step if step >= 0 else None,
+            latest_filename="staged",
+            write_state=False,
+        )
+        return lambda: Staged(str(prefix), sequence, step, want)
+
+    def close(self) -> None: ...
