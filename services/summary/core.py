@@ -1,0 +1,188 @@
+"""What the summary service does about a message: pure decisions, no disk, no socket, no clock.
+
+Called by process.py with what was heard and with how the disk took it; answers with actions.  Never keeps a
+record: what cannot be written now is kept, and sent again, by its sender (ipc/events.py).
+
+A stream takes records strictly in order.  The part of a batch that is written already is cut off, a batch that
+begins too late is not taken, and both are answered with how far the stream has got: whatever is lost, doubled or
+late on the way, each record is written once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from procsv.ipc.errors import PeerError
+from procsv.ipc.messages import CloseWriter, OpenWriter, Records, Written
+
+UNKNOWN = -1  # Written.through for a stream that is not open here
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A stream begins; its file is made with its first record."""
+
+    writer: str
+    logdir: str
+    suffix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Write these, all or nothing, and report back with `appended` or `failed`.  A Path names a parcel."""
+
+    who: bytes
+    writer: str
+    records: tuple[bytes | Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """A stream ends: close its file and forget it."""
+
+    writer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """These parcels are in the file: remove them."""
+
+    parcels: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Remove what trainers before `incarnation` have left in the shared memory."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    who: bytes
+    body: Written
+
+
+Action = Open | Append | Close | Discard | Sweep | Reply
+
+
+@dataclass(slots=True)
+class _Stream:
+    through: int = 0
+    error: str = ""  # why the last batch did not get to the file
+
+
+@dataclass(slots=True)
+class SummaryCore:
+    """The streams of one run, by name.  A name is "<incarnation of its trainer>-<anything>"."""
+
+    parcel_dirs: tuple[Path, ...]  # where a parcel may lie; any other is none of ours, and is not read
+    records_written: int = 0
+    _incarnation: int = 0  # of the newest trainer
+    _streams: dict[str, _Stream] = field(default_factory=dict)
+    _closed: dict[str, int] = field(default_factory=dict)  # of the newest trainer; how far each had got
+
+    # -- what is heard -------------------------------------------------------------------------------------
+    def recovered(self, writer: str, through: int) -> None:
+        """A stream that an earlier process of this service has written, up to and with `through`."""
+        self._streams[writer] = _Stream(through)
+
+    def trainer(self, incarnation: int) -> list[Action]:
+        """A trainer has spoken.  The streams of those before it end: nobody adds to them any more."""
+        if incarnation <= self._incarnation:
+            return []
+        self._incarnation = incarnation
+        dead = [name for name in self._streams if incarnation_of(name) < incarnation]
+        for name in dead:
+            del self._streams[name]
+        self._closed.clear()
+        return [*(Close(name) for name in dead), Sweep(incarnation)]
+
+    def is_stale(self, incarnation: int) -> bool:
+        """Whether a trainer that says something is dead and replaced: nothing it says takes effect."""
+        return incarnation < self._incarnation
+
+    def open(self, who: bytes, message: OpenWriter) -> list[Action]:
+        incarnation_of(message.writer)
+        if message.writer in self._streams or message.writer in self._closed:
+            return [self._reply(who, message.writer)]
+        self._streams[message.writer] = _Stream()
+        return [Open(message.writer, message.logdir, message.filename_suffix), self._reply(who, message.writer)]
+
+    def records(self, who: bytes, message: Records) -> list[Action]:
+        stream = self._streams.get(message.writer)
+        if stream is None:
+            return [self._reply(who, message.writer)]
+        parcels = {number: self.check_parcel(path) for number, path in message.parcels.items()}
+        old = tuple(path for number, path in parcels.items() if number <= stream.through)
+        actions: list[Action] = (
+            [Discard(old)] if old else []
+        )  # written, and the process was killed before it removed them
+        skip = stream.through + 1 - message.first
+        if skip < 0 or skip >= len(message.records):
+            return [*actions, self._reply(who, message.writer)]
+        items = tuple(
+            parcels.get(message.first + index, data) for index, data in enumerate(message.records) if index >= skip
+        )
+        return [*actions, Append(who, message.writer, items)]
+
+    def close(self, who: bytes, message: CloseWriter) -> list[Action]:
+        stream = self._streams.get(message.writer)
+        if stream is None or stream.through < message.last:
+            return [self._reply(who, message.writer)]
+        del self._streams[message.writer]
+        self._closed[message.writer] = stream.through
+        return [Close(message.writer), self._reply(who, message.writer)]
+
+    def close_all(self) -> list[Action]:
+        """The run is over."""
+        names = list(self._streams)
+        self._streams.clear()
+        return [Close(name) for name in names]
+
+    # -- how the disk took it ------------------------------------------------------------------------------
+    def appended(self, done: Append) -> list[Action]:
+        stream = self._streams[done.writer]
+        stream.through += len(done.records)
+        stream.error = ""
+        self.records_written += len(done.records)
+        parcels = tuple(item for item in done.records if isinstance(item, Path))
+        return [self._reply(done.who, done.writer), *([Discard(parcels)] if parcels else [])]
+
+    def failed(self, tried: Append, error: str) -> list[Action]:
+        """Nothing of it is in the file; its sender says it again."""
+        self._streams[tried.writer].error = error
+        return [self._reply(tried.who, tried.writer)]
+
+    def error(self) -> str:
+        """Why some stream's records are not getting to its file; "" if they are."""
+        return next((s.error for s in self._streams.values() if s.error), "")
+
+    def check_parcel(self, path: str) -> Path:
+        """The parcel's path; PeerError for one that is none of ours, as it would be read and removed."""
+        parcel = Path(path)
+        if parcel.parent not in self.parcel_dirs or not parcel.name.startswith("event."):
+            raise PeerError(f"{path} is no parcel of this run")
+        return parcel
+
+    # -- inside --------------------------------------------------------------------------------------------
+    def _reply(self, who: bytes, writer: str) -> Reply:
+        stream = self._streams.get(writer)
+        if stream is None:
+            return Reply(who, Written(writer, self._closed.get(writer, UNKNOWN), ""))
+        return Reply(who, Written(writer, stream.through, stream.error))
+
+
+def incarnation_of(writer: str) -> int:
+    """The trainer's, from a stream's name; PeerError for a name that is none, or could leave a directory."""
+    head, dash, tail = writer.partition("-")
+    if not (
+        dash
+        and head.isascii()
+        and head.isdigit()
+        and tail
+        and all(c.isascii() and (c.isalnum() or c in ".-_") for c in tail)
+    ):
+        raise PeerError(f"{writer!r} is not the name of a stream")
+    return int(head)

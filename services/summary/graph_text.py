@@ -1,0 +1,105 @@
+"""graph.pbtxt, written off the main thread: a large graph takes half a minute to print.
+
+Called by process.py.  One thread; a job that the disk refuses is tried again until it works, one that can never
+work (no GraphDef in the parcel) is reported and given up.  Never holds up the records.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from procsv.ipc.atomic import replace_file
+from procsv.ipc.channel import Heard
+from procsv.ipc.failpoints import declare, failpoint
+from procsv.ipc.messages import GraphText
+
+RETRY_S = 2.0  # a full disk is looked at again after this long
+
+declare("summary.before_graph_text")
+
+
+def print_graph(parcel: Path, path: Path) -> None:
+    """Puts the serialized GraphDef in `parcel` as text at `path`, in the words of tf.io.write_graph.
+
+    ValueError if it is no GraphDef.  A parcel that is gone has been printed: its removal is the last thing done,
+    so only the acknowledgement was lost.
+    """
+    from google.protobuf import text_format  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from tensorboard.compat.proto import graph_pb2
+
+    try:
+        data = parcel.read_bytes()
+    except FileNotFoundError:
+        return
+    try:
+        text = text_format.MessageToString(graph_pb2.GraphDef.FromString(data))
+    except DecodeError as error:
+        raise ValueError(f"{parcel} holds no GraphDef: {error}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    failpoint("summary.before_graph_text")
+    replace_file(path, text.encode())  # killed before: the sender asks again; killed after: so it does, in vain
+    parcel.unlink(missing_ok=True)
+
+
+class GraphPrinter:
+    """The thread, its jobs, and those that are done and not yet acknowledged."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._jobs: queue.SimpleQueue[tuple[Heard, GraphText] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.pending = 0  # asked for, not yet handed out by `done`
+        self.error = ""  # why the job in hand does not get done
+
+    def add(self, heard: Heard, job: GraphText) -> None:
+        self.pending += 1
+        self._jobs.put((heard, job))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="graph text", daemon=True)
+            self._thread.start()
+
+    def done(self) -> list[Heard]:
+        """The requests that are to be acknowledged now."""
+        found: list[Heard] = []
+        while not self._done.empty():
+            found.append(self._done.get())
+        self.pending -= len(found)
+        return found
+
+    def _run(self) -> None:
+        while not self._stopping.is_set() and (job := self._jobs.get()) is not None:
+            heard, message = job
+            if self._print(Path(message.parcel), Path(message.path)):
+                self._done.put(heard)
+                self._wake()
+
+    def _print(self, parcel: Path, path: Path) -> bool:
+        """Tries until it is done with; False if the process is to end first."""
+        while not self._stopping.is_set():
+            try:
+                print_graph(parcel, path)
+            except OSError as error:
+                if self.error != (text := f"{path}: {error}"):
+                    print(f"procsv summary: {text}; trying again", file=sys.stderr, flush=True)
+                    self.error = text
+                self._stopping.wait(RETRY_S)
+            except ValueError as error:
+                print(f"procsv summary: {error}", file=sys.stderr, flush=True)
+                parcel.unlink(missing_ok=True)
+                return True
+            else:
+                self.error = ""
+                return True
+        return False
+
+    def close(self) -> None:
+        """Ends the thread soon; a job half done is left to whoever comes next (the file is replaced whole)."""
+        self._stopping.set()
+        self._jobs.put(None)

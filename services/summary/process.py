@@ -1,0 +1,178 @@
+"""The summary service: owns the event files and graph.pbtxt of a run, so that no trainer ever waits for a disk.
+
+Run by procsv.services.runtime.  Here messages meet the disk: core.py decides, streams.py writes, graph_text.py
+prints.  Never imports TensorFlow (60 MB is the bar), never answers before what it says is in the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+
+from procsv.ipc.channel import Heard
+from procsv.ipc.errors import PeerError
+from procsv.ipc.failpoints import declare, failpoint
+from procsv.ipc.messages import CloseWriter, Finish, GraphText, Hello, OpenWriter, Records, Settled
+from procsv.services.runtime import Tools
+from procsv.services.summary.core import Action, Append, Close, Discard, Open, Reply, SummaryCore, Sweep
+from procsv.services.summary.graph_text import GraphPrinter
+from procsv.services.summary.shelf import Shelf
+
+TICK_S = 1.0
+TICK_S_ENDING = 0.05  # while it waits for the trainer, for the graph or for an acknowledgement
+ALONE_S = 2.0  # an orphan to whom no trainer has spoken waits this long for one to connect again
+SETTLED_WAIT_S = 2.0  # for Settled to be acknowledged, before the process ends all the same
+
+declare("summary.after_flush_before_ack")
+
+
+class TrainerWatch:
+    """Whether the trainer that has said Hello is still there; by pidfd, so never mistaken for a later process."""
+
+    def __init__(self) -> None:
+        self._pidfd = -1
+        self.is_known = False
+
+    def watch(self, pid: int) -> None:
+        self.close()
+        self.is_known = True
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(pid)
+
+    def has_ended(self) -> bool:
+        return self.is_known and (self._pidfd < 0 or bool(select.select([self._pidfd], [], [], 0)[0]))
+
+    def close(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+class SummaryService:
+    """The callbacks of runtime.Service."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        places = tools.start.places
+        self._core = SummaryCore((places.shm_dir, places.run_dir))
+        self._shelf = Shelf(places, tools.start.run)
+        self._graphs = GraphPrinter(tools.wake)
+        self._trainer = TrainerWatch()
+        self._finish: Heard | None = None  # the run is over; Settled is said when all is on the disk
+        self._is_settled = False
+        self._orphan_s: float | None = None  # since when nobody runs the run
+        self._end_s = 0.0  # the latest moment of an end that has begun
+        self._is_finished = False
+        self._mend()
+
+    # -- runtime.Service -----------------------------------------------------------------------------------
+    def handle(self, heard: Heard) -> None:
+        if heard.role == "trainer" and self._core.is_stale(heard.incarnation):
+            return
+        try:
+            self._dispatch(heard)
+        except PeerError as error:
+            self._tools.server.dropped[str(error)[:60]] += 1
+
+    def tick(self, now_s: float) -> float:
+        self._tools.pulse.work = self._core.records_written
+        self._mend()
+        for request in self._graphs.done():
+            self._tools.server.acknowledge(request)
+        if self._finish is not None:
+            self._go_on_finishing(self._finish, now_s)
+        elif self._orphan_s is not None:
+            self._go_on_as_orphan(self._orphan_s, now_s)
+        else:
+            return TICK_S
+        return TICK_S_ENDING
+
+    def orphaned(self) -> None:
+        self._orphan_s = self._tools.clock.monotonic()
+        self._end_s = self._orphan_s + self._tools.start.grace_s
+
+    def is_finished(self) -> bool:
+        return self._is_finished
+
+    def close(self) -> None:
+        self._graphs.close()
+        self._trainer.close()
+        self._shelf.close()
+
+    # -- messages ------------------------------------------------------------------------------------------
+    def _dispatch(self, heard: Heard) -> None:
+        match heard.body:
+            case Hello(pid=pid):
+                if heard.role == "trainer":
+                    self._trainer.watch(pid)
+                    self._do(self._core.trainer(heard.incarnation))
+                    self._tools.server.forget("trainer", heard.incarnation - 1)
+                self._tools.server.acknowledge(heard)
+            case OpenWriter() | Records() | CloseWriter() as body:
+                if heard.role != "trainer":
+                    raise PeerError(f"{type(body).__name__} from {heard.role}")
+                if (not_now := self._shelf.not_now(body.writer)) is not None:
+                    self._tools.server.say(heard.who, not_now, re=heard.seq)
+                    return
+                self._do(self._core.trainer(heard.incarnation), 0)
+                self._do(self._decide(heard.who, body), heard.seq)
+            case GraphText() as body:
+                self._core.check_parcel(body.parcel)
+                self._graphs.add(heard, body)
+            case Finish():
+                self._finish, self._is_settled = heard, False
+                self._end_s = self._tools.clock.monotonic() + self._tools.start.grace_s
+            case _:
+                self._tools.server.acknowledge(heard)
+
+    def _decide(self, who: bytes, body: OpenWriter | Records | CloseWriter) -> list[Action]:
+        match body:
+            case OpenWriter():
+                return self._core.open(who, body)
+            case Records():
+                return self._core.records(who, body)
+            case CloseWriter():
+                return self._core.close(who, body)
+
+    def _do(self, actions: list[Action], re: int = 0) -> None:
+        for action in actions:
+            match action:
+                case Reply(who=who, body=body):
+                    failpoint("summary.after_flush_before_ack")  # killed here: it is said again and found written
+                    self._tools.server.say(who, body, re=re)
+                case Append():
+                    error = self._shelf.append(action.writer, action.records, self._tools.clock.wall())
+                    self._do(self._core.failed(action, error) if error else self._core.appended(action), re)
+                case Open(writer=writer, logdir=logdir, suffix=suffix):
+                    self._shelf.open(writer, logdir, suffix)
+                case Close(writer=writer):
+                    self._shelf.end(writer)
+                case Discard(parcels=parcels):
+                    for parcel in parcels:
+                        parcel.unlink(missing_ok=True)
+                case Sweep(incarnation=incarnation):
+                    self._shelf.sweep(incarnation)
+
+    def _mend(self) -> None:
+        for writer, through in self._shelf.mend():
+            self._core.recovered(writer, through)
+
+    # -- the end -------------------------------------------------------------------------------------------
+    def _go_on_finishing(self, finish: Heard, now_s: float) -> None:
+        if not self._is_settled:
+            if self._graphs.pending and now_s < self._end_s:
+                return
+            error = self._core.error() or self._graphs.error
+            self._do(self._core.close_all())
+            self._tools.server.tell(finish.who, Settled(-1, error), re=finish.seq)
+            self._is_settled, self._end_s = True, now_s + SETTLED_WAIT_S
+        peer = self._tools.server.peers.get(finish.who)
+        self._is_finished = peer is None or not len(peer.outbox) or now_s >= self._end_s
+
+    def _go_on_as_orphan(self, since_s: float, now_s: float) -> None:
+        """What the trainer still says is still written; it ends soon, for it has seen the same end-of-file."""
+        end_s = self._end_s if self._trainer.is_known else min(self._end_s, since_s + ALONE_S)
+        if self._trainer.has_ended() or now_s >= end_s:
+            self._do(self._core.close_all())
+            self._is_finished = True

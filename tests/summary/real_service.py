@@ -1,0 +1,187 @@
+"""A real summary service, its run, and the trainer's end of the link, for the tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tensorboard.backend.event_processing import event_file_loader
+from tensorboard.compat.proto import event_pb2
+
+from procsv.ipc.channel import Address, Client, Heard, Waiter, new_context
+from procsv.ipc.clock import SystemClock
+from procsv.ipc.messages import Finish, Hello, Message, Settled, Written
+from procsv.ipc.places import Places
+from procsv.ipc.process import Child, Exit, spawn
+from procsv.ipc.start import Start
+from procsv.training.event_sink import EventStreams
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 60.0
+
+
+def event(number: int, size: int = 0) -> bytes:
+    """A serialized Event that says which one it is."""
+    return bytes(event_pb2.Event(step=number, wall_time=1.0, file_version="x" * size).SerializeToString())
+
+
+def event_files(logdir: Path) -> list[Path]:
+    return sorted(logdir.glob("events.out.tfevents.*"))
+
+
+def records_in(path: Path) -> list[bytes]:
+    """The records as TensorBoard reads them, without the file's first, which is checked."""
+    loaded = list(event_file_loader.RawEventFileLoader(str(path)).Load())
+    if loaded:
+        assert event_pb2.Event.FromString(loaded.pop(0)).file_version == "brain.Event:2"
+    return loaded
+
+
+def steps_in(*paths: Path) -> list[int]:
+    return [event_pb2.Event.FromString(record).step for path in paths for record in records_in(path)]
+
+
+class Run:
+    """One run: its directories, its lifeline and, one after the other, its summary services."""
+
+    def __init__(self, base: Path, run: str = "run") -> None:
+        self.logdir = base / "logs"
+        self.places = Places(self.logdir, base / "run", base / "shm")
+        self.clock = SystemClock()
+        self.run = run
+        self.incarnation = 0
+        self.service: Child | None = None
+        self._lifeline, self._our_end = os.pipe()
+        base.mkdir(exist_ok=True)
+
+    def start(self, failpoints: str = "", **environment: str) -> Child:
+        """A service, the earlier one being dead."""
+        self.incarnation += 1
+        where = (str(self.logdir), str(self.places.run_dir), str(self.places.shm_dir))
+        start = Start("summary", self.run, self.incarnation, *where, lifeline_fd=self._lifeline, grace_s=5.0)
+        more = {"PYTHONPATH": str(ROOT), "PROCSV_FAILPOINTS": failpoints} | environment
+        self.service = spawn(
+            [sys.executable, *start.argv()[1:]],
+            env=start.environment({**os.environ, **more}),
+            log=self.log,
+            pass_fds=(self._lifeline,),
+        )
+        return self.service
+
+    @property
+    def log(self) -> Path:
+        return self.places.run_dir.parent / "summary.log"
+
+    def rss_mib(self) -> float:
+        assert self.service is not None
+        return float(psutil.Process(self.service.pid).memory_info().rss / 2**20)
+
+    def cut_lifeline(self) -> None:
+        os.close(self._our_end)
+        self._our_end = -1
+
+    def kill(self) -> Exit:
+        assert self.service is not None
+        self.service.signal(signal.SIGKILL)
+        return self.wait_ended()
+
+    def wait_ended(self) -> Exit:
+        assert self.service is not None
+        waiter = Waiter()
+        waiter.add(self.service.pidfd)
+        assert waiter.wait(DEADLINE_S), f"the service has not ended; it said: {self.log.read_text()}"
+        ended = self.service.reap()
+        self.service = None
+        return ended
+
+    def close(self) -> None:
+        if self.service is not None:
+            self.kill()
+        for fd in (self._lifeline, self._our_end):
+            if fd >= 0:
+                os.close(fd)
+
+
+class Trainer:
+    """The link thread of a trainer, as a loop that the test turns until it has seen what it waits for."""
+
+    def __init__(self, run: Run, incarnation: int = 1) -> None:
+        self.run = run
+        self.heard: list[Heard] = []
+        self.streams = EventStreams(run.clock)
+        self.streams.begin(run.places.shm_dir, incarnation, run.places.run_dir)
+        self._context = new_context()
+        self.client = Client(
+            self._context, run.places.service_socket("summary"), Address(run.run, "trainer", incarnation), run.clock
+        )
+        self._waiter = Waiter()
+        self._waiter.add(self.client)
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waiter.add(self._wake_fd)
+        self.streams.on_need = lambda: os.eventfd_write(self._wake_fd, 1)
+
+    def turn(self, timeout_s: float = 0.02) -> None:
+        """One round of the loop."""
+        if self.client.tick():
+            self.client.tell(Hello(os.getpid()))
+            self.streams.on_connected()
+        for message in self.streams.messages(self.run.clock.monotonic()):
+            self.client.say(message)
+        if self._wake_fd in self._waiter.wait(timeout_s):
+            os.eventfd_read(self._wake_fd)
+        while (heard := self.client.receive()) is not None:
+            self.heard.append(heard)
+            if isinstance(heard.body, Written):
+                self.streams.on_written(heard.body)
+            self.client.acknowledge(heard)
+
+    def until(self, what: Callable[[], Any], deadline_s: float = DEADLINE_S) -> None:
+        """Turns until `what` is true; each round waits for news."""
+        end_s = self.run.clock.monotonic() + deadline_s
+        while not what():
+            assert self.run.clock.monotonic() < end_s, f"waited in vain; the service: {self.run.log.read_text()}"
+            self.turn()
+
+    def until_written(self) -> None:
+        self.until(lambda: self.streams.unwritten_in_all == 0)
+
+    def answered(self, kind: type[Message]) -> list[Heard]:
+        return [heard for heard in self.heard if isinstance(heard.body, kind)]
+
+    def finish(self) -> Exit:
+        """Asks the service to end, as the run's owner; how it ended."""
+        self.client.tell(Finish())
+        self.until(lambda: self.answered(Settled))
+        return self.run.wait_ended()
+
+    def close(self) -> None:
+        self.client.close(0)
+        self._context.term()
+        os.close(self._wake_fd)
+
+
+class TurningTrainer:
+    """A trainer whose loop turns on a thread of its own, so that `flush` on the test's thread can wait for it."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._turn, name="link")
+
+    def _turn(self) -> None:
+        while not self._ending.is_set():
+            self._trainer.turn()
+
+    def __enter__(self) -> EventStreams:
+        self._thread.start()
+        return self._trainer.streams
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join()
