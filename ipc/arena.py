@@ -91,14 +91,14 @@ def _unpack(path: Path, head: bytes) -> SlotInfo | None:
     return SlotInfo(path, SlotState(state), incarnation, sequence, step, run_id, offset, size, toc_hash)
 
 
-def scan(shm_dir: Path) -> list[SlotInfo]:
-    """The READY slots, newest sequence first.  Torn, free and unreadable ones are left out."""
+def scan(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
+    """The READY slots, newest sequence first.  Torn and unreadable ones are left out, and free ones unless asked for."""
     found = []
     for path in shm_dir.glob("slot.*"):
         with contextlib.suppress(FileNotFoundError):
             with path.open("rb") as file:
                 info = _unpack(path, file.read(HEADER_BYTES))
-            if info is not None and info.state is SlotState.READY:
+            if info is not None and (any_state or info.state is SlotState.READY):
                 found.append(info)
     return sorted(found, key=lambda info: info.sequence, reverse=True)
 
@@ -352,14 +352,19 @@ class Arena:
         self.close()
 
 
-def remove_slot(path: Path) -> bool:
-    """Unlinks a slot that nobody writes to; False if somebody does.  Called by the checkpoint service."""
+def remove_slot(path: Path, expected: SlotInfo | None = None) -> bool:
+    """Unlinks a slot that nobody writes to; False if somebody does.  Called by the checkpoint service.
+
+    False, too, if its header is no longer `expected`: a new trainer has taken it over in the meantime.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if expected is not None and _unpack(path, os.pread(fd, HEADER_BYTES, 0)) != expected:
+            return False
         path.unlink(missing_ok=True)
     except BlockingIOError:
         return False
