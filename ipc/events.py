@@ -137,7 +137,7 @@ class EventBacklog:
             return [CloseWriter(self.writer, self._written)] if self._may_ask(now_s) else []
         if not self._is_open:
             return [OpenWriter(self.writer, self._logdir, self._suffix)] if self._may_ask(now_s) else []
-        if self._flying and now_s - self._news_s >= RESEND_S:
+        if self._flying and now_s >= self._news_s + RESEND_S:
             self._go_back()
         batches: list[OpenWriter | Batch | CloseWriter] = []
         while len(self._flying) < SENT_BATCHES_MAX and (batch := self._next_batch()) is not None:
@@ -206,7 +206,7 @@ class EventBacklog:
         self._flying.clear()
 
     def _may_ask(self, now_s: float) -> bool:
-        if self._asked_s is not None and now_s - self._asked_s < RESEND_S:
+        if self._asked_s is not None and now_s < self._asked_s + RESEND_S:
             return False
         self._asked_s = now_s
         return True
@@ -221,7 +221,7 @@ class EventBacklog:
             return
         if self._lost_s is None:
             self._lost_s = now_s
-        if now_s - self._lost_s < LOST_S:
+        if now_s < self._lost_s + LOST_S:
             return
         self._losses += 1
         self._begin_anew(f"{self._given_name}.{self._losses}")

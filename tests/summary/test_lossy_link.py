@@ -1,0 +1,119 @@
+"""A backlog and the service's core over a link that loses, doubles and delays, and a service that is killed."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from procsv.ipc.events import Batch, EventBacklog
+from procsv.ipc.messages import CloseWriter, OpenWriter, Records, Written
+from procsv.services.summary.core import Append, Reply, SummaryCore
+
+STEP_S = 0.05
+DELAY_S_MAX = 3.0  # less than LOST_S, as anything between two live processes of one machine is
+
+
+@dataclass
+class Link:
+    """Messages under way, in both directions."""
+
+    seed: random.Random
+    lossy: bool = True
+    now_s: float = 0.0
+    _under_way: list[tuple[float, int, object]] = field(default_factory=list)
+    _count: int = 0
+
+    def put(self, message: object) -> None:
+        copies = self.seed.choices((0, 1, 2), (2, 10, 1))[0] if self.lossy else 1
+        for _ in range(copies):
+            delay_s = self.seed.random() ** 8 * DELAY_S_MAX if self.lossy else 0.0
+            self._count += 1
+            heapq.heappush(self._under_way, (self.now_s + delay_s, self._count, message))
+
+    def arrived(self) -> Iterator[object]:
+        while self._under_way and self._under_way[0][0] <= self.now_s:
+            yield heapq.heappop(self._under_way)[2]
+
+
+@dataclass
+class Service:
+    """The core over a file in memory and its note, which both survive a kill."""
+
+    seed: random.Random
+    file: list[bytes] = field(default_factory=list)
+    noted: int = 0
+    core: SummaryCore = field(default_factory=lambda: SummaryCore(()))
+
+    def restart(self) -> None:
+        self.core = SummaryCore(())
+        self.noted = len(self.file)  # whole records behind the note are taken over
+        if self.noted:
+            self.core.recovered("1-0", self.noted)
+
+    def hear(self, message: object) -> list[Written]:
+        """The answers; none if it is killed over it."""
+        match message:
+            case OpenWriter():
+                actions = self.core.open(b"", message)
+            case Records():
+                actions = self.core.records(b"", message)
+            case CloseWriter():
+                actions = self.core.close(b"", message)
+            case _:
+                raise AssertionError(message)
+        said: list[Written] = []
+        for action in actions:
+            if isinstance(action, Append):
+                match self.seed.randrange(20):
+                    case 0:
+                        actions += self.core.failed(action, "No space left on device")
+                        continue
+                    case 1:  # killed with part of it written
+                        self.file += [r for r in action.records if isinstance(r, bytes)][: self.seed.randrange(3)]
+                        self.restart()
+                        return []
+                self.file += [r for r in action.records if isinstance(r, bytes)]
+                self.noted = len(self.file)
+                actions += self.core.appended(action)
+            elif isinstance(action, Reply):
+                said.append(action.body)
+        return said
+
+
+@pytest.mark.parametrize("number", range(200))
+def test_each_record_is_written_once_and_in_order(number: int) -> None:
+    seed = random.Random(number)
+    backlog, service, there, back = EventBacklog("1-0", "", ""), Service(seed), Link(seed), Link(seed)
+    records = [f"record {n}".encode() for n in range(seed.randrange(1, 3000))]
+    unsent = iter(records)
+    round_number = 0
+    while not backlog.is_closed:
+        round_number += 1
+        assert round_number < 20_000, "no end in sight"
+        there.lossy = back.lossy = round_number < 2000
+        there.now_s = back.now_s = round_number * STEP_S
+        for _ in range(seed.randrange(100)):
+            record = next(unsent, None)
+            if record is None:
+                backlog.end()
+                break
+            backlog.add(record)
+        if number % 2 and seed.random() < 0.01:
+            service.restart()
+            backlog.connected()  # in the runs of even numbers, silence alone must do
+        for said in backlog.due(there.now_s):
+            there.put(Records(said.writer, said.first, said.records, {}) if isinstance(said, Batch) else said)
+        for message in there.arrived():
+            for answer in service.hear(message):
+                back.put(answer)
+        for answer in back.arrived():
+            assert isinstance(answer, Written)
+            if answer.writer == backlog.writer:
+                backlog.on_written(answer.through, answer.error, back.now_s)
+
+    assert service.file == records
+    assert (backlog.dropped, backlog.unwritten) == (0, 0)
