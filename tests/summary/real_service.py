@@ -113,6 +113,7 @@ class Trainer:
 
     def __init__(self, run: Run, incarnation: int = 1) -> None:
         self.run = run
+        self.pid = os.getpid()  # that it says in its Hello
         self.heard: list[Heard] = []
         self.streams = EventStreams(run.clock)
         self.streams.begin(run.places.shm_dir, incarnation, run.places.run_dir)
@@ -129,7 +130,7 @@ class Trainer:
     def turn(self, timeout_s: float = 0.02) -> None:
         """One round of the loop."""
         if self.client.tick():
-            self.client.tell(Hello(os.getpid()))
+            self.client.tell(Hello(self.pid))
             self.streams.on_connected()
         for message in self.streams.messages(self.run.clock.monotonic()):
             self.client.say(message)

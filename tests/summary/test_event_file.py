@@ -1,0 +1,164 @@
+"""Event files: read by TensorBoard and TensorFlow, mended after a kill, whole after a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing import event_file_loader
+
+from procsv.ipc import failpoints
+from procsv.services.summary import event_file
+from procsv.services.summary.event_file import EventFile, frame, new_name, version_event
+from tests.summary.real_service import event, records_in, steps_in
+
+
+def written(path: Path, count: int, offset: int = 0) -> EventFile:
+    file = EventFile(path, offset)
+    file.append([event(number) for number in range(1, count + 1)], 5.0)
+    return file
+
+
+def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    written(path, 3).close()
+
+    events = list(event_file_loader.EventFileLoader(str(path)).Load())
+    assert [e.step for e in events] == [0, 1, 2, 3]
+    assert (events[0].wall_time, events[0].file_version) == (5.0, "brain.Event:2")
+    assert events[0].source_metadata.writer == "procsv.services.summary"
+
+
+def test_tensorflow_reads_what_is_written(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    path = tmp_path / "events"
+    written(path, 3).close()
+    read = [bytes(record.numpy()) for record in tf.data.TFRecordDataset(str(path))]
+
+    assert read == [version_event(5.0), event(1), event(2), event(3)]
+
+
+def test_an_empty_record_and_a_large_one_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    file = EventFile(path)
+    file.append([b"", event(1, size=3 * 2**20)], 5.0)
+    file.close()
+
+    assert records_in(path) == [b"", event(1, size=3 * 2**20)]
+
+
+def test_a_parcel_becomes_the_same_bytes_as_a_record_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_file, "CHUNK_BYTES", 7)
+    parcel = tmp_path / "parcel"
+    parcel.write_bytes(event(2, size=100))
+    one, other = EventFile(tmp_path / "one"), EventFile(tmp_path / "other")
+    one.append([event(1), parcel, event(3)], 5.0)
+    other.append([event(1), event(2, size=100), event(3)], 5.0)
+
+    assert one.path.read_bytes() == other.path.read_bytes()
+    assert one.offset == one.path.stat().st_size
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize("torn", [1, 8, 12, 13, 20])
+def test_a_torn_tail_is_cut_off_and_whole_records_before_it_are_kept(tmp_path: Path, torn: int) -> None:
+    path = tmp_path / "events"
+    file = written(path, 2)
+    noted = file.offset
+    file.append([event(3), event(4)], 5.0)
+    file.close()
+    with path.open("ab") as tail:
+        tail.write(frame(event(5))[:torn] if torn < 20 else os.urandom(500))
+
+    mended = EventFile(path, noted)
+    assert mended.repair() == 2
+    mended.append([event(5)], 6.0)
+    assert steps_in(path) == [1, 2, 3, 4, 5]
+    mended.close()
+
+
+def test_a_changed_byte_behind_the_note_ends_what_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    file = written(path, 2)
+    noted = file.offset
+    file.append([event(3), event(4)], 5.0)
+    file.close()
+    data = bytearray(path.read_bytes())
+    data[-6] ^= 1
+    path.write_bytes(data)
+
+    mended = EventFile(path, noted)
+    assert mended.repair() == 1
+    assert steps_in(path) == [1, 2, 3]
+    mended.close()
+
+
+def test_a_file_killed_over_its_first_record_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    path.write_bytes(frame(version_event(5.0))[:10])
+    file = EventFile(path)
+
+    assert file.repair() == 0
+    file.append([event(1)], 6.0)
+    assert steps_in(path) == [1]
+    file.close()
+
+
+@pytest.mark.parametrize("action", ["enospc", "eio", "torn"])
+def test_what_the_disk_refuses_leaves_nothing_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    path = tmp_path / "events"
+    file = written(path, 2)
+    monkeypatch.setattr(failpoints, "_plan", failpoints.parse(f"summary.mid_record=1*{action}"))
+    with pytest.raises(OSError, match="error|space"):
+        file.append([event(3)], 5.0)
+
+    assert steps_in(path) == [1, 2]
+    file.append([event(3)], 5.0)
+    assert steps_in(path) == [1, 2, 3]
+    file.close()
+
+
+def test_a_tail_that_cannot_be_cut_off_now_is_cut_off_before_the_next_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "events"
+    file = written(path, 2)
+
+    def refuse(fd: int, length: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(failpoints, "_plan", failpoints.parse("summary.mid_record=1*torn"))
+        broken.setattr(event_file.os, "ftruncate", refuse)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output"):
+                file.append([event(3)], 5.0)
+    assert path.stat().st_size > file.offset
+
+    file.append([event(4)], 5.0)
+    assert steps_in(path) == [1, 2, 4]
+    file.close()
+
+
+def test_a_new_file_sorts_after_those_that_are_there(tmp_path: Path) -> None:
+    names = []
+    for number, wall_s in enumerate([1700000000.9, 1700000000.9, 1600000000.0, 1700000100.0]):
+        names.append(new_name(tmp_path, wall_s, number, ".eval"))
+        (tmp_path / names[-1]).touch()
+
+    assert names == sorted(names)
+    assert len(set(names)) == 4
+    assert [name.split(".")[3] for name in names] == ["1700000000", "1700000001", "1700000002", "1700000100"]
+    assert all(name.startswith("events.out.tfevents.") and name.endswith(".eval") for name in names)
+
+
+def test_a_name_for_a_directory_that_is_not_there_yet_is_the_time(tmp_path: Path) -> None:
+    assert new_name(tmp_path / "no", 12.0, 0, "").startswith("events.out.tfevents.0000000012.")
