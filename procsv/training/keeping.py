@@ -77,19 +77,23 @@ class Keeping:
         runtime.link.introductions["checkpoint"] = self.plan
         runtime.tell_checkpoint(self.plan)
 
-    def keep(self, runtime: Runtime, on_durable: Callable[[Durable], None]) -> Kept:
+    def keep(self, on_durable: Callable[[Durable], None]) -> Kept:
         """How a session that begins now is kept."""
         cadence = Cadence(self.snapshot_s, at_most_s=self.plan.save_secs if self.plan is not None else 0.0)
         if not self.saves or self.plan is None:
             return Kept(None, self._staging, cadence, on_durable)
-        start = runtime.start
         if self.capture is None:
             log.info("procsv: checkpoints are written by the Saver's own op on the training thread: %s", self.why_not)
-            return Kept(self._staging(runtime), self._staging, cadence, on_durable)
+            return Kept(lambda runtime, _: self._staging(runtime), self._staging, cadence, on_durable)
         log.info("procsv: snapshots through shared memory, %d tensors", len(self.capture.distinct))
+        return Kept(self._slots, self._staging, cadence, on_durable)
+
+    def _slots(self, runtime: Runtime, never: frozenset[str]) -> Way:
+        assert self.plan is not None
+        assert self.capture is not None
+        start = runtime.start
         arena = Arena(start.places.shm_dir, start.run, start.incarnation)
-        way: Way = SlotWay(arena, self.capture, self.plan, self.global_step is not None, start.target)
-        return Kept(way, self._staging, cadence, on_durable)
+        return SlotWay(arena, self.capture, self.plan, self.global_step is not None, start.target, never)
 
     def _staging(self, runtime: Runtime) -> Way:
         assert self.plan is not None

@@ -33,8 +33,14 @@ Finish = Callable[[], Message]
 class Snapshotter:
     """The snapshots of one session."""
 
-    def __init__(self, runtime: Runtime, boundary: Boundary, way: Way, session: Any, cadence: Cadence) -> None:
-        self._runtime, self._boundary, self._way, self._session = runtime, boundary, way, session
+    def __init__(
+        self, runtime: Runtime, boundary: Boundary, ways: tuple[Way, Way], session: Any, cadence: Cadence
+    ) -> None:
+        """`ways`: the one to take, and the one for when there is no memory for the first."""
+        self._runtime, self._boundary, self._session = runtime, boundary, session
+        self._way, self._fallback = ways
+        self._is_reserved = False
+        self._reserving = threading.Lock()
         self.cadence = cadence
         self._clock = runtime.clock
         self._changed = threading.Condition()
@@ -45,12 +51,38 @@ class Snapshotter:
         self.durable_sequence = 0
         self.last_failure: SaveFailed | None = None
 
+    # -- beginning and end -----------------------------------------------------------------------------------
+    def reserve(self) -> None:
+        """Gets the memory for snapshots, or says once why there is none and takes the other way.  Any thread."""
+        with self._reserving:
+            if self._is_reserved:
+                return
+            try:
+                self._way.reserve()
+            except NoRoom as no_room:
+                log.warning(
+                    "procsv: no snapshots in memory: %s.  Checkpoints are written by the training thread instead; "
+                    "give the shared-memory filesystem more room (docker run --shm-size=…) to avoid it",
+                    no_room,
+                )
+                self._way = self._fallback
+            self._is_reserved = True
+
+    def warm_up(self) -> None:
+        """On the training thread, before the first step."""
+        self._way.warm_up(self._session)
+
+    def close(self) -> None:
+        """Lets go of session and slots; what lies in the slots stays for whoever needs it."""
+        self._way.close()
+
     # -- asked for -------------------------------------------------------------------------------------------
     def take(self, want: Want) -> int:
         """Takes a snapshot now, between two calls of the training thread; its sequence number.  Any thread.
 
         TimeoutError if no slot becomes free.  `want` makes the service save it at once, for that reason.
         """
+        self.reserve()
         deadline_s = self._clock.monotonic() + SLOT_WAIT_S_MAX
         while True:
             with self._boundary.lock:
@@ -96,6 +128,7 @@ class Snapshotter:
 
     def run(self, wait_for_stop: Callable[[float | None], bool]) -> None:
         """The snapshot thread's work: snapshots by the cadence until `wait_for_stop(seconds)` says True."""
+        self.reserve()
         while not wait_for_stop(self.cadence.interval_s or None):
             failure = self._take_due(wait_for_stop)
             if failure is None:

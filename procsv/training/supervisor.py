@@ -215,7 +215,7 @@ class Supervisor(tf_supervisor.Supervisor):
         manager = self._session_manager
         origin = manager.origin if isinstance(manager, SessionManager) else None
         origin = origin or Origin("fresh", "", -1)
-        kept = self._keeping.keep(runtime, self._on_durable)
+        kept = self._keeping.keep(self._on_durable)
         self._run = TrainingRun(runtime, sess, self._global_step, origin, kept)
         self._run.begin()
         if self._run.snapshots is not None and origin.source == "fresh":

@@ -34,8 +34,8 @@ FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last che
 class Kept:
     """What is to be kept of a session, decided before its graph is finalized."""
 
-    way: Way | None  # None: no Saver, or its checkpoints are switched off
-    fallback: Callable[[Runtime], Way]  # taken when there is no memory for slots
+    make_way: Callable[[Runtime, frozenset[str]], Way] | None  # None: no Saver, or its checkpoints are switched off
+    make_fallback: Callable[[Runtime], Way]  # taken when there is no memory for slots
     cadence: Cadence
     on_durable: Callable[[Durable], None]
 
@@ -67,21 +67,14 @@ class TrainingRun:
         self._progress.begin()
 
     def _begin_snapshots(self) -> None:
-        way = self._kept.way
-        if way is None:
+        if self._kept.make_way is None:
             return
         restored = frozenset({self._origin.path} if self._origin.source == "memory" else ())
-        try:
-            way.begin(self._session, restored)
-        except NoRoom as no_room:
-            log.warning(
-                "procsv: no snapshots in memory: %s.  Checkpoints are written by the training thread instead; "
-                "give the shared-memory filesystem more room (docker run --shm-size, or a larger tmpfs) to avoid it",
-                no_room,
-            )
-            way = self._kept.fallback(self._runtime)
-        self.snapshots = Snapshotter(self._runtime, self.boundary, way, self._session, self._kept.cadence)
-        self._kept_way = way
+        ways = (self._kept.make_way(self._runtime, restored), self._kept.make_fallback(self._runtime))
+        self.snapshots = Snapshotter(self._runtime, self.boundary, ways, self._session, self._kept.cadence)
+        if self._origin.source == "fresh":
+            self.snapshots.reserve()  # before the first step; a restored session gets there faster and reserves behind it
+        self.snapshots.warm_up()
 
     # -- at the boundary -------------------------------------------------------------------------------------
     def _visit(self) -> None:
@@ -166,7 +159,7 @@ class TrainingRun:
         self._runtime.forget_stop(self._on_stop)
         self._progress.end()
         if self.snapshots is not None:
-            self._kept_way.close()
+            self.snapshots.close()
         link = self._runtime.link
         link.forget(Durable, self._on_durable)
         link.forget(SaveFailed, self._on_failed)

@@ -34,7 +34,12 @@ declare("trainer.capture")
 class Way(Protocol):
     """How a snapshot is taken.  `capture` runs with the training thread between two calls."""
 
-    def begin(self, session: Any, never: frozenset[str]) -> None: ...
+    def reserve(self) -> None:
+        """Gets the memory that is needed; NoRoom if it cannot be had.  May take seconds; needs no session."""
+
+    def warm_up(self, session: Any) -> None:
+        """Makes the first snapshot cost what the others do."""
+
     def capture(self, session: Any, sequence: int, want: Want) -> Callable[[], Message] | None:
         """Takes the state; what it returns finishes the work off the training thread and gives the message."""
 
@@ -50,13 +55,15 @@ class SlotWay:
     plan: SaverPlan
     is_named: bool  # checkpoints carry the step in their name
     target: str
+    never: frozenset[str] = frozenset()  # slots that the session's state came from: never to be written
 
-    def begin(self, session: Any, never: frozenset[str]) -> None:
-        """Reserves and touches the slots, and warms the capture up.  NoRoom if there is no memory for them."""
+    def reserve(self) -> None:
         contents_size = 4096 + 2 * sum(64 + len(item.key) + len(item.slice) for item in self.saved.distinct)
-        self.arena.reserve(self.saved.end - HEADER_BYTES + contents_size, never=never)
+        self.arena.reserve(self.saved.end - HEADER_BYTES + contents_size, never=self.never)
         for memory in self.arena.memories():
             np.frombuffer(memory, np.uint8)[HEADER_BYTES::PAGE_BYTES] = 0  # the first touch is slow: not in a step
+
+    def warm_up(self, session: Any) -> None:
         self.saved.warm_up(session)
 
     def capture(self, session: Any, sequence: int, want: Want) -> Callable[[], Message] | None:
@@ -94,7 +101,9 @@ class StagingWay:
     plan: SaverPlan
     global_step: Any
 
-    def begin(self, session: Any, never: frozenset[str]) -> None: ...
+    def reserve(self) -> None: ...
+
+    def warm_up(self, session: Any) -> None: ...
 
     def capture(self, session: Any, sequence: int, want: Want) -> Callable[[], Message] | None:
         directory = self.shm_dir / f"staged.{sequence}"
