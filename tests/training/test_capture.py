@@ -1,0 +1,278 @@
+"""A snapshot is the state between two steps, whole, bit for bit."""
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from procsv.ipc.arena import Arena, SlotReader, scan
+from procsv.ipc.contents import unpack_strings
+from procsv.training.capture import Capture, can_be_held
+from procsv.training.keeping import plan_of
+from procsv.training.restore import CannotFeed, _feed_from_slot
+from procsv.training.save_graph import Unsupported, read_restore_graph, read_save_graph
+from procsv.training.session import Boundary, TrainingSession, adopt
+from procsv.training.ways import SlotWay
+
+tf1 = tf.compat.v1
+RUN = "0123456789abcdef"
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="procsv-test-") as directory:
+        yield Path(directory)
+
+
+def _way(shm: Path, saver: Any, graph: Any, step: Any, never: frozenset[str] = frozenset()) -> SlotWay:
+    capture = Capture(read_save_graph(saver, graph), graph, step)
+    way = SlotWay(Arena(shm, RUN, 1), capture, plan_of(saver, "/tmp/none/model.ckpt", 1.0), True, "test", never)
+    way.reserve()
+    return way
+
+
+def _values(reader: SlotReader) -> dict[str, Any]:
+    values = {}
+    for shard in reader.contents.shards:
+        for entry in shard:
+            if entry.dtype == "string":
+                data = unpack_strings(reader.map[entry.offset : entry.offset + entry.size])
+                values[entry.key + entry.slice] = np.array(data, object).reshape(entry.shape)
+            else:
+                dtype = np.dtype(tf.as_dtype(entry.dtype).as_numpy_dtype)
+                count = entry.size // dtype.itemsize
+                array = np.frombuffer(reader.map, dtype, count, entry.offset).reshape(entry.shape)
+                values[entry.key + entry.slice] = array.copy()
+    return values
+
+
+def _read(shm: Path) -> tuple[int, dict[str, Any]]:
+    reader = SlotReader(scan(shm)[0])
+    try:
+        reader.verify()
+        return reader.info.step, _values(reader)
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
+def test_no_capture_is_torn_while_training_goes_on_in_a_tight_loop(shm: Path, resource: bool) -> None:
+    with tf.Graph().as_default() as graph:
+        step = tf1.train.get_or_create_global_step()
+        weights = [
+            tf1.get_variable(f"w{i}", [50_000], initializer=tf1.zeros_initializer(), use_resource=resource)
+            for i in range(4)
+        ]
+        train = tf.group(tf1.assign_add(step, 1), *[tf1.assign_add(w, tf.ones_like(w)) for w in weights])
+        way = _way(shm, tf1.train.Saver(), graph, step)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            boundary = Boundary(lambda: None)
+            adopt(session, boundary)
+            for sequence in range(1, 101):
+                session.run(train)
+                with boundary.lock:
+                    finish = way.capture(session, sequence, "")
+                assert finish is not None
+                copier = threading.Thread(target=finish)
+                copier.start()
+                session.run(train)  # while the copy is under way
+                session.run(train)
+                copier.join()
+                taken, values = _read(shm)
+                assert taken == values["global_step"] == (sequence - 1) * 3 + 1
+                for weight in weights:
+                    assert (values[weight.op.name] == taken).all()
+        way.close()
+
+
+def test_every_kind_of_tensor_survives_bit_for_bit(shm: Path) -> None:
+    rng = np.random.default_rng(7)
+    dtypes = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "complex64"]
+    with tf.Graph().as_default() as graph:
+        step = tf1.train.get_or_create_global_step()
+        for name in dtypes:
+            kind = tf.as_dtype(name)
+            data = (rng.normal(size=(3, 5)) * 10).astype(kind.as_numpy_dtype)
+            tf1.get_variable(f"v_{name}", initializer=tf.constant(data, kind), use_resource=True)
+        tf1.get_variable("text", initializer=tf.constant([b"a\0b", b"", "ü".encode()]), use_resource=True)
+        tf1.get_variable("scalar", initializer=tf.constant(2.5), use_resource=True)
+        tf1.get_variable("empty", initializer=tf.zeros([0, 4]), use_resource=True)
+        tf1.get_variable("parts", [10, 3], partitioner=tf1.fixed_size_partitioner(3))
+        saver = tf1.train.Saver()
+        way = _way(shm, saver, graph, step)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            finish = way.capture(session, 1, "")
+            assert finish is not None
+            finish()
+            wanted = {
+                entry.key + entry.slice: session.run(entry.tensor)
+                for shard in read_save_graph(saver, graph).shards
+                for entry in shard
+            }
+        _, got = _read(shm)
+        way.close()
+    assert set(wanted) == set(got)
+    for key, value in wanted.items():
+        assert np.asarray(value).shape == got[key].shape, key
+        assert np.asarray(value).tobytes() == got[key].tobytes() or np.array_equal(value, got[key]), key
+
+
+def test_a_hash_table_that_grew_finds_room(shm: Path) -> None:
+    with tf.Graph().as_default() as graph:
+        step = tf1.train.get_or_create_global_step()
+        table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1, name="table")
+        keys = tf1.placeholder(tf.string, [None])
+        fill = table.insert(keys, tf.range(tf.size(keys, out_type=tf.int64)))
+        way = _way(shm, tf1.train.Saver([*tf1.global_variables(), table]), graph, step)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for sequence, count in ((1, 3), (2, 20_000)):
+                session.run(fill, {keys: [f"key {i}" for i in range(count)]})
+                finish = way.capture(session, sequence, "")
+                assert finish is not None
+                finish()
+                _, values = _read(shm)
+                assert [count] == [len(v) for k, v in values.items() if k.endswith("keys")]
+        way.close()
+
+
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
+def test_a_state_fed_from_memory_is_the_state_that_was_taken_and_stays_so(shm: Path, resource: bool) -> None:
+    with tf.Graph().as_default() as graph:
+        step = tf1.train.get_or_create_global_step()
+        weights = tf1.get_variable("w", [1000], initializer=tf1.random_normal_initializer(), use_resource=resource)
+        train = tf.group(tf1.assign_add(step, 1), tf1.assign_add(weights, tf.ones_like(weights)))
+        saver = tf1.train.Saver()
+        way = _way(shm, saver, graph, step)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(train)
+            finish = way.capture(session, 1, "")
+            assert finish is not None
+            finish()
+            wanted = session.run([step, weights])
+        way.close()
+        slot = scan(shm)[0].path
+        before = slot.read_bytes()
+        with tf1.Session() as session:
+            _feed_from_slot(slot, session, saver)
+            got = session.run([step, weights])
+            for _ in range(3):
+                session.run(train)
+        assert wanted[0] == got[0]
+        assert wanted[1].tobytes() == got[1].tobytes()
+        assert before == slot.read_bytes()
+
+
+def test_a_snapshot_that_lacks_a_variable_of_the_graph_is_not_fed(shm: Path) -> None:
+    with tf.Graph().as_default() as graph:
+        step = tf1.train.get_or_create_global_step()
+        way = _way(shm, tf1.train.Saver(), graph, step)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            finish = way.capture(session, 1, "")
+            assert finish is not None
+            finish()
+        way.close()
+    with tf.Graph().as_default():
+        tf1.train.get_or_create_global_step()
+        tf1.get_variable("new", [3])
+        saver = tf1.train.Saver()
+        with tf1.Session() as session, pytest.raises(CannotFeed, match="new"):
+            _feed_from_slot(scan(shm)[0].path, session, saver)
+
+
+def test_a_slot_that_was_restored_from_is_never_written(shm: Path) -> None:
+    with tf.Graph().as_default() as graph:
+        step = tf1.train.get_or_create_global_step()
+        saver = tf1.train.Saver()
+        first = _way(shm, saver, graph, step)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            finish = first.capture(session, 1, "")
+            assert finish is not None
+            finish()
+            first.close()
+            restored = scan(shm)[0].path
+            second = _way(shm, saver, graph, step, never=frozenset({str(restored)}))
+            before = restored.read_bytes()
+            for sequence in range(2, 8):
+                finish = second.capture(session, sequence, "")
+                assert finish is not None
+                finish()
+            assert before == restored.read_bytes()
+        second.close()
+
+
+def test_only_what_an_update_cannot_change_is_held() -> None:
+    with tf.Graph().as_default():
+        resource = tf1.get_variable("a", [3], use_resource=True)
+        ref = tf1.get_variable("b", [3], use_resource=False)
+
+        assert can_be_held(resource.read_value())
+        assert not can_be_held(ref._ref())
+        assert not can_be_held(tf.identity(ref._ref()))
+        assert not can_be_held(tf.reshape(resource.read_value(), [3, 1]))
+
+
+def test_savers_that_only_their_own_op_can_serve_are_told_with_the_reason() -> None:
+    class Own(tf1.train.Saver):  # type: ignore[name-defined]
+        def save(self, *args: Any, **kwargs: Any) -> Any:
+            return super().save(*args, **kwargs)
+
+    with tf.Graph().as_default() as graph:
+        tf1.get_variable("v", [3])
+        with pytest.raises(Unsupported, match="a save or restore of its own"):
+            read_save_graph(Own(), graph)
+        with pytest.raises(Unsupported, match="not built"):
+            read_save_graph(tf1.train.Saver(defer_build=True), graph)
+        with tf.control_dependencies([tf.print("side effect")]):
+            saver = tf1.train.Saver()
+        with pytest.raises(Unsupported, match="saving also runs"):
+            read_save_graph(saver, graph)
+
+
+def test_the_restore_ops_take_as_many_tensors_as_the_save_ops_write() -> None:
+    with tf.Graph().as_default() as graph:
+        tf1.get_variable("parts", [10, 3], partitioner=tf1.fixed_size_partitioner(3))
+        tf1.get_variable("whole", [4])
+        saver = tf1.train.Saver(sharded=True)
+
+        saved = {(e.key, e.slice) for shard in read_save_graph(saver, graph).shards for e in shard}
+        assert saved == set(read_restore_graph(saver, graph).outputs)
+
+
+def test_a_session_that_was_adopted_is_still_tensorflows_and_passes_the_boundary() -> None:
+    visits = []
+    with tf.Graph().as_default():
+        value = tf.constant(3)
+        with tf1.Session() as session:
+            boundary = Boundary(lambda: visits.append(boundary.runs))
+            assert adopt(session, boundary)
+            assert isinstance(session, tf1.Session)
+            assert isinstance(session, TrainingSession)
+            session.run(value)
+            boundary.due = True
+            assert session.run(value) == 3
+            assert session.make_callable(value)() == 3
+            other = threading.Thread(target=session.run, args=(value,))
+            other.start()
+            other.join()
+    assert [2, 3] == visits
+
+
+def test_a_call_from_inside_a_call_does_not_wait_for_itself() -> None:
+    with tf.Graph().as_default():
+        inner = tf.constant(5)
+        session = tf1.Session()
+        outer = tf1.py_func(lambda: np.int64(session.run(inner)), [], tf.int64)
+        adopt(session, Boundary(lambda: None))
+        assert session.run(outer) == 5
+        session.close()

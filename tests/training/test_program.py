@@ -1,0 +1,102 @@
+"""A program sees under procsv what `python TARGET ARGS…` would give it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOOK = """
+import json, multiprocessing, os, pickle, sys
+
+class Thing:
+    pass
+
+def child(queue):
+    queue.put([__name__, Thing.__module__])
+
+def look():
+    main = sys.modules["__main__"]
+    spec = main.__spec__
+    return {
+        "name": __name__, "argv": sys.argv, "path0": sys.path[0], "cwd": os.getcwd(), "file": __file__,
+        "spec": spec.name if spec else None, "package": main.__package__, "is_main": main.__dict__ is globals(),
+        "names": sorted(main.__dict__), "pickled": pickle.loads(pickle.dumps(Thing)) is Thing,
+    }
+
+if __name__ == "__main__":
+    facts = look()
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    facts["spawned"] = queue.get(timeout=30)
+    process.join()
+    print(json.dumps(facts))
+"""
+UNDER_US = (
+    "import sys; from pathlib import Path; from procsv.ipc.target import find_target;"
+    "from procsv.training.program import run_program;"
+    "run_program(find_target(sys.argv[1], Path.cwd()), sys.argv[2:])"
+)
+
+
+def _facts(*argv: str, cwd: Path) -> dict[str, object]:
+    done = subprocess.run([sys.executable, *argv], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(facts, dict)
+    return facts
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("")
+    (tmp_path / "pkg" / "look.py").write_text(LOOK)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text(LOOK)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("target", "python"),
+    [
+        ("pkg.look", ["-m", "pkg.look"]),
+        ("pkg/look.py", ["pkg/look.py"]),
+        ("app/", ["app/"]),
+    ],
+)
+def test_a_program_sees_what_python_would_give_it(program: Path, target: str, python: list[str]) -> None:
+    ours = _facts("-c", UNDER_US, target, "--steps", "3", cwd=program)
+    pythons = _facts(*python, "--steps", "3", cwd=program)
+
+    assert ours == pythons
+
+
+def test_a_function_is_called_as_a_console_script_would_call_it(program: Path) -> None:
+    (program / "pkg" / "tool.py").write_text(
+        "import json, sys\ndef main():\n    print(json.dumps({'args': sys.argv[1:], 'name': __name__}))\n    return 7\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", UNDER_US, "pkg.tool:main", "a", "-b"],
+        cwd=program,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, json.loads(done.stdout)) == (7, {"args": ["a", "-b"], "name": "pkg.tool"})
+
+
+def test_the_programs_own_names_are_all_that_main_holds(program: Path) -> None:
+    facts = _facts("-c", UNDER_US, "pkg.look", cwd=program)
+
+    names = facts["names"]
+    assert isinstance(names, list)
+    assert not [name for name in names if "procsv" in name]
+    assert os.fspath(program) == facts["path0"]
