@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -108,6 +109,42 @@ class Child:
             os.close(self.pidfd)
             self.exit = Exit(None, -code) if code < 0 else Exit(code, None)
         return self.exit
+
+
+class Stranger:
+    """A process that is not our child, known by its pid while it was surely alive (it had just spoken to us)."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = -1
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(pid)
+
+    def has_ended(self) -> bool:
+        if self._pidfd < 0:
+            return True
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def signal_tree(self, number: int) -> None:
+        """Sends a signal to it, to its descendants, and to its process group if it leads one; nothing if it is dead."""
+        if self.has_ended():
+            return
+        strays = descendants(self.pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(self.pid) == self.pid:
+                os.killpg(self.pid, number)
+            else:
+                signal.pidfd_send_signal(self._pidfd, number)
+        for stray in strays:
+            with contextlib.suppress(psutil.Error):
+                stray.send_signal(number)
+
+    def close(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
 
 
 def descendants(pid: int) -> list[psutil.Process]:
