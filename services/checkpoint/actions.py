@@ -1,0 +1,80 @@
+"""What the core tells the main loop to do.  Plain data; each says which event answers it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from procsv.ipc.arena import SlotInfo
+from procsv.ipc.channel import Heard
+from procsv.ipc.messages import Message, Reason, SaverPlan
+from procsv.services.checkpoint.facts import State
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    to: Heard
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answers reliably."""
+
+    to: Heard
+    body: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tells every trainer and watchdog, reliably."""
+
+    body: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Answered by `saved` or `save_failed`, `state_lost`."""
+
+    state: State
+    reason: Reason
+    plan: SaverPlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStock:
+    """Answered by `stocked`."""
+
+    plan: SaverPlan
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySlot:
+    """Answered by `slot_verified` or `state_lost`."""
+
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Answered by `found`."""
+
+    plan: SaverPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nobody restores from a checkpoint any more: old ones may be deleted again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Unlinks a slot that nobody needs."""
+
+    slot: SlotInfo
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveStaged:
+    state: State
+
+
+Action = Acknowledge | Reply | Announce | Persist | TakeStock | VerifySlot | Find | Release | Retire | RemoveStaged

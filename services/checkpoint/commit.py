@@ -1,0 +1,256 @@
+"""How a checkpoint comes into place: the order of writes, and what a kill at each of them leaves.
+
+Called by the store, on the disk thread.  Works on files alone; knows nothing of TensorFlow, slots or messages.
+
+A *workshop* is a directory on the checkpoint's own filesystem; in it, `staging/<sequence>/` holds a checkpoint in the
+making and `replaced/<sequence>/` links to the files of the same name that it replaces.  Once a staging directory
+holds `intent.json`, all its files are complete and on disk, and the commit is carried to its end by whoever comes
+next; without it, the directory is swept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from procsv.ipc.atomic import fsync_dir, replace_file
+from procsv.ipc.failpoints import declare, failpoint
+from procsv.services.checkpoint.manifest import (
+    BadCheckpoint,
+    Manifest,
+    encode_manifest,
+    read_manifest,
+    verify_file,
+    verify_files,
+)
+from procsv.services.checkpoint.names import all_files, base_of, manifest_of, placing_order
+from procsv.services.checkpoint.state_file import write_state
+
+INTENT = "intent.json"
+
+declare(
+    "checkpoint.before_fsync",
+    "checkpoint.before_rename",
+    "checkpoint.before_directory_fsync",
+    "checkpoint.before_manifest",
+    "checkpoint.before_state",
+)
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """All that is needed to carry a commit to its end."""
+
+    path: str  # of the checkpoint, absolute, as the `checkpoint` file will list it
+    manifest: Manifest
+    state_file: str
+    save_path: str  # as the plan has it: decides whether paths are written relative
+    relative: bool
+    listed: tuple[str, ...]  # what the `checkpoint` file will list, oldest first; the last is `path`
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.path).parent
+
+
+class Workshop:
+    """`staging` and `replaced` on one filesystem."""
+
+    def __init__(self, home: Path) -> None:
+        self.staging = home / "staging"
+        self.replaced = home / "replaced"
+
+    def begin(self, sequence: int) -> Path:
+        """A new, empty staging directory."""
+        staging = self.staging / str(sequence)
+        if staging.exists():
+            shutil.rmtree(staging)
+        staging.mkdir(parents=True)
+        # killed here or at any time before the intent is written: swept at the next start
+        return staging
+
+    def commit(self, staging: Path, intent: Intent) -> None:
+        """Puts the files of `staging` into place.  On an error everything is as it was before.
+
+        OSError passes through; a file whose fsync failed is thrown away with the whole staging directory.
+        """
+        try:
+            failpoint("checkpoint.before_fsync")
+            for name in intent.manifest.files:
+                _fsync_file(staging / name)
+            # killed here: no intent, so the next start sweeps the directory
+            replace_file(staging / INTENT, msgspec.json.encode(intent))  # and its directory's entries with it
+            fsync_dir(staging.parent)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        try:
+            self._carry_out(staging, intent)
+        except Exception:
+            self._undo(staging, intent)
+            raise
+        self._tidy(staging)
+
+    def recover(self) -> list[Intent]:
+        """Ends what a kill interrupted: carries out whole commits, undoes damaged ones, sweeps the rest.
+
+        The intents that were carried out, oldest first.  Killed here: the next start does the same again.
+        """
+        done = []
+        for staging in sorted(self._own_directories(self.staging), key=lambda p: int(p.name)):
+            intent = _read_intent(staging)
+            if intent is not None and self._is_newest(intent):
+                try:
+                    _verify_wherever(staging, intent)
+                except (BadCheckpoint, OSError):
+                    self._undo(staging, intent)
+                else:
+                    self._carry_out(staging, intent)
+                    done.append(intent)
+            self._tidy(staging)
+        for leftover in self._own_directories(self.replaced):
+            shutil.rmtree(leftover, ignore_errors=True)  # its commit was over: only the tidying was cut short
+        return done
+
+    def _own_directories(self, where: Path) -> Iterator[Path]:
+        if where.is_dir():
+            yield from [p for p in where.iterdir() if p.is_dir() and p.name.isdecimal()]
+
+    def _is_newest(self, intent: Intent) -> bool:
+        """False if a later commit has since put another checkpoint under the same name."""
+        with contextlib.suppress(BadCheckpoint):
+            there = read_manifest(manifest_of(intent.path))
+            return there is None or there.sequence <= intent.manifest.sequence
+        return True
+
+    def _carry_out(self, staging: Path, intent: Intent) -> None:
+        """From intent to `checkpoint` file.  Every line can be run again after a kill."""
+        failpoint("checkpoint.before_rename")
+        self._set_aside(intent)
+        # killed from here on: the files are whole, part of them here, part of them in place; the next start goes on
+        for name in placing_order(list(intent.manifest.files)):
+            with contextlib.suppress(FileNotFoundError):  # moved before the kill
+                (staging / name).replace(intent.directory / name)
+        for stale in _strangers(intent):
+            stale.unlink(missing_ok=True)  # of the old checkpoint of this name, linked in `replaced`
+        failpoint("checkpoint.before_directory_fsync")
+        fsync_dir(intent.directory)
+        # killed here: complete, but nothing says so; TensorFlow still reads the one before
+        failpoint("checkpoint.before_manifest")
+        replace_file(manifest_of(intent.path), encode_manifest(intent.manifest))
+        # killed here: complete and verifiable, but not the latest yet
+        failpoint("checkpoint.before_state")
+        write_state(Path(intent.state_file), intent.save_path, list(intent.listed), intent.relative)
+        # killed here: durable in every way, only not yet acknowledged
+
+    def _set_aside(self, intent: Intent) -> None:
+        """Links the files of an older checkpoint of the same name into `replaced`, so that an error can be undone."""
+        kept = self.replaced / str(intent.manifest.sequence)
+        if kept.exists():
+            return  # linked before a kill: what is in place may be new by now
+        old = all_files(intent.path)
+        if not old:
+            return
+        making = kept.with_name(f".{kept.name}.new")
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(parents=True)
+        for path in old:
+            _link(path, making / path.name)
+        fsync_dir(making)
+        making.rename(kept)
+        # killed here: links to files that are still in place; harmless
+        fsync_dir(self.replaced)
+
+    def _undo(self, staging: Path, intent: Intent) -> None:
+        """Takes back what was placed and puts the older checkpoint of this name, if any, into place again."""
+        kept = self.replaced / str(intent.manifest.sequence)
+        for name in intent.manifest.files:
+            if not (staging / name).exists():
+                (intent.directory / name).unlink(missing_ok=True)
+        with contextlib.suppress(BadCheckpoint):
+            there = read_manifest(manifest_of(intent.path))
+            if there is not None and there.sequence == intent.manifest.sequence:
+                manifest_of(intent.path).unlink(missing_ok=True)
+        if kept.exists():
+            for path in kept.iterdir():
+                path.replace(intent.directory / path.name)
+        fsync_dir(intent.directory)
+        # killed before this: the intent is still there, and does not verify: undone again at the next start
+        self._tidy(staging)
+
+    def _tidy(self, staging: Path) -> None:
+        """Removes the traces of a commit, the intent last of all that matters."""
+        shutil.rmtree(self.replaced / staging.name, ignore_errors=True)
+        # killed here: carried out once more at the next start, which changes nothing
+        with contextlib.suppress(OSError):
+            (staging / INTENT).unlink(missing_ok=True)
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _fsync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)  # failed: never repeated; the whole staging directory is thrown away
+    finally:
+        os.close(fd)
+
+
+def _link(old: Path, new: Path) -> None:
+    try:
+        os.link(old, new)
+    except OSError:  # a filesystem without hard links
+        shutil.copyfile(old, new)
+        _fsync_file(new)
+
+
+def _read_intent(staging: Path) -> Intent | None:
+    try:
+        return msgspec.json.decode((staging / INTENT).read_bytes(), type=Intent)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _verify_wherever(staging: Path, intent: Intent) -> None:
+    """Each file either still in staging or already in place."""
+    for name, expected in intent.manifest.files.items():
+        staged = staging / name
+        verify_file(staged if staged.exists() else intent.directory / name, expected)
+
+
+def _strangers(intent: Intent) -> list[Path]:
+    """Files under the checkpoint's name that are not its own: of an older one with other shards, or with a .meta."""
+    own = set(intent.manifest.files) | {manifest_of(intent.path).name}
+    return [path for path in all_files(intent.path) if path.name not in own]
+
+
+def delete_checkpoint(path: str) -> None:
+    """Removes a checkpoint: first its index, without which nobody takes it for one; last its manifest.
+
+    Killed in between: a manifest without an index, by which the next start knows what to remove.
+    """
+    for file in all_files(path):
+        file.unlink(missing_ok=True)
+
+
+def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
+    """Removes what interrupted deletions left: manifests, with their files, whose index is gone."""
+    for manifest_path in directory.glob("*.manifest.json"):
+        if not manifest_path.name.startswith(basename):
+            continue
+        path = str(directory / manifest_path.name[: -len(".manifest.json")])
+        try:
+            manifest = read_manifest(manifest_path)
+        except (BadCheckpoint, OSError):
+            continue
+        if manifest is None or base_of(path) in {base_of(p) for p in listed}:
+            continue
+        index = [name for name in manifest.files if name.endswith(".index")]
+        if index and not (directory / index[0]).exists():
+            delete_checkpoint(path)
+
+
+__all__ = ["Intent", "Workshop", "delete_checkpoint", "finish_deletions", "verify_files"]

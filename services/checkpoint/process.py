@@ -1,0 +1,254 @@
+"""The checkpoint service's process: messages, threads and slots around the core, which decides.
+
+Run by `python -m procsv.services.checkpoint`.  The main thread alone speaks to peers and never touches the logdir: the
+disk thread does that, one job at a time; a second thread reads slots against their checksums, so that a restore from
+memory never waits for a save; a third loads TensorFlow, so that the first save is not late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from procsv.ipc.arena import SlotReader, remove_slot, scan
+from procsv.ipc.channel import Heard
+from procsv.ipc.errors import PeerError
+from procsv.ipc.failpoints import declare, failpoint
+from procsv.ipc.messages import Durable, Finish, Hello, SaverPlan, Snapshot, Staged, TrainerEnded
+from procsv.ipc.process import Stranger
+from procsv.ipc.pulse import Phase
+from procsv.services.checkpoint import writer
+from procsv.services.checkpoint.actions import (
+    Acknowledge,
+    Action,
+    Announce,
+    Find,
+    Persist,
+    Release,
+    RemoveStaged,
+    Reply,
+    Retire,
+    TakeStock,
+    VerifySlot,
+)
+from procsv.services.checkpoint.core import Core
+from procsv.services.checkpoint.facts import Found, State
+from procsv.services.checkpoint.last_one_out import LastOneOut
+from procsv.services.checkpoint.staged import find_staged, remove_staged
+from procsv.services.checkpoint.store import SlotBad, SlotGone, Store
+from procsv.services.checkpoint.worker import Outcomes, Worker
+from procsv.services.runtime import TICK_S_MAX, Tools
+
+T = TypeVar("T")
+NICENESS = 10  # training comes first
+LAST_WORDS_S_MAX = 2.0  # how long an answer to Finish may take to be acknowledged
+
+declare("checkpoint.receive", "checkpoint.before_ack", "checkpoint.serving_restore")
+
+
+class CheckpointService:
+    """A procsv.services.runtime.Service."""
+
+    def __init__(self, tools: Tools) -> None:
+        os.nice(NICENESS)
+        self._tools = tools
+        self._start = tools.start
+        self._store = Store(tools.start, tools.clock)
+        self._outcomes = Outcomes(tools.wake)
+        self._disk = Worker("disk", self._outcomes)
+        self._checker = Worker("checker", self._outcomes)
+        self._loader = Worker("loader", self._outcomes)
+        self._core = Core(tools.start.run, self._store.lineage(), is_restarted=tools.start.incarnation > 1)
+        self._last_one_out: LastOneOut | None = None
+        self._trainers: dict[int, Stranger] = {}  # by incarnation
+        self._said: Durable | None = None  # the newest checkpoint that was announced
+        self._finish: Heard | None = None
+        self._finished_by_s = 0.0
+        self._disk.do(self._store.open, lambda _: None, lambda _: None)
+        self._loader.do(lambda: writer.warm_up(self._start.places.shm_dir), lambda _: None, lambda _: None)
+        self._core.staged_seen(find_staged(self._start.places.shm_dir, self._start.run))
+        self._look()
+
+    # -- what the skeleton calls ------------------------------------------------------------------------------
+    def handle(self, heard: Heard) -> None:
+        now_s = self._tools.clock.monotonic()
+        self._look()
+        match heard.body:
+            case Hello():
+                self._on_hello(heard, heard.body)
+            case Finish():
+                self._finish = heard
+                self._do(self._core.finish(heard, now_s))
+            case TrainerEnded():
+                self._tools.server.forget("trainer", heard.body.incarnation)
+                for incarnation in [i for i in self._trainers if i <= heard.body.incarnation]:
+                    self._trainers.pop(incarnation).close()
+                self._do(self._core.handle(heard, now_s))
+            case body:
+                if isinstance(body, (Snapshot, Staged)):
+                    failpoint("checkpoint.receive")
+                self._do(self._core.handle(heard, now_s))
+
+    def tick(self, now_s: float) -> float:
+        self._outcomes.deliver()
+        self._look()
+        self._do(self._core.tick(now_s))
+        if self._last_one_out is not None and self._last_one_out.may_finish(now_s):
+            self._do(self._core.finish(None, now_s))
+        self._beat()
+        if self._core.settled and not self._finished_by_s:
+            self._finished_by_s = now_s + LAST_WORDS_S_MAX
+        if self._last_one_out is not None:
+            return self._last_one_out.look_again_s
+        return max(0.0, min(TICK_S_MAX, self._core.next_due_s() - now_s))
+
+    def orphaned(self) -> None:
+        now_s = self._tools.clock.monotonic()
+        self._last_one_out = LastOneOut(self._start, list(self._trainers.values()), now_s)
+
+    def is_finished(self) -> bool:
+        if not self._core.settled:
+            return False
+        now_s = self._tools.clock.monotonic()
+        if self._last_one_out is not None:
+            return self._last_one_out.is_alone(now_s)
+        return not self._is_answer_open() or now_s >= self._finished_by_s > 0
+
+    def close(self) -> None:
+        for worker in (self._disk, self._checker, self._loader):
+            worker.close()
+        for trainer in self._trainers.values():
+            trainer.close()
+        if self._last_one_out is not None:
+            self._last_one_out.tidy(keep_memory=self._core.unsaved is not None, now_wall_s=self._tools.clock.wall())
+
+    # -- events -----------------------------------------------------------------------------------------------
+    def _look(self) -> None:
+        """Shows the core which slots there are; the plan is read from one if no trainer has said it."""
+        slots = scan(self._start.places.shm_dir, any_state=True)
+        self._core.slots_seen(slots)
+        newest = self._core.unsaved
+        if self._core.plan is None and newest is not None and newest.slot is not None:
+            with contextlib.suppress(PeerError, OSError):  # torn in the meantime: the next look tells
+                reader = SlotReader(newest.slot)
+                try:
+                    plan = reader.contents.plan
+                finally:
+                    reader.close()
+                self._do(self._core.plan_seen(plan, self._tools.clock.monotonic()))
+
+    def _on_hello(self, heard: Heard, hello: Hello) -> None:
+        known = self._trainers.get(heard.incarnation)
+        if heard.role == "trainer" and (known is None or known.pid != hello.pid):
+            if known is not None:
+                known.close()
+            self._trainers[heard.incarnation] = Stranger(hello.pid)
+        self._tools.server.acknowledge(heard)
+        if self._said is not None and heard.role in ("trainer", "watchdog"):
+            self._tools.server.tell(heard.who, self._said)  # perhaps it was not there when it was said
+
+    def _is_answer_open(self) -> bool:
+        peer = self._tools.server.peers.get(self._finish.who) if self._finish is not None else None
+        return peer is not None and len(peer.outbox) > 0
+
+    def _beat(self) -> None:
+        pulse = self._tools.pulse
+        pulse.phase = Phase.SAVE if self._core.is_saving else Phase.IDLE
+        pulse.work = self._core.durable_count
+        pulse.step = self._core.newest_step
+
+    # -- actions ----------------------------------------------------------------------------------------------
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        server = self._tools.server
+        match action:
+            case Acknowledge(to):
+                if to.who in server.peers:
+                    server.acknowledge(to)
+            case Reply(to, body):
+                if to.who in server.peers:  # else it is dead, and nobody asks any more
+                    server.tell(to.who, body, re=to.seq)
+            case Announce(body):
+                if isinstance(body, Durable):
+                    self._said = body
+                server.tell_all(body, ("trainer", "watchdog"))
+            case Persist():
+                self._persist(action)
+            case TakeStock(plan):
+                self._disk.do(
+                    lambda: self._store.take_stock(plan), self._after(self._core.stocked), self._looking_failed
+                )
+            case Find(plan):
+                self._disk.do(lambda: self._find(plan), self._after(self._core.found), self._looking_failed)
+            case VerifySlot(state):
+                self._verify(state)
+            case Release():
+                self._disk.do(self._store.release, lambda _: None, lambda _: None)
+            case Retire(slot):
+                with contextlib.suppress(OSError):
+                    remove_slot(slot.path, slot)
+            case RemoveStaged(state):
+                remove_staged(Path(state.staged), self._start.places)
+
+    def _persist(self, action: Persist) -> None:
+        state = action.state
+        self._beat()
+
+        def job() -> Durable:
+            durable = self._store.persist(state, action.reason, action.plan)
+            # killed here: durable, and said by nobody; the next service finds it on disk
+            failpoint("checkpoint.before_ack")
+            return durable
+
+        def failed(error: Exception) -> None:
+            now_s = self._tools.clock.monotonic()
+            self._look()
+            if isinstance(error, (SlotGone, SlotBad)):
+                self._do(self._core.state_lost(state, str(error), isinstance(error, SlotBad), now_s))
+            else:
+                self._do(self._core.save_failed(_text(error), now_s))
+
+        self._disk.do(job, self._after(self._core.saved), failed)
+
+    def _find(self, plan: SaverPlan) -> Found:
+        found = self._store.find(plan)
+        failpoint("checkpoint.serving_restore")
+        return found
+
+    def _verify(self, state: State) -> None:
+        assert state.slot is not None, "staged files are not verified in memory"
+        slot = state.slot
+
+        def job() -> State:
+            self._store.verify_slot(slot)
+            failpoint("checkpoint.serving_restore")
+            return state
+
+        def failed(error: Exception) -> None:
+            self._look()
+            is_bad = not isinstance(error, SlotGone)
+            self._do(self._core.state_lost(state, _text(error), is_bad, self._tools.clock.monotonic()))
+
+        self._checker.do(job, self._after(self._core.slot_verified), failed)
+
+    def _after(self, event: Callable[[T, float], list[Action]]) -> Callable[[T], None]:
+        """What a job's result does: the core hears of it, having seen the slots as they are now."""
+
+        def then(result: T) -> None:
+            self._look()
+            self._do(event(result, self._tools.clock.monotonic()))
+
+        return then
+
+    def _looking_failed(self, error: Exception) -> None:
+        self._do(self._core.looking_failed(_text(error), self._tools.clock.monotonic()))
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,324 @@
+"""The checkpoints on disk: from a snapshot to files that TensorFlow reads, and back to the question which are good.
+
+Called by the worker, on the disk thread alone, so that nothing here ever races: a commit, a search and a deletion
+come one after the other.  Decides nothing about when; never talks to a peer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from procsv.ipc.arena import SlotInfo, SlotReader, scan
+from procsv.ipc.atomic import replace_file
+from procsv.ipc.clock import Clock
+from procsv.ipc.contents import Contents, prefix_of
+from procsv.ipc.errors import PeerError
+from procsv.ipc.failpoints import declare, failpoint
+from procsv.ipc.messages import Durable, Reason, SaverPlan
+from procsv.ipc.runfile import read_run
+from procsv.ipc.start import Start
+from procsv.ipc.units import show_size
+from procsv.services.checkpoint import writer
+from procsv.services.checkpoint.catalog import Catalog, take_stock
+from procsv.services.checkpoint.commit import Intent, Workshop, delete_checkpoint, finish_deletions
+from procsv.services.checkpoint.facts import Candidate, Found, State, Stock
+from procsv.services.checkpoint.manifest import (
+    MANIFEST_VERSION,
+    BadCheckpoint,
+    Manifest,
+    read_manifest,
+    sum_file,
+)
+from procsv.services.checkpoint.names import absolute_save_path, base_of, manifest_of, model_files, state_file_of
+from procsv.services.checkpoint.retention import Kept, first_keep, retain
+
+MEMORY = "checkpoints.json"
+ROOM_MARGIN_BYTES = 8 * 2**20  # beside the tensors: index, meta, manifest; less free than that is a full disk
+
+declare("checkpoint.temporary_created", "checkpoint.deleting_old")
+
+
+class SlotGone(Exception):
+    """The slot no longer holds that snapshot: a newer one is READY, or will be."""
+
+
+class SlotBad(Exception):
+    """The slot's contents do not match their checksums.  The text names the tensor."""
+
+
+class _Memory(msgspec.Struct):
+    """`procsv/checkpoints.json`: what this service must not forget between runs."""
+
+    runs: list[str] = []  # whose snapshots in shared memory belong to this logdir
+    next_keep: dict[str, float] = {}  # by basename: when the next checkpoint is to be kept for good (Unix seconds)
+
+
+class Store:
+    """Everything that the service does with files in the logdir."""
+
+    def __init__(self, start: Start, clock: Clock) -> None:
+        self._start = start
+        self._clock = clock
+        self._catalog = Catalog()
+        self._recovered: set[Path] = set()
+        self._serving = ""  # the checkpoint that a trainer is restoring from: not deleted meanwhile
+
+    # -- at the start ----------------------------------------------------------------------------------------
+    def lineage(self) -> frozenset[str]:
+        """The earlier runs in this logdir whose snapshots still lie in shared memory; ours is noted for the next.
+
+        A snapshot of any other run is of a logdir that was deleted since: not to be restored from.
+        """
+        home, memory = self._start.places.home, self._remember()
+        last = read_run(self._start.places.run_json)
+        known = set(memory.runs) | ({last.run} if last is not None else set())
+        there = {info.run for info in scan(self._start.places.shm_dir)}
+        lineage = frozenset(known & there) - {self._start.run}
+        memory.runs = sorted({*lineage, self._start.run})
+        with contextlib.suppress(OSError):  # a logdir that cannot be written: said by the first save
+            home.mkdir(parents=True, exist_ok=True)
+            replace_file(home / MEMORY, msgspec.json.encode(memory))
+        return lineage
+
+    def open(self) -> None:
+        """Ends what the last service was interrupted in, as far as it can be known before a plan is."""
+        home = self._start.places.home
+        home.mkdir(parents=True, exist_ok=True)
+        self._recover(Workshop(home))
+
+    def take_stock(self, plan: SaverPlan) -> Stock:
+        """What is there; the newest is verified if it is to be believed that a snapshot is durable."""
+        self._prepare(plan)
+        listing = take_stock(plan)
+        top = max((c.sequence for c in listing.candidates), default=0)
+        if not listing.candidates:
+            return Stock(-1, top, None, ())
+        newest = listing.candidates[0]
+        return Stock(newest.step, top, self._as_durable(newest, listing.kept), listing.kept)
+
+    def _as_durable(self, newest: Candidate, kept: tuple[str, ...]) -> Durable | None:
+        if not newest.sequence or not scan(self._start.places.shm_dir):
+            return None  # no snapshot is there that could be the same state
+        with contextlib.suppress(BadCheckpoint, OSError):
+            self._catalog.verify(newest.path)
+            manifest = read_manifest(manifest_of(newest.path))
+            if manifest is not None:
+                return _durable(manifest, newest.path, 0.0, kept)
+        return None
+
+    def _prepare(self, plan: SaverPlan) -> Workshop:
+        """The workshop for a plan's checkpoints, with what was interrupted there ended."""
+        save_path = absolute_save_path(plan)
+        directory = Path(save_path).parent
+        home = self._start.places.home
+        same_disk = directory.stat().st_dev == home.stat().st_dev
+        workshop = Workshop(home if same_disk else directory / ".procsv")
+        self._recover(workshop)
+        if directory not in self._recovered:
+            with contextlib.suppress(OSError):
+                for leftover in directory.glob(".*.new"):
+                    if leftover.name.startswith((f".{Path(save_path).name}", f".{plan.latest_filename}.")):
+                        leftover.unlink(missing_ok=True)
+            listed = {c.path for c in take_stock(plan).candidates if c.listed}
+            finish_deletions(directory, Path(save_path).name, listed)
+            self._recovered.add(directory)
+        return workshop
+
+    def _recover(self, workshop: Workshop) -> None:
+        if workshop.staging not in self._recovered:
+            workshop.recover()
+            self._recovered.add(workshop.staging)
+
+    # -- restoring -------------------------------------------------------------------------------------------
+    def find(self, plan: SaverPlan) -> Found:
+        """The checkpoint to restore from; it is not deleted until `release`."""
+        self._prepare(plan)
+        found = self._catalog.find(plan)
+        self._serving = found.checkpoint.path if found.checkpoint else ""
+        return found
+
+    def release(self) -> None:
+        """The trainer has restored."""
+        self._serving = ""
+
+    def verify_slot(self, info: SlotInfo) -> None:
+        """Reads a slot against its checksums; SlotBad, SlotGone.  Not on the disk thread: touches memory alone."""
+        reader = self._read(info)
+        try:
+            reader.verify()
+        except PeerError as error:
+            raise SlotBad(str(error)) from error
+        finally:
+            reader.close()
+
+    # -- saving ----------------------------------------------------------------------------------------------
+    def persist(self, state: State, reason: Reason, plan: SaverPlan | None) -> Durable:
+        """Makes `state` a checkpoint on disk.  SlotGone, SlotBad, or any error: nothing has changed."""
+        started_s = self._clock.monotonic()
+        if state.slot is not None:
+            return self._persist_slot(state, state.slot, reason, started_s)
+        if plan is None:
+            raise PeerError("staged files without a plan")
+        return self._persist_staged(state, reason, plan, started_s)
+
+    def _read(self, info: SlotInfo) -> SlotReader:
+        try:
+            return SlotReader(info)
+        except PeerError as error:
+            there = [i for i in scan(info.path.parent) if i.path == info.path and i.sequence == info.sequence]
+            raise (SlotBad if there and "checksum" in str(error) else SlotGone)(str(error)) from error
+
+    def _persist_slot(self, state: State, info: SlotInfo, reason: Reason, started_s: float) -> Durable:
+        reader = self._read(info)
+        try:
+            contents = reader.contents
+            path = str(Path(absolute_save_path(contents.plan)).parent / Path(prefix_of(contents)).name)
+            workshop = self._begin(contents.plan, sum(e.size for shard in contents.shards for e in shard))
+            staging = workshop.begin(state.sequence)
+            failpoint("checkpoint.temporary_created")
+            try:
+                path = self._write(contents, reader, staging, path)
+            except BaseException:
+                shutil.rmtree(staging, ignore_errors=True)
+                raise
+        finally:
+            reader.close()  # from here on the trainer may have the slot again
+        return self._commit(workshop, staging, contents.plan, path, state, reason, started_s)
+
+    def _write(self, contents: Contents, reader: SlotReader, staging: Path, path: str) -> str:
+        """Writes and reads back; the path that the `checkpoint` file will list."""
+        written = writer.write(contents, reader.map, str(staging / Path(path).name))
+        try:
+            writer.read_back(contents, reader.map, written)
+        except writer.WriteMismatch:
+            try:
+                reader.verify()
+            except PeerError as error:
+                raise SlotBad(str(error)) from error
+            raise  # the slot is good: the disk is not; the files are thrown away and written again
+        return str(Path(path).parent / Path(written).name)
+
+    def _persist_staged(self, state: State, reason: Reason, plan: SaverPlan, started_s: float) -> Durable:
+        files = model_files(state.staged)
+        if not files:
+            raise SlotGone(f"{state.staged} is gone")
+        workshop = self._begin(plan, sum(file.stat().st_size for file in files))
+        staging = workshop.begin(state.sequence)
+        failpoint("checkpoint.temporary_created")
+        try:
+            for file in [*files, *[p for p in (Path(base_of(state.staged) + ".meta"),) if p.is_file()]]:
+                _link_or_copy(file, staging / file.name)
+            try:
+                self._catalog.verify(str(staging / Path(state.staged).name))
+            except BadCheckpoint as error:
+                raise SlotBad(str(error)) from error
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        path = str(Path(absolute_save_path(plan)).parent / Path(state.staged).name)
+        return self._commit(workshop, staging, plan, path, state, reason, started_s)
+
+    def _begin(self, plan: SaverPlan, size: int) -> Workshop:
+        """Looks before it writes: for the directory, and for room."""
+        directory = Path(absolute_save_path(plan)).parent
+        if not directory.is_dir():
+            raise FileNotFoundError(f"{directory} does not exist any more")
+        self._start.places.home.mkdir(exist_ok=True)
+        workshop = self._prepare(plan)
+        there = os.statvfs(directory)
+        free = there.f_bavail * there.f_frsize
+        if free < size + ROOM_MARGIN_BYTES:
+            raise OSError(f"no room in {directory}: {show_size(free)} are free, the checkpoint needs {show_size(size)}")
+        return workshop
+
+    def _commit(
+        self,
+        workshop: Workshop,
+        staging: Path,
+        plan: SaverPlan,
+        path: str,
+        state: State,
+        reason: Reason,
+        started_s: float,
+    ) -> Durable:
+        meta = staging / (Path(base_of(path)).name + ".meta")
+        if plan.meta_path and not meta.exists():
+            with contextlib.suppress(FileNotFoundError):  # it makes no difference to what can be restored
+                shutil.copyfile(plan.meta_path, meta)
+        names = sorted(entry.name for entry in staging.iterdir())
+        sums = {name: sum_file(staging / name) for name in names}
+        now = self._clock.wall()
+        manifest = Manifest(
+            MANIFEST_VERSION, state.step, state.sequence, state.incarnation, state.run, reason, now, sums
+        )
+        listing = take_stock(plan)
+        base = Path(absolute_save_path(plan)).name
+        memory = self._remember()
+        outcome = retain(
+            [Kept(p, _written(p)) for p in listing.kept],
+            Kept(path, now),
+            max_to_keep=plan.max_to_keep,
+            every_n_hours=plan.keep_every_n_hours,
+            next_keep=memory.next_keep.get(base, first_keep(now, plan.keep_every_n_hours)),
+        )
+        served = tuple(p for p in outcome.delete if p == self._serving)
+        listed = served + outcome.listed  # what is being restored from stays until the next time
+        state_file = str(state_file_of(plan))
+        workshop.commit(staging, Intent(path, manifest, state_file, plan.save_path, plan.save_relative_paths, listed))
+        self._catalog.trust(path)
+        self._keep_in_mind(base, memory, outcome.next_keep)
+        for old in outcome.delete:
+            if old not in served:
+                failpoint("checkpoint.deleting_old")
+                with contextlib.suppress(OSError):  # an old one that stays harms nobody
+                    delete_checkpoint(old)
+        if state.staged:
+            shutil.rmtree(Path(state.staged).parent, ignore_errors=True)
+        return _durable(manifest, path, self._clock.monotonic() - started_s, listed)
+
+    def _remember(self) -> _Memory:
+        try:
+            return msgspec.json.decode((self._start.places.home / MEMORY).read_bytes(), type=_Memory)
+        except (OSError, msgspec.DecodeError):
+            return _Memory()
+
+    def _keep_in_mind(self, base: str, memory: _Memory, next_keep: float) -> None:
+        if next_keep != memory.next_keep.get(base) and next_keep != float("inf"):
+            memory.next_keep[base] = next_keep
+            memory.runs = self._remember().runs
+            with contextlib.suppress(OSError):  # forgotten: one checkpoint more or less is kept for good
+                replace_file(self._start.places.home / MEMORY, msgspec.json.encode(memory))
+
+
+def _durable(manifest: Manifest, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
+    return Durable(
+        manifest.sequence,
+        manifest.step,
+        manifest.incarnation,
+        path,
+        manifest.reason,
+        manifest.bytes,
+        seconds,
+        kept,
+    )
+
+
+def _written(path: str) -> float:
+    """When a checkpoint was written: its manifest says, or else its file."""
+    with contextlib.suppress(BadCheckpoint, OSError):
+        manifest = read_manifest(manifest_of(path))
+        if manifest is not None:
+            return manifest.time
+    return max((file.stat().st_mtime for file in model_files(path)), default=0.0)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

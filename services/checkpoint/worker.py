@@ -1,0 +1,71 @@
+"""Threads that do one job after the other, and hand what came of it back to the main loop.
+
+Called by process.py.  A job that fails never ends its thread: the failure is an outcome like any other.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+JOIN_S_MAX = 2.0  # at the end of the process; a job that is still stuck by then ends with it
+
+
+class Outcomes:
+    """What jobs came to, as calls that the main thread is to make."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def add(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+        self._wake()
+
+    def deliver(self) -> None:
+        """Makes the calls.  Main thread."""
+        while True:
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                return
+            call()
+
+
+class Worker:
+    """One thread and its queue."""
+
+    def __init__(self, name: str, outcomes: Outcomes) -> None:
+        self._outcomes = outcomes
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def do(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
+        """Does `job` on the thread; then `then` or `failed` is called on the main thread."""
+
+        def run() -> None:
+            try:
+                result = job()
+            except Exception as error:  # noqa: BLE001  TensorFlow, disks and user data raise anything
+                traceback.print_exc(file=sys.stderr)
+                caught = error.with_traceback(None)  # its frames would keep a slot mapped
+                self._outcomes.add(lambda: failed(caught))
+            else:
+                self._outcomes.add(lambda: then(result))
+
+        self._jobs.put(run)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(JOIN_S_MAX)

@@ -1,0 +1,259 @@
+"""A run without a trainer: a real checkpoint service, and a stand-in that fills slots and talks as a trainer does."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+
+from procsv.ipc.arena import HEADER_BYTES, Arena, SlotInfo
+from procsv.ipc.channel import Address, Client, Heard, Waiter, new_context
+from procsv.ipc.clock import SystemClock
+from procsv.ipc.contents import Contents, TensorEntry, align, pack_strings
+from procsv.ipc.messages import Ack, Hello, Message, SaverPlan
+from procsv.ipc.places import Places, make_private_dir
+from procsv.ipc.process import Child, spawn
+from procsv.ipc.start import Start
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 60.0
+
+Tensors = dict[str, Any]
+
+
+def a_plan(logdir: Path, **changes: Any) -> SaverPlan:
+    fields: dict[str, Any] = {
+        "save_path": str(logdir / "model.ckpt"),
+        "latest_filename": "checkpoint",
+        "save_secs": 0.0,
+        "max_to_keep": 5,
+        "keep_every_n_hours": 10000.0,
+        "pad_step_number": False,
+        "save_relative_paths": False,
+        "meta_path": "",
+    }
+    return SaverPlan(**(fields | changes))
+
+
+def dtype_name(value: np.ndarray[Any, Any]) -> str:
+    return "string" if value.dtype == object else str(value.dtype)
+
+
+def publish(
+    arena: Arena,
+    plan: SaverPlan,
+    shards: list[list[tuple[str, str, Any]]] | Tensors,
+    sequence: int,
+    step: int,
+    *,
+    named: bool = True,
+    save_op: Any = "SaveV2",
+    sharded: bool = False,
+    dtypes: dict[str, str] | None = None,
+) -> SlotInfo:
+    """Fills a slot with (key, slice, value) triples and makes it READY."""
+    if isinstance(shards, dict):
+        shards = [[(key, "", value) for key, value in shards.items()]]
+    writer = arena.begin()
+    assert writer is not None, "no free slot"
+    at, listed = HEADER_BYTES, []
+    for shard in shards:
+        entries = []
+        for key, piece, given in shard:
+            value = np.asarray(given)
+            dtype = (dtypes or {}).get(key, dtype_name(value))
+            if dtype == "string":
+                data = pack_strings([bytes(v) for v in value.reshape(-1).tolist()])
+            else:
+                data = value.tobytes()
+            at = align(at)
+            writer.make_room(at + len(data) - HEADER_BYTES)
+            writer.memory[at : at + len(data)] = data
+            entries.append(TensorEntry(key, piece, dtype, value.shape, at, len(data), xxhash.xxh3_64_intdigest(data)))
+            at += len(data)
+        listed.append(tuple(entries))
+    contents = Contents(plan, save_op, sharded, tuple(listed), step if named else -1, "test")
+    return writer.publish(sequence, step, contents, align(at))
+
+
+def some_tensors(step: int, size: int = 1000) -> Tensors:
+    return {
+        "bias": np.arange(size, dtype=np.float32) + step,
+        "global_step": np.array(step, np.int64),
+        "name": np.array([b"a", b"", b"x" * 300], dtype=object),
+    }
+
+
+@dataclass
+class TrainerStandIn:
+    """Talks to the service as a trainer (or as a watchdog) does, from the test's own thread."""
+
+    run: Run
+    role: str
+    incarnation: int
+    context: Any = field(default_factory=new_context)
+    heard: list[Heard] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = SystemClock()
+        address = Address(self.run.id, self.role, self.incarnation)
+        self.client = Client(self.context, self.run.places.service_socket("checkpoint"), address, self.clock)
+        self.waiter = Waiter()
+        self.waiter.add(self.client)
+        self.plan: SaverPlan | None = None
+        self.pid = os.getpid()
+
+    def tell(self, body: Message) -> int:
+        return self.client.tell(body)
+
+    def until(self, seen: Callable[[Heard], bool], what: str = "the expected message") -> Heard:
+        """Waits for a message, all that came before it included."""
+        deadline_s = self.clock.monotonic() + WAIT_S
+        at = 0
+        while True:
+            for heard in self.heard[at:]:
+                if seen(heard):
+                    return heard
+            at = len(self.heard)
+            assert self.clock.monotonic() < deadline_s, f"{what} did not come; heard {[h.body for h in self.heard]}"
+            self.turn()
+
+    def turn(self, wait_s: float = 0.1) -> None:
+        if self.client.tick():
+            self.client.tell(Hello(self.pid))
+            if self.plan is not None:
+                self.client.tell(self.plan)
+        self.waiter.wait(wait_s)
+        while (heard := self.client.receive()) is not None:
+            self.heard.append(heard)
+            self.client.acknowledge(heard)
+
+    def until_body(self, kind: type[Message], seen: Callable[[Any], bool] = lambda _: True) -> Any:
+        return self.until(lambda h: isinstance(h.body, kind) and seen(h.body), kind.__name__).body
+
+    def ask(self, body: Message) -> Any:
+        seq = self.tell(body)
+        return self.until(lambda h: h.re == seq and not isinstance(h.body, Ack), f"an answer to {body}").body
+
+    def ask_ack(self, body: Message) -> None:
+        seq = self.tell(body)
+        self.until(lambda h: h.re == seq, f"an acknowledgement of {body}")
+
+    def close(self) -> None:
+        self.client.close(0)
+        self.context.term()
+
+
+@dataclass
+class Run:
+    """A logdir, its places, and the service processes started in it."""
+
+    logdir: Path
+    places: Places
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    services: list[Child] = field(default_factory=list)
+    talkers: list[TrainerStandIn] = field(default_factory=list)
+    arenas: list[Arena] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lifeline = os.pipe()
+
+    def start_service(self, failpoints: str = "", **changes: Any) -> Child:
+        fields: dict[str, Any] = {
+            "role": "checkpoint",
+            "run": self.id,
+            "incarnation": len(self.services) + 1,
+            "logdir": str(self.logdir),
+            "run_dir": str(self.places.run_dir),
+            "shm_dir": str(self.places.shm_dir),
+            "lifeline_fd": self.lifeline[0],
+            "grace_s": 5.0,
+        }
+        start = Start(**(fields | changes))
+        env = start.environment({**os.environ, "PYTHONPATH": str(ROOT), "PROCSV_FAILPOINTS": failpoints})
+        fds = (start.lifeline_fd,) if start.lifeline_fd >= 0 else ()
+        argv = [sys.executable, *start.argv()[1:]]
+        child = spawn(argv, env=env, log=self.places.log("checkpoint", start.incarnation), pass_fds=fds, cwd=ROOT)
+        self.services.append(child)
+        return child
+
+    def wait_ended(self, child: Child) -> Any:
+        waiter = Waiter()
+        waiter.add(child.pidfd)
+        assert waiter.wait(WAIT_S), "the service does not end"
+        return child.reap()
+
+    def trainer(self, incarnation: int = 1, role: str = "trainer", plan: SaverPlan | None = None) -> TrainerStandIn:
+        talker = TrainerStandIn(self, role, incarnation)
+        talker.plan = plan
+        self.talkers.append(talker)
+        return talker
+
+    def watchdog(self) -> TrainerStandIn:
+        return self.trainer(1, "watchdog")
+
+    def arena(self, incarnation: int = 1, size: int = 100_000) -> Arena:
+        arena = Arena(self.places.shm_dir, self.id, incarnation)
+        arena.reserve(size)
+        self.arenas.append(arena)
+        return arena
+
+    def log(self) -> str:
+        return "".join(p.read_text() for p in sorted(self.places.logs.glob("*.log")))
+
+    def cut_lifeline(self) -> None:
+        if self.lifeline[1] >= 0:
+            os.close(self.lifeline[1])
+            self.lifeline = (self.lifeline[0], -1)
+
+    def close(self) -> None:
+        for arena in self.arenas:
+            arena.close()
+        for talker in self.talkers:
+            talker.close()
+        for child in self.services:
+            if not child.has_ended():
+                child.signal(9)
+            waiter = Waiter()
+            waiter.add(child.pidfd) if child.exit is None else None
+            assert child.exit is not None or waiter.wait(WAIT_S)
+            child.reap()
+        self.cut_lifeline()
+        os.close(self.lifeline[0])
+        for directory in (self.places.shm_dir, self.places.run_dir):
+            if directory.exists():
+                for path in directory.iterdir():
+                    path.unlink()
+                directory.rmdir()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    logdir = tmp_path / "logdir"
+    logdir.mkdir()
+    name = f"procsv-test-{secrets.token_hex(6)}"
+    places = Places(logdir, Path(tempfile.gettempdir()) / name, Path("/dev/shm") / name)
+    for path in (places.run_dir, places.shm_dir):
+        make_private_dir(path)
+    a_run = Run(logdir, places)
+    yield a_run
+    a_run.close()
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Callable[..., SaverPlan]:
+    return lambda **changes: a_plan(tmp_path / "logdir", **changes)
+
+
+@pytest.fixture(name="publish")
+def publish_fixture() -> Callable[..., SlotInfo]:
+    return publish
