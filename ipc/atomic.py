@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def replace_file(path: Path, data: bytes, durable: bool = True) -> None:
-    """Puts `data` at `path` by write, fsync, rename and fsync of the directory.
+def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True) -> None:
+    """Puts `data`, or all its pieces, at `path` by write, fsync, rename and fsync of the directory.
 
     Killed at any line: the old file stands whole, with perhaps a dot-file beside it that the next call replaces.
     OSError passes through, with the temporary removed.  `durable=False` leaves out the fsyncs: a kill is
@@ -17,9 +18,10 @@ def replace_file(path: Path, data: bytes, durable: bool = True) -> None:
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
+            for piece in (data,) if isinstance(data, bytes) else data:
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(fd, view) :]
             if durable:
                 os.fsync(fd)  # a failed fsync is never repeated: the file is thrown away
         finally:
