@@ -69,6 +69,7 @@ class LocalHost:
         self._lifeline = (-1, -1)
         self._ending = False
         self._begun_s = 0.0
+        self._journaled = (-1, -1)  # sequence and step of the last durable checkpoint in the journal
         self._wake_fd = -1
         self._thread: threading.Thread | None = None
 
@@ -180,6 +181,9 @@ class LocalHost:
 
     def _on_durable(self, heard: Heard) -> None:
         body = cast(Durable, heard.body)
+        if (body.sequence, body.step) == self._journaled:
+            return  # said to all, and once more to the one who asked
+        self._journaled = (body.sequence, body.step)
         fields: Fields = {"step": body.step, "path": body.path, "reason": body.reason}
         self.note("checkpoint_durable", {**fields, "bytes": body.bytes, "seconds": body.seconds})
         self._write_run("running", durable_step=body.step)

@@ -72,7 +72,7 @@ def _run_path(path: str, shown: str, args: list[str]) -> None:
     """As `python path`: sys.path[0] is the script's directory; a directory or archive is run by its __main__."""
     sys.argv = [shown, *args]
     if Path(path).is_dir() or path.endswith((".zip", ".pyz")):
-        sys.path[0] = path
+        sys.path[0] = path + shown[len(shown.rstrip("/")) :]  # the interpreter keeps a slash at the end
         sys.modules.pop("__main__", None)  # else the finder answers with the one that is running
         spec = find_spec("__main__")
         if spec is None or spec.loader is None:
@@ -82,6 +82,7 @@ def _run_path(path: str, shown: str, args: list[str]) -> None:
             __name__="__main__",
             __spec__=spec,
             __file__=spec.origin,
+            __cached__=spec.cached,
             __loader__=spec.loader,
             __package__="",
             __doc__=None,

@@ -28,6 +28,9 @@ def look():
 
 if __name__ == "__main__":
     facts = look()
+    if "--spawn" not in sys.argv:
+        print(json.dumps(facts))
+        sys.exit()
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
@@ -62,16 +65,18 @@ def program(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("target", "python"),
+    ("target", "python", "args"),
     [
-        ("pkg.look", ["-m", "pkg.look"]),
-        ("pkg/look.py", ["pkg/look.py"]),
-        ("app/", ["app/"]),
+        ("pkg.look", ["-m", "pkg.look"], ["--spawn"]),
+        ("pkg/look.py", ["pkg/look.py"], ["--spawn"]),
+        ("app/", ["app/"], ["--steps", "3"]),  # python itself cannot spawn from a directory
     ],
 )
-def test_a_program_sees_what_python_would_give_it(program: Path, target: str, python: list[str]) -> None:
-    ours = _facts("-c", UNDER_US, target, "--steps", "3", cwd=program)
-    pythons = _facts(*python, "--steps", "3", cwd=program)
+def test_a_program_sees_what_python_would_give_it(
+    program: Path, target: str, python: list[str], args: list[str]
+) -> None:
+    ours = _facts("-c", UNDER_US, target, *args, cwd=program)
+    pythons = _facts(*python, *args, cwd=program)
 
     assert ours == pythons
 
