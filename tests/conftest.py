@@ -1,0 +1,34 @@
+"""What holds for every test: directories of its own, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.support.leftovers import Leftovers
+
+# Examples are the same in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
+settings.register_profile("procsv", deadline=None, derandomize=True, database=None)
+settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "procsv"))
+
+
+@pytest.fixture(autouse=True)
+def leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Gives the test a runtime directory of its own, and fails it if a process, a run or shared memory is left."""
+    runtime = Path(tempfile.mkdtemp(prefix="psv-", dir="/tmp"))  # short: socket paths have 107 bytes
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    mine = Leftovers(runtime, tmp_path)
+    try:
+        yield
+        if left := mine.found():
+            mine.remove()
+            pytest.fail("left behind: " + "; ".join(left))
+    finally:
+        shutil.rmtree(runtime, ignore_errors=True)

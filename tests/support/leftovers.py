@@ -1,0 +1,78 @@
+"""What a test has left behind: processes, run directories, shared memory.  Looks at this test's own names only.
+
+Called by tests/conftest.py after every test.  Several suites may run on one machine at a time, so whatever cannot be
+traced to this test is left alone: processes are found as our children or by their XDG_RUNTIME_DIR, which is the
+test's own, and snapshot directories by the hash of a directory under the test's tmp_path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from procsv.ipc.places import SHM_ROOT, logdir_hash
+
+GONE_WITHIN_S = 5.0  # what is ending when the test ends may take so long
+HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they live as long as this interpreter
+
+
+def children() -> set[psutil.Process]:
+    """Our descendants now."""
+    return set(psutil.Process().children(recursive=True))
+
+
+class Leftovers:
+    """One test's names: what was there before it, its runtime directory and its tmp_path."""
+
+    def __init__(self, runtime: Path, base: Path) -> None:
+        self._runtime, self._base = runtime, base
+        self._before = children()
+
+    def found(self) -> list[str]:
+        """What is left, each said in words; empty if all is gone within GONE_WITHIN_S."""
+        pause, tries_left = threading.Event(), int(GONE_WITHIN_S / 0.02)
+        while (left := self._look()) and tries_left:
+            pause.wait(0.02)
+            tries_left -= 1
+        return left
+
+    def remove(self) -> None:
+        """Ends what is left, so that one bad test stays one."""
+        for process in self._processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def _look(self) -> list[str]:
+        left = [f"process {self._describe(process)}" for process in self._processes()]
+        left += [f"{path} with {sorted(p.name for p in path.iterdir())}" for path in self._directories()]
+        return left
+
+    def _processes(self) -> set[psutil.Process]:
+        found = {p for p in children() - self._before if not any(h in self._describe(p) for h in HELPERS)}
+        return found | set(self._strays())
+
+    def _strays(self) -> Iterator[psutil.Process]:
+        """Processes that have this test's runtime directory in their environment, whoever their parent is."""
+        mark = b"XDG_RUNTIME_DIR=" + os.fsencode(self._runtime) + b"\0"
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            pid = int(environ.parent.name)
+            with contextlib.suppress(OSError, psutil.Error):
+                if pid != os.getpid() and mark in environ.read_bytes():
+                    yield psutil.Process(pid)
+
+    def _directories(self) -> list[Path]:
+        logdirs = [self._base, *(p for p in self._base.rglob("*") if p.is_dir() and not p.is_symlink())]
+        shm = [SHM_ROOT / f"procsv-{os.getuid()}-{logdir_hash(logdir)}" for logdir in logdirs]
+        return [*self._runtime.glob("procsv-*"), *(path for path in shm if path.exists())]
+
+    @staticmethod
+    def _describe(process: psutil.Process) -> str:
+        try:
+            return f"{process.pid} ({process.status()}): {' '.join(process.cmdline())}"
+        except psutil.Error:
+            return f"{process.pid}"
