@@ -6,11 +6,13 @@ work (no GraphDef in the parcel) is reported and given up.  Never holds up the r
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from procsv.ipc.atomic import replace_file
 from procsv.ipc.channel import Heard
@@ -18,6 +20,9 @@ from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import GraphText
 
 RETRY_S = 2.0  # a full disk is looked at again after this long
+PIECE_BYTES = 64 * 1024  # of a GraphDef is printed at once
+
+_VARINT, _LENGTH_DELIMITED = 0, 2  # protobuf's wire types
 
 declare("summary.before_graph_text")
 
@@ -28,22 +33,63 @@ def print_graph(parcel: Path, path: Path) -> None:
     ValueError if it is no GraphDef.  A parcel that is gone has been printed: its removal is the last thing done,
     so only the acknowledgement was lost.
     """
+    try:
+        source = parcel.open("rb")
+    except FileNotFoundError:
+        return
+    with source:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        failpoint("summary.before_graph_text")
+        replace_file(path, _texts(source))  # killed before or after: the sender asks again
+    parcel.unlink(missing_ok=True)
+
+
+def _texts(source: BinaryIO) -> Iterator[bytes]:
+    """The text of the GraphDef in `source`, a few nodes at a time: printed whole, it takes ten times its size."""
     from google.protobuf import text_format  # type: ignore[import-untyped]
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboard.compat.proto import graph_pb2
 
-    try:
-        data = parcel.read_bytes()
-    except FileNotFoundError:
-        return
-    try:
-        text = text_format.MessageToString(graph_pb2.GraphDef.FromString(data))
-    except DecodeError as error:
-        raise ValueError(f"{parcel} holds no GraphDef: {error}") from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    failpoint("summary.before_graph_text")
-    replace_file(path, text.encode())  # killed before: the sender asks again; killed after: so it does, in vain
-    parcel.unlink(missing_ok=True)
+    for piece in _pieces(source):
+        try:
+            text: str = text_format.MessageToString(graph_pb2.GraphDef.FromString(piece))
+        except DecodeError as error:
+            raise ValueError(f"{source.name} holds no GraphDef: {error}") from error
+        yield text.encode()
+
+
+def _pieces(source: BinaryIO) -> Iterator[bytes]:
+    """Messages that merge into the one in `source`: runs of its fields, each run but a long field's own short."""
+    piece, size = bytearray(), os.fstat(source.fileno()).st_size
+    while tag := source.read(1):
+        # A GraphDef's fields have numbers below 16, so a tag is one byte.
+        if tag[0] & 0x80 or (kind := tag[0] & 7) not in (_VARINT, _LENGTH_DELIMITED):
+            raise ValueError(f"{source.name} holds no GraphDef")
+        number, value = _varint(source)
+        piece += tag + number
+        if kind == _LENGTH_DELIMITED:
+            data = source.read(min(value, size))
+            if len(data) < value:
+                raise ValueError(f"{source.name} holds no whole GraphDef")
+            piece += data
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece)
+
+
+def _varint(source: BinaryIO) -> tuple[bytes, int]:
+    """The bytes of a number, and the number."""
+    read, value = b"", 0
+    for shift in range(0, 70, 7):
+        byte = source.read(1)
+        if not byte:
+            break
+        read += byte
+        value |= (byte[0] & 0x7F) << shift
+        if not byte[0] & 0x80:
+            return read, value
+    raise ValueError(f"{source.name} holds no GraphDef")
 
 
 class GraphPrinter:

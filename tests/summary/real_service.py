@@ -82,6 +82,11 @@ class Run:
         assert self.service is not None
         return float(psutil.Process(self.service.pid).memory_info().rss / 2**20)
 
+    def has_ended(self) -> bool:
+        """Whether the service is dead; it is not reaped yet."""
+        assert self.service is not None
+        return self.service.has_ended()
+
     def cut_lifeline(self) -> None:
         os.close(self._our_end)
         self._our_end = -1

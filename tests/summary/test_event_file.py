@@ -50,9 +50,7 @@ def test_an_empty_record_and_a_large_one_can_be_read(tmp_path: Path) -> None:
     assert records_in(path) == [b"", event(1, size=3 * 2**20)]
 
 
-def test_a_parcel_becomes_the_same_bytes_as_a_record_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parcel_becomes_the_same_bytes_as_a_record_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_file, "CHUNK_BYTES", 7)
     parcel = tmp_path / "parcel"
     parcel.write_bytes(event(2, size=100))
@@ -117,7 +115,7 @@ def test_what_the_disk_refuses_leaves_nothing_in_the_file(
     path = tmp_path / "events"
     file = written(path, 2)
     monkeypatch.setattr(failpoints, "_plan", failpoints.parse(f"summary.mid_record=1*{action}"))
-    with pytest.raises(OSError, match="error|space"):
+    with pytest.raises(OSError, match=r"error|space"):
         file.append([event(3)], 5.0)
 
     assert steps_in(path) == [1, 2]
@@ -137,7 +135,7 @@ def test_a_tail_that_cannot_be_cut_off_now_is_cut_off_before_the_next_record(
 
     with monkeypatch.context() as broken:
         broken.setattr(failpoints, "_plan", failpoints.parse("summary.mid_record=1*torn"))
-        broken.setattr(event_file.os, "ftruncate", refuse)
+        broken.setattr(os, "ftruncate", refuse)
         for _ in range(2):
             with pytest.raises(OSError, match="Input/output"):
                 file.append([event(3)], 5.0)

@@ -37,7 +37,7 @@ def test_ten_kills_at_random_moments_lose_and_double_nothing_of_5000_records(run
         assert run.service is not None
         if killed < kills and added >= next_kill and not moments[killed]:
             run.service.signal(9)
-        if run.service.has_ended():
+        if run.has_ended():
             assert run.wait_ended().signal_name == "SIGKILL"
             killed += 1
             next_kill = added + seed.randrange(20, 250)
@@ -57,8 +57,7 @@ def test_a_kill_at_each_moment_loses_and_doubles_nothing(run: Run, trainer: Trai
 
     def killed() -> bool:
         trainer.streams.add(writer, event(next(numbers)))
-        assert run.service is not None
-        return run.service.has_ended()
+        return run.has_ended()
 
     trainer.until(killed)
     assert run.wait_ended().signal_name == "SIGKILL"
