@@ -1,6 +1,6 @@
 """Bytes of a message and back.  msgpack by msgspec; size-limited, versioned, never pickle.
 
-Called by channel.py alone.
+Called by door.py alone.
 """
 
 from __future__ import annotations

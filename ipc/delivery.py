@@ -1,10 +1,12 @@
 """Reliable delivery, as pure bookkeeping: what to say again, what has been heard already.
 
-Called by channel.py for every connection.  No socket and no clock inside: time is an argument.
+Called by door.py for every connection.  No socket and no clock inside: time is an argument.
 """
 
 from __future__ import annotations
 
+import bisect
+import math
 from dataclasses import dataclass
 
 from procsv.ipc.errors import ProcsvBug
@@ -44,18 +46,23 @@ class Outbox:
         pending = self._pending.pop(seq, None)
         return pending.body if pending else None
 
-    def due(self, now_s: float, all_of_them: bool = False) -> list[tuple[int, int, Message]]:
-        """(seq, re, body) to say again now: the late ones, or all after a reconnection."""
+    def due(self, now_s: float) -> list[tuple[int, int, Message]]:
+        """(seq, re, body) to say again now."""
         again = []
         for seq, pending in self._pending.items():
-            if all_of_them or now_s - pending.said_s >= RESEND_S:
+            if now_s >= pending.said_s + RESEND_S:
                 pending.said_s = now_s
                 again.append((seq, pending.re, pending.body))
         return again
 
+    def say_all_again(self) -> None:
+        """After a reconnection: everything is due at once."""
+        for pending in self._pending.values():
+            pending.said_s = -math.inf
+
     def next_due_s(self) -> float | None:
         """When `due` will have something to say, or None."""
-        return min((p.said_s for p in self._pending.values()), default=None) if self._pending else None
+        return min((p.said_s + RESEND_S for p in self._pending.values()), default=None)
 
     def forget(self) -> None:
         """The peer these were for is gone and its successor is not to hear them."""
@@ -66,9 +73,15 @@ class Inbox:
     """Which reliable messages of a peer have been handled.  A peer's new incarnation starts from nothing."""
 
     def __init__(self) -> None:
-        self._incarnation = 0
-        self._floor = 0  # every seq up to it was seen
-        self._above: set[int] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        self._begin(0)
+
+    def _begin(self, incarnation: int) -> None:
+        self._incarnation = incarnation
+        self._seen: list[list[int]] = []  # [first, last] of every stretch without a gap, rising: a peer that has
+        # spoken to somebody before us for a week begins with a high number, and that is one stretch, too
         self._open: set[int] = set()  # heard, neither acknowledged nor answered: what it asks has not taken effect yet
 
     def is_news(self, incarnation: int, seq: int) -> bool:
@@ -76,17 +89,25 @@ class Inbox:
         if incarnation < self._incarnation:
             return False
         if incarnation > self._incarnation:
-            self._incarnation, self._floor, self._above, self._open = incarnation, 0, set(), set()
+            self._begin(incarnation)
         if seq == 0:
             return True
-        if seq <= self._floor or seq in self._above:
+        at = bisect.bisect_right(self._seen, seq, key=lambda stretch: stretch[0])  # behind the stretch it may be in
+        if at and seq <= self._seen[at - 1][1]:
             return False
         self._open.add(seq)
-        self._above.add(seq)
-        while self._floor + 1 in self._above:
-            self._floor += 1
-            self._above.discard(self._floor)
+        self._remember(at, seq)
         return True
+
+    def _remember(self, at: int, seq: int) -> None:
+        """Adds `seq`, which belongs before stretch `at`, and closes the gap that it may have filled."""
+        if at and self._seen[at - 1][1] == seq - 1:
+            self._seen[at - 1][1] = seq
+        else:
+            self._seen.insert(at, [seq, seq])
+            at += 1
+        if at < len(self._seen) and self._seen[at][0] == seq + 1:
+            self._seen[at - 1][1] = self._seen.pop(at)[1]
 
     def settle(self, seq: int) -> None:
         """`seq` was acknowledged or answered."""
@@ -95,6 +116,3 @@ class Inbox:
     def is_settled(self, incarnation: int, seq: int) -> bool:
         """Whether `seq`, seen again, may be acknowledged again: never before it has taken effect."""
         return incarnation == self._incarnation and seq not in self._open
-
-    def forget(self) -> None:
-        self._incarnation, self._floor, self._above, self._open = 0, 0, set(), set()
