@@ -1,10 +1,10 @@
 """The life of a snapshot slot, as a table.  Pure: arena.py acts on the files, the checkpoint core decides.
 
-    FREE      may be written
-    WRITING   a trainer fills it; if that trainer dies, it is torn and nobody reads it
-    READY     a whole snapshot; the newest READY slot is never overwritten before a newer one is READY
-    READING   the checkpoint service holds it to save it; if the service dies it is READY again
-    RETIRED   a trainer restored from it and maps it privately: unlinked once saved, never written again
+FREE      may be written
+WRITING   a trainer fills it; if that trainer dies, it is torn and nobody reads it
+READY     a whole snapshot; the newest READY slot is never overwritten before a newer one is READY
+READING   the checkpoint service holds it to save it; if the service dies it is READY again
+RETIRED   a trainer restored from it and maps it privately: unlinked once saved, never written again
 """
 
 from __future__ import annotations

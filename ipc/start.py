@@ -59,7 +59,9 @@ def take_start(role: str) -> Start:
     """What this process was told, taken out of its environment."""
     text = os.environ.pop(VARIABLE, None)
     if text is None:
-        raise SystemExit(f"python -m {MODULES[role]} is started by `procsv launch` or by procsv.Supervisor, not by hand")
+        raise SystemExit(
+            f"python -m {MODULES[role]} is started by `procsv launch` or by procsv.Supervisor, not by hand"
+        )
     start = msgspec.json.decode(text, type=Start)
     if start.role != role:
         raise ProcsvBug(f"started as {start.role}, but this is {role}")
