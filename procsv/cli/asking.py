@@ -1,0 +1,59 @@
+"""Finding the run in a directory, and asking its watchdog.
+
+Used by status, stop and logs.  Every question has a time limit; no answer is an answer, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from procsv.ipc.errors import UserError
+from procsv.ipc.places import find_places
+from procsv.ipc.runfile import RunFile, read_run
+
+if TYPE_CHECKING:
+    from procsv.ipc.messages import Body, Message
+
+ASK_S_MAX = 0.7  # `status` answers within one second, whatever the trainer does
+
+
+def find_run(directory: str) -> RunFile:
+    """The run in `directory`; UserError if there has never been one."""
+    path = Path(directory)
+    places = find_places(path)
+    run = read_run(places.run_json)
+    if run is not None:
+        return run
+    if not path.is_dir():
+        raise UserError(f"there is no directory {path}")
+    if places.run_json.exists():
+        raise UserError(f"{places.run_json} cannot be read: it is of another version of procsv, or damaged")
+    raise UserError(f"{path} is not the logdir of a run: it has no procsv/run.json")
+
+
+def ask(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | None:
+    """The watchdog's answer, or None if there is none within `limit_s`."""
+    from procsv.ipc.channel import Address, Client, Waiter, new_context
+    from procsv.ipc.clock import SystemClock
+
+    socket_path = run.places.control_socket
+    if not socket_path.exists():
+        return None
+    clock, context = SystemClock(), new_context()
+    client = Client(context, socket_path, Address("", "cli", 1), clock)
+    try:
+        waiter = Waiter()
+        waiter.add(client)
+        until_s = clock.monotonic() + limit_s
+        seq = client.tell(question)
+        while (left_s := until_s - clock.monotonic()) > 0:
+            waiter.wait(left_s)
+            client.tick()
+            while (heard := client.receive()) is not None:
+                if heard.re == seq:
+                    return heard.body
+    finally:
+        client.close(linger_ms=0)
+        context.term()
+    return None

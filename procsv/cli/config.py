@@ -1,0 +1,62 @@
+"""Options of a command from a TOML file: `--config FILE`, or `[tool.procsv]` in ./pyproject.toml.
+
+Used by launch.py as the callback of `--config`.  What the file says stands in for the defaults, so the command line
+wins; an unknown key is an error that names the nearest, because a misspelt option that is ignored costs a night.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from procsv.ipc.errors import UserError
+
+if TYPE_CHECKING:
+    import click
+
+_NOT_IN_A_FILE = ("config", "help", "target", "args")
+
+
+def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Puts the file's options in the place of the defaults."""
+    path, table = (Path(value), "") if value else (Path("pyproject.toml"), "tool.procsv")
+    if value or path.is_file():
+        defaults = _check(_read(path, table), ctx.command, path, table)
+        ctx.default_map = {**(ctx.default_map or {}), **defaults}
+    return value
+
+
+def _read(path: Path, table: str) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--config {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not TOML: {error}") from error
+    if not table and "tool" in content:  # a pyproject.toml by name
+        table = "tool.procsv"
+    for key in filter(None, table.split(".")):
+        content = content.get(key, {})
+        if not isinstance(content, dict):
+            raise UserError(f"{path}: [{table}] is not a table")
+    return content
+
+
+def _check(options: dict[str, Any], command: click.Command, path: Path, table: str) -> dict[str, Any]:
+    """`options` by the names of the parameters.  Keys are written as the flags are, with - or _."""
+    known = {name: param for param in command.params if (name := param.name) and name not in _NOT_IN_A_FILE}
+    flags = {name.replace("_", "-"): param for name, param in known.items()}
+    found = {}
+    for key, value in options.items():
+        param = flags.get(key.replace("_", "-"))
+        if param is None or param.name is None:
+            near = difflib.get_close_matches(key.replace("_", "-"), flags, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(flags))}"
+            where = f"[{table}] of {path}" if table else str(path)
+            raise UserError(f"{where}: there is no option {key!r}; {hint}")
+        if isinstance(value, dict | list) or (isinstance(value, bool) and not getattr(param, "is_flag", False)):
+            raise UserError(f"{path}: {key} takes one value, as --{key} does on the command line")
+        found[param.name] = value
+    return found

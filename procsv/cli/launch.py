@@ -1,0 +1,128 @@
+"""`procsv launch`: checks all that is cheap to check, then becomes the watchdog by exec, so that the pid stays.
+
+Called by main.py.  Imports nothing of the user's program.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+
+import click
+
+from procsv.cli.config import load_config
+from procsv.cli.values import Duration, DurationRange, Range
+from procsv.ipc.errors import LogdirLocked
+from procsv.ipc.places import check_socket_paths, find_places
+from procsv.ipc.start import Start
+from procsv.ipc.target import find_target
+
+_AUTO_S = -1.0
+
+
+@click.command(
+    "launch",
+    context_settings={"allow_interspersed_args": False, "show_default": True},
+    epilog="""
+    Exit codes: 0 training complete; 2 usage; 70 gave up; 73 the logdir is in use or not writable; 75 stopped after a
+    durable checkpoint: run the same command again to resume.
+
+    Every option can stand in a TOML file: --config FILE, or [tool.procsv] in ./pyproject.toml.
+    """,
+)
+@click.option(
+    "--logdir",
+    type=click.Path(file_okay=False),
+    show_default="runs/<target name>",
+    help="Where checkpoints, event files and the journal go; made if it is not there.",
+)
+@click.option(
+    "--snapshot-secs",
+    type=Duration({"auto": _AUTO_S}),
+    default="auto",
+    metavar="auto|S|0",
+    help="Time between snapshots in memory: what a crash may cost. auto: as often as 1 % of the time allows; 0: none.",
+)
+@click.option(
+    "--max-failures",
+    type=click.IntRange(min=1),
+    default=5,
+    metavar="N",
+    help="Give up after this many failures in a row with no newly durable step.",
+)
+@click.option(
+    "--backoff",
+    type=DurationRange(),
+    default="1s..60s",
+    metavar="MIN..MAX",
+    help="Delay before a restart: the first, doubling with each failure up to the last.",
+)
+@click.option(
+    "--grace",
+    type=Duration(least_s=1.0),
+    default="25s",
+    metavar="S",
+    help="What a stop may take, everything included.",
+)
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False),
+    is_eager=True,
+    callback=load_config,
+    show_default="[tool.procsv] in ./pyproject.toml",
+    help="TOML file with any of these options.",
+)
+@click.argument("target", metavar="TARGET")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def command(
+    logdir: str | None,
+    snapshot_secs: float,
+    max_failures: int,
+    backoff: Range,
+    grace: float,
+    config: str | None,
+    target: str,
+    args: tuple[str, ...],
+) -> None:
+    """Run TARGET, and run it again from its newest state when it crashes.
+
+    TARGET is pkg.module, path/to/train.py or pkg.module:function. All that follows it belongs to the program.
+    """
+    del config  # it has done its work
+    options = {
+        "max-failures": str(max_failures),
+        "backoff-min-s": str(backoff.least_s),
+        "backoff-max-s": str(backoff.most_s),
+    }
+    start = make_start(logdir, target, args, snapshot_secs, grace, options)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, start.argv(), start.environment(os.environ))
+
+
+def make_start(
+    logdir: str | None, target: str, args: tuple[str, ...], snapshot_s: float, grace_s: float, options: dict[str, str]
+) -> Start:
+    """What the watchdog is told, having checked the target and the logdir; UserError says what is wrong."""
+    found = find_target(target, Path.cwd())
+    places = find_places(logdir or Path("runs") / found.name)
+    check_socket_paths(places)
+    try:
+        places.logdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LogdirLocked(f"the logdir {places.logdir} cannot be made: {error.strerror}") from error
+    return Start(
+        role="watchdog",
+        run=secrets.token_hex(8),
+        incarnation=1,
+        logdir=str(places.logdir),
+        run_dir=str(places.run_dir),
+        shm_dir=str(places.shm_dir),
+        grace_s=grace_s,
+        snapshot_secs=snapshot_s,
+        target=target,
+        args=args[1:] if args[:1] == ("--",) else args,
+        options=options,
+    )

@@ -1,0 +1,76 @@
+"""`procsv logs DIR`: what the newest process of a role has printed; -f follows it through its restarts.
+
+Called by main.py.  Reads files only.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import threading
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from procsv.cli.asking import find_run
+from procsv.ipc.errors import UserError
+from procsv.ipc.runfile import RunFile, host_is_alive
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POLL_S = 0.2
+
+
+@click.command("logs")
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("-f", "--follow", is_flag=True, help="Go on as long as the run does.")
+@click.option(
+    "--role", default="trainer", show_default=True, metavar="R", help="trainer, checkpoint or summary: whose output."
+)
+def command(directory: str, follow: bool, role: str) -> None:
+    """Show what the newest process of a role has printed."""
+    run = find_run(directory)
+    log = newest_log(run, role)
+    if log is None:
+        roles = sorted({path.name.split(".")[0] for path in run.places.logs.glob("*.*.log")})
+        raise UserError(f"there is no log of {role!r} in {run.places.logs}; there are: {', '.join(roles) or 'none'}")
+    out = sys.stdout.buffer
+    try:
+        if follow:
+            _follow(run, role, log, out)
+        else:
+            with log.open("rb") as file:
+                shutil.copyfileobj(file, out)
+        out.flush()
+    except (BrokenPipeError, KeyboardInterrupt):
+        sys.stderr.close()
+
+
+def newest_log(run: RunFile, role: str) -> Path | None:
+    """The log of the highest incarnation."""
+    found = [
+        (int(match[1]), path)
+        for path in run.places.logs.glob("*.log")
+        if (match := re.fullmatch(rf"{re.escape(role)}\.(\d+)\.log", path.name))
+    ]
+    return max(found)[1] if found else None
+
+
+def _follow(run: RunFile, role: str, log: Path, out: BinaryIO) -> None:
+    pause = threading.Event()
+    while True:
+        with log.open("rb") as file:
+            newest: Path | None = log
+            alive = True
+            while newest == log and alive:
+                alive = host_is_alive(run)  # before the reading: what was printed last is still shown
+                newest = newest_log(run, role)
+                shutil.copyfileobj(file, out)
+                out.flush()
+                if newest == log and alive:
+                    pause.wait(POLL_S)
+        if newest is None or newest == log:
+            return
+        log = newest

@@ -1,0 +1,70 @@
+"""`procsv`: finds the command and runs it.
+
+The commands' modules load only when they are called, so that `procsv --help` answers at once.  A UserError of any
+command is one message on stderr and its exit code.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+
+import click
+
+from procsv import __version__
+from procsv.ipc.errors import UserError
+
+COMMANDS = {  # name -> (module, what it does); in the order of the help
+    "launch": ("procsv.cli.launch", "Run a program, and run it again when it crashes."),
+    "status": ("procsv.cli.status", "Show how a run stands."),
+    "stop": ("procsv.cli.stop", "End a run; its state is saved first."),
+    "logs": ("procsv.cli.logs", "Show what a process of a run has printed."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in COMMANDS:
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else f" There are: {', '.join(COMMANDS)}."
+            raise click.UsageError(f"There is no command {name!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="procsv")
+def procsv() -> None:
+    """procsv runs TensorFlow training programs that have to go on for days with nobody watching."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The entry point of the command; does not return."""
+    try:
+        procsv.main(args=argv, prog_name="procsv")
+    except UserError as error:
+        click.echo(f"procsv: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

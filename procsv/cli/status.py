@@ -1,0 +1,112 @@
+"""`procsv status DIR`: how a run stands, from its watchdog's memory, or from the files when nobody runs it.
+
+Called by main.py.  Takes no lock, disturbs nothing, and answers within a second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from procsv.cli.asking import ask, find_run
+from procsv.ipc.messages import Status, StatusRequest
+from procsv.ipc.runfile import FINAL_STATES, RunFile, host_is_alive
+from procsv.ipc.units import show_duration, show_size
+
+INTERRUPTED = "interrupted"  # whoever ran it is dead, and could not say how it ended
+_NOT_SHOWN = ("version", "run_dir", "shm_dir", "started", "boot")
+
+
+@click.command("status")
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(directory: str, as_json: bool) -> None:
+    """Show how the run in DIR stands: state, steps, restarts, and each process."""
+    status = read_status(find_run(directory))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(status), indent=2).decode())
+    else:
+        show(status)
+
+
+def read_status(run: RunFile) -> dict[str, Any]:
+    """The object that `--json` prints.  `running` says whether somebody runs the run now."""
+    alive = host_is_alive(run)
+    answer = ask(run, StatusRequest()) if alive else None
+    if isinstance(answer, Status):
+        status: dict[str, Any] = msgspec.json.decode(answer.json)
+        return status
+    shown: dict[str, Any] = {"running": alive and run.ended_at is None, **msgspec.to_builtins(run)}
+    for name in _NOT_SHOWN:
+        del shown[name]
+    shown["processes"] = []
+    if not alive:
+        shown["next_restart_in"] = None
+        if run.state not in FINAL_STATES:
+            shown["state"] = INTERRUPTED
+    return shown
+
+
+# -- for people ------------------------------------------------------------------------------------------------
+def show(status: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    facts = Table.grid(padding=(0, 2))
+    for name, value in _facts(status):
+        facts.add_row(name, value)
+    console.print(facts)
+    if status["processes"]:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("role", "pid", "state", "phase", "up", "memory", "cpu"):
+            table.add_column(name, justify="right" if name in ("pid", "up", "memory", "cpu") else "left")
+        for process in status["processes"]:
+            table.add_row(*_row(process))
+        console.print()
+        console.print(table)
+
+
+def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
+    facts = [("state", status["state"] if status["running"] else f"{status['state']} (nobody runs it)")]
+    facts.append(("target", " ".join((status["target"], *status["args"]))))
+    facts.append(("logdir", status["logdir"]))
+    facts.append(
+        (
+            "step",
+            f"{_step(status['step'])}   on disk {_step(status['durable_step'])}   in memory {_step(status['memory_step'])}",
+        )
+    )
+    tries = f"{status['incarnation']}, restarted {status['restarts']} times in this launch"
+    if status["no_progress_count"]:
+        tries += f", {status['no_progress_count']} failures without progress"
+    facts.append(("incarnation", tries))
+    last = status["last_exit"]
+    if last is not None:
+        facts.append(("last exit", f"{last['cause']}: {last['evidence']}, at step {_step(last['step'])}"))
+    if status["next_restart_in"] is not None:
+        facts.append(("next start", f"in {show_duration(status['next_restart_in'])}"))
+    if status["exit_code"] is not None:
+        facts.append(("exit code", str(status["exit_code"])))
+    facts.append(("goodput", f"{status['goodput']:.1%}"))
+    return facts
+
+
+def _step(step: int) -> str:
+    return str(step) if step >= 0 else "-"
+
+
+def _row(process: dict[str, Any]) -> tuple[str, ...]:
+    if process["pid"] is None:
+        return process["role"], "-", process["state"], "", "", "", ""
+    return (
+        process["role"],
+        str(process["pid"]),
+        process["state"],
+        process["phase"],
+        show_duration(process["uptime"]),
+        show_size(process["rss"]),
+        f"{process['cpu']:.0f} %",
+    )

@@ -1,0 +1,71 @@
+"""`procsv stop DIR`: asks the run to end, waits until it has, and says how.
+
+Called by main.py.  Interrupted, it leaves the run to its stopping.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+
+import click
+
+from procsv.cli.asking import ask, find_run
+from procsv.ipc.errors import UserError
+from procsv.ipc.messages import StopRun
+from procsv.ipc.runfile import RunFile, host_is_alive
+
+ASK_S_MAX = 5.0  # a watchdog answers at once; one that is stopped (Ctrl-Z) does not
+LOOK_S = 1.0
+
+
+@click.command("stop")
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--now", is_flag=True, help="Do not wait for the program; its newest snapshot is still saved.")
+def command(directory: str, now: bool) -> None:
+    """End the run in DIR and wait until it has ended. The same launch command resumes it."""
+    run = find_run(directory)
+    pidfd = _open(run)
+    if pidfd is None:
+        click.echo(f"nobody runs {run.logdir}: {_how(run)}")
+        return
+    try:
+        _ask(run, now, pidfd)
+        click.echo(f"stopping {run.target} (process {run.pid}){' now' if now else ''} …")
+        while not select.select([pidfd], [], [], LOOK_S)[0]:
+            pass  # a stop has its own deadline, in the watchdog
+    finally:
+        os.close(pidfd)
+    after = find_run(directory)
+    click.echo(f"ended: {_how(after)}")
+    sys.exit(0 if after.exit_code in (0, 75) else 1)
+
+
+def _open(run: RunFile) -> int | None:
+    """A descriptor of the host, or None if it is dead; never of another process that has its pid now."""
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(run.pid)
+        if host_is_alive(run) and run.ended_at is None:
+            return pidfd
+        os.close(pidfd)
+    return None
+
+
+def _ask(run: RunFile, now: bool, pidfd: int) -> None:
+    if ask(run, StopRun(now), ASK_S_MAX) is not None:
+        return
+    if not run.places.control_socket.exists():  # a Supervisor without a watchdog, or something deleted the socket
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+    elif not select.select([pidfd], [], [], 0)[0]:
+        raise UserError(f"process {run.pid} does not answer; is it stopped? `kill -CONT {run.pid}` would wake it", 1)
+
+
+def _how(run: RunFile) -> str:
+    at = f" at step {run.step}" if run.step >= 0 else ""
+    durable = f"; step {run.durable_step} is on disk" if run.durable_step >= 0 else ""
+    if run.ended_at is None:
+        return f"it was {run.state}{at} when whoever ran it was killed{durable}"
+    return f"{run.state}{at}{durable}" + (f" (exit code {run.exit_code})" if run.exit_code is not None else "")

@@ -1,0 +1,67 @@
+"""What options may say: durations, ranges of them, and `auto`.
+
+Used by the commands.  Each is a click type, so that a value from the command line and one from a TOML file pass the
+same check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from procsv.ipc.units import parse_duration
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    least_s: float
+    most_s: float
+
+
+if TYPE_CHECKING:  # generic to the checker; in older releases of click it is not
+    _FloatType = click.ParamType[float]
+    _RangeType = click.ParamType[Range]
+else:
+    _FloatType = _RangeType = click.ParamType
+
+
+class Duration(_FloatType):
+    """`90`, `90s`, `5m`, `2h`; seconds as a float."""
+
+    name = "duration"
+
+    def __init__(self, words: dict[str, float] | None = None, least_s: float = 0.0) -> None:
+        self._words = words or {}
+        self._least_s = least_s
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, str) and value in self._words:
+            return self._words[value]
+        try:
+            seconds = float(value) if isinstance(value, int | float) else parse_duration(str(value))
+        except ValueError as error:
+            words = f", or one of: {', '.join(self._words)}" if self._words else ""
+            self.fail(f"{error}{words}", param, ctx)
+        if seconds < self._least_s:
+            self.fail(f"{value} is less than {self._least_s:g} s", param, ctx)
+        return seconds
+
+
+class DurationRange(_RangeType):
+    """`1s..60s`."""
+
+    name = "range"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Range:
+        if isinstance(value, Range):
+            return value
+        first, dots, last = str(value).partition("..")
+        try:
+            found = Range(parse_duration(first), parse_duration(last if dots else first))
+        except ValueError:
+            self.fail(f"{value!r} is not a range of durations; write 1s..60s", param, ctx)
+        if found.least_s > found.most_s:
+            self.fail(f"{value!r}: the first is to be the smaller", param, ctx)
+        return found

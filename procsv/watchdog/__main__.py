@@ -1,0 +1,11 @@
+"""`python -m procsv.watchdog`: what `procsv launch` becomes by exec, so that its pid is the run's."""
+
+from __future__ import annotations
+
+import sys
+
+from procsv.ipc.start import take_start
+from procsv.watchdog.host import run
+
+if __name__ == "__main__":
+    sys.exit(run(take_start("watchdog")))

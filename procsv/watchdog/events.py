@@ -1,0 +1,180 @@
+"""What the watchdog's core hears and what it answers: events in, actions out.
+
+reactor.py makes the events of what happens on pidfds, sockets and clocks, and carries the actions out; core.py only
+decides.  Every event of a process carries the incarnation that it is about: news of a dead one changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from procsv.ipc.runfile import NO_STEP
+
+if TYPE_CHECKING:
+    from procsv.ipc.messages import Body, Finish, Message, TrainerEnded
+    from procsv.ipc.process import Exit
+    from procsv.ipc.pulse import Beat
+    from procsv.watchdog.restart import LastWords
+
+TRAINER, CHECKPOINT, SUMMARY, WATCHDOG = "trainer", "checkpoint", "summary", "watchdog"
+SERVICES = (CHECKPOINT, SUMMARY)  # in the order in which they are started
+
+
+# -- events --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    role: str
+    incarnation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotSpawned:
+    """The system would not start the process (EAGAIN, EMFILE, ENOMEM)."""
+
+    role: str
+    incarnation: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process is dead and reaped; with the last that is known of it."""
+
+    role: str
+    incarnation: int
+    exit: Exit
+    beat: Beat | None = None
+    words: LastWords | None = None
+    memory_step: int = NO_STEP  # of the newest whole snapshot it left
+
+
+@dataclass(frozen=True, slots=True)
+class TreeGone:
+    """Nothing of the dead trainer's tree is left, and the writer's lock is free."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message from the trainer or a service.  `answers`: what of ours it answers, if it does."""
+
+    role: str
+    incarnation: int
+    body: Body
+    answers: TrainerEnded | Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceReady:
+    """A service has acknowledged our Hello: it is serving."""
+
+    role: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed; with the pulse of each process that has one, by role."""
+
+    beats: dict[str, Beat] = field(default_factory=dict)
+    memory_step: int = NO_STEP
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """End the run.  `now`: do not wait for the program."""
+
+    source: str  # a signal's name, or "procsv stop"
+    now: bool
+
+
+Event = Spawned | NotSpawned | Ended | TreeGone | Said | ServiceReady | Ticked | StopAsked
+
+
+# -- actions -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    role: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """To that process alone."""
+
+    role: str
+    incarnation: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillTree:
+    """SIGKILL to the process, its group and all that descends from it."""
+
+    role: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClearTree:
+    """The trainer is dead: kill what is left of its tree; TreeGone when the writer's lock is free."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Reliably, to the newest incarnation of `role`."""
+
+    role: str
+    body: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    event: str
+    role: str
+    incarnation: int
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRun:
+    """run.json: the state has changed (a changed step is written at the reactor's own pace)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A crash report is to be written."""
+
+    incarnation: int
+    sentence: str  # the cause, for people
+    cause: str
+    evidence: str
+    exit: Exit
+    words: LastWords | None
+    step: int
+    resume_step: int  # NO_STEP: from the beginning
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One message to the terminal; `traceback` follows it as it is."""
+
+    text: str
+    is_bad: bool = False
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """The run is over: clear up and exit."""
+
+    exit_code: int
+    keep_memory: bool  # snapshots that could not be saved stay for the next launch
+
+
+Action = Spawn | Signal | KillTree | ClearTree | Tell | Journal | WriteRun | Report | Say | Quit

@@ -1,0 +1,125 @@
+"""One run, from the taking of the logdir to the exit code.
+
+Called by __main__.py, with the Start that `procsv launch` has made.  Everything that a run needs is made here and
+handed to the reactor, so that a test can put something else in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+from typing import TYPE_CHECKING
+
+from procsv.ipc.clock import Clock, SystemClock
+from procsv.ipc.errors import UserError
+from procsv.ipc.process import identify
+from procsv.ipc.runfile import write_run
+from procsv.ipc.start import Start
+from procsv.watchdog.console import Console
+from procsv.watchdog.core import Core, Settings
+from procsv.watchdog.events import WATCHDOG, Quit
+from procsv.watchdog.opening import Opened, Unwanted, open_run, remove_run
+from procsv.watchdog.processes import Argv, Processes
+from procsv.watchdog.reactor import Reactor
+from procsv.watchdog.restart import Policy
+from procsv.watchdog.signals import Signals
+from procsv.watchdog.status import Facts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def settings_of(start: Start) -> Settings:
+    """What `procsv launch` has checked and put into the start's options."""
+    options = start.options
+    policy = Policy(
+        failures_max=int(options.get("max-failures", Policy().failures_max)),
+        delay_s_min=float(options.get("backoff-min-s", Policy().delay_s_min)),
+        delay_s_max=float(options.get("backoff-max-s", Policy().delay_s_max)),
+    )
+    return Settings(policy, start.grace_s)
+
+
+def run(start: Start, argv: Argv = Start.argv, environment: Mapping[str, str] | None = None) -> int:
+    """Runs the run; the exit code of `procsv launch`."""
+    clock, signals = SystemClock(), Signals()
+    console = Console()
+    try:
+        opened = _open(start, clock, signals, console)
+        return _run(start, opened, argv, os.environ if environment is None else environment, clock, signals, console)
+    except UserError as error:
+        console.say(str(error), is_bad=True)
+        return error.exit_code
+    finally:
+        console.finish()
+        signals.close()
+
+
+def _open(start: Start, clock: Clock, signals: Signals, console: Console) -> Opened:
+    def wait(seconds: float) -> None:
+        if signals.wait(seconds):
+            raise Unwanted(signals.take()[0][0])
+
+    what = shlex.join(("procsv launch", start.target, *start.args)).replace("'procsv launch'", "procsv launch", 1)
+    return open_run(start.places, clock, start.grace_s, wait, console.say, what)
+
+
+def _run(
+    start: Start,
+    opened: Opened,
+    argv: Argv,
+    environment: Mapping[str, str],
+    clock: Clock,
+    signals: Signals,
+    console: Console,
+) -> int:
+    facts = Facts(start, identify(os.getpid()), clock.wall())
+    core = Core(settings_of(start), opened.first_incarnation, random.Random(start.run), clock.monotonic())
+    processes = Processes(start, clock, argv, environment)
+    reactor = Reactor(facts, core, start, processes, console, clock, signals)
+    reactor.ledger.append(
+        "run_started",
+        WATCHDOG,
+        1,
+        {
+            "run": start.run,
+            "pid": os.getpid(),
+            "target": start.target,
+            "args": start.args,
+            "logdir": start.logdir,
+            "first_incarnation": opened.first_incarnation,
+        },
+    )
+    left = reactor.run()
+    _leave(start, opened, reactor, processes, console, left)
+    _say_goodbye(core, left, console, start)
+    return left.exit_code
+
+
+def _leave(start: Start, opened: Opened, reactor: Reactor, processes: Processes, console: Console, left: Quit) -> None:
+    """Nothing of the run stays but what is in the logdir.  Killed at any line: the next launch clears the rest."""
+    last = reactor.close()
+    processes.close()
+    reactor.ledger.close()
+    try:
+        write_run(start.places.run_json, last, durable=True)
+    except OSError as error:
+        console.say(f"cannot write {start.places.run_json}: {error.strerror}", is_bad=True)
+    remove_run(start.places, opened.lock, left.keep_memory)
+
+
+def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None:
+    task = core.task
+    match left.exit_code:
+        case 0:
+            console.say(f"training is complete{_at(task.step)}")
+        case 75:
+            safe = f"step {task.durable_step} is on disk" if task.durable_step >= 0 else "there was nothing to save"
+            console.say(f"stopped{_at(task.step)}; {safe}. The same command goes on from there")
+        case _:
+            console.say(f"reports of the crashes: {start.places.crashes}; journal: {start.places.journal}")
+
+
+def _at(step: int) -> str:
+    return f" at step {step}" if step >= 0 else ""

@@ -1,0 +1,115 @@
+"""Keeps one service alive: when to start it, when its death counts, when it has finished.
+
+Used by core.py, one Keeper a service.  Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from procsv.ipc.pulse import Beat, Phase
+from procsv.watchdog.restart import SERVICE_FAILURES_MAX, SERVICE_PERIOD_S, ServiceHistory
+
+if TYPE_CHECKING:
+    from procsv.ipc.process import Exit
+
+
+class ServiceState(Enum):
+    WAITING = auto()  # for its (next) start
+    STARTING = auto()  # asked for, and not yet serving
+    SERVING = auto()
+    FINISHING = auto()  # told to finish
+    ENDED = auto()  # (terminal) finished, or no longer needed
+    LOST = auto()  # (terminal) will not be started again: the run fails
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(slots=True)
+class Keeper:
+    """One service, through its incarnations.  Its methods answer what is to be done about it."""
+
+    role: str
+    state: ServiceState = ServiceState.WAITING
+    incarnation: int = 0
+    pid: int = 0
+    restart_s: float | None = None  # monotonic time of the next start
+    history: ServiceHistory = field(default_factory=ServiceHistory)
+    why_lost: str = ""
+    why_killed: str = ""  # by us
+    _work: int = 0
+    _phase: Phase = Phase.IDLE
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it hears what it is told."""
+        return self.state in (ServiceState.SERVING, ServiceState.FINISHING)
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (ServiceState.ENDED, ServiceState.LOST)
+
+    def start(self) -> int:
+        """A new process is asked for; its incarnation."""
+        self.incarnation += 1
+        self.state, self.restart_s = ServiceState.STARTING, None
+        self._work, self._phase = 0, Phase.IDLE
+        return self.incarnation
+
+    def is_due(self, now_s: float) -> bool:
+        return self.restart_s is not None and now_s >= self.restart_s
+
+    def beat(self, beat: Beat) -> None:
+        if beat.work > self._work:
+            self._work = beat.work
+            self.history.worked()
+        self._phase = beat.phase
+
+    def ready(self, incarnation: int) -> bool:
+        """True if that is news."""
+        if incarnation != self.incarnation or self.state is not ServiceState.STARTING:
+            return False
+        self.state = ServiceState.SERVING
+        return True
+
+    def finish(self) -> None:
+        """It has been told to finish."""
+        if self.is_up:
+            self.state = ServiceState.FINISHING
+
+    def drop(self) -> None:
+        """It is not needed any more, and will not be started again."""
+        self.restart_s = None
+        if self.state is ServiceState.WAITING:
+            self.state = ServiceState.ENDED
+
+    def kill(self, why: str) -> None:
+        """We have killed it: its death is no news."""
+        self.state, self.why_killed = ServiceState.ENDED, why
+
+    def ended(self, exit: Exit, needed: bool, now_s: float) -> None:
+        """It is dead: wait for the next start, be over, or be lost."""
+        was, self.pid = self.state, 0
+        if not needed or (was is ServiceState.FINISHING and exit.code == 0):
+            self.state = ServiceState.ENDED
+            return
+        counts = was is not ServiceState.SERVING or self._phase is Phase.SAVE or exit.code is not None
+        self._start_again(counts, str(exit), now_s)
+
+    def not_spawned(self, error: str, now_s: float) -> None:
+        self._start_again(True, error, now_s)
+
+    def _start_again(self, counts: bool, how: str, now_s: float) -> None:
+        delay_s = self.history.died(counts, now_s)
+        if delay_s is None:
+            self.state = ServiceState.LOST
+            self.why_lost = (
+                f"the {self.role} service failed {SERVICE_FAILURES_MAX} times within {SERVICE_PERIOD_S:.0f} s "
+                f"(the last time: {how})"
+            )
+        else:
+            self.state, self.restart_s = ServiceState.WAITING, now_s + delay_s

@@ -1,0 +1,187 @@
+"""The processes of a run: starts them, signals them, ends whole trees, and says how much they use.
+
+Used by reactor.py, on the main thread alone (a child would get its parent-death signal when another thread ends).  Never
+touches a process that was there before the run, and never signals a bare pid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+
+from procsv.ipc.locks import FileLock
+from procsv.ipc.process import Child, spawn
+from procsv.ipc.start import Start
+from procsv.watchdog.events import TRAINER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from procsv.ipc.clock import Clock
+
+PR_SET_CHILD_SUBREAPER = 36
+LOGS_KEPT_MAX = 20  # of one role; the oldest go first
+LOG_BYTES_MAX = 2**30  # of one role, the newest not counted
+
+Argv = Callable[[Start], list[str]]
+
+
+class WriterLockHeld(OSError):
+    """Something of an older trainer's tree is still alive."""
+
+
+@dataclass(slots=True)
+class Running:
+    """One process that was started."""
+
+    role: str
+    incarnation: int
+    child: Child
+    started_s: float
+    usage: psutil.Process | None
+    log: Path
+
+
+@dataclass(slots=True)
+class Processes:
+    """The children of this watchdog, by role."""
+
+    start: Start  # the watchdog's own; the others' are made from it
+    clock: Clock
+    argv: Argv
+    environment: Mapping[str, str]
+    running: dict[str, Running] = field(default_factory=dict)
+    _lifeline: tuple[int, int] = (-1, -1)
+    _innocent: frozenset[tuple[int, float]] = frozenset()
+
+    def __post_init__(self) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would read every exit as 0
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._lifeline = os.pipe2(os.O_CLOEXEC)
+        # What the shell had started before it became us is not ours to end.
+        self._innocent = frozenset(_identity(child) for child in psutil.Process().children())
+
+    # -- start ---------------------------------------------------------------------------------------------
+    def spawn(self, role: str, incarnation: int) -> Running:
+        """Starts the process.  OSError if the system refuses, or if an old trainer's tree still holds its lock."""
+        places = self.start.places
+        log = places.log(role, incarnation)
+        _prune_logs(places.logs, role, log)
+        start = self._start(role, incarnation)
+        environment = start.environment(self.environment)
+        fds = [self._lifeline[0]]
+        lock = FileLock(places.writer_lock)
+        if role == TRAINER:
+            environment |= {
+                "PROCSV_LOGDIR": self.start.logdir,
+                "PROCSV_ROLE": role,
+                "PROCSV_INCARNATION": str(incarnation),
+            }
+            if not lock.try_acquire(f"trainer {incarnation}", self.clock.wall()):
+                raise WriterLockHeld("an older trainer's processes still hold the logdir")
+            fds.append(lock.fd)
+        try:
+            child = spawn(self.argv(start), env=environment, log=log, pass_fds=fds)
+        finally:
+            lock.let_go()  # from now on it is held by the trainer's tree alone
+        usage = None
+        with contextlib.suppress(psutil.Error):
+            usage = psutil.Process(child.pid)
+            usage.cpu_percent()  # the first reading is the base of the next
+        self.running[role] = Running(role, incarnation, child, self.clock.monotonic(), usage, log)
+        return self.running[role]
+
+    def _start(self, role: str, incarnation: int) -> Start:
+        changes = {"role": role, "incarnation": incarnation, "lifeline_fd": self._lifeline[0], "options": {}}
+        if role != TRAINER:
+            changes |= {"target": "", "args": ()}  # a service serves any program
+        return msgspec.structs.replace(self.start, **changes)
+
+    # -- end -----------------------------------------------------------------------------------------------
+    def find(self, role: str, incarnation: int) -> Running | None:
+        running = self.running.get(role)
+        return running if running is not None and running.incarnation == incarnation else None
+
+    def ended(self) -> list[Running]:
+        """Those that are dead; they are the caller's to reap, and no longer in the table."""
+        dead = [running for running in self.running.values() if running.child.has_ended()]
+        for running in dead:
+            del self.running[running.role]
+        return dead
+
+    def clear_tree(self) -> bool:
+        """Kills what the dead trainer has left behind.  True if nothing is left and the writer's lock is free."""
+        strays = self._strays()
+        for stray in strays:
+            with contextlib.suppress(psutil.Error):
+                for process in (*stray.children(recursive=True), stray):
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+        self.reap_strays()
+        return not strays and not FileLock(self.start.places.writer_lock).is_held()
+
+    def _strays(self) -> list[psutil.Process]:
+        """Children that we did not start: orphans of the trainer's tree, which fall to us as their subreaper."""
+        ours = {running.child.pid for running in self.running.values()}
+        found = []
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):
+                    if child.pid not in ours and _identity(child) not in self._innocent:
+                        found.append(child)
+        return found
+
+    def reap_strays(self) -> None:
+        """Takes the exit status of dead children that we did not start; those we did are left to their owner."""
+        ours = {running.child.pid for running in self.running.values()}
+        with contextlib.suppress(ChildProcessError):
+            while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if dead.si_pid in ours:
+                    return
+                os.waitpid(dead.si_pid, os.WNOHANG)
+
+    def usage(self, role: str) -> dict[str, float | int]:
+        """Uptime in seconds, resident bytes, and percent of a core since the last asking."""
+        running = self.running.get(role)
+        if running is None:
+            return {"uptime": 0.0, "rss": 0, "cpu": 0.0}
+        uptime = round(self.clock.monotonic() - running.started_s, 1)
+        return {"uptime": uptime, **measure(running.usage)}
+
+    def close(self) -> None:
+        for fd in self._lifeline:
+            os.close(fd)
+
+
+def measure(process: psutil.Process | None) -> dict[str, float | int]:
+    try:
+        if process is not None:
+            return {"rss": process.memory_info().rss, "cpu": process.cpu_percent()}
+    except psutil.Error:
+        pass
+    return {"rss": 0, "cpu": 0.0}
+
+
+def _identity(process: psutil.Process) -> tuple[int, float]:
+    return process.pid, process.create_time()
+
+
+def _prune_logs(logs: Path, role: str, new: Path) -> None:
+    """Keeps the newest logs of `role`, so that a run of weeks does not fill the disk."""
+    with contextlib.suppress(OSError):
+        old = [path for path in logs.glob(f"{role}.*.log") if path != new]
+        old.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        total = 0
+        for number, path in enumerate(old, start=2):  # the new one is the first
+            total += path.stat().st_size
+            if number > LOGS_KEPT_MAX or total > LOG_BYTES_MAX:
+                path.unlink(missing_ok=True)

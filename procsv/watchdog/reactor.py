@@ -1,0 +1,316 @@
+"""The watchdog's edge: one loop over pidfds, sockets, signals and time, which feeds the core and does what it says.
+
+Called by host.py.  Decides nothing.  Imports no TensorFlow and nothing else that is heavy: a watchdog must be the last
+process that the machine has no room for.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+
+from procsv.ipc.arena import scan
+from procsv.ipc.channel import Address, Client, Heard, Server, Waiter, new_context
+from procsv.ipc.errors import UserError
+from procsv.ipc.messages import Finish, Hello, Message, Settled, Status, StatusRequest, StopRun, TrainerEnded
+from procsv.ipc.pulse import Beat, PulseReader
+from procsv.ipc.runfile import NO_STEP, RunFile
+from procsv.watchdog.events import (
+    SERVICES,
+    TRAINER,
+    WATCHDOG,
+    Action,
+    ClearTree,
+    Ended,
+    Event,
+    Journal,
+    KillTree,
+    NotSpawned,
+    Quit,
+    Report,
+    Said,
+    Say,
+    ServiceReady,
+    Signal,
+    Spawn,
+    Spawned,
+    StopAsked,
+    Tell,
+    Ticked,
+    TreeGone,
+    WriteRun,
+)
+from procsv.watchdog.ledger import Ledger
+from procsv.watchdog.processes import Processes, Running, measure
+from procsv.watchdog.restart import LastWords
+from procsv.watchdog.status import Facts, run_file, status_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from procsv.ipc.clock import Clock
+    from procsv.ipc.start import Start
+    from procsv.watchdog.console import Console
+    from procsv.watchdog.core import Core
+    from procsv.watchdog.signals import Signals
+
+TICK_S = 0.5  # how often pulses are read; a step in `status` is at most this old
+RUN_JSON_S = 1.0  # how often run.json follows the step
+CLEAR_S = 0.02  # how often a dead trainer's tree is looked at until it is gone
+SOCKET_S = 30.0  # how often the control socket is looked at: temp sweepers delete sockets
+WAIT_S_MIN = 0.005  # a deadline that is past and changes nothing does not make the loop spin
+
+
+class Reactor:
+    def __init__(
+        self,
+        facts: Facts,
+        core: Core,
+        start: Start,
+        processes: Processes,
+        console: Console,
+        clock: Clock,
+        signals: Signals,
+    ) -> None:
+        self._facts, self._core, self._processes, self._console = facts, core, processes, console
+        self._clock, self._signals, self._places = clock, signals, start.places
+        self._me = Address(start.run, WATCHDOG, 1)
+        self._usage = psutil.Process()
+        self._usage.cpu_percent()
+        self.ledger = Ledger(self._places, clock, lambda text: console.say(text, is_bad=True))
+        self._context = new_context()
+        self._server = Server(self._context, self._places.control_socket, self._me, clock)
+        self._clients = {
+            role: Client(self._context, self._places.service_socket(role), self._me, clock) for role in SERVICES
+        }
+        self._asked: dict[str, dict[int, Message]] = {role: {} for role in SERVICES}  # what Settled will answer
+        self._pulses: dict[str, PulseReader] = {}
+        self._clearing: int | None = None  # the trainer's incarnation whose tree is being cleared
+        self._quit: Quit | None = None
+        self._tick_s = self._run_json_s = clock.monotonic()
+        self._socket_s = clock.monotonic() + SOCKET_S
+        self._waiter = Waiter()
+        self._waiter.add(self._server)
+        self._waiter.add(signals.fd)
+        for client in self._clients.values():
+            self._waiter.add(client)
+
+    # -- the loop ------------------------------------------------------------------------------------------
+    def run(self) -> Quit:
+        """Runs the run to its end; how it is to be left."""
+        self._perform(self._core.start(self._clock.monotonic()))
+        while self._quit is None:
+            self._waiter.wait(self._pause_s())
+            self._collect_dead()
+            for source, number in self._signals.take():
+                self._handle(StopAsked(source, now=number > 1))
+            self._hear()
+            self._look_at_tree()
+            self._tick()
+        return self._quit
+
+    def _pause_s(self) -> float:
+        now_s = self._clock.monotonic()
+        dues = [self._tick_s, self._core.next_due_s() or self._tick_s]
+        if self._clearing is not None:
+            dues.append(now_s + CLEAR_S)
+        return max(WAIT_S_MIN, min(dues) - now_s)
+
+    def _handle(self, event: Event) -> None:
+        self._perform(self._core.handle(event, self._clock.monotonic()))
+
+    def _tick(self) -> None:
+        now_s = self._clock.monotonic()
+        due_s = self._core.next_due_s()
+        if now_s < self._tick_s and (due_s is None or now_s < due_s):
+            return
+        self._tick_s = now_s + TICK_S
+        for client in self._clients.values():
+            self._greet(client)
+        self._server.tick()
+        self._server.forget("cli", 2**31)  # each command is a peer of its own, and gone after its answer
+        self._processes.reap_strays()
+        self._handle(self._reading())
+        if now_s >= self._run_json_s:
+            self._write_run(durable=False)
+        if now_s >= self._socket_s:
+            self._socket_s = now_s + SOCKET_S
+            self._look_at_socket()
+
+    def _reading(self) -> Ticked:
+        """The pulses and the memory as they are now."""
+        beats = {role: beat for role, reader in self._pulses.items() if (beat := reader.read()) is not None}
+        return Ticked(beats, self._memory_step())
+
+    def _memory_step(self) -> int:
+        try:
+            return max((info.step for info in scan(self._places.shm_dir)), default=NO_STEP)
+        except OSError:
+            return NO_STEP
+
+    # -- processes -----------------------------------------------------------------------------------------
+    def _collect_dead(self) -> None:
+        for running in self._processes.ended():
+            self._waiter.remove(running.child.pidfd)
+            exit = running.child.reap()
+            reader = self._pulses.pop(running.role, None)
+            beat: Beat | None = None
+            if reader is not None:
+                beat = reader.read()
+                reader.close()
+                reader.path.unlink(missing_ok=True)
+            if running.role == TRAINER:
+                self._server.forget(TRAINER, running.incarnation)
+                words = self._last_words(running.incarnation)
+                event = Ended(TRAINER, running.incarnation, exit, beat, words, self._memory_step())
+            else:
+                self._clients[running.role].peer.outbox.forget()  # its successor is told anew by the core
+                self._asked[running.role].clear()
+                event = Ended(running.role, running.incarnation, exit, beat)
+            self._handle(event)
+
+    def _last_words(self, incarnation: int) -> LastWords | None:
+        try:
+            return msgspec.json.decode(self._places.last_words(incarnation).read_bytes(), type=LastWords)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def _look_at_tree(self) -> None:
+        if self._clearing is not None and self._processes.clear_tree():
+            incarnation, self._clearing = self._clearing, None
+            self._handle(TreeGone(incarnation))
+
+    def _spawn(self, role: str, incarnation: int) -> None:
+        self._places.pulse(role, incarnation).unlink(missing_ok=True)
+        try:
+            running = self._processes.spawn(role, incarnation)
+        except OSError as error:
+            self._handle(NotSpawned(role, incarnation, str(error)))
+            return
+        self._waiter.add(running.child.pidfd)
+        self._pulses[role] = PulseReader(self._places.pulse(role, incarnation))
+        if role == TRAINER:
+            self._console.follow(running.log)
+        self._handle(Spawned(role, incarnation, running.child.pid))
+
+    # -- messages ------------------------------------------------------------------------------------------
+    def _hear(self) -> None:
+        while (heard := self._server.receive()) is not None:
+            self._heard_at_control(heard)
+        for role, client in self._clients.items():
+            self._greet(client)
+            while (heard := client.receive()) is not None:
+                self._heard_from_service(role, client, heard)
+
+    def _greet(self, client: Client) -> None:
+        if client.tick():
+            client.tell(Hello(os.getpid()))
+
+    def _heard_at_control(self, heard: Heard) -> None:
+        match heard.body:
+            case StatusRequest():
+                self._handle(self._reading())
+                self._server.say(heard.who, Status(msgspec.json.encode(self._status())), re=heard.seq)
+            case StopRun(now):
+                self._handle(StopAsked("procsv stop", now))
+                self._server.acknowledge(heard)  # what it asks for is written down by now
+            case body:
+                if heard.role == TRAINER:
+                    self._handle(Said(TRAINER, heard.incarnation, body))
+                self._server.acknowledge(heard)
+
+    def _heard_from_service(self, role: str, client: Client, heard: Heard) -> None:
+        answered = heard.answers
+        if isinstance(answered, Hello):
+            self._handle(ServiceReady(role, heard.incarnation))
+        asked = None
+        if isinstance(heard.body, Settled):
+            found = self._asked[role].pop(heard.re, None)
+            asked = found if isinstance(found, TrainerEnded | Finish) else None
+        self._handle(Said(role, heard.incarnation, heard.body, asked))
+        client.acknowledge(heard)
+
+    def _tell(self, role: str, body: Message) -> None:
+        if role == TRAINER:
+            self._server.tell_all(body, (TRAINER,))
+        else:
+            self._asked[role][self._clients[role].tell(body)] = body
+
+    def _look_at_socket(self) -> None:
+        """Binds the control socket again if something has deleted it; peers come back by themselves."""
+        if self._server.is_in_place() or self._places.control_socket.exists():
+            return
+        peers = self._server.peers
+        self._waiter.remove(self._server)
+        self._server.close()
+        try:
+            self._server = Server(self._context, self._places.control_socket, self._me, self._clock)
+        except UserError as error:
+            self._console.say(str(error), is_bad=True)
+        else:
+            self._server.peers = peers
+            self._console.say("something deleted the control socket; made it again", is_bad=True)
+        self._waiter.add(self._server)
+
+    # -- what the core says --------------------------------------------------------------------------------
+    def _perform(self, actions: list[Action]) -> None:
+        """Does it, in order; what a Spawn leads to is done before the action after it."""
+        for action in actions:
+            self._perform_one(action)
+
+    def _perform_one(self, action: Action) -> None:
+        match action:
+            case Spawn(role, incarnation):
+                self._spawn(role, incarnation)
+            case Signal(role, incarnation, number):
+                self._with(role, incarnation, lambda running: running.child.signal(number))
+            case KillTree(role, incarnation):
+                self._with(role, incarnation, lambda running: running.child.signal_tree(9))
+            case ClearTree(incarnation):
+                self._clearing = incarnation
+                self._look_at_tree()
+            case Tell(role, body):
+                self._tell(role, body)
+            case Journal(event, role, incarnation, fields):
+                self.ledger.append(event, role, incarnation, fields)
+            case WriteRun():
+                self._write_run(durable=True)
+            case Report() as report:
+                self.ledger.write_report(report, self._run_file(), self._places.log(TRAINER, report.incarnation))
+            case Say(text, is_bad, traceback):
+                self._console.say(text, is_bad, traceback)
+            case Quit() as quit:
+                self._quit = quit
+
+    def _with(self, role: str, incarnation: int, act: Callable[[Running], None]) -> None:
+        running = self._processes.find(role, incarnation)
+        if running is not None:
+            act(running)
+
+    def _write_run(self, durable: bool) -> None:
+        self._run_json_s = self._clock.monotonic() + RUN_JSON_S
+        self.ledger.write_run(self._run_file(), durable)
+
+    def _run_file(self) -> RunFile:
+        return run_file(self._facts, self._core, self._clock.monotonic(), self._clock.wall())
+
+    def _status(self) -> dict[str, object]:
+        beats = {role: beat for role, reader in self._pulses.items() if (beat := reader.read()) is not None}
+        uptime = round(self._clock.monotonic() - self._core.started_s, 1)
+        usage = {role: self._processes.usage(role) for role in (TRAINER, *SERVICES)}
+        usage[WATCHDOG] = {"uptime": uptime, **measure(self._usage)}
+        return status_object(self._run_file(), self._core, beats, usage)
+
+    def close(self) -> RunFile:
+        """Lets go of everything but the lock; the last state, for run.json."""
+        run = self._run_file()
+        for client in self._clients.values():
+            client.close(linger_ms=0)
+        self._server.close()
+        self._context.term()
+        for reader in self._pulses.values():
+            reader.close()
+        return run

@@ -1,0 +1,48 @@
+"""Signals that end a run, as something a loop can wait for.
+
+Used by host.py and reactor.py, on the main thread.  The handlers do nothing; the wake-up descriptor says which signal
+came, even while Python is inside a long call.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Signals:
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in STOPS:
+            signal.signal(number, _nothing)
+        self._count = 0
+
+    def take(self) -> list[tuple[str, int]]:
+        """The signals that came since the last call: name, and the how manieth it is that wants an end."""
+        try:
+            data = os.read(self.fd, 64)
+        except BlockingIOError:
+            return []
+        found = []
+        for number in data:
+            if number in STOPS:
+                self._count += 1
+                found.append((signal.Signals(number).name, self._count))
+        return found
+
+    def wait(self, timeout_s: float) -> bool:
+        """True as soon as one has come."""
+        return bool(select.select([self.fd], [], [], timeout_s)[0])
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(-1)
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+
+def _nothing(number: int, frame: object) -> None:
+    """Its being there is enough: the system call returns, and the wake-up descriptor has the number."""

@@ -1,0 +1,336 @@
+"""One task of a run: a trainer, through all its incarnations, from its first start to its end.
+
+Used by core.py; a run has a list of tasks (today of one).  Feeds the lifecycle table and carries its actions out as
+actions for the reactor.  Pure: time and facts are arguments, actions are appended to a list.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from procsv.ipc.messages import Durable, Hello, Note, Recovered, Rejected, Settled, StopTraining, TrainerEnded
+from procsv.ipc.pulse import Beat, Phase
+from procsv.ipc.runfile import NO_STEP, LastExit
+from procsv.ipc.units import show_duration
+from procsv.watchdog.events import (
+    TRAINER,
+    Action,
+    ClearTree,
+    Ended,
+    Journal,
+    KillTree,
+    Report,
+    Said,
+    Say,
+    Signal,
+    Spawn,
+    Tell,
+    WriteRun,
+)
+from procsv.watchdog.goodput import Goodput
+from procsv.watchdog.lifecycle import Action as Do
+from procsv.watchdog.lifecycle import Event as On
+from procsv.watchdog.lifecycle import Lifecycle, State
+from procsv.watchdog.restart import (
+    Cause,
+    Death,
+    GiveUp,
+    History,
+    Kind,
+    LastWords,
+    Policy,
+    Restart,
+    classify,
+    find_cause,
+)
+
+if TYPE_CHECKING:
+    from random import Random
+
+TREE_S_MAX = 30.0  # what was killed and is still there after this long is called unkillable
+
+_PHASES = {
+    Phase.IMPORT: On.IMPORTS,
+    Phase.CONNECT: On.CONNECTS,
+    Phase.RESTORE: On.RESTORES,
+    Phase.COMPILE: On.COMPILES,
+    Phase.STEP: On.STEPS,
+}
+_DEATHS = {Kind.DONE: On.FINISHED, Kind.CHECKPOINTED: On.CHECKPOINTED}
+
+
+class Task:
+    """The trainer.  `out` takes the actions."""
+
+    def __init__(
+        self, incarnation: int, policy: Policy, grace_s: float, rng: Random, now_s: float, out: list[Action]
+    ) -> None:
+        self.life = Lifecycle()
+        self.history = History(policy, rng)
+        self.goodput = Goodput(now_s)
+        self.incarnation = incarnation  # of the trainer that runs, or of the next one
+        self.pid = 0
+        self.step = self.durable_step = self.memory_step = NO_STEP
+        self.phase: Phase | None = None
+        self.restarts = 0
+        self.last_exit: LastExit | None = None
+        self.last_words: LastWords | None = None
+        self.was_connected = False  # one of this launch has introduced itself: it may have left something to save
+        self.ends_run = False
+        self.gave_up = ""  # why
+        self.unsettled: TrainerEnded | None = None  # what the checkpoint service has still to answer
+        self.unsaved = ""  # why the newest state of the last trainer is not on disk
+        self.restart_s: float | None = None  # monotonic time of the next start
+        self._grace_s = grace_s
+        self._out = out
+        self._death_s = now_s  # of the old trainer; of none, the start of the run
+        self._last_death: Ended | None = None
+        self._own_step = NO_STEP  # as read from the trainer that runs, or ran last; `step` outlives it
+        self._reported_ready = 0  # incarnation
+        self._tree_is_gone = True
+        self._stop_is_told = False
+        self._kill_at_s: float | None = None
+        self._killed_s: float | None = None
+        self._we_killed = ""
+        self._verdict: GiveUp | None = None  # stands if what is being saved is no progress
+
+    # -- what happens --------------------------------------------------------------------------------------
+    def start(self, now_s: float) -> None:
+        self._do((Do.SPAWN,), now_s)
+
+    def not_spawned(self, error: str, now_s: float) -> None:
+        self._out.append(Say(f"cannot start the trainer: {error}; trying again", is_bad=True))
+        self.restart_s = now_s + self.history.not_spawned().delay_s
+        self.life.handle(On.NOT_SPAWNED, error)
+
+    def beat(self, beat: Beat, now_s: float) -> None:
+        """The pulse of the trainer that runs, as read now."""
+        if not self.pid:
+            return
+        self._read(beat)
+        event = _PHASES.get(beat.phase)
+        if event is not None:
+            self._handle(event, now_s)
+
+    def _read(self, beat: Beat | None) -> None:
+        if beat is not None:
+            self.phase = beat.phase
+            if beat.step >= 0:
+                self.step = self._own_step = beat.step
+
+    def said(self, said: Said, now_s: float) -> None:
+        """A message of the trainer that runs; what an older incarnation says changes nothing."""
+        if said.incarnation != self.incarnation or not self.pid:
+            return
+        match said.body:
+            case Hello():
+                self.was_connected = True
+                self._handle(On.HELLO, now_s)
+            case Recovered() as recovered:
+                self._recovered(recovered, now_s)
+            case Note(event, fields):
+                self._out.append(Journal(event, TRAINER, self.incarnation, dict(fields)))
+            case _:
+                pass
+
+    def _recovered(self, recovered: Recovered, now_s: float) -> None:
+        self.step = self._own_step = max(self._own_step, recovered.step)
+        if recovered.source == "checkpoint":
+            self.durable_step = recovered.restored_step
+        self.history.ready(recovered.restored_step)
+        if self._reported_ready != self.incarnation:
+            self._reported_ready = self.incarnation
+            self.goodput.ready(recovered.ended_s, recovered.step)
+            fields = {
+                "step": recovered.restored_step,
+                "source": recovered.source,
+                "from": recovered.origin,
+                "seconds": round(max(0.0, recovered.ended_s - self._death_s), 3),
+            }
+            self._out.append(Journal("ready", TRAINER, self.incarnation, {"step": recovered.step}))
+            self._out.append(Journal("recovered", TRAINER, self.incarnation, fields))
+        self._handle(On.READY, now_s)
+
+    def died(self, ended: Ended, now_s: float) -> None:
+        """The trainer is dead and reaped."""
+        if ended.incarnation != self.incarnation:
+            return
+        self._read(ended.beat)
+        self.memory_step = ended.memory_step
+        stopping = self.life.state in (State.STOPPING, State.UNKILLABLE)
+        cause = find_cause(ended.exit, ended.words, stopping, self._we_killed)
+        code, name = ended.exit.code, ended.exit.signal_name
+        self.last_exit = LastExit(code, name, cause.word, cause.evidence, self._own_step)
+        self.last_words = ended.words
+        fields = {"code": code, "signal": name, "cause": cause.word, "step": self._own_step, "evidence": cause.evidence}
+        self._out.append(Journal("exited", TRAINER, self.incarnation, {"pid": self.pid, **fields}))
+        self.goodput.ended(now_s, self._own_step, self.resume_step)
+        if cause.word not in ("completed", "stopped") and classify(ended.exit) is not Kind.CHECKPOINTED:
+            self._out.append(self._report(ended, cause))
+        self._death_s, self.pid, self._last_death = now_s, 0, ended
+        kind = classify(ended.exit)
+        clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
+        self.unsettled = TrainerEnded(self.incarnation, clean)
+        self._handle(_DEATHS.get(kind, On.CRASHED), now_s, f"{ended.exit} at step {self._own_step}")
+
+    def tree_gone(self, incarnation: int, now_s: float) -> None:
+        if incarnation == self.incarnation and not self._tree_is_gone:
+            self._tree_is_gone, self._killed_s = True, None
+            self._handle(On.TREE_GONE, now_s)
+
+    def durable(self, news: Durable) -> None:
+        self.durable_step = news.step
+        self.history.durable(news.step)
+
+    def rejected(self, news: Rejected) -> None:
+        self._out.append(Say(f"{news.path} is not good and is passed over: {news.why}", is_bad=True))
+
+    def settled(self, news: Settled, of: TrainerEnded | None, now_s: float) -> None:
+        """What the dead trainer left is on disk, or cannot be."""
+        if self.unsettled is None or of is None or of.incarnation != self.unsettled.incarnation:
+            return
+        self.unsettled, self.unsaved = None, news.error
+        if self._verdict is not None:
+            verdict, self._verdict = self._verdict, None
+            if self.history.is_spent():
+                self._give_up(verdict.why, now_s)
+            else:
+                self._restart(Restart(max(0.0, self.history.delay_s() - (now_s - self._death_s))), now_s)
+
+    def stop(self, now: bool, why: str, now_s: float) -> None:
+        """The run is to end.  `now`: without waiting for the program."""
+        if now:
+            self._we_killed = why
+        self._verdict = None
+        self._handle(On.KILL_ASKED if now else On.STOP_ASKED, now_s, why)
+
+    def tick(self, now_s: float) -> None:
+        if self._kill_at_s is not None and now_s >= self._kill_at_s and self.life.state is State.STOPPING:
+            self._we_killed = f"it did not stop within {show_duration(self.stop_s)}"
+            self._kill_at_s = None
+            self._handle(On.KILL_ASKED, now_s, self._we_killed)
+        if self._killed_s is not None and now_s - self._killed_s >= TREE_S_MAX:
+            self._killed_s = None
+            self._handle(On.TREE_STAYS, now_s)
+        if self._is_startable(now_s):
+            self._handle(On.DELAY_OVER, now_s)
+
+    def _is_startable(self, now_s: float) -> bool:
+        is_due = self.restart_s is not None and now_s >= self.restart_s
+        return is_due and self._tree_is_gone and self.life.state is State.BACKOFF
+
+    def next_due_s(self) -> float | None:
+        """When `tick` will have something to do."""
+        restart_s = self.restart_s if self._tree_is_gone else None
+        killed_s = None if self._killed_s is None else self._killed_s + TREE_S_MAX
+        return min((due for due in (restart_s, self._kill_at_s, killed_s) if due is not None), default=None)
+
+    # -- what is seen --------------------------------------------------------------------------------------
+    @property
+    def stop_s(self) -> float:
+        """The trainer's share of the grace: 17 s of 25."""
+        return self._grace_s * 17 / 25
+
+    @property
+    def resume_step(self) -> int:
+        """The step that the next trainer would go on from."""
+        return max(self.memory_step, self.durable_step)
+
+    # -- what follows --------------------------------------------------------------------------------------
+    def _handle(self, event: On, now_s: float, detail: str = "") -> None:
+        was = self.life.state
+        self._do(self.life.handle(event, detail), now_s)
+        if self.life.state is not was:
+            self._out.append(WriteRun())
+
+    def _do(self, actions: tuple[Do, ...], now_s: float) -> None:
+        for action in actions:
+            match action:
+                case Do.SPAWN:
+                    self._spawn()
+                case Do.TELL_STOP:
+                    self._tell_stop(now_s)
+                case Do.KILL_TREE:
+                    self._out.append(KillTree(TRAINER, self.incarnation))
+                    self._killed_s, self._kill_at_s = now_s, None
+                case Do.BURY:
+                    self._tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
+                    self._out.append(ClearTree(self.incarnation))
+                case Do.WEIGH:
+                    self._weigh(now_s)
+                case Do.ALERT:
+                    text = f"processes of trainer {self.incarnation} do not die; nothing else may write to the logdir"
+                    self._out.append(Say(text, is_bad=True))
+                case Do.END_RUN:
+                    self.ends_run, self.restart_s = True, None
+
+    def _spawn(self) -> None:
+        self.restart_s, self.phase = None, None
+        self._own_step = NO_STEP
+        if self._last_death is not None and self._last_death.incarnation == self.incarnation:
+            self.incarnation += 1
+            self.restarts += 1
+        self._we_killed, self._stop_is_told = "", False
+        self._out.append(Spawn(TRAINER, self.incarnation))
+
+    def _tell_stop(self, now_s: float) -> None:
+        self._out.append(Tell(TRAINER, StopTraining(self.stop_s, "final")))
+        if not self._stop_is_told:
+            self._stop_is_told = True
+            self._kill_at_s = now_s + self.stop_s
+            self._out.append(Signal(TRAINER, self.incarnation, signal.SIGTERM))
+            self._out.append(Signal(TRAINER, self.incarnation, signal.SIGCONT))  # a stopped one would not hear it
+
+    def _weigh(self, now_s: float) -> None:
+        ended = self._last_death
+        assert ended is not None, "weighed without a death"
+        verdict = self.history.weigh(Death(ended.exit, ended.words, self._own_step))
+        if isinstance(verdict, Restart):
+            self._restart(verdict, now_s)
+        elif verdict.is_final:
+            self._give_up(verdict.why, now_s)
+        else:
+            self._verdict = verdict  # what is being saved now may be progress: looked at again in `settled`
+
+    def _restart(self, verdict: Restart, now_s: float) -> None:
+        self.restart_s = now_s + verdict.delay_s
+        lost = max(0, self._own_step - max(self.resume_step, 0))
+        fields = {"delay": round(verdict.delay_s, 3), "lost_steps": lost}
+        self._out.append(Journal("restarting", TRAINER, self.incarnation, fields))
+        when = f"in {show_duration(verdict.delay_s)}" if verdict.delay_s else "at once"
+        self._out.append(Say(f"starting it again {when}, {self._where_from()}"))
+
+    def _where_from(self) -> str:
+        if self.resume_step < 0:
+            return "from the beginning"
+        return f"from step {self.resume_step}" + (" in memory" if self.memory_step > self.durable_step else "")
+
+    def _give_up(self, why: str, now_s: float) -> None:
+        self.gave_up = why
+        self._out.append(Journal("gave_up", TRAINER, self.incarnation, {"why": why}))
+        sentence = f"gave up: {why}"
+        if self.last_exit is not None:
+            sentence += f". The last time: {self._sentence(self.last_exit.cause, self.last_exit.evidence)}"
+        self._out.append(Say(sentence, is_bad=True, traceback=self.last_words.traceback if self.last_words else ""))
+        self._handle(On.GAVE_UP, now_s, why)
+
+    def _report(self, ended: Ended, cause: Cause) -> Report:
+        sentence = f"trainer {self.incarnation} (pid {self.pid}) {self._sentence(cause.word, cause.evidence)}"
+        self._out.append(Say(sentence, is_bad=True))
+        return Report(
+            self.incarnation,
+            sentence,
+            cause.word,
+            cause.evidence,
+            ended.exit,
+            ended.words,
+            self._own_step,
+            self.resume_step,
+        )
+
+    def _sentence(self, cause: str, evidence: str) -> str:
+        verb = {"killed": "was killed by", "crashed": "crashed with"}.get(cause, "ended with")
+        if self._own_step >= 0:
+            return f"{verb} {evidence}, at step {self._own_step}"
+        return f"{verb} {evidence}, before its first step"

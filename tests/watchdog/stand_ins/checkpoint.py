@@ -1,0 +1,58 @@
+"""A checkpoint service that saves nothing: for tests of the watchdog, without TensorFlow.
+
+STAND_IN_CHECKPOINT in its environment says how it is to behave:
+    die        exits with code 9 before it is ready
+    unsaved    cannot save what the trainer left
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from procsv.ipc.messages import Finish, Restore, RestoreFrom, Settled, TrainerEnded
+from procsv.ipc.start import take_start
+from procsv.services.runtime import Tools, serve
+
+if TYPE_CHECKING:
+    from procsv.ipc.channel import Heard
+
+
+class StandIn:
+    def __init__(self, tools: Tools) -> None:
+        self.tools = tools
+        self.finishing = False
+        self.error = "the disk is full" if os.environ.get("STAND_IN_CHECKPOINT") == "unsaved" else ""
+
+    def handle(self, heard: Heard) -> None:
+        server = self.tools.server
+        match heard.body:
+            case Restore():
+                server.tell(heard.who, RestoreFrom("fresh", "", 0, 0, (), ""), re=heard.seq)
+            case TrainerEnded():
+                server.tell(heard.who, Settled(-1, self.error), re=heard.seq)
+            case Finish():
+                server.tell(heard.who, Settled(-1, self.error), re=heard.seq)
+                self.finishing = True
+            case _:
+                server.acknowledge(heard)
+
+    def tick(self, now_s: float) -> float:
+        return 1.0
+
+    def orphaned(self) -> None:
+        self.finishing = True
+
+    def is_finished(self) -> bool:
+        return self.finishing and not self.tools.server.unsaid("watchdog")
+
+    def close(self) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    start = take_start("checkpoint")
+    if os.environ.get("STAND_IN_CHECKPOINT") == "die":
+        sys.exit(9)
+    sys.exit(serve(start, StandIn))
