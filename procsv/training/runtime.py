@@ -135,6 +135,8 @@ class Runtime:
             finally:
                 self.streams.end()
                 if link.pulse is not None:
+                    self._beat(link)
+                    link.pulse.beat(self.clock.monotonic())  # the last step is what the journal will say
                     link.pulse.close()
 
     def tell_checkpoint(self, body: Message) -> None:

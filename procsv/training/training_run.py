@@ -128,7 +128,9 @@ class TrainingRun:
 
     # -- the end ---------------------------------------------------------------------------------------------
     def read_step(self) -> int:
-        return self._steps.read()
+        """The global step now; the pulse says it, too."""
+        self._runtime.step = self._steps.read()
+        return self._runtime.step
 
     def save(self, reason: Reason, timeout_s: float) -> bool:
         """A durable checkpoint of the state between two steps; False, with the reason logged, if there is none."""

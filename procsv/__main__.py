@@ -1,0 +1,5 @@
+"""`python -m procsv`: the same as `procsv`."""
+
+from procsv.cli.main import main
+
+main()

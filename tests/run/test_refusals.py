@@ -1,0 +1,65 @@
+"""Bad input: one clear message, the right exit code, nothing lost."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import launched, procsv
+
+pytestmark = pytest.mark.fault
+
+
+def test_a_second_launch_is_refused_within_a_second_and_told_who_holds_the_logdir(tmp_path: Path) -> None:
+    with launched(tmp_path / "digits", "procsv.examples.digits", "--steps", "100000", "--step-ms", "4") as run:
+        run.wait_event("ready")
+        begun_s = time.monotonic()
+        second = procsv("launch", "--logdir", str(run.logdir), "procsv.examples.digits")
+        took_s = time.monotonic() - begun_s
+        assert second.returncode == 73
+        assert str(run.process.pid) in second.stderr
+        assert took_s < 1.0 + 0.5  # the interpreter's own start included
+        assert procsv("stop", str(run.logdir), "--now").returncode == 0
+        run.wait_end()
+
+
+@pytest.mark.parametrize(
+    ("source", "sign"),
+    [
+        ("import not_there_at_all\n", "No module named 'not_there_at_all'"),
+        ("def broken(:\n", "SyntaxError"),
+        ("raise ValueError('before the first step')\n", "ValueError: before the first step"),
+    ],
+)
+def test_a_program_that_fails_before_its_first_step_is_no_restart_loop(tmp_path: Path, source: str, sign: str) -> None:
+    (tmp_path / "train.py").write_text(source)
+    with launched(tmp_path / "logdir", str(tmp_path / "train.py")) as run:
+        assert run.wait_end() == 70
+    said = run.said()
+    assert sign in said
+    assert "train.py" in said
+    assert "procsv/training" not in said.split("Traceback", 1)[1]  # the program's own traceback, none of ours
+    assert len(run.events("gave_up")) == 1
+    assert len(run.events("restarting")) <= 1
+
+
+def test_a_target_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    done = procsv("launch", "--logdir", str(tmp_path / "x"), "procsv.examples.digit")
+
+    assert done.returncode == 2
+    assert "digits" in done.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_supervisor_with_another_logdir_fails_at_once_and_names_both_and_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import tensorflow as tf, procsv\n"
+        "tf.compat.v1.disable_eager_execution()\n"
+        f"procsv.Supervisor(logdir={str(tmp_path / 'other')!r})\n"
+    )
+    with launched(tmp_path / "logdir", str(tmp_path / "train.py")) as run:
+        assert run.wait_end() == 70
+    said = run.said()
+    assert str(tmp_path / "other") in said
+    assert str(tmp_path / "logdir") in said
+    assert "--logdir" in said
