@@ -9,6 +9,7 @@ import msgspec
 
 from procsv.ipc.errors import PeerError, ProcsvBug
 from procsv.ipc.messages import PROTOCOL, Envelope
+from procsv.ipc.text import escape_surrogates
 
 MESSAGE_BYTES_MAX = 8 * 2**20  # a longer one is never sent, and a peer that sends one is cut off
 
@@ -18,7 +19,10 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 def encode(envelope: Envelope) -> bytes:
     """The bytes of one message.  Larger than MESSAGE_BYTES_MAX is our own bug: big things go by file."""
-    data = _encoder.encode(envelope)
+    try:
+        data = _encoder.encode(envelope)
+    except UnicodeEncodeError:  # a file name that is not UTF-8, in the text of an error say
+        data = _encoder.encode(escape_surrogates(msgspec.to_builtins(envelope, builtin_types=(bytes,))))
     if len(data) > MESSAGE_BYTES_MAX:
         raise ProcsvBug(f"{type(envelope.body).__name__} of {len(data)} bytes; the limit is {MESSAGE_BYTES_MAX}")
     return data
@@ -34,4 +38,6 @@ def decode(data: bytes) -> Envelope:
         raise PeerError(f"not a message: {error}") from error
     if envelope.protocol != PROTOCOL:
         raise PeerError(f"message of protocol {envelope.protocol}; this is protocol {PROTOCOL}")
+    if min(envelope.incarnation, envelope.seq, envelope.re) < 0:
+        raise PeerError("not a message: a number below zero")
     return envelope

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from procsv.ipc.clock import Clock
+from procsv.ipc.text import escape_surrogates
 
 
 class Journal:
@@ -24,6 +25,7 @@ class Journal:
         self.path = path
         self._clock = clock
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._is_torn = False
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
@@ -31,7 +33,13 @@ class Journal:
     def append(self, event: str, role: str, incarnation: int, **fields: Any) -> None:
         """One line: `time` (Unix seconds), `event`, `role`, `incarnation` and the event's own fields."""
         line = {"time": round(self._clock.wall(), 6), "event": event, "role": role, "incarnation": incarnation}
-        os.write(self._fd, msgspec.json.encode(line | fields) + b"\n")
+        try:
+            data = msgspec.json.encode(line | fields)
+        except UnicodeEncodeError:  # a file name that is not UTF-8, in the text of an error say
+            data = msgspec.json.encode(escape_surrogates(line | fields))
+        ending = b"\n" if self._is_torn else b""  # the line before was cut short by a full disk: it ends here
+        written = os.write(self._fd, ending + data + b"\n")
+        self._is_torn = written < len(ending) + len(data) + 1
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -14,6 +14,7 @@ import msgspec
 from procsv.ipc.atomic import replace_file
 from procsv.ipc.places import Places
 from procsv.ipc.process import Identity
+from procsv.ipc.text import escape_surrogates
 
 VERSION = 1
 NO_STEP = -1  # of a step: there is none yet
@@ -80,7 +81,11 @@ def read_run(path: Path) -> RunFile | None:
 
 def write_run(path: Path, run: RunFile, durable: bool) -> None:
     """Replaces `path`.  `durable` at changes of state; a lost step number is read again anyway."""
-    replace_file(path, msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n", durable=durable)
+    try:
+        data = msgspec.json.encode(run)
+    except UnicodeEncodeError:  # an argument that is not UTF-8, say
+        data = msgspec.json.encode(escape_surrogates(msgspec.to_builtins(run)))
+    replace_file(path, msgspec.json.format(data, indent=2) + b"\n", durable=durable)
 
 
 def host_is_alive(run: RunFile) -> bool:

@@ -6,6 +6,7 @@ takes the variable out of its environment before anything of the user's runs.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -52,7 +53,8 @@ class Start(msgspec.Struct, frozen=True):
         return [sys.executable, "-m", MODULES[self.role], *shown]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        return {**base, VARIABLE: msgspec.json.encode(self).decode()}
+        # Not msgspec's encoder: arguments that are not UTF-8 must arrive as they were given.
+        return {**base, VARIABLE: json.dumps(msgspec.to_builtins(self))}
 
 
 def take_start(role: str) -> Start:
@@ -62,7 +64,7 @@ def take_start(role: str) -> Start:
         raise SystemExit(
             f"python -m {MODULES[role]} is started by `procsv launch` or by procsv.Supervisor, not by hand"
         )
-    start = msgspec.json.decode(text, type=Start)
+    start = msgspec.convert(json.loads(text), Start)
     if start.role != role:
         raise ProcsvBug(f"started as {start.role}, but this is {role}")
     return start

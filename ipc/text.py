@@ -1,0 +1,22 @@
+"""Text that can be written down.
+
+Called by whatever encodes what people or the system named: messages, the journal, run.json.
+"""
+
+from __future__ import annotations
+
+
+def escape_surrogates(value: object) -> object:
+    """`value`, built of plain types, with every half surrogate in its strings written out as \\udcXX.
+
+    Python reads bytes that are not UTF-8 in names and arguments into such characters; no message can carry them.
+    """
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {escape_surrogates(key): escape_surrogates(item) for key, item in value.items()}
+        case list() | tuple():
+            return [escape_surrogates(item) for item in value]
+        case _:
+            return value
