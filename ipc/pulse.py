@@ -102,7 +102,8 @@ class PulseReader:
         for _ in range(_READ_TRIES_MAX):
             magic, guard, phase, step, work, beat_ns, extended_ns = _FORMAT.unpack_from(self._map, 0)
             (again,) = struct.unpack_from("=Q", self._map, 8)
-            if magic == _MAGIC and guard == again and guard % 2 == 0:
+            # A guard of 0 is no guard: struct clears the place before it writes there.
+            if magic == _MAGIC and guard == again != 0 and guard % 2 == 0:
                 self._last = Beat(Phase(phase), step, work, beat_ns / 1e9, extended_ns / 1e9)
                 break
         return self._last
