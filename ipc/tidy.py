@@ -13,13 +13,14 @@ from pathlib import Path
 from procsv.ipc.places import Places
 
 RUN_FILES = ("*.sock", "*.pulse", "last_words.*.json", "events.*.pos", "event.*", "parcel.*", "*.lock")
+KILLED_FILES = (".*.new",)  # what a process that was killed within atomic.replace_file left
 SHM_FILES = ("slot.*", "meta.*", "parcel.*", "event.*")
 SHM_DIRS = ("staged.*",)
 
 
 def remove_run_files(places: Places, keep: frozenset[Path] = frozenset()) -> None:
     """Empties the run directory of ours, but for `keep` (a lock that is still held, say)."""
-    for pattern in RUN_FILES:
+    for pattern in RUN_FILES + KILLED_FILES:
         for path in places.run_dir.glob(pattern):
             if path not in keep:
                 path.unlink(missing_ok=True)
@@ -27,7 +28,7 @@ def remove_run_files(places: Places, keep: frozenset[Path] = frozenset()) -> Non
 
 def remove_shm_files(places: Places) -> None:
     """Removes slots, parcels and staged checkpoints; only when nothing in them is needed any more."""
-    for pattern in SHM_FILES:
+    for pattern in SHM_FILES + KILLED_FILES:
         for path in places.shm_dir.glob(pattern):
             path.unlink(missing_ok=True)
     for pattern in SHM_DIRS:
