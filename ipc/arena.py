@@ -35,6 +35,7 @@ _MAGIC = b"procsv-slot-0001"
 # magic, state, incarnation, sequence, step, run id, toc offset, toc size, toc hash; then the hash of all but state
 _HEADER = struct.Struct("=16sIIQq32sQQQ")
 _STATE_AT = 16
+_STATES = frozenset(SlotState)
 _HASH_AT = _HEADER.size
 
 declare("trainer.before_publish", "trainer.after_publish")
@@ -87,6 +88,8 @@ def _unpack(path: Path, head: bytes) -> SlotInfo | None:
     if struct.unpack_from("=Q", head, _HASH_AT)[0] != _hash_without_state(head[: _HEADER.size]):
         return None
     _, state, incarnation, sequence, step, run, offset, size, toc_hash = _HEADER.unpack_from(head)
+    if state not in _STATES:
+        return None
     run_id = run.rstrip(b"\0").decode("ascii", "replace")
     return SlotInfo(path, SlotState(state), incarnation, sequence, step, run_id, offset, size, toc_hash)
 
@@ -121,14 +124,19 @@ class SlotReader:
             except BlockingIOError:
                 raise PeerError(f"slot {info.path.name} is being written again") from None
             now = _unpack(info.path, os.pread(self._fd, HEADER_BYTES, 0))
-            if now is None or now.state is not SlotState.READY or now.sequence != info.sequence:
+            if now is None or now != dataclasses.replace(info, state=SlotState.READY):
                 raise PeerError(f"slot {info.path.name} no longer holds snapshot {info.sequence}")
             # Private: what happens to the file later changes nothing that was read, and writes stay here.
             self.map = mmap.mmap(self._fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
             toc = bytes(self.map[info.toc_offset : info.toc_offset + info.toc_size])
             if xxhash.xxh3_64_intdigest(toc) != info.toc_hash:
                 raise PeerError(f"slot {info.path.name}: the table of contents does not match its checksum")
-            self.contents = msgspec.msgpack.decode(toc, type=Contents)
+            try:
+                self.contents = msgspec.msgpack.decode(toc, type=Contents)
+            except msgspec.DecodeError as error:
+                raise PeerError(
+                    f"slot {info.path.name}: the table of contents is of another version: {error}"
+                ) from error
         except BaseException:
             os.close(self._fd)
             raise
@@ -216,7 +224,7 @@ class _OwnSlot:
         self.fd = fd
         self.sequence = 0  # of what it holds; 0 if nothing whole
         self.is_writing = False
-        self.map = mmap.mmap(fd, 0)
+        self.map = _map(fd, path)
 
     def lock(self) -> bool:
         try:
@@ -235,7 +243,7 @@ class _OwnSlot:
         if size <= len(self.map):
             return
         _reserve(self.fd, size, self.path)
-        self.map = mmap.mmap(self.fd, 0)
+        self.map = _map(self.fd, self.path)
 
     def close(self) -> None:
         os.close(self.fd)
@@ -250,6 +258,15 @@ def _reserve(fd: int, size: int, path: Path) -> None:
         raise NoRoom(
             f"{path.parent.parent} cannot hold a snapshot of {size} bytes ({error.strerror}; "
             f"{there.f_bavail * there.f_frsize} bytes are free)"
+        ) from error
+
+
+def _map(fd: int, path: Path) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, 0)
+    except OSError as error:  # the limit on this process's address space
+        raise NoRoom(
+            f"cannot map a snapshot of {os.fstat(fd).st_size} bytes in {path.parent}: {error.strerror}"
         ) from error
 
 
@@ -298,9 +315,11 @@ class Arena:
         except (BlockingIOError, FileNotFoundError):
             os.close(fd)
             return
-        slot = _OwnSlot(path, fd)
-        self._write_free(slot)
-        self._slots.append(slot)
+        try:
+            self._add(path, fd)
+        except NoRoom:
+            os.close(fd)
+            raise
 
     def _create(self, path: Path, size: int) -> None:
         try:
@@ -309,20 +328,23 @@ class Arena:
             return
         try:
             _reserve(fd, size, path)
+            self._add(path, fd)
         except NoRoom:
             os.close(fd)
             path.unlink(missing_ok=True)
             raise
+
+    def _add(self, path: Path, fd: int) -> None:
+        """Takes charge of a slot file, locked or just made, and marks it as this incarnation's, so that the service leaves it alone."""
         slot = _OwnSlot(path, fd)
-        slot.lock()
-        self._write_free(slot)
+        self._mark(slot, SlotState.FREE)
+        slot.unlock()
         self._slots.append(slot)
 
-    def _write_free(self, slot: _OwnSlot) -> None:
-        """Marks a slot, locked, as this incarnation's, so that the service leaves it alone."""
-        head = _pack(SlotInfo(slot.path, SlotState.FREE, self.incarnation, 0, -1, self.run, 0, 0, 0))
+    def _mark(self, slot: _OwnSlot, state: SlotState) -> None:
+        """Writes a header of ours without contents.  Killed within: no header is whole, and nobody reads the slot."""
+        head = _pack(SlotInfo(slot.path, state, self.incarnation, 0, -1, self.run, 0, 0, 0))
         slot.map[: len(head)] = head
-        slot.unlock()
 
     def memories(self) -> list[mmap.mmap]:
         """The slots' memory, for touching it before first use: the first touch of fresh memory can be slow."""
@@ -335,6 +357,7 @@ class Arena:
             is_free = not slot.is_writing and (slot.sequence == 0 or slot.sequence < newest)
             if is_free and slot.lock():
                 slot.store_state(SlotState.WRITING)
+                self._mark(slot, SlotState.WRITING)  # what it held is gone: no bit that flips brings it back
                 slot.sequence, slot.is_writing = 0, True
                 return SlotWriter(self, slot)
         return None
