@@ -12,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+LOOKS_MAX = 10_000  # tries while somebody looks; more means that one who looks was stopped in the middle
+
 
 class Holder(msgspec.Struct, frozen=True):
     """Who holds a lock, for the error that another gets."""
@@ -19,6 +21,26 @@ class Holder(msgspec.Struct, frozen=True):
     pid: int
     what: str
     since: float  # Unix seconds
+
+
+def _lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _take(fd: int) -> bool:
+    """Locks `fd` exclusively; False if somebody holds it so.  Who only looks (`is_held`) is in the way for an instant."""
+    for _ in range(LOOKS_MAX):
+        if _lock(fd, fcntl.LOCK_EX):
+            return True
+        if not _lock(fd, fcntl.LOCK_SH):
+            return False
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.sched_yield()
+    return False
 
 
 class FileLock:
@@ -32,9 +54,7 @@ class FileLock:
         """Takes the lock or says False at once.  FileNotFoundError if its directory is gone."""
         while True:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _take(fd):
                 os.close(fd)
                 return False
             # The holder before us unlinks the file as it lets go: what we locked must still be what is there.
@@ -66,11 +86,7 @@ class FileLock:
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        else:
-            return False
+            return not _lock(fd, fcntl.LOCK_SH)  # shared: several may look at the same instant
         finally:
             os.close(fd)
 
