@@ -43,17 +43,28 @@ class Identity:
     """A process that is not confused with a later one of the same pid."""
 
     pid: int
-    started: float  # Unix seconds, from psutil
+    started: float  # seconds from the boot to its start: Unix time would change whenever somebody sets the clock
     boot: str
 
     def is_alive(self) -> bool:
+        """Whether it runs; a zombie does not."""
         if self.boot != boot_id():
             return False
         try:
-            process = psutil.Process(self.pid)
-            return abs(process.create_time() - self.started) < 0.05 and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
+            state, started = _state_and_start(self.pid)
+        except psutil.NoSuchProcess:
             return False
+        return started == self.started and state not in ("Z", "X")
+
+
+def _state_and_start(pid: int) -> tuple[str, float]:
+    """The state letter and the start, in seconds from the boot, of `pid`; psutil.NoSuchProcess if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(pid) from None
+    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
+    return fields[0], int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def boot_id() -> str:
@@ -65,7 +76,7 @@ def boot_id() -> str:
 
 def identify(pid: int) -> Identity:
     """Who `pid` is; psutil.NoSuchProcess if it is gone."""
-    return Identity(pid, psutil.Process(pid).create_time(), boot_id())
+    return Identity(pid, _state_and_start(pid)[1], boot_id())
 
 
 class Child:
