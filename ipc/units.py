@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from decimal import Decimal
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
 _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -15,7 +17,10 @@ def parse_duration(text: str) -> float:
     match = _DURATION.match(text)
     if not match:
         raise ValueError(f"{text!r} is not a duration; write 90, 90s, 5m or 2h")
-    return float(match[1]) * _SECONDS[match[2]]
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if math.isinf(seconds):
+        raise ValueError(f"{text!r} is too long a duration")
+    return seconds
 
 
 def parse_size(text: str) -> int:
@@ -23,12 +28,12 @@ def parse_size(text: str) -> int:
     match = _SIZE.match(text)
     if not match:
         raise ValueError(f"{text!r} is not a size; write 512MiB or 8GiB")
-    return int(float(match[1]) * _BYTES[(match[2] or "").lower()])
+    return int(Decimal(match[1]) * _BYTES[(match[2] or "").lower()])  # a float would round what is over 2**53
 
 
 def show_duration(seconds: float) -> str:
     """A duration for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
-    if seconds < 10:
+    if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
