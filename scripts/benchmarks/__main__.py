@@ -1,0 +1,83 @@
+"""`scripts/bench [TABLE …]`: measures, prints tables and bars, writes JSON.
+
+Timings are never asserted: the exit code is 0 however they turn out, and 1 only if something could not be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from scripts.benchmarks import idle, overhead, rate, report, restart, stall
+from scripts.benchmarks.figures import Table
+from scripts.benchmarks.processes import TrialFailed
+from scripts.benchmarks.settings import Kind, Settings
+
+TABLES: dict[str, Callable[[Settings], Table]] = {
+    "stall": stall.measure,
+    "rate": rate.measure,
+    "restart": restart.measure,
+    "overhead": overhead.measure,
+    "idle": idle.measure,
+}
+KINDS: tuple[Kind, ...] = ("resource", "ref")
+SIZES_MB, QUICK_SIZES_MB = (20.0, 200.0, 800.0), (200.0,)
+WIDTH_MIN = 160  # of a report that goes to a file: rows stay whole
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parse(argv)
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH_MIN)
+    progress = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
+    begun_s = time.monotonic()
+
+    def say(text: str) -> None:
+        progress.print(f"{time.monotonic() - begun_s:5.0f} s  {text}")
+
+    sizes_mb = tuple(args.mb) if args.mb else QUICK_SIZES_MB if args.quick else SIZES_MB
+    kinds = tuple(kind for kind in KINDS if kind in (args.kinds or KINDS))
+    settings = Settings(args.quick, sizes_mb, kinds, args.vars, args.repeats, say)
+    tables, failed = [], []
+    for name in args.tables or TABLES:
+        try:
+            table = TABLES[name](settings)
+        except TrialFailed as failure:
+            failed.append(name)
+            progress.print(f"{name} could not be measured: {failure}", style="red")
+            continue
+        tables.append(table)
+        report.show(console, table)
+    report.show_bars(console, [bar for table in tables for bar in table.bars])
+    if args.json is not None:
+        chosen = {name: getattr(args, name) for name in ("quick", "mb", "kinds", "vars", "repeats")}
+        report.write_json(args.json, tables, {**chosen, "seconds": round(time.monotonic() - begun_s)})
+    if failed:
+        progress.print(f"could not be measured: {', '.join(failed)}", style="red")
+    return 1 if failed else 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description="Measure procsv beside TensorFlow's own supervisors on the same graphs."
+    )
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; default: all of them")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and repetitions: some minutes in all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--mb", type=float, nargs="+", metavar="MB", help="sizes for `stall` (20 200 800; quick: 200)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="kinds of variables for `stall` (both)")
+    parser.add_argument("--vars", type=int, default=50, metavar="N", help="number of variables (%(default)s)")
+    parser.add_argument("--repeats", type=int, metavar="N", help="repetitions of each measurement")
+    args = parser.parse_args(argv)
+    unknown = [name for name in args.tables if name not in TABLES]
+    if unknown:
+        parser.error(f"there is no table {unknown[0]}; there are {', '.join(TABLES)}")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

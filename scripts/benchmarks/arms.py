@@ -1,0 +1,65 @@
+"""The supervisors that are compared, each as a session to train with.
+
+Called by trial.py and program.py, in a process of their own for each measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from scripts.benchmarks.model import Session
+from scripts.benchmarks.settings import Arm
+
+tf1 = tf.compat.v1
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What a training loop needs."""
+
+    session: Session
+    should_stop: Callable[[], bool]
+
+
+def make_config(is_trivial: bool) -> Session:
+    """`is_trivial`: for a graph of a few small ops, which then run in the thread that calls, not in a pool."""
+    config = tf1.ConfigProto(device_count={"GPU": 0})
+    if is_trivial:
+        config.inter_op_parallelism_threads = -1  # a hand-over costs 10 to 20 µs, now and then: noise here
+    return config
+
+
+@contextmanager
+def open_session(arm: Arm, logdir: str | None, save_s: float, is_trivial: bool = False) -> Iterator[Loop]:
+    """A session on the default graph that saves every `save_s` seconds; `logdir` None: the run's own (procsv)."""
+    config = make_config(is_trivial)
+    match arm:
+        case "bare":
+            initialize = tf1.global_variables_initializer()
+            with tf1.Session(config=config) as session:
+                session.run(initialize)
+                yield Loop(session, lambda: False)
+        case "procsv":
+            import procsv
+
+            ours = procsv.Supervisor(logdir=logdir, summary_op=None, save_model_secs=save_s)
+            with ours.managed_session(config=config) as session:
+                yield Loop(session, ours.should_stop)
+        case "supervisor":
+            theirs = tf1.train.Supervisor(logdir=logdir, summary_op=None, save_model_secs=save_s)
+            with theirs.managed_session(config=config) as session:
+                yield Loop(session, theirs.should_stop)
+        case "monitored":
+            with tf1.train.MonitoredTrainingSession(
+                checkpoint_dir=logdir,
+                save_checkpoint_secs=save_s,
+                save_summaries_steps=None,
+                save_summaries_secs=None,
+                log_step_count_steps=None,
+                config=config,
+            ) as session:
+                yield Loop(session, session.should_stop)

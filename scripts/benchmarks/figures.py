@@ -1,0 +1,77 @@
+"""What a benchmark finds, before anybody prints it: figures, tables, bars.  Pure.
+
+Made by the tables (stall.py, restart.py, …), shown by report.py.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A measured quantity: its median and its spread over `samples` measurements."""
+
+    median: float
+    low: float
+    high: float
+    samples: int
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Figure | None:
+        """None where nothing was measured."""
+        measured = sorted(values)
+        if not measured:
+            return None
+        return Figure(statistics.median(measured), measured[0], measured[-1], len(measured))
+
+
+Cell = str | int | float | Figure | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`unit` is printed behind the title; `digits` after the point."""
+
+    key: str
+    title: str
+    unit: str = ""
+    digits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar of the design and what was measured against it."""
+
+    what: str
+    bar: str
+    figure: str
+    met: bool
+
+    @staticmethod
+    def at_most(what: str, limit: float, value: float, unit: str, digits: int = 1, how: str = "") -> Bar:
+        return Bar(what, f"≤ {how}{limit:.{digits}f} {unit}".rstrip(), f"{value:.{digits}f} {unit}", value <= limit)
+
+    @staticmethod
+    def at_least(what: str, limit: float, value: float, unit: str, digits: int = 2, how: str = "") -> Bar:
+        return Bar(what, f"≥ {how}{limit:.{digits}f} {unit}".rstrip(), f"{value:.{digits}f} {unit}", value >= limit)
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows of cells by column key; `notes` are printed under it."""
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: list[dict[str, Cell]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    bars: list[Bar] = field(default_factory=list)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of all values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

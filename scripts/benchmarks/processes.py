@@ -1,0 +1,123 @@
+"""Starts what is measured, each in a process and a directory of its own, and leaves nothing behind.
+
+Called by the tables.  Whatever happens (an error, Ctrl-C), the processes that were started here are ended and the
+directories removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import psutil
+
+from procsv.ipc.locks import FileLock
+from procsv.ipc.places import find_places
+from scripts.benchmarks.settings import Trial
+
+Result: TypeAlias = dict[str, Any]
+
+TRIAL_S_MAX = 300.0  # then it hangs
+END_S_MAX = 40.0  # for a run to end after SIGTERM
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = "import sys; from procsv.cli.main import main; sys.exit(main())"  # what the console script `procsv` does
+
+
+class TrialFailed(Exception):
+    """A measured process ended with an error; its last output is in the text."""
+
+
+def procsv_command(*args: str) -> list[str]:
+    return [sys.executable, "-c", LAUNCHER, *args]
+
+
+def environment() -> dict[str, str]:
+    """As ours, without accelerators and TensorFlow's chatter."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory that is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="procsv-bench-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def started(argv: list[str], log: Path, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """`argv` in a session of its own, its output in `log`; it and all its descendants are gone at the end."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment(),
+            cwd=cwd,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        end_tree(process)
+
+
+def end_tree(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL for `process`, its group and its descendants, in whatever groups."""
+    try:
+        tree = psutil.Process(process.pid).children(recursive=True)
+    except psutil.Error:
+        tree = []
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if process.poll() is None:  # a zombie or alive: the pid is still its own
+            os.killpg(process.pid, signal.SIGKILL)
+    for each in tree:
+        with contextlib.suppress(psutil.Error):
+            each.kill()
+    process.wait()
+    psutil.wait_procs(tree, timeout=END_S_MAX)
+
+
+def run_trial(trial: Trial) -> Result:
+    """Measures in a process of its own, in a logdir of its own; TrialFailed with its last output."""
+    with scratch() as folder:
+        logdir = folder / "logdir"
+        log = folder / "output.log"
+        asked = dataclasses.asdict(trial) | {"logdir": str(logdir)}
+        argv = [sys.executable, "-m", "scripts.benchmarks.trial", json.dumps(asked)]
+        with started(argv, log, cwd=folder) as process:
+            try:
+                code = process.wait(TRIAL_S_MAX)
+            except subprocess.TimeoutExpired:
+                raise TrialFailed(f"{trial.arm}: no end after {TRIAL_S_MAX:.0f} s\n{tail(log)}") from None
+        if code:
+            raise TrialFailed(f"{trial.arm}: exit code {code}\n{tail(log)}")
+        check_nothing_left(logdir)
+        result: Result = json.loads(log.read_text(errors="replace").rstrip().rpartition("\n")[2])
+        return result
+
+
+def tail(log: Path, lines: int = 30) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def check_nothing_left(logdir: Path) -> None:
+    """TrialFailed if a run that has ended left sockets, locks or shared memory; they are not ours to remove."""
+    places = find_places(logdir)
+    left = [
+        path for folder in (places.run_dir, places.shm_dir) if folder.exists() for path in (folder, *folder.iterdir())
+    ]
+    if left:
+        held = FileLock(places.run_lock).is_held()
+        raise TrialFailed(f"left behind{' (still running)' if held else ''}: {', '.join(map(str, left))}")

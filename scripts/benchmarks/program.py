@@ -1,0 +1,52 @@
+"""The program that is killed and restarted: trains under one supervisor and marks every step on a pipe.
+
+    procsv launch … scripts.benchmarks.program --arm procsv --marks FIFO …
+    while ! python -m scripts.benchmarks.program --arm supervisor --logdir DIR --marks FIFO …; do :; done
+
+Started by restart.py and idle.py.  A mark is a line `pid step seconds` (CLOCK_MONOTONIC), written when the step has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import time
+
+import tensorflow as tf
+
+from scripts.benchmarks.arms import open_session
+from scripts.benchmarks.model import build_model
+
+tf1 = tf.compat.v1
+
+
+def main() -> None:
+    args = _parse()
+    tf1.disable_eager_execution()
+    marks = os.open(args.marks, os.O_WRONLY | os.O_NONBLOCK)
+    with tf.Graph().as_default():
+        model = build_model(args.mb, args.variables, args.kind, args.work)
+        with open_session(args.arm, args.logdir, args.save_s) as loop:
+            while not loop.should_stop():
+                step = int(loop.session.run(model.train))
+                line = f"{os.getpid()} {step} {time.monotonic():.6f}\n"
+                with contextlib.suppress(BlockingIOError):  # nobody reads just now: training does not wait for that
+                    os.write(marks, line.encode())
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--arm", required=True)
+    parser.add_argument("--marks", required=True)
+    parser.add_argument("--logdir", default=None)
+    parser.add_argument("--mb", type=float, required=True)
+    parser.add_argument("--variables", type=int, required=True)
+    parser.add_argument("--kind", default="resource")
+    parser.add_argument("--work", type=int, required=True)
+    parser.add_argument("--save-s", type=float, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Notes when checkpoints and snapshots were taken, by wrapping the calls that take them from outside.
+
+Called by trial.py before training.  Changes nothing of what the wrapped calls do; costs two clock reads a call.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from procsv.ipc.clock import SystemClock
+from procsv.ipc.journal import read_journal
+
+
+@dataclass(slots=True)
+class Recording:
+    """Monotonic seconds.  A snapshot's end is its publishing; `stall_s` is how long a step waited for it."""
+
+    saves: list[tuple[float, float]] = field(default_factory=list)
+    snapshots: list[tuple[float, float]] = field(default_factory=list)
+    stalls_s: list[float] = field(default_factory=list)
+    written: list[tuple[int, float]] = field(default_factory=list)  # (bytes, seconds) of each checkpoint
+
+
+def record_savers(recording: Recording) -> None:
+    """Every `Saver.save` in this process, on whatever thread."""
+    saver = tf.compat.v1.train.Saver
+    save = saver.save
+
+    @functools.wraps(save)
+    def timed(*args: object, **kwargs: object) -> object:
+        begun_s = time.monotonic()
+        path: str | None = save(*args, **kwargs)
+        ended_s = time.monotonic()
+        recording.saves.append((begun_s, ended_s))
+        if path:
+            recording.written.append((bytes_of(path), ended_s - begun_s))
+        return path
+
+    saver.save = timed
+
+
+def bytes_of(path: str) -> int:
+    """Size of a checkpoint's data and index."""
+    prefix = Path(path)
+    files = (*prefix.parent.glob(f"{prefix.name}.data-*"), *prefix.parent.glob(f"{prefix.name}.index"))
+    return sum(file.stat().st_size for file in files)
+
+
+def record_snapshots(recording: Recording) -> None:
+    """Every snapshot that procsv takes by its cadence: the visit at the boundary that took it, and its end."""
+    from procsv.training.cadence import Cadence
+    from procsv.training.snapshotter import Snapshotter
+
+    visits: list[tuple[float, float]] = []
+    lock = threading.Lock()
+    visit: Callable[[Any], None] = Snapshotter.visit
+    learn: Callable[[Any, float, float], None] = Cadence.learn
+
+    def timed_visit(self: Snapshotter) -> None:
+        begun_s = time.monotonic()
+        visit(self)
+        ended_s = time.monotonic()
+        with lock:
+            visits.append((begun_s, ended_s))
+
+    def noted_learn(self: Cadence, stall_s: float, copy_s: float) -> None:
+        ended_s = time.monotonic()
+        learn(self, stall_s, copy_s)
+        with lock:
+            longest = max(visits, key=lambda span: span[1] - span[0], default=None)  # the others found nothing due
+            visits.clear()
+        if longest is not None:
+            recording.snapshots.append((longest[0], ended_s))
+            recording.stalls_s.append(longest[1] - longest[0])
+
+    Snapshotter.visit = timed_visit  # type: ignore[method-assign]
+    Cadence.learn = noted_learn  # type: ignore[method-assign]
+
+
+def record_journal(recording: Recording, logdir: Path) -> None:
+    """The checkpoints that the checkpoint service wrote, after the end."""
+    clock = SystemClock()
+    to_monotonic_s = clock.monotonic() - clock.wall()
+    for line in read_journal(logdir / "procsv" / "journal.jsonl"):
+        if line["event"] == "checkpoint_durable":
+            ended_s = line["time"] + to_monotonic_s
+            recording.saves.append((ended_s - line["seconds"], ended_s))
+            recording.written.append((line["bytes"], line["seconds"]))

@@ -1,0 +1,160 @@
+"""Table `restart`: from SIGKILL of the trainer to the end of the first new step, and the steps that it cost.
+
+Called by __main__.py.  `procsv launch` beside a shell loop that starts the same program again under TensorFlow's
+Supervisor; each repetition is a run of its own, in turns, with KILLS kills at moments that differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+import signal
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from procsv.ipc.clock import SystemClock
+from procsv.ipc.journal import read_journal
+from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table
+from scripts.benchmarks.processes import Result
+from scripts.benchmarks.runs import Run, running
+from scripts.benchmarks.settings import NAMES, Arm, Settings
+from scripts.benchmarks.stall import WORK
+
+MB = 100.0
+SAVE_S = 5.0  # between checkpoints, in both arms
+SNAPSHOT_S = 1.0  # between snapshots of procsv: fixed, so that the loss has a bound
+KILLS = 2  # in each run
+TRAIN_S, TRAIN_MORE_S = 7.0, 5.0  # before each kill; the second is the most that is added by chance
+RESTART_S_MAX = 90.0
+BOUNDARY_STEPS = 2  # a due snapshot waits for the end of a step, and is whole one step later
+
+SHARE_MAX = 0.35
+NOTICED_MS_MAX = 50.0
+
+COLUMNS = (
+    Column("arm", "supervisor"),
+    Column("seconds", "SIGKILL to the end of\nthe first new step", "s", 2),
+    Column("lost_steps", "steps lost", "", 0),
+    Column("lost_s", "training lost", "s", 2),
+    Column("noticed_ms", "death noticed", "ms"),
+    Column("stop_lost_steps", "lost to SIGTERM", "steps", 0),
+)
+
+
+@dataclass(slots=True)
+class Found:
+    """All kills of one arm."""
+
+    seconds: list[float] = field(default_factory=list)
+    lost_steps: list[int] = field(default_factory=list)
+    lost_s: list[float] = field(default_factory=list)  # from the restored step to the last, before the kill
+    noticed_s: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    stop_lost_steps: list[int] = field(default_factory=list)
+    standby: list[bool] = field(default_factory=list)  # whether a warm process was waiting
+
+
+def measure(settings: Settings) -> Table:
+    table = Table("restart", f"SIGKILL of the trainer, {MB:g} MB of resource variables", COLUMNS)
+    arms: tuple[Arm, ...] = ("procsv", "supervisor")
+    found: dict[Arm, Found] = defaultdict(Found)
+    repeats = settings.repeats_or(usual=3)
+    chance = random.Random(1)  # the same moments in every run of the benchmark, other ones for each kill
+    for repeat in range(repeats):
+        moments_s = [TRAIN_S + TRAIN_MORE_S * chance.random() for _ in range(KILLS)]
+        for arm in arms:
+            settings.say(f"restart: {_name(arm)}, {repeat + 1} of {repeats}")
+            options = ("--snapshot-secs", f"{SNAPSHOT_S:g}") if arm == "procsv" else ()
+            with running(arm, MB, settings.variables, WORK, SAVE_S, options) as run:
+                _kill_and_wait(run, moments_s, found[arm])
+                if arm == "procsv":
+                    _stop(run, found[arm])
+    table.rows += [_row(arm, found[arm]) for arm in arms]
+    with_standby = sum(found["procsv"].standby)
+    table.notes += [
+        f"checkpoints every {SAVE_S:g} s; procsv takes snapshots every {SNAPSHOT_S:g} s; the program trains"
+        f" {TRAIN_S:g} to {TRAIN_S + TRAIN_MORE_S:g} s before each kill.",
+        f"a warm standby was waiting at {with_standby} of {len(found['procsv'].standby)} kills.",
+    ]
+    table.bars += _bars(found["procsv"], found["supervisor"])
+    return table
+
+
+def _name(arm: Arm) -> str:
+    return "procsv launch" if arm == "procsv" else f"shell loop, {NAMES[arm]}"
+
+
+def _kill_and_wait(run: Run, moments_s: list[float], found: Found) -> None:
+    clock = SystemClock()
+    for moment_s in moments_s:
+        run.marks.listen(moment_s)
+        if run.arm == "procsv":
+            found.standby.append(_has_standby(run.status()))
+            run.marks.listen(0.0)
+        pid = run.marks.last.pid
+        killed_s, killed_wall_s = time.monotonic(), clock.wall()
+        os.kill(pid, signal.SIGKILL)
+        first = run.marks.wait_for_another(pid, RESTART_S_MAX)
+        if first is None:
+            raise run.failed(f"no new step within {RESTART_S_MAX:.0f} s after SIGKILL")
+        before = run.marks.of(pid)
+        restored = first.step - 1
+        found.seconds.append(first.time_s - killed_s)
+        found.lost_steps.append(before[-1].step - restored)
+        times = {mark.step: mark.time_s for mark in before}
+        found.lost_s.append(before[-1].time_s - times.get(restored, before[0].time_s))
+        gaps = [after.time_s - mark.time_s for mark, after in itertools.pairwise(before)]
+        found.step_s.append(statistics.median(gaps))
+        if run.arm == "procsv":
+            found.noticed_s += _noticed_s(run, killed_wall_s)
+
+
+def _has_standby(status: Result) -> bool:
+    return any("standby" in process["role"] and process["pid"] for process in status["processes"])
+
+
+def _noticed_s(run: Run, killed_wall_s: float) -> list[float]:
+    """From the kill to the journal's line about it."""
+    for line in read_journal(run.logdir / "procsv" / "journal.jsonl"):
+        if line["event"] == "exited" and line["role"] == "trainer" and line["time"] >= killed_wall_s:
+            return [line["time"] - killed_wall_s]
+    return []
+
+
+def _stop(run: Run, found: Found) -> None:
+    """SIGTERM to the watchdog: steps that are not in the last checkpoint."""
+    run.marks.listen(3.0)
+    code = run.stop()
+    run.marks.listen(0.0)
+    if code != os.EX_TEMPFAIL:
+        raise run.failed(f"exit code {code} after SIGTERM, not {os.EX_TEMPFAIL}")
+    saved = (run.logdir / "checkpoint").read_text().splitlines()[0]  # model_checkpoint_path: "…/model.ckpt-N"
+    found.stop_lost_steps.append(run.marks.last.step - int(saved.rstrip('"').rpartition("-")[2]))
+
+
+def _row(arm: Arm, found: Found) -> dict[str, Cell]:
+    return {
+        "arm": _name(arm),
+        "seconds": Figure.of(found.seconds),
+        "lost_steps": Figure.of(found.lost_steps),
+        "lost_s": Figure.of(found.lost_s),
+        "noticed_ms": Figure.of(seconds * 1e3 for seconds in found.noticed_s),
+        "stop_lost_steps": Figure.of(found.stop_lost_steps),
+    }
+
+
+def _bars(ours: Found, theirs: Found) -> list[Bar]:
+    our_s, their_s = statistics.median(ours.seconds), statistics.median(theirs.seconds)
+    how = f"{SHARE_MAX} of the shell loop = "
+    bars = [Bar.at_most("SIGKILL to the end of the first new step", SHARE_MAX * their_s, our_s, "s", 2, how)]
+    if ours.noticed_s:
+        bars.append(Bar.at_most("death noticed", NOTICED_MS_MAX, statistics.median(ours.noticed_s) * 1e3, "ms"))
+    steps_max = math.ceil(SNAPSHOT_S / statistics.median(ours.step_s)) + BOUNDARY_STEPS
+    what = f"steps lost to SIGKILL, at most (snapshots every {SNAPSHOT_S:g} s)"
+    bars.append(Bar.at_most(what, steps_max, max(ours.lost_steps), "steps", 0))
+    bars.append(Bar.at_most("steps lost to SIGTERM with grace, at most", 0, max(ours.stop_lost_steps), "steps", 0))
+    return bars

@@ -1,0 +1,50 @@
+"""What the person who runs the benchmarks chose.  Made by __main__.py, read by the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["resource", "ref"]
+Arm = Literal["bare", "procsv", "supervisor", "monitored"]
+
+ARMS: tuple[Arm, ...] = ("procsv", "supervisor", "monitored")
+NAMES: dict[Arm, str] = {
+    "bare": "tf.Session",
+    "procsv": "procsv",
+    "supervisor": "tf Supervisor",
+    "monitored": "tf Monitored",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`say` shows what is being measured."""
+
+    quick: bool
+    sizes_mb: tuple[float, ...]
+    kinds: tuple[Kind, ...]
+    variables: int
+    repeats: int | None  # None: each table's own
+    say: Callable[[str], None]
+
+    def repeats_or(self, usual: int, quick: int = 1) -> int:
+        return self.repeats if self.repeats is not None else quick if self.quick else usual
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one process measures: `train` the times of steps around checkpoints, `calls` the cost of a trivial call."""
+
+    what: Literal["train", "calls"]
+    arm: Arm
+    logdir: str = ""  # filled in by processes.py
+    kind: Kind = "resource"
+    mb: float = 0.0
+    variables: int = 1
+    work: int = 0  # matrix products a step
+    seconds: float = 10.0
+    save_s: float = 3600.0
+    check: bool = False  # read the checkpoints afterwards
+    copy: bool = False  # measure a memory copy of `mb` afterwards
