@@ -32,7 +32,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Answered by `saved` or `save_failed`, `state_lost`."""
+    """Answered by `saved`, `save_failed` or `save_lost`."""
 
     state: State
     reason: Reason
@@ -48,7 +48,7 @@ class TakeStock:
 
 @dataclass(frozen=True, slots=True)
 class VerifySlot:
-    """Answered by `slot_verified` or `state_lost`."""
+    """Answered by `slot_verified` or `verify_lost`."""
 
     state: State
 

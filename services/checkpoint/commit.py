@@ -26,7 +26,6 @@ from procsv.services.checkpoint.manifest import (
     encode_manifest,
     read_manifest,
     verify_file,
-    verify_files,
 )
 from procsv.services.checkpoint.names import all_files, base_of, manifest_of, placing_order
 from procsv.services.checkpoint.state_file import write_state
@@ -39,6 +38,7 @@ declare(
     "checkpoint.before_directory_fsync",
     "checkpoint.before_manifest",
     "checkpoint.before_state",
+    "checkpoint.deleting_old",
 )
 
 
@@ -51,6 +51,8 @@ class Intent(msgspec.Struct, frozen=True):
     save_path: str  # as the plan has it: decides whether paths are written relative
     relative: bool
     listed: tuple[str, ...]  # what the `checkpoint` file will list, oldest first; the last is `path`
+    delete: tuple[str, ...]  # older checkpoints that go once this one is in place
+    state_before: str | None  # what the `checkpoint` file says now, for an undo; None: there is none
 
     @property
     def directory(self) -> Path:
@@ -73,9 +75,10 @@ class Workshop:
         # killed here or at any time before the intent is written: swept at the next start
         return staging
 
-    def commit(self, staging: Path, intent: Intent) -> None:
-        """Puts the files of `staging` into place.  On an error everything is as it was before.
+    def commit(self, staging: Path, intent: Intent) -> list[str]:
+        """Puts the files of `staging` into place; the old checkpoints that could not be deleted.
 
+        On an error everything is as it was before.
         OSError passes through; a file whose fsync failed is thrown away with the whole staging directory.
         """
         try:
@@ -93,7 +96,9 @@ class Workshop:
         except Exception:
             self._undo(staging, intent)
             raise
+        undeleted = self._delete_old(intent)
         self._tidy(staging)
+        return undeleted
 
     def recover(self) -> list[Intent]:
         """Ends what a kill interrupted: carries out whole commits, undoes damaged ones, sweeps the rest.
@@ -110,6 +115,7 @@ class Workshop:
                     self._undo(staging, intent)
                 else:
                     self._carry_out(staging, intent)
+                    self._delete_old(intent)
                     done.append(intent)
             self._tidy(staging)
         for leftover in self._own_directories(self.replaced):
@@ -145,7 +151,17 @@ class Workshop:
         # killed here: complete and verifiable, but not the latest yet
         failpoint("checkpoint.before_state")
         write_state(Path(intent.state_file), intent.save_path, list(intent.listed), intent.relative)
-        # killed here: durable in every way, only not yet acknowledged
+        # killed here: durable in every way, only not yet acknowledged, and too many old ones are kept
+
+    def _delete_old(self, intent: Intent) -> list[str]:
+        undeleted = []
+        for path in set(intent.delete) - set(intent.listed):
+            try:
+                failpoint("checkpoint.deleting_old")
+                delete_checkpoint(path)
+            except OSError:
+                undeleted.append(path)  # an old one that stays harms nobody; the next commit tries again
+        return undeleted
 
     def _set_aside(self, intent: Intent) -> None:
         """Links the files of an older checkpoint of the same name into `replaced`, so that an error can be undone."""
@@ -179,6 +195,7 @@ class Workshop:
             for path in kept.iterdir():
                 path.replace(intent.directory / path.name)
         fsync_dir(intent.directory)
+        _put_state_back(Path(intent.state_file), intent.state_before)
         # killed before this: the intent is still there, and does not verify: undone again at the next start
         self._tidy(staging)
 
@@ -189,6 +206,23 @@ class Workshop:
         with contextlib.suppress(OSError):
             (staging / INTENT).unlink(missing_ok=True)
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def read_text(path: Path) -> str | None:
+    """What the `checkpoint` file says, byte for byte in latin-1: it may be garbled."""
+    try:
+        return path.read_bytes().decode("latin-1")
+    except FileNotFoundError:
+        return None
+
+
+def _put_state_back(path: Path, before: str | None) -> None:
+    if read_text(path) == before:
+        return
+    if before is None:
+        path.unlink(missing_ok=True)
+    else:
+        replace_file(path, before.encode("latin-1"))
 
 
 def _fsync_file(path: Path) -> None:
@@ -251,6 +285,3 @@ def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
         index = [name for name in manifest.files if name.endswith(".index")]
         if index and not (directory / index[0]).exists():
             delete_checkpoint(path)
-
-
-__all__ = ["Intent", "Workshop", "delete_checkpoint", "finish_deletions", "verify_files"]

@@ -116,6 +116,7 @@ class Core:
     _last_error: str = ""
     _cadence_from_s: float | None = None
     _restoring: _Restoring | None = None
+    _searched_at: int = 0  # the durable sequence when the search began
     _served: str = ""  # the slot that a trainer was told to restore from, until it has
     _restored: int = 0  # highest incarnation of this run that has said Restored
 
@@ -147,6 +148,9 @@ class Core:
         ready = [info for info in self._slots if info.state is SlotState.READY and self._is_ours(info.run)]
         slots = [State.of_slot(info) for info in ready]
         return [s for s in [*slots, *self._staged] if (s.name, s.sequence) not in self._bad]
+
+    def _newest_slot(self) -> State | None:
+        return max((s for s in self._states() if s.slot is not None), key=lambda s: s.sequence, default=None)
 
     # -- messages ---------------------------------------------------------------------------------------------
     def handle(self, asker: Heard, now_s: float) -> list[Action]:
@@ -252,6 +256,8 @@ class Core:
         self.durable_count += 1
         self._failures, self._retry_s, self._retry_reason, self._last_error = 0, 0.0, None, ""
         self._cadence_from_s = now_s
+        if self._restoring is not None:
+            self._restoring.searched = None  # there is a newer one now
         self._out.append(Announce(durable))
         return self._decide(now_s)
 
@@ -273,13 +279,19 @@ class Core:
         self._settle(after_failure=True)
         return self._decide(now_s)
 
-    def state_lost(self, state: State, why: str, is_bad: bool, now_s: float) -> list[Action]:
-        """A state could not be read: its slot holds a newer one by now, or (`is_bad`) fails its checksums."""
-        if self._saving is not None and self._saving.state == state:
-            self._retry_reason = self._saving.reason
-            self._saving = None
+    def save_lost(self, state: State, why: str, is_bad: bool, now_s: float) -> list[Action]:
+        """The state that was to be saved could not be read: its slot holds a newer one, or (`is_bad`) is damaged."""
+        assert self._saving is not None, "a save was lost that was never begun"
+        self._retry_reason, self._saving = self._saving.reason, None
+        return self._lose(state, why, is_bad, now_s)
+
+    def verify_lost(self, state: State, why: str, is_bad: bool, now_s: float) -> list[Action]:
+        """The state that was to be restored from could not be read, for the same reasons."""
         if self._restoring is not None and self._restoring.stage == "verifying":
             self._restoring.stage = "waiting"
+        return self._lose(state, why, is_bad, now_s)
+
+    def _lose(self, state: State, why: str, is_bad: bool, now_s: float) -> list[Action]:
         if is_bad or state.slot is None:
             self._bad.add((state.name, state.sequence))
         if is_bad:
@@ -290,14 +302,21 @@ class Core:
     def slot_verified(self, state: State, now_s: float) -> list[Action]:
         """A slot may be restored from."""
         if self._restoring is not None and self._restoring.stage == "verifying":
-            self._answer("memory", state.name, state.step, "")
+            if state == self._newest_slot() and state.step >= self.newest_step:
+                self._answer("memory", state.name, state.step, "")
+            else:  # outdated in the meantime
+                self._restoring.stage = "waiting"
         return self._decide(now_s)
 
     def found(self, found: Found, now_s: float) -> list[Action]:
         """The checkpoints have been looked through."""
-        self.kept = found.kept
         self._out += [Announce(Rejected(rejection.path, rejection.why)) for rejection in found.rejected]
         good = found.checkpoint
+        if self._searched_at != self.durable_sequence:  # outdated by a save in the meantime
+            if self._restoring is not None and self._restoring.stage == "searching":
+                self._restoring.stage = "waiting"
+            return self._decide(now_s)
+        self.kept = found.kept
         if self.durable is not None and self.durable.path in {rejection.path for rejection in found.rejected}:
             self.durable, self.durable_sequence = None, good.sequence if good else 0  # so it is saved once more
         self.newest_step = good.step if good is not None else -1
@@ -336,7 +355,7 @@ class Core:
         asked = self._restoring
         if asked is None or asked.stage != "waiting" or self.plan is None or not self._is_stocked:
             return
-        slot = max((s for s in self._states() if s.slot is not None), key=lambda s: s.sequence, default=None)
+        slot = self._newest_slot()
         staged = max((s for s in self._states() if s.slot is None), key=lambda s: s.sequence, default=None)
         newer_staged = staged is not None and (slot is None or staged.sequence > slot.sequence)
         if asked.durable_only or (newer_staged and self.unsaved is staged):
@@ -348,7 +367,7 @@ class Core:
             asked.stage = "verifying"
             self._out.append(VerifySlot(slot))
         elif asked.searched is None:
-            asked.stage = "searching"
+            asked.stage, self._searched_at = "searching", self.durable_sequence
             self._out.append(Find(self.plan))
         elif good is not None:
             self._answer("checkpoint", good.path, good.step, "")

@@ -210,7 +210,7 @@ class CheckpointService:
             now_s = self._tools.clock.monotonic()
             self._look()
             if isinstance(error, (SlotGone, SlotBad)):
-                self._do(self._core.state_lost(state, str(error), isinstance(error, SlotBad), now_s))
+                self._do(self._core.save_lost(state, str(error), isinstance(error, SlotBad), now_s))
             else:
                 self._do(self._core.save_failed(_text(error), now_s))
 
@@ -233,7 +233,7 @@ class CheckpointService:
         def failed(error: Exception) -> None:
             self._look()
             is_bad = not isinstance(error, SlotGone)
-            self._do(self._core.state_lost(state, _text(error), is_bad, self._tools.clock.monotonic()))
+            self._do(self._core.verify_lost(state, _text(error), is_bad, self._tools.clock.monotonic()))
 
         self._checker.do(job, self._after(self._core.slot_verified), failed)
 

@@ -25,7 +25,7 @@ from procsv.ipc.start import Start
 from procsv.ipc.units import show_size
 from procsv.services.checkpoint import writer
 from procsv.services.checkpoint.catalog import Catalog, take_stock
-from procsv.services.checkpoint.commit import Intent, Workshop, delete_checkpoint, finish_deletions
+from procsv.services.checkpoint.commit import Intent, Workshop, finish_deletions, read_text
 from procsv.services.checkpoint.facts import Candidate, Found, State, Stock
 from procsv.services.checkpoint.manifest import (
     MANIFEST_VERSION,
@@ -40,7 +40,7 @@ from procsv.services.checkpoint.retention import Kept, first_keep, retain
 MEMORY = "checkpoints.json"
 ROOM_MARGIN_BYTES = 8 * 2**20  # beside the tensors: index, meta, manifest; less free than that is a full disk
 
-declare("checkpoint.temporary_created", "checkpoint.deleting_old")
+declare("checkpoint.temporary_created")
 
 
 class SlotGone(Exception):
@@ -66,6 +66,7 @@ class Store:
         self._clock = clock
         self._catalog = Catalog()
         self._recovered: set[Path] = set()
+        self._undeleted: list[str] = []
         self._serving = ""  # the checkpoint that a trainer is restoring from: not deleted meanwhile
 
     # -- at the start ----------------------------------------------------------------------------------------
@@ -116,7 +117,11 @@ class Store:
         save_path = absolute_save_path(plan)
         directory = Path(save_path).parent
         home = self._start.places.home
-        same_disk = directory.stat().st_dev == home.stat().st_dev
+        if not directory.is_dir():
+            return Workshop(home)  # nothing is there, and nothing can be saved
+        with contextlib.suppress(OSError):  # a logdir that cannot be written can still be restored from
+            home.mkdir(parents=True, exist_ok=True)
+        same_disk = not home.is_dir() or directory.stat().st_dev == home.stat().st_dev
         workshop = Workshop(home if same_disk else directory / ".procsv")
         self._recover(workshop)
         if directory not in self._recovered:
@@ -228,7 +233,6 @@ class Store:
         directory = Path(absolute_save_path(plan)).parent
         if not directory.is_dir():
             raise FileNotFoundError(f"{directory} does not exist any more")
-        self._start.places.home.mkdir(exist_ok=True)
         workshop = self._prepare(plan)
         there = os.statvfs(directory)
         free = there.f_bavail * there.f_frsize
@@ -268,15 +272,25 @@ class Store:
         )
         served = tuple(p for p in outcome.delete if p == self._serving)
         listed = served + outcome.listed  # what is being restored from stays until the next time
-        state_file = str(state_file_of(plan))
-        workshop.commit(staging, Intent(path, manifest, state_file, plan.save_path, plan.save_relative_paths, listed))
+        delete = tuple(p for p in (*self._undeleted, *outcome.delete) if p != self._serving)
+        state_file = state_file_of(plan)
+        intent = Intent(
+            path=path,
+            manifest=manifest,
+            state_file=str(state_file),
+            save_path=plan.save_path,
+            relative=plan.save_relative_paths,
+            listed=listed,
+            delete=delete,
+            state_before=read_text(state_file),
+        )
+        try:
+            self._undeleted = workshop.commit(staging, intent)
+        except Exception:
+            self._recovered.discard(workshop.staging)  # if it could not be undone: before anything else is done
+            raise
         self._catalog.trust(path)
         self._keep_in_mind(base, memory, outcome.next_keep)
-        for old in outcome.delete:
-            if old not in served:
-                failpoint("checkpoint.deleting_old")
-                with contextlib.suppress(OSError):  # an old one that stays harms nobody
-                    delete_checkpoint(old)
         if state.staged:
             shutil.rmtree(Path(state.staged).parent, ignore_errors=True)
         return _durable(manifest, path, self._clock.monotonic() - started_s, listed)

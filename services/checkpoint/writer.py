@@ -9,6 +9,7 @@ Tensors are handed to TensorFlow as views of the slot's memory, without a copy.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import mmap
 import os
@@ -45,8 +46,9 @@ def load() -> Any:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
             import tensorflow
 
-            tensorflow.config.threading.set_inter_op_parallelism_threads(1)
-            tensorflow.config.threading.set_intra_op_parallelism_threads(1)
+            with contextlib.suppress(RuntimeError):  # already in use, by whoever shares this process
+                tensorflow.config.threading.set_inter_op_parallelism_threads(1)
+                tensorflow.config.threading.set_intra_op_parallelism_threads(1)
             _tensorflow = tensorflow
     return _tensorflow
 

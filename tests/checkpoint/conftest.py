@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from procsv.ipc.messages import Ack, Hello, Message, SaverPlan
 from procsv.ipc.places import Places, make_private_dir
 from procsv.ipc.process import Child, spawn
 from procsv.ipc.start import Start
+from procsv.services.checkpoint.store import Store
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
@@ -167,7 +169,7 @@ class Run:
     def __post_init__(self) -> None:
         self.lifeline = os.pipe()
 
-    def start_service(self, failpoints: str = "", **changes: Any) -> Child:
+    def start(self, **changes: Any) -> Start:
         fields: dict[str, Any] = {
             "role": "checkpoint",
             "run": self.id,
@@ -178,7 +180,10 @@ class Run:
             "lifeline_fd": self.lifeline[0],
             "grace_s": 5.0,
         }
-        start = Start(**(fields | changes))
+        return Start(**(fields | changes))
+
+    def start_service(self, failpoints: str = "", **changes: Any) -> Child:
+        start = self.start(**changes)
         env = start.environment({**os.environ, "PYTHONPATH": str(ROOT), "PROCSV_FAILPOINTS": failpoints})
         fds = (start.lifeline_fd,) if start.lifeline_fd >= 0 else ()
         argv = [sys.executable, *start.argv()[1:]]
@@ -230,10 +235,7 @@ class Run:
         self.cut_lifeline()
         os.close(self.lifeline[0])
         for directory in (self.places.shm_dir, self.places.run_dir):
-            if directory.exists():
-                for path in directory.iterdir():
-                    path.unlink()
-                directory.rmdir()
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture
@@ -257,3 +259,9 @@ def plan(tmp_path: Path) -> Callable[..., SaverPlan]:
 @pytest.fixture(name="publish")
 def publish_fixture() -> Callable[..., SlotInfo]:
     return publish
+
+
+@pytest.fixture
+def store(run: Run) -> Store:
+    """The service's disk side, in this process."""
+    return Store(run.start(), SystemClock())

@@ -1,0 +1,216 @@
+"""What a bad disk does to checkpoints, and which of them is restored nevertheless."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from procsv.services.checkpoint.facts import State
+from procsv.services.checkpoint.state_file import read_state, state_text
+
+tf1 = tf.compat.v1
+
+
+@pytest.fixture
+def save(run: Any, store: Any, plan: Any, publish: Any) -> Callable[..., Any]:
+    """Saves steps 1, 2, …; the checkpoints' paths."""
+    arena = run.arena()
+
+    def do(*steps: int, its_plan: Any = None) -> list[str]:
+        paths = []
+        for step in steps:
+            values = {"a": np.full(500, step, np.float32), "global_step": np.array(step, np.int64)}
+            info = publish(arena, its_plan or plan(), values, step, step)
+            paths.append(store.persist(State.of_slot(info), "periodic", its_plan or plan()).path)
+        return paths
+
+    return do
+
+
+def foreign(directory: Path, *steps: int) -> None:
+    """Checkpoints that TensorFlow wrote."""
+    with tf1.Graph().as_default(), tf1.Session() as session:
+        step_variable = tf1.get_variable("global_step", initializer=np.int64(0))
+        tf1.get_variable("text", initializer=np.array([b"some", b"text" * 100], dtype=object))
+        session.run(tf1.global_variables_initializer())
+        saver = tf1.train.Saver()
+        for step in steps:
+            session.run(step_variable.assign(step))
+            saver.save(session, str(directory / "model.ckpt"), global_step=step)
+
+
+def flip(path: Path, at: int = 100) -> None:
+    data = bytearray(path.read_bytes())
+    data[at % len(data)] ^= 4
+    path.write_bytes(data)
+
+
+def data_of(path: str) -> Path:
+    return Path(path + ".data-00000-of-00001")
+
+
+DAMAGE: dict[str, Callable[[str], object]] = {
+    "a bit of the data": lambda p: flip(data_of(p)),
+    "a bit of the index": lambda p: flip(Path(p + ".index")),
+    "data cut short": lambda p: data_of(p).write_bytes(data_of(p).read_bytes()[:-7]),
+    "index cut short": lambda p: Path(p + ".index").write_bytes(Path(p + ".index").read_bytes()[:-7]),
+    "data missing": lambda p: data_of(p).unlink(),
+    "index missing": lambda p: Path(p + ".index").unlink(),
+    "everything empty": lambda p: [q.write_bytes(b"") for q in (data_of(p), Path(p + ".index"))],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_damaged_newest_checkpoint_is_moved_aside_and_the_one_before_is_taken(
+    run: Any, store: Any, plan: Any, save: Any, damage: str, ours: bool
+) -> None:
+    if ours:
+        save(1, 2, 3)
+    else:
+        foreign(run.logdir, 1, 2, 3)
+    newest = str(run.logdir / "model.ckpt-3")
+    DAMAGE[damage](newest)
+
+    found = store.find(plan())
+
+    assert (str(run.logdir / "model.ckpt-2"), 2) == (found.checkpoint.path, found.checkpoint.step)
+    assert [newest] == [r.path for r in found.rejected]
+    assert [p.name for p in run.logdir.glob("model.ckpt-3.*") if p.name != "model.ckpt-3.rejected"] == []
+    assert (run.logdir / "model.ckpt-3.rejected").is_dir()
+    assert tf.train.latest_checkpoint(str(run.logdir)) == str(run.logdir / "model.ckpt-2")
+    assert store.find(plan()).rejected == (), "reported twice"
+
+
+def test_a_manifest_that_is_garbled_makes_its_checkpoint_suspect(run: Any, store: Any, plan: Any, save: Any) -> None:
+    save(1, 2)
+    (run.logdir / "model.ckpt-2.manifest.json").write_text("{")
+    assert store.find(plan()).checkpoint.step == 1
+
+
+def test_checkpoints_without_a_manifest_are_taken_if_their_own_checksums_agree(run: Any, store: Any, plan: Any) -> None:
+    foreign(run.logdir, 5, 7)
+    found = store.find(plan())
+    assert (found.checkpoint.step, found.rejected, len(found.kept)) == (7, (), 2)
+
+
+def test_a_checkpoint_that_the_user_saved_over_ours_is_taken(run: Any, store: Any, plan: Any, save: Any) -> None:
+    save(3)
+    foreign(run.logdir, 3)
+    found = store.find(plan())
+    assert (found.checkpoint.step, found.rejected) == (3, ())
+
+
+def test_when_all_are_bad_the_error_names_each_and_it_stays_an_error(
+    run: Any, store: Any, plan: Any, save: Any
+) -> None:
+    for path in save(1, 2):
+        flip(data_of(path))
+    for _ in range(2):
+        found = store.find(plan())
+        assert found.checkpoint is None
+        assert found.exists
+        assert "model.ckpt-2" in found.error
+        assert "to begin again from step 0, move" in found.error
+
+
+def test_rejected_remains_alone_are_no_fresh_start(run: Any, store: Any, plan: Any, save: Any) -> None:
+    flip(data_of(save(1)[0]))
+    store.find(plan())
+    (run.logdir / "checkpoint").unlink()
+    found = store.find(plan())
+    assert (found.checkpoint, found.exists) == (None, True)
+    assert "only remains" in found.error
+
+
+def test_an_empty_logdir_is_fresh(store: Any, plan: Any) -> None:
+    found = store.find(plan())
+    assert (found.checkpoint, found.exists, found.error) == (None, False, "")
+
+
+@pytest.mark.parametrize("text", [b"", b"garbage {", b"\x00\xff\x80", b'model_checkpoint_path: ""', None])
+def test_without_a_readable_checkpoint_file_the_model_files_are_found_by_name(
+    run: Any, store: Any, plan: Any, save: Any, text: bytes | None
+) -> None:
+    save(9, 10)
+    (run.logdir / "checkpoint").unlink()
+    if text is not None:
+        (run.logdir / "checkpoint").write_bytes(text)
+    found = store.find(plan())
+    assert (found.checkpoint.step, found.rejected) == (10, ())
+    assert text is None or tf.train.latest_checkpoint(str(run.logdir)) == found.checkpoint.path
+
+
+def test_a_garbled_checkpoint_file_with_no_model_files_is_an_error(run: Any, store: Any, plan: Any) -> None:
+    (run.logdir / "checkpoint").write_text("garbage {")
+    found = store.find(plan())
+    assert (found.checkpoint, found.exists) == (None, True)
+    assert "garbled" in found.error
+
+
+def test_a_logdir_that_was_moved_still_restores(run: Any, store: Any, plan: Any, save: Any, tmp_path: Path) -> None:
+    save(1, 2)
+    moved = tmp_path / "moved"
+    shutil.move(run.logdir, moved)
+    run.logdir.mkdir()
+    found = store.find(plan(save_path=str(moved / "model.ckpt")))
+    assert (str(moved / "model.ckpt-2"), ()) == (found.checkpoint.path, found.rejected)
+
+
+def test_the_order_of_the_checkpoint_file_is_respected(run: Any, store: Any, plan: Any, save: Any) -> None:
+    """A user who points it at an older checkpoint means it."""
+    paths = save(1, 2, 3)
+    text = (run.logdir / "checkpoint").read_text().replace(f'model_checkpoint_path: "{paths[2]}"', "", 1)
+    (run.logdir / "checkpoint").write_text(f'model_checkpoint_path: "{paths[0]}"\n{text}')
+    assert store.find(plan()).checkpoint.step == 1
+
+
+def test_what_is_being_restored_from_is_not_deleted_until_the_trainer_has_it(
+    run: Any, store: Any, plan: Any, save: Any
+) -> None:
+    few = plan(max_to_keep=1)
+    save(1, its_plan=few)
+    assert store.find(few).checkpoint.step == 1
+    save(2, its_plan=few)
+    assert (run.logdir / "model.ckpt-1.index").exists()
+    store.release()
+    save(3, its_plan=few)
+    assert [p.name for p in run.logdir.glob("*.index")] == ["model.ckpt-3.index"]
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(
+    run: Any, store: Any, save: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    save(1)
+    real = os.statvfs(run.logdir)
+    full = os.statvfs_result((*real[:4], 10, *real[5:]))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda _: full)
+        with pytest.raises(OSError, match=r"no room in .*: 40.0 KiB are free, the checkpoint needs"):
+            save(2)
+    assert [Path(p).name for p in save(2)] == ["model.ckpt-2"]
+
+
+def test_the_checkpoint_file_is_written_and_read_as_tensorflow_does(tmp_path: Path) -> None:
+    odd = [str(tmp_path / 'mödel "x"\\.ckpt-1'), str(tmp_path / "m-2")]
+    (tmp_path / "checkpoint").write_bytes(state_text(odd[1], odd, relative=False))
+    theirs = tf.train.get_checkpoint_state(str(tmp_path))
+    assert odd == list(theirs.all_model_checkpoint_paths)
+    from tensorflow.python.checkpoint import checkpoint_management
+
+    for relative in (False, True):
+        checkpoint_management.update_checkpoint_state_internal(
+            str(tmp_path), odd[1], list(odd), save_relative_paths=relative
+        )
+        assert (tmp_path / "checkpoint").read_bytes() == state_text(odd[1], odd, relative)
+    ours = read_state(tmp_path / "checkpoint")
+    assert ours is not None
+    assert (ours.latest, len(ours.all_paths)) == ("m-2", 2)

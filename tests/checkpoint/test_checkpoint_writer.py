@@ -1,0 +1,195 @@
+"""What the service writes is, byte for byte, what Saver.save would have written; and TensorFlow reads it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from procsv.services.checkpoint.facts import State
+from procsv.services.checkpoint.store import SlotBad
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+tf1 = tf.compat.v1
+SAVE_OPS = ("SaveV2", "SaveSlices", "Save")
+
+
+def variable(name: str, value: Any, resource: bool = True, **more: Any) -> Any:
+    return tf1.get_variable(name, initializer=tf.constant(value), use_resource=resource, **more)
+
+
+def plain() -> Any:
+    variable("w", np.random.default_rng(1).random((300, 7)).astype(np.float32))
+    variable("b", np.arange(5.0), resource=False)
+    variable("global_step", np.int64(3))
+    return tf1.train.Saver()
+
+
+def many_types() -> Any:
+    variable("bf", np.arange(9).astype(ml_dtypes.bfloat16))
+    variable("f8", np.arange(9).astype(ml_dtypes.float8_e5m2))
+    variable("half", np.arange(9).astype(np.float16))
+    variable("flag", np.array([True, False]))
+    variable("c", np.array([1 + 2j], np.complex64))
+    variable("u8", np.arange(256).astype(np.uint8))
+    variable("empty", np.zeros((0, 4), np.float32))
+    variable("scalar", np.float64(2.5))
+    return tf1.train.Saver()
+
+
+def strings() -> Any:
+    variable("text", np.array([[b"a", b""], [b"x\0y" * 200, b"\xff"]], dtype=object))
+    variable("one", np.array(b"scalar", dtype=object))
+    return tf1.train.Saver()
+
+
+def quantized() -> Any:
+    q = tf.bitcast(tf.constant(np.arange(-4, 4).astype(np.int8)), tf.qint8)
+    tf1.get_variable("q", initializer=q, use_resource=True)
+    return tf1.train.Saver()
+
+
+def partitioned() -> Any:
+    pieces = tf1.fixed_size_partitioner(3)
+    tf1.get_variable("p", initializer=tf.constant(np.arange(70.0).reshape(7, 10)), partitioner=pieces)
+    variable("z", np.float32(1))
+    return tf1.train.Saver()
+
+
+def sharded() -> Any:
+    with tf.device("/cpu:0"):
+        variable("a", np.arange(10.0))
+    with tf.device("/job:localhost/cpu:0"):
+        variable("b", np.arange(20.0))
+    return tf1.train.Saver(sharded=True)
+
+
+def version_1() -> Any:
+    variable("a", np.arange(10.0))
+    variable("b", np.float32(4))
+    return tf1.train.Saver(write_version=tf1.train.SaverDef.V1)
+
+
+def version_1_sharded() -> Any:
+    with tf.device("/cpu:0"):
+        variable("a", np.arange(10.0))
+    with tf.device("/job:localhost/cpu:0"):
+        variable("b", np.arange(20.0))
+    return tf1.train.Saver(write_version=tf1.train.SaverDef.V1, sharded=True)
+
+
+def relative_and_padded() -> Any:
+    variable("a", np.arange(10.0))
+    return tf1.train.Saver(pad_step_number=True, save_relative_paths=True)
+
+
+CASES = [
+    plain,
+    many_types,
+    strings,
+    quantized,
+    partitioned,
+    sharded,
+    version_1,
+    version_1_sharded,
+    relative_and_padded,
+]
+
+
+@contextlib.contextmanager
+def session_of(build: Callable[[], Any]) -> Iterator[tuple[Any, Any]]:
+    with tf1.Graph().as_default() as graph:
+        saver = build()
+        with tf1.Session(graph=graph) as session:
+            session.run(tf1.global_variables_initializer())
+            yield saver, session
+
+
+def read_shards(session: Any) -> tuple[str, list[list[tuple[str, str, Any]]], dict[str, str]]:
+    """What the graph's Saver would save, shard by shard."""
+    ops = [op for op in session.graph.get_operations() if op.type in SAVE_OPS]
+    shards, dtypes = [], {}
+    for op in ops:
+        names = [n.decode() for n in tf1.make_ndarray(op.inputs[1].op.get_attr("value")).tolist()]
+        has_slices = op.type != "Save"
+        slices = (
+            [s.decode() for s in tf1.make_ndarray(op.inputs[2].op.get_attr("value")).tolist()] if has_slices else []
+        )
+        tensors = list(op.inputs)[3 if has_slices else 2 :]
+        shard = []
+        for name, piece, tensor in zip(names, slices or [""] * len(names), tensors, strict=True):
+            dtypes[name] = tensor.dtype.base_dtype.name
+            if tensor.dtype.base_dtype.is_quantized:
+                with session.graph.as_default():
+                    tensor = tf.bitcast(tensor, tf.int8)
+            shard.append((name, piece, session.run(tensor)))
+        shards.append(shard)
+    return ops[0].type, shards, dtypes
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in directory.iterdir() if p.is_file() and "manifest" not in p.name}
+
+
+@pytest.mark.parametrize("build", CASES)
+def test_files_are_byte_identical_to_those_of_saver_save(
+    build: Any, tmp_path: Path, run: Any, store: Any, plan: Any, publish: Any
+) -> None:
+    with session_of(build) as (saver, session):
+        meta = tmp_path / "meta"
+        its_plan = plan(
+            meta_path=str(meta),
+            pad_step_number=saver._pad_step_number,
+            save_relative_paths=saver._save_relative_paths,
+        )
+        saver.save(session, its_plan.save_path, global_step=3)
+        expected = contents(run.logdir)
+        meta.write_bytes(next(data for name, data in expected.items() if name.endswith(".meta")))
+        for name in expected:
+            (run.logdir / name).unlink()
+        save_op, shards, dtypes = read_shards(session)
+    sharded_ = bool(saver._sharded)
+    assert len(shards) == (2 if sharded_ else 1)
+    arena = run.arena()
+    info = publish(arena, its_plan, shards, 1, 3, save_op=save_op, sharded=sharded_, dtypes=dtypes)
+
+    store.persist(State.of_slot(info), "manual", its_plan)
+
+    assert expected == contents(run.logdir)
+
+
+def test_a_saver_restores_what_was_written(run: Any, store: Any, plan: Any, publish: Any) -> None:
+    info = publish(run.arena(), plan(), {"a": np.full(10, 7.0), "global_step": np.array(9, np.int64)}, 4, 9)
+
+    durable = store.persist(State.of_slot(info), "periodic", plan())
+
+    with tf1.Graph().as_default(), tf1.Session() as session:
+        a = variable("a", np.zeros(10))
+        variable("global_step", np.int64(0))
+        tf1.train.Saver().restore(session, tf1.train.latest_checkpoint(str(run.logdir)))
+        assert session.run(a).tolist() == [7.0] * 10
+    assert (durable.sequence, durable.step, durable.incarnation) == (4, 9, 1)
+    assert [durable.path] == list(durable.all_paths)
+
+
+def test_a_slot_whose_bytes_have_changed_is_never_written_as_a_checkpoint(
+    run: Any, store: Any, plan: Any, publish: Any
+) -> None:
+    info = publish(run.arena(), plan(), {"a": np.full(10, 7.0), "b": np.zeros(3)}, 1, 9)
+    with info.path.open("r+b") as file:
+        file.seek(4096 + 3)
+        file.write(b"!")
+
+    with pytest.raises(SlotBad, match="a does not match its checksum"):
+        store.persist(State.of_slot(info), "periodic", plan())
+    with pytest.raises(SlotBad, match="a does not match its checksum"):
+        store.verify_slot(info)
+    assert [p.name for p in run.logdir.iterdir()] == ["procsv"]
+    assert list((run.logdir / "procsv" / "staging").iterdir()) == []
