@@ -165,7 +165,8 @@ class Task:
         self.last_words = ended.words
         fields = {"code": code, "signal": name, "cause": cause.word, "step": self._own_step, "evidence": cause.evidence}
         self._out.append(Journal("exited", TRAINER, self.incarnation, {"pid": self.pid, **fields}))
-        self.goodput.ended(now_s, self._own_step, self.resume_step)
+        is_done = classify(ended.exit) is Kind.DONE
+        self.goodput.ended(now_s, self._own_step, self._own_step if is_done else self.resume_step)
         if cause.word not in ("completed", "stopped") and classify(ended.exit) is not Kind.CHECKPOINTED:
             self._out.append(self._report(ended, cause))
         self._death_s, self.pid, self._last_death = now_s, 0, ended

@@ -1,0 +1,440 @@
+"""Scenarios of whole runs, played against the core alone: what happens, what is journaled, how it ends."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+
+from procsv.ipc.messages import Finish, Hello, Note, SaveFailed, Settled, StopTraining, TrainerEnded
+from procsv.ipc.process import Exit
+from procsv.ipc.pulse import Beat, Phase
+from procsv.watchdog.core import Settings
+from procsv.watchdog.events import CHECKPOINT, SUMMARY, TRAINER, NotSpawned, Said, TreeGone
+from procsv.watchdog.keeper import ServiceState
+from procsv.watchdog.lifecycle import State
+from procsv.watchdog.restart import LastWords, Policy
+from tests.watchdog.world import KILLED, World
+
+DONE = Exit(0, None)
+BOOM = LastWords("ValueError", "boom", "Traceback …", 840)
+
+
+def running(step: int = 840, **changes: object) -> World:
+    return World(**changes).ready().train(step)  # type: ignore[arg-type]
+
+
+def test_services_start_first_and_everything_gets_a_line() -> None:
+    world = World()
+
+    assert [(entry.role, entry.incarnation) for entry in world.events("spawned")] == [
+        (CHECKPOINT, 1),
+        (SUMMARY, 1),
+        (TRAINER, 1),
+    ]
+    assert world.core.word == "pending"
+
+
+def test_training_that_is_done_ends_in_order_with_exit_code_0() -> None:
+    world = running()
+    world.crash(DONE)
+
+    assert world.exit_code == 0
+    assert world.core.word == "done"
+    assert [type(body) for role, body in world.told if role == CHECKPOINT] == [TrainerEnded, Finish]
+    assert world.last("run_completed")["step"] == 840
+    assert 0 < world.last("run_completed")["goodput"] <= 1
+    assert not world.alive
+
+
+def test_a_killed_trainer_is_started_again_after_its_delay_and_the_services_keep_their_pids() -> None:
+    world = running()
+    world.memory_step = 838
+    world.crash()
+
+    assert world.core.word == "backoff"
+    assert world.last("exited")["cause"] == "killed"
+    assert world.last("exited")["evidence"] == "SIGKILL, sender unknown"
+    assert world.last("exited")["step"] == 840
+    assert world.last("restarting")["lost_steps"] == 2
+    world.advance(1.3)
+    assert world.alive[TRAINER].incarnation == 2
+    assert {role: process.incarnation for role, process in world.alive.items()} == {
+        CHECKPOINT: 1,
+        SUMMARY: 1,
+        TRAINER: 2,
+    }
+    assert (world.core.task.restarts, world.core.word) == (1, "pending")
+
+
+def test_recovery_is_measured_from_the_death_of_the_old_trainer() -> None:
+    world = running()
+    world.crash()
+    world.advance(2.0)
+    world.train(845, restored=838)
+
+    assert world.last("recovered")["step"] == 838
+    assert world.last("recovered")["source"] == "checkpoint"
+    assert 2.0 < world.last("recovered")["seconds"] < 3.0
+    assert len(world.events("ready")) == 2
+
+
+def test_the_checkpoint_service_is_told_of_every_death() -> None:
+    world = running()
+    for incarnation in (1, 2, 3):
+        world.crash()
+        assert (CHECKPOINT, TrainerEnded(incarnation, clean=False)) in world.told
+        world.durable(840 + incarnation)
+        world.advance(2.0)
+        world.train(850 + incarnation)
+
+
+def test_a_checkpoint_service_that_dies_before_it_has_settled_is_told_again() -> None:
+    world = running(answers_settled=False)
+    world.crash()
+    world.end(CHECKPOINT, KILLED)
+    world.advance(0.6)
+    world.ready(CHECKPOINT)
+
+    assert [body for role, body in world.told if role == CHECKPOINT] == [TrainerEnded(1, clean=False)] * 2
+
+
+def test_nothing_is_started_before_the_old_tree_is_gone() -> None:
+    world = running(stubborn=True)
+    world.crash()
+    world.advance(20.0)
+    assert TRAINER not in world.alive
+    world.advance(20.0)
+    assert world.core.word == "unkillable"
+    assert any("do not die" in text for text in world.said)
+
+    world.stubborn = False
+    world.handle(TreeGone(1))
+    world.advance(0.1)
+    assert world.alive[TRAINER].incarnation == 2
+
+
+def test_five_failures_without_progress_give_up_with_70_and_say_why() -> None:
+    world = running()
+    for _ in range(4):
+        world.crash(Exit(3, None))
+        world.advance(30.0)
+        world.train(840)
+    world.crash(Exit(3, None))
+
+    assert world.exit_code == 70
+    assert world.last("gave_up")["why"] == "5 failures in a row with no newly durable step"
+    assert world.core.word == "failed"
+    assert len(world.reports) == 5
+
+
+def test_a_crash_save_that_is_progress_prevents_giving_up() -> None:
+    world = running()
+    for n in range(20):
+        world.memory_step = 840 + n  # each trainer leaves a newer snapshot, which is saved after its death
+        world.crash()
+        world.advance(2.0)
+        world.train(841 + n)
+
+    assert world.exit_code is None
+    assert world.core.task.history.no_progress_count == 0
+
+
+def test_the_fifth_failure_waits_for_the_crash_save_before_it_gives_up() -> None:
+    world = running()
+    for _ in range(4):
+        world.crash()
+        world.advance(30.0)
+        world.train(840)
+    world.answers_settled = False
+    world.memory_step = 900
+    world.crash()
+    assert (world.exit_code, world.core.word) == (None, "backoff")
+
+    world.durable(900, "crash")
+    world.handle(Said(CHECKPOINT, 1, Settled(900, ""), TrainerEnded(5, clean=False)))
+    world.advance(2.0)
+    assert world.alive[TRAINER].incarnation == 6
+
+
+def test_an_exception_before_the_first_step_twice_ends_with_its_traceback() -> None:
+    world = World().ready()
+    for _ in range(2):
+        world.handle(Said(TRAINER, world.alive[TRAINER].incarnation, Hello(1)))
+        world.crash(Exit(1, None), LastWords("ValueError", "boom", "Traceback …", None))
+        world.advance(2.0)
+
+    assert world.exit_code == 70
+    assert "ValueError: boom" in world.said[-2] + world.said[-1]
+
+
+def test_a_deterministic_program_gives_up_after_three() -> None:
+    world = running()
+    for _ in range(2):
+        world.crash(Exit(1, None), BOOM)
+        world.advance(10.0)
+        world.train(840)
+    world.crash(Exit(1, None), BOOM)
+
+    assert world.exit_code == 70
+    assert "deterministic" in world.last("gave_up")["why"]
+
+
+def test_exit_75_is_started_again_at_once_and_free() -> None:
+    world = running()
+    world.crash(Exit(75, None))
+    world.advance(0.01)
+
+    assert world.alive[TRAINER].incarnation == 2
+    assert world.core.task.history.no_progress_count == 0
+    assert not world.reports
+
+
+# -- stopping --------------------------------------------------------------------------------------------------
+def test_a_stop_asks_waits_and_ends_with_75() -> None:
+    world = running()
+    world.stop()
+
+    assert world.core.word == "stopping"
+    assert [body for role, body in world.told if role == TRAINER] == [StopTraining(17.0, "final")]
+    assert world.signals == [(TRAINER, signal.SIGTERM), (TRAINER, signal.SIGCONT)]
+    world.advance(3.0)
+    world.crash(Exit(75, None))
+    assert world.exit_code == 75
+    assert world.last("exited")["cause"] in ("stopped", "completed")
+    assert world.last("stopped")["step"] == 840
+    assert (CHECKPOINT, TrainerEnded(1, clean=True)) in world.told
+
+
+def test_a_trainer_that_does_not_stop_is_killed_after_its_share_of_the_grace() -> None:
+    world = running()
+    world.stop()
+    world.advance(16.9)
+    assert TRAINER in world.alive
+    world.advance(0.2)
+
+    assert world.exit_code == 75
+    trainers = [entry.fields for entry in world.events("exited") if entry.role == TRAINER]
+    assert trainers[0]["cause"] == "stopped"
+    assert "did not stop within 17 s" in trainers[0]["evidence"]
+
+
+def test_a_second_signal_kills_at_once() -> None:
+    world = running()
+    world.stop(source="SIGINT")
+    world.advance(0.2)
+    world.stop(now=True, source="SIGINT")
+
+    assert (TRAINER, signal.SIGKILL) in world.signals
+    assert world.exit_code == 75
+
+
+def test_the_same_request_to_stop_twice_changes_nothing() -> None:
+    world = running()
+    world.stop(source="procsv stop")
+    world.stop(source="procsv stop")
+
+    assert world.signals == [(TRAINER, signal.SIGTERM), (TRAINER, signal.SIGCONT)]
+    assert TRAINER in world.alive
+
+
+def test_a_stop_during_back_off_ends_down_and_nothing_respawns() -> None:
+    world = running()
+    world.crash()
+    world.stop()
+
+    assert world.exit_code == 75
+    assert TRAINER not in world.alive
+
+
+def test_a_stop_before_hello_is_told_when_the_trainer_can_hear_it() -> None:
+    world = World().ready()
+    world.stop()
+    world.handle(Said(TRAINER, 1, Hello(1)))
+
+    assert [body for role, body in world.told if role == TRAINER] == [StopTraining(17.0, "final")] * 2
+    assert world.signals.count((TRAINER, signal.SIGTERM)) == 1
+
+
+def test_a_stop_whose_state_cannot_be_saved_ends_with_70_and_keeps_the_memory() -> None:
+    world = running(settle_error="the disk is full")
+    world.stop()
+    world.crash(Exit(75, None))
+
+    assert world.exit_code == 70
+    assert world.quit is not None
+    assert world.quit.keep_memory
+    assert any("the disk is full" in text for text in world.said)
+
+
+def test_services_that_do_not_finish_in_time_are_killed() -> None:
+    world = running(answers_settled=False)
+    world.stop()
+    world.crash(Exit(75, None))
+    world.advance(30.0)
+
+    assert world.exit_code == 70  # nobody knows whether the newest state is on disk
+    assert not world.alive
+
+
+def test_a_stop_before_anything_is_ready_does_not_wait_for_services_with_nothing_to_save() -> None:
+    world = World()
+    world.stop()
+    world.crash(Exit(None, signal.SIGTERM))
+
+    assert world.exit_code == 75
+
+
+def test_done_twice_pressed_keys_do_not_matter() -> None:
+    world = running(answers_settled=False)
+    world.crash(DONE)
+    world.stop()
+    world.stop(now=True)
+    world.advance(30.0)
+
+    assert world.exit_code == 70
+    assert world.quit is not None
+    assert world.quit.keep_memory
+
+
+# -- services --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("role", [CHECKPOINT, SUMMARY])
+def test_a_service_that_is_killed_while_idle_comes_back_at_once_as_often_as_it_happens(role: str) -> None:
+    world = running()
+    for incarnation in range(2, 30):
+        world.end(role, KILLED)
+        assert world.alive[role].incarnation == incarnation
+        world.ready(role)
+
+    assert world.alive[TRAINER].incarnation == 1
+    assert len(world.events("service_restarted")) == 28
+
+
+def test_a_service_that_never_comes_up_fails_the_run_and_says_so() -> None:
+    world = World().ready(SUMMARY)
+    for _ in range(5):
+        world.end(CHECKPOINT, Exit(1, None))
+        world.advance(30.0)
+
+    assert world.core.keepers[CHECKPOINT].state is ServiceState.LOST
+    assert any("checkpoint service failed 5 times" in text for text in world.said)
+    world.advance(30.0)
+    assert world.exit_code == 70
+    assert "checkpoint service failed" in world.last("gave_up")["why"]
+
+
+def test_deaths_in_the_middle_of_a_save_count_until_one_is_completed() -> None:
+    world = running()
+    for n in range(4):
+        world.alive[CHECKPOINT].beat = Beat(Phase.SAVE, 1, 0, 0.0, 0.0)
+        world.end(CHECKPOINT, KILLED)
+        world.advance(10.0)
+        world.ready(CHECKPOINT)
+        assert world.core.keepers[CHECKPOINT].state is ServiceState.SERVING, n
+    world.durable(1000)
+    world.alive[CHECKPOINT].beat = Beat(Phase.SAVE, 1, 0, 0.0, 0.0)
+    world.end(CHECKPOINT, KILLED)
+
+    assert world.exit_code is None
+    assert world.core.keepers[CHECKPOINT].state is not ServiceState.LOST
+
+
+def test_news_of_the_checkpoint_service_is_journaled_once() -> None:
+    world = running()
+    world.durable(100)
+    world.sequence -= 1
+    world.durable(100)
+    for _ in range(3):
+        world.handle(Said(CHECKPOINT, 1, SaveFailed(9, 200, "disk full")))
+
+    assert len(world.events("checkpoint_durable")) == 1
+    assert world.last("checkpoint_durable")["path"] == "/l/model.ckpt-100"
+    assert len(world.events("checkpoint_failed")) == 1
+    assert world.core.task.durable_step == 100
+
+
+# -- news of the dead ------------------------------------------------------------------------------------------
+def test_what_an_older_incarnation_says_changes_nothing() -> None:
+    world = running()
+    world.crash()
+    world.advance(2.0)
+    world.handle(Said(TRAINER, 1, Note("late", {})))
+    world.handle(Said(TRAINER, 1, Hello(1)))
+
+    assert not world.events("late")
+    assert world.core.task.life.state is State.PENDING
+
+
+def test_a_note_goes_to_the_journal() -> None:
+    world = running()
+    world.handle(Said(TRAINER, 1, Note("way", {"why": "iterator state"})))
+
+    assert world.last("way") == {"why": "iterator state"}
+
+
+def test_a_system_that_refuses_to_start_a_trainer_is_not_the_trainers_failure() -> None:
+    world = running()
+    world.crash()
+    world.advance(2.0)
+    del world.alive[TRAINER]
+    world.handle(NotSpawned(TRAINER, 2, "EAGAIN"))
+    assert world.core.word == "backoff"
+    world.advance(2.0)
+
+    assert world.alive[TRAINER].incarnation == 2
+    assert world.core.task.history.no_progress_count == 1
+
+
+def test_the_budget_is_the_one_that_launch_was_given() -> None:
+    world = running(settings=Settings(Policy(failures_max=1)))
+    world.crash()
+
+    assert world.exit_code == 70
+
+
+# -- everything ------------------------------------------------------------------------------------------------
+def _something_happens(world: World, rng: random.Random) -> None:
+    roles = list(world.alive)
+    match rng.randrange(10):
+        case 0 | 1 if roles:
+            role = rng.choice(roles)
+            exit = rng.choice([KILLED, Exit(None, signal.SIGSEGV), Exit(75, None), Exit(1, None), DONE])
+            words = LastWords("ValueError", "boom", "Traceback", rng.randrange(3)) if exit.code == 1 else None
+            world.end(role, exit, words if role == TRAINER else None)
+        case 2:
+            world.advance(rng.choice([0.1, 1.0, 20.0, 100.0]))
+        case 3 | 4:
+            for role in roles:
+                if role != TRAINER and not world.alive[role].is_ready:
+                    world.ready(role)
+                    return
+        case 5 | 6 if TRAINER in world.alive:
+            world.train(world.core.task.step + rng.randrange(10), max(0, world.core.task.durable_step))
+        case 7 if CHECKPOINT in world.alive:
+            world.durable(world.core.task.step)
+        case 8:
+            world.memory_step = world.core.task.step
+        case 9 if rng.random() < 0.05:
+            world.stop(now=rng.random() < 0.5)
+        case _:
+            pass
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_whatever_happens_a_run_that_is_stopped_ends_and_leaves_nobody(block: int) -> None:
+    """Random schedules, replayable from their seed; the world checks that no role ever runs twice."""
+    for seed in range(block * 40, block * 40 + 40):
+        rng, world = random.Random(seed), World(seed=seed)
+        world.answers_settled = rng.random() < 0.8
+        for _ in range(80):
+            if world.quit is None:
+                _something_happens(world, rng)
+        if world.quit is None:
+            world.stop()
+        world.advance(1000.0)
+        assert world.quit is not None, f"seed={seed}: {world.core.task.life.story}"
+        assert not world.alive, f"seed={seed}"
+        assert world.exit_code in (0, 70, 75)
+        ends = [entry.event for entry in world.journal if entry.event in ("gave_up", "stopped", "run_completed")]
+        assert len(ends) == 1, f"seed={seed}: {ends}"

@@ -1,0 +1,261 @@
+"""Restart rules: classes of exits, causes, delays, and when it is time to give up."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+
+from procsv.ipc.process import Exit
+from procsv.watchdog.restart import (
+    Death,
+    GiveUp,
+    History,
+    Kind,
+    LastWords,
+    Policy,
+    Restart,
+    ServiceHistory,
+    Verdict,
+    classify,
+    find_cause,
+)
+
+
+def history(**policy: float) -> History:
+    return History(Policy(**policy), random.Random(1))  # type: ignore[arg-type]
+
+
+def trained(**policy: float) -> History:
+    """One that has had its first step."""
+    made = history(**policy)
+    made.ready(0)
+    return made
+
+
+def code(number: int, words: LastWords | None = None, step: int = 10) -> Death:
+    return Death(Exit(number, None), words, step)
+
+
+def killed(number: int = signal.SIGKILL, step: int = 10) -> Death:
+    return Death(Exit(None, number), None, step)
+
+
+def delay_of(verdict: Verdict) -> float:
+    assert isinstance(verdict, Restart), verdict
+    return verdict.delay_s
+
+
+def why_of(verdict: Verdict) -> str:
+    assert isinstance(verdict, GiveUp), verdict
+    return verdict.why
+
+
+@pytest.mark.parametrize(
+    ("exit", "kind"),
+    [
+        (Exit(0, None), Kind.DONE),
+        (Exit(75, None), Kind.CHECKPOINTED),
+        (Exit(78, None), Kind.PERMANENT),
+        (Exit(126, None), Kind.PERMANENT),
+        (Exit(127, None), Kind.PERMANENT),
+        (Exit(1, None), Kind.FAILURE),
+        (Exit(None, 9), Kind.FAILURE),
+    ],
+)
+def test_exits_have_classes(exit: Exit, kind: Kind) -> None:
+    assert classify(exit) is kind
+
+
+BOOM = LastWords("ValueError", "boom\nmore", "Traceback", 10)
+
+
+@pytest.mark.parametrize(
+    ("exit", "words", "stopping", "ours", "cause", "evidence"),
+    [
+        (Exit(0, None), None, False, "", "completed", "exit code 0"),
+        (Exit(1, None), BOOM, False, "", "exception", "ValueError: boom"),
+        (Exit(1, None), BOOM, True, "", "exception", "ValueError: boom"),
+        (Exit(3, None), None, False, "", "exit-code", "exit code 3"),
+        (Exit(75, None), None, False, "", "exit-code", "exit code 75: checkpointed"),
+        (Exit(75, None), None, True, "", "stopped", "asked to stop"),
+        (Exit(0, None), None, True, "", "stopped", "asked to stop"),
+        (Exit(None, 15), None, True, "", "stopped", "SIGTERM"),
+        (Exit(None, 15), None, False, "", "killed", "SIGTERM, sender unknown"),
+        (Exit(None, 9), None, False, "", "killed", "SIGKILL, sender unknown"),
+        (Exit(None, 9), None, True, "", "killed", "SIGKILL, sender unknown"),
+        (Exit(None, 9), None, True, "it did not stop", "stopped", "SIGKILL, sent by procsv: it did not stop"),
+        (Exit(None, 11), None, False, "", "crashed", "SIGSEGV"),
+        (Exit(None, 6), None, False, "", "crashed", "SIGABRT"),
+        (Exit(None, 7), None, False, "", "crashed", "SIGBUS"),
+        (Exit(None, 11), None, True, "", "crashed", "SIGSEGV"),
+        (Exit(None, None), None, False, "", "unknown", ""),
+    ],
+)
+def test_the_cause_is_what_the_evidence_shows(
+    exit: Exit, words: LastWords | None, stopping: bool, ours: str, cause: str, evidence: str
+) -> None:
+    found = find_cause(exit, words, stopping, ours)
+
+    assert found.word == cause
+    assert evidence in found.evidence
+
+
+def test_delays_double_to_their_limit_and_are_spread() -> None:
+    past = trained(failures_max=100, delay_s_max=60.0)
+    delays = [delay_of(past.weigh(killed())) for _ in range(12)]
+
+    for delay_s, base_s in zip(delays, [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60], strict=True):
+        assert 0.8 * base_s <= delay_s <= 1.2 * base_s
+    assert len(set(delays)) == 12
+
+
+def test_the_same_seed_gives_the_same_delays() -> None:
+    first, second = trained(failures_max=9), trained(failures_max=9)
+
+    assert [first.weigh(killed()) for _ in range(5)] == [second.weigh(killed()) for _ in range(5)]
+
+
+def test_five_failures_without_a_newly_durable_step_are_enough() -> None:
+    past = trained()
+    for _ in range(4):
+        assert isinstance(past.weigh(killed()), Restart)
+
+    verdict = past.weigh(killed())
+    assert why_of(verdict) == "5 failures in a row with no newly durable step"
+    assert isinstance(verdict, GiveUp)
+    assert not verdict.is_final
+
+
+def test_progress_forgives_everything() -> None:
+    past = trained()
+    for step in range(1, 50):
+        delay_s = delay_of(past.weigh(killed(step=step)))
+        assert delay_s <= 1.2
+        assert past.durable(step)
+        assert past.no_progress_count == 0
+
+
+def test_a_step_that_was_durable_before_is_no_progress() -> None:
+    past = trained()
+    past.durable(100)
+    past.weigh(killed())
+
+    assert not past.durable(100)
+    assert not past.durable(60)
+    assert past.no_progress_count == 1
+
+
+def test_what_a_launch_resumes_from_is_no_progress_of_its_own() -> None:
+    past = history()
+    past.ready(1000)
+
+    assert not past.durable(1000)  # the checkpoint at the start
+    assert past.durable(1001)
+
+
+def test_after_falling_back_to_an_older_checkpoint_progress_counts_from_there() -> None:
+    past = trained()
+    past.durable(500)
+    past.ready(400)
+
+    assert past.durable(450)
+
+
+def test_exit_75_is_free_and_immediate_but_a_loop_of_it_is_slowed_down() -> None:
+    past = trained()
+    delays = [delay_of(past.weigh(code(75))) for _ in range(4)]
+
+    assert delays[0] == 0.0
+    assert delays[1] >= 0.8
+    assert delays[3] > delays[1]
+    assert past.no_progress_count == 0
+    past.durable(5)
+    assert delay_of(past.weigh(code(75))) == 0.0
+
+
+@pytest.mark.parametrize("number", [78, 126, 127])
+def test_permanent_exits_give_up_at_once(number: int) -> None:
+    verdict = trained().weigh(code(number))
+
+    assert isinstance(verdict, GiveUp)
+    assert verdict.is_final
+    assert f"exit code {number}" in verdict.why
+
+
+@pytest.mark.parametrize(
+    "death",
+    [
+        code(1, LastWords("ImportError", "no module x")),
+        code(1, LastWords("ModuleNotFoundError", "no module x")),
+        code(1, LastWords("SyntaxError", "bad")),
+        code(1, LastWords("my.Error", "bad", permanent=True)),
+        code(2),
+    ],
+)
+def test_what_cannot_get_better_gives_up_at_once_before_the_first_step(death: Death) -> None:
+    assert "before the first step" in why_of(history().weigh(death))
+    assert isinstance(trained().weigh(death), Restart)  # later it is a failure like others
+
+
+def test_an_exception_before_the_first_step_gets_two_tries() -> None:
+    past = history()
+
+    assert isinstance(past.weigh(code(1, LastWords("ValueError", "a"))), Restart)
+    assert why_of(past.weigh(code(1, LastWords("ValueError", "b")))) == "2 failures before the first step"
+
+
+def test_a_signal_before_the_first_step_is_a_failure_like_others() -> None:
+    past = history()
+
+    assert all(isinstance(past.weigh(killed()), Restart) for _ in range(4))
+
+
+def test_the_same_exception_at_the_same_step_three_times_is_deterministic() -> None:
+    past = trained()
+    verdicts = [past.weigh(code(1, LastWords("ValueError", f"at 0x{n:x}", step=840))) for n in range(3)]
+
+    assert [type(verdict) for verdict in verdicts] == [Restart, Restart, GiveUp]
+    assert why_of(verdicts[2]) == "deterministic: ValueError at step 840, 3 times"
+
+
+def test_the_same_exception_at_a_moving_step_is_not_deterministic() -> None:
+    past = trained()
+    for step in range(100, 200, 10):
+        assert isinstance(past.weigh(code(1, LastWords("ValueError", "boom", step=step))), Restart)
+        past.durable(step - 1)
+
+
+def test_three_in_a_row_at_one_step_is_found_although_a_crash_save_made_progress_once() -> None:
+    past = trained()
+    words = LastWords("ValueError", "boom", step=840)
+    past.weigh(code(1, words))
+    past.durable(839)  # the crash save of the first time
+    past.weigh(code(1, words))
+
+    assert "deterministic" in why_of(past.weigh(code(1, words)))
+
+
+# -- services --------------------------------------------------------------------------------------------------
+def test_an_idle_service_may_be_killed_for_ever() -> None:
+    past = ServiceHistory()
+
+    assert {past.died(counts=False, now_s=float(n)) for n in range(100)} == {0.0}
+
+
+def test_the_fifth_death_at_work_within_the_period_fails_the_run() -> None:
+    past = ServiceHistory()
+    delays = [past.died(counts=True, now_s=float(n)) for n in range(5)]
+
+    assert delays[4] is None
+    assert delays[:4] == sorted(delay for delay in delays if delay is not None)
+
+
+def test_old_deaths_and_those_before_a_completed_job_do_not_count() -> None:
+    past = ServiceHistory()
+    assert all(past.died(counts=True, now_s=301.0 * n) is not None for n in range(20))
+
+    for n in range(20):
+        assert past.died(counts=True, now_s=float(n)) is not None
+        past.worked()

@@ -1,0 +1,209 @@
+"""A machine that exists only in memory: carries out what the core says, and lets a test make things happen.
+
+Time moves only in `advance`.  Processes live until they are signalled or a test ends them.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from procsv.ipc.messages import Durable, Finish, Hello, Message, Recovered, Settled, TrainerEnded
+from procsv.ipc.process import Exit
+from procsv.ipc.pulse import Beat, Phase
+from procsv.ipc.runfile import NO_STEP
+from procsv.watchdog.core import Core, Settings
+from procsv.watchdog.events import (
+    CHECKPOINT,
+    TRAINER,
+    Action,
+    ClearTree,
+    Ended,
+    Event,
+    Journal,
+    KillTree,
+    Quit,
+    Report,
+    Said,
+    Say,
+    ServiceReady,
+    Signal,
+    Spawn,
+    Spawned,
+    StopAsked,
+    Tell,
+    Ticked,
+    TreeGone,
+)
+
+if TYPE_CHECKING:
+    from procsv.watchdog.restart import LastWords
+
+KILLED = Exit(None, signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class Process:
+    role: str
+    incarnation: int
+    beat: Beat | None = None
+    is_ready: bool = False
+
+
+@dataclass(slots=True)
+class World:
+    """The core under test and everything around it.  `stubborn`: a killed trainer's tree stays."""
+
+    settings: Settings = field(default_factory=Settings)
+    seed: int = 0
+    stubborn: bool = False
+    answers_settled: bool = True
+    settle_error: str = ""
+    now_s: float = 100.0
+    memory_step: int = NO_STEP
+    core: Core = field(init=False)
+    alive: dict[str, Process] = field(default_factory=dict)
+    journal: list[Journal] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    told: list[tuple[str, Message]] = field(default_factory=list)
+    signals: list[tuple[str, int]] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+    quit: Quit | None = None
+    sequence: int = 0
+    _events: deque[Event] = field(default_factory=deque)
+    _is_busy: bool = False
+
+    def __post_init__(self) -> None:
+        self.core = Core(self.settings, 1, random.Random(self.seed), self.now_s)
+        self._is_busy = True
+        self._do(self.core.start(self.now_s))
+        self._is_busy = False
+        self._settle()
+
+    # -- what the core says --------------------------------------------------------------------------------
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            assert self.quit is None, f"{action} after the end"
+            match action:
+                case Spawn(role, incarnation):
+                    assert role not in self.alive, f"two processes of {role}"
+                    self.alive[role] = Process(role, incarnation)
+                    self.handle(Spawned(role, incarnation, 1000 + incarnation))
+                case KillTree(role, incarnation):
+                    self._signal(role, incarnation, signal.SIGKILL)
+                case Signal(role, incarnation, number):
+                    self._signal(role, incarnation, number)
+                case ClearTree(incarnation):
+                    if not self.stubborn:
+                        self.handle(TreeGone(incarnation))
+                case Tell(role, body):
+                    self._tell(role, body)
+                case Journal():
+                    self.journal.append(action)
+                case Say(text):
+                    self.said.append(text)
+                case Report():
+                    self.reports.append(action)
+                case Quit():
+                    self.quit = action
+                case _:
+                    pass
+
+    def _signal(self, role: str, incarnation: int, number: int) -> None:
+        self.signals.append((role, number))
+        process = self.alive.get(role)
+        if number == signal.SIGKILL and process is not None and process.incarnation == incarnation:
+            self.end(role, KILLED)
+
+    def _tell(self, role: str, body: Message) -> None:
+        self.told.append((role, body))
+        if role == TRAINER or not self.answers_settled:
+            return
+        incarnation = self.alive[role].incarnation
+        if isinstance(body, TrainerEnded | Finish):
+            if (
+                role == CHECKPOINT
+                and isinstance(body, TrainerEnded)
+                and self.memory_step >= 0
+                and not self.settle_error
+            ):
+                self.durable(self.memory_step, "crash")
+            self.handle(Said(role, incarnation, Settled(-1, self.settle_error), body))
+        if isinstance(body, Finish) and role in self.alive:
+            self.end(role, Exit(0, None))
+
+    # -- what happens --------------------------------------------------------------------------------------
+    def handle(self, event: Event) -> None:
+        """What an action leads to is heard after the actions beside it, as it is of a real machine."""
+        self._events.append(event)
+        if not self._is_busy:
+            self._settle()
+
+    def _settle(self) -> None:
+        self._is_busy = True
+        while self._events:
+            self._do(self.core.handle(self._events.popleft(), self.now_s))
+        self._is_busy = False
+
+    def advance(self, by_s: float) -> None:
+        """Time passes, in steps of at most half a second; pulses are read."""
+        until_s = self.now_s + by_s
+        while self.now_s < until_s and self.quit is None:
+            due_s = self.core.next_due_s() or until_s
+            self.now_s = min(until_s, max(min(due_s, self.now_s + 0.5), self.now_s + 0.001))
+            beats = {role: process.beat for role, process in self.alive.items() if process.beat is not None}
+            self.handle(Ticked(beats, self.memory_step))
+
+    def ready(self, *roles: str) -> World:
+        """These services now hear what they are told."""
+        for role in roles or (CHECKPOINT, "summary"):
+            process = self.alive[role]
+            process.is_ready = True
+            self.handle(ServiceReady(role, process.incarnation))
+        return self
+
+    def train(self, step: int, restored: int = 0) -> World:
+        """The trainer comes to train, and is at `step`."""
+        trainer = self.alive[TRAINER]
+        self.handle(Said(TRAINER, trainer.incarnation, Hello(1)))
+        for phase in (Phase.RESTORE, Phase.COMPILE, Phase.STEP):
+            trainer.beat = Beat(phase, restored, 0, self.now_s, 0.0)
+            self.advance(0.1)
+        body = Recovered(restored, "fresh" if restored <= 0 else "checkpoint", "x", restored + 1, self.now_s)
+        self.handle(Said(TRAINER, trainer.incarnation, body))
+        self.step(step)
+        return self
+
+    def step(self, step: int) -> None:
+        self.alive[TRAINER].beat = Beat(Phase.STEP, step, 0, self.now_s, 0.0)
+        self.advance(0.5)
+
+    def durable(self, step: int, reason: Any = "periodic") -> None:
+        self.sequence += 1
+        service = self.alive[CHECKPOINT]
+        news = Durable(self.sequence, step, 1, f"/l/model.ckpt-{step}", reason, 10, 0.1, ())
+        self.handle(Said(CHECKPOINT, service.incarnation, news))
+
+    def end(self, role: str, exit: Exit, words: LastWords | None = None) -> None:
+        process = self.alive.pop(role)
+        self.handle(Ended(role, process.incarnation, exit, process.beat, words, self.memory_step))
+
+    def crash(self, exit: Exit = KILLED, words: LastWords | None = None) -> None:
+        self.end(TRAINER, exit, words)
+
+    def stop(self, now: bool = False, source: str = "SIGTERM") -> None:
+        self.handle(StopAsked(source, now))
+
+    # -- what is seen --------------------------------------------------------------------------------------
+    def events(self, name: str) -> list[Journal]:
+        return [entry for entry in self.journal if entry.event == name]
+
+    def last(self, name: str) -> dict[str, Any]:
+        return self.events(name)[-1].fields
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.quit.exit_code if self.quit is not None else None
