@@ -1,0 +1,168 @@
+"""One server path and its clients, over real sockets and in memory, under one set of names for the contract tests."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from procsv.ipc.channel import Client, Server, Waiter, new_context
+from procsv.ipc.clock import FakeClock, SystemClock
+from procsv.ipc.door import Address, ClientDoor, Heard, ServerDoor
+from procsv.ipc.fakes import FakeClient, FakeNetwork, FakeServer
+from procsv.ipc.messages import Hello
+
+RUN = "0123456789abcdef"
+DEADLINE_S = 20.0
+
+
+class Wire(Protocol):
+    """A network with one server path."""
+
+    def server(self, incarnation: int = 1, run: str = RUN) -> ServerDoor: ...
+    def client(self, role: str = "trainer", incarnation: int = 1, run: str = RUN) -> ClientDoor: ...
+    def restart(self, server: ServerDoor) -> ServerDoor: ...
+    def raw(self, client: ClientDoor, frames: list[bytes]) -> None: ...
+    def wait(self) -> None: ...
+    def close(self) -> None: ...
+    def drop_client(self, client: ClientDoor) -> None: ...
+
+
+class RealWire:
+    """Unix sockets in `base`."""
+
+    def __init__(self, base: Path) -> None:
+        self._context = new_context()
+        self._path = base / "it.sock"
+        self._clock = SystemClock()
+        self._servers: list[Server] = []
+        self._clients: list[Client] = []
+
+    def server(self, incarnation: int = 1, run: str = RUN) -> Server:
+        server = Server(self._context, self._path, Address(run, "checkpoint", incarnation), self._clock)
+        self._servers.append(server)
+        return server
+
+    def client(self, role: str = "trainer", incarnation: int = 1, run: str = RUN) -> Client:
+        client = Client(self._context, self._path, Address(run, role, incarnation), self._clock)
+        self._clients.append(client)
+        return client
+
+    def restart(self, server: ServerDoor) -> Server:
+        assert isinstance(server, Server)
+        self._servers.remove(server)
+        server.socket.close(0)  # as a kill would: the file stays
+        return self.server(server.me.incarnation + 1, server.me.run)
+
+    def drop_client(self, client: ClientDoor) -> None:
+        assert isinstance(client, Client)
+        self._clients.remove(client)
+        client.close(0)
+
+    def raw(self, client: ClientDoor, frames: list[bytes]) -> None:
+        assert isinstance(client, Client)
+        client.socket.send_multipart(frames)
+
+    def wait(self) -> None:
+        waiter = Waiter()
+        for server in self._servers:
+            waiter.add(server)
+        for client in self._clients:
+            waiter.add(client)
+        waiter.wait(0.05)
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close(0)
+        for server in self._servers:
+            server.close()
+        self._context.term()
+
+
+class FakeWire:
+    """The network in memory."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.clock = FakeClock()
+        self.network = FakeNetwork(self.clock, seed)
+        self._path = Path("/nowhere/it.sock")
+
+    def server(self, incarnation: int = 1, run: str = RUN) -> FakeServer:
+        return FakeServer(self.network, self._path, Address(run, "checkpoint", incarnation), self.clock)
+
+    def client(self, role: str = "trainer", incarnation: int = 1, run: str = RUN) -> FakeClient:
+        return FakeClient(self.network, self._path, Address(run, role, incarnation), self.clock)
+
+    def restart(self, server: ServerDoor) -> FakeServer:
+        assert isinstance(server, FakeServer)
+        server.close()
+        return self.server(server.me.incarnation + 1, server.me.run)
+
+    def drop_client(self, client: ClientDoor) -> None:
+        assert isinstance(client, FakeClient)
+        client.close()
+
+    def raw(self, client: ClientDoor, frames: list[bytes]) -> None:
+        assert isinstance(client, FakeClient)
+        client.put_raw(frames)
+
+    def wait(self) -> None:
+        self.clock.advance(0.05)
+
+    def close(self) -> None: ...
+
+
+class Talk:
+    """A server and clients whose loops turn together until what a test waits for has come.
+
+    Everything that is heard is kept, and acknowledged while `acknowledges` is true; each client says Hello on every
+    new connection.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.server: ServerDoor | None = None
+        self.clients: list[ClientDoor] = []
+        self.at_server: list[Heard] = []
+        self.at_clients: list[Heard] = []
+        self.acknowledges = True
+
+    def restart(self) -> None:
+        """The server is killed, and its next incarnation takes its place."""
+        assert self.server is not None
+        self.server = self.wire.restart(self.server)
+
+    def turn(self) -> None:
+        self.wire.wait()
+        if self.server is not None:
+            while (heard := self.server.receive()) is not None:
+                self.at_server.append(heard)
+                if self.acknowledges:
+                    self.server.acknowledge(heard)
+            self.server.tick()
+        for client in self.clients:
+            if client.tick():
+                client.tell(Hello(os.getpid()))
+            while (heard := client.receive()) is not None:
+                self.at_clients.append(heard)
+                if self.acknowledges:
+                    client.acknowledge(heard)
+
+    def until(self, what: Callable[[], object]) -> None:
+        end_s = time.monotonic() + DEADLINE_S
+        while not what():
+            assert time.monotonic() < end_s, f"waited in vain; server heard {self.at_server}, clients {self.at_clients}"
+            self.turn()
+
+    def until_all_said(self) -> None:
+        self.until(lambda: not any(len(client.peer.outbox) for client in self.clients))
+
+    def heard(self, kind: type) -> list[Heard]:
+        """What the server has heard of one kind."""
+        return [heard for heard in self.at_server if isinstance(heard.body, kind)]
+
+    def answers(self, kind: type) -> list[Heard]:
+        """What the clients have heard of one kind."""
+        return [heard for heard in self.at_clients if isinstance(heard.body, kind)]

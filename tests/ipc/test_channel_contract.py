@@ -1,0 +1,292 @@
+"""What server and client promise each other, over unix sockets and over the network in memory alike."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from procsv.ipc.codec import MESSAGE_BYTES_MAX, encode
+from procsv.ipc.delivery import UNACKED_MAX
+from procsv.ipc.door import DROPPED_REASONS_MAX, ClientDoor, ServerDoor
+from procsv.ipc.errors import ProcsvBug
+from procsv.ipc.messages import (
+    PROTOCOL,
+    Ack,
+    Body,
+    Envelope,
+    Finish,
+    Hello,
+    Note,
+    Rejected,
+    Settled,
+    Status,
+    StatusRequest,
+)
+from tests.ipc.networks import RUN, FakeWire, RealWire, Talk, Wire
+
+
+@pytest.fixture(params=["sockets", "memory"])
+def talk(request: pytest.FixtureRequest) -> Iterator[Talk]:
+    with tempfile.TemporaryDirectory(dir=os.environ["XDG_RUNTIME_DIR"]) as base:
+        wire: Wire = RealWire(Path(base)) if request.param == "sockets" else FakeWire()
+        yield Talk(wire)
+        wire.close()
+
+
+def meet(talk: Talk, role: str = "trainer", incarnation: int = 1) -> tuple[ServerDoor, ClientDoor]:
+    """A server (the one that is there, if there is one) and a client whose Hello it has acknowledged."""
+    if talk.server is None:
+        talk.server = talk.wire.server()
+    client = talk.wire.client(role, incarnation)
+    talk.clients.append(client)
+    talk.until(lambda: client.connections and not len(client.peer.outbox))
+    return talk.server, client
+
+
+def note(number: int) -> Note:
+    return Note(f"note {number}", {})
+
+
+def notes(talk: Talk) -> list[str]:
+    return [heard.body.event for heard in talk.at_server if isinstance(heard.body, Note)]
+
+
+def test_what_is_told_before_the_server_is_there_is_heard_once_it_is(talk: Talk) -> None:
+    client = talk.wire.client()
+    talk.clients = [client]
+    client.tell(note(1))
+    talk.turn()
+    assert talk.at_server == []
+
+    talk.server = talk.wire.server()
+    talk.until(lambda: client.connections and not len(client.peer.outbox))
+
+    assert notes(talk) == ["note 1"]
+
+
+def test_a_client_that_comes_after_the_server_is_heard(talk: Talk) -> None:
+    _, client = meet(talk)
+    client.tell(note(1))
+    talk.until_all_said()
+
+    assert notes(talk) == ["note 1"]
+
+
+def test_what_is_said_to_nobody_is_lost_and_says_so(talk: Talk) -> None:
+    client = talk.wire.client()
+    talk.clients = [client]
+    assert client.say(note(1)) is False
+
+    _, other = meet(talk)
+    assert other.say(note(2)) is True
+    talk.until(lambda: notes(talk))
+    assert notes(talk) == ["note 2"]
+
+
+def test_the_introduction_is_the_first_word_on_every_new_connection(talk: Talk) -> None:
+    client = talk.wire.client()
+    talk.clients = [client]
+    client.tell(note(1))
+    talk.server = talk.wire.server()
+    talk.until(lambda: notes(talk))
+    assert isinstance(talk.at_server[0].body, Hello)
+
+    talk.acknowledges = False
+    client.tell(note(2))
+    talk.restart()
+    talk.at_server.clear()
+    talk.until(lambda: "note 2" in notes(talk))
+    assert isinstance(talk.at_server[0].body, Hello)
+
+
+def test_what_a_killed_server_had_not_acknowledged_is_said_to_the_next(talk: Talk) -> None:
+    _, client = meet(talk)
+    talk.acknowledges = False
+    client.tell(note(1))
+    talk.until(lambda: notes(talk))
+    assert len(client.peer.outbox) == 1
+
+    talk.restart()
+    talk.acknowledges = True
+    talk.until_all_said()
+
+    assert notes(talk) == ["note 1", "note 1"]  # once by each life
+    assert client.connections == 2
+
+
+def test_what_a_server_acknowledged_is_not_said_to_the_next(talk: Talk) -> None:
+    _, client = meet(talk)
+    client.tell(note(1))
+    talk.until_all_said()
+    talk.restart()
+    client.tell(note(2))
+    talk.until_all_said()
+
+    assert notes(talk) == ["note 1", "note 2"]
+
+
+def test_a_message_that_took_no_effect_is_not_acknowledged_however_often_it_is_said(talk: Talk) -> None:
+    server, client = meet(talk)
+    talk.acknowledges = False
+    client.tell(note(1))
+    talk.until(lambda: server.dropped["seen before"] >= 1)  # said again after RESEND_S
+
+    assert len(client.peer.outbox) == 1
+    assert notes(talk) == ["note 1"]
+
+    server.acknowledge(next(heard for heard in talk.at_server if isinstance(heard.body, Note)))
+    talk.until_all_said()
+
+
+def test_a_lost_acknowledgement_is_given_again_and_the_message_is_handled_once(talk: Talk) -> None:
+    server, client = meet(talk)
+    client.tell(note(1))
+    talk.until_all_said()
+    seq = next(heard.seq for heard in talk.at_server if isinstance(heard.body, Note))
+    talk.at_clients.clear()
+    talk.wire.raw(client, [envelope(note(1), seq=seq)])  # as if the first acknowledgement had not come
+    talk.until(lambda: talk.answers(Ack))
+
+    assert notes(talk) == ["note 1"]
+    assert server.dropped["seen before"] == 1
+
+
+def test_an_answer_names_the_question_and_counts_as_its_acknowledgement(talk: Talk) -> None:
+    server, client = meet(talk)
+    talk.acknowledges = False
+    seq = client.tell(Finish())
+    talk.until(lambda: talk.heard(Finish))
+    question = talk.heard(Finish)[0]
+    server.tell(question.who, Settled(7, ""), re=question.seq)
+    talk.until(lambda: talk.answers(Settled))
+
+    answer = talk.answers(Settled)[0]
+    assert (answer.re, answer.answers, answer.body) == (seq, Finish(), Settled(7, ""))
+    assert not len(client.peer.outbox)
+    client.acknowledge(answer)
+    talk.until(lambda: not server.unsaid("trainer"))
+
+
+def test_news_is_told_to_every_peer_of_the_newest_incarnation_of_the_roles_named(talk: Talk) -> None:
+    server, old = meet(talk, "trainer", 1)
+    meet(talk, "trainer", 2)
+    meet(talk, "watchdog", 1)
+    meet(talk, "cli", 1)
+    server.tell_all(Rejected("/l/model.ckpt-1", "torn"), ("trainer", "watchdog"))
+    talk.until(lambda: len(talk.answers(Rejected)) == 2 and not server.unsaid("watchdog"))
+    talk.turn()
+
+    assert len(talk.answers(Rejected)) == 2
+    assert not server.unsaid("cli")
+    assert old.dropped.total() == 0
+
+
+def test_nothing_that_an_older_incarnation_says_is_heard(talk: Talk) -> None:
+    server, old = meet(talk, "trainer", 1)
+    meet(talk, "trainer", 2)
+    old.tell(note(1))
+    talk.until(lambda: server.dropped["an older incarnation"])
+
+    assert notes(talk) == []
+
+
+def test_a_message_of_another_run_is_dropped_and_counted(talk: Talk) -> None:
+    server, client = meet(talk)
+    talk.wire.raw(client, [envelope(note(1), seq=9, run="another")])
+    talk.until(lambda: server.dropped["another run"])
+
+    assert notes(talk) == []
+
+
+def test_the_command_line_belongs_to_no_run_and_gets_its_answer(talk: Talk) -> None:
+    talk.server = talk.wire.server()
+    command = talk.wire.client("cli", run="")
+    talk.clients = [command]
+    seq = command.tell(StatusRequest())
+    talk.until(lambda: talk.heard(StatusRequest))
+    talk.server.say(talk.heard(StatusRequest)[0].who, Status(b"{}"), re=seq)
+    talk.until(lambda: talk.answers(Status))
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[b""], [b"garbage"], [b"\xc1" * 100], [b"one", b"two"], [b"", b""], [b"\x97" + b"\xff" * 6], [b"\x80\x04N."]],
+)
+def test_garbage_is_counted_and_survived(talk: Talk, frames: list[bytes]) -> None:
+    server, client = meet(talk)
+    talk.wire.raw(client, frames)
+    talk.until(lambda: server.dropped.total())
+    client.tell(note(1))
+    talk.until_all_said()
+
+    assert notes(talk) == ["note 1"]
+
+
+def test_another_protocol_is_refused_with_both_numbers(talk: Talk) -> None:
+    server, client = meet(talk)
+    talk.wire.raw(client, [envelope(note(1), protocol=PROTOCOL + 1)])
+    talk.until(lambda: server.dropped.total())
+
+    assert list(server.dropped) == [f"message of protocol {PROTOCOL + 1}; this is protocol {PROTOCOL}"]
+
+
+def test_however_many_ways_there_are_to_be_wrong_the_counters_stay_few(talk: Talk) -> None:
+    server, client = meet(talk)
+    for protocol in range(100, 200):
+        talk.wire.raw(client, [envelope(note(1), protocol=protocol)])
+    talk.until(lambda: server.dropped.total() == 100)
+
+    assert len(server.dropped) == DROPPED_REASONS_MAX + 1
+
+
+def test_a_message_over_the_limit_is_our_own_bug_and_is_not_sent(talk: Talk) -> None:
+    _, client = meet(talk)
+    with pytest.raises(ProcsvBug):
+        client.say(Note("x" * MESSAGE_BYTES_MAX, {}))
+
+
+def test_a_peer_whose_role_speaks_on_a_later_connection_is_forgotten(talk: Talk) -> None:
+    server, first = meet(talk)
+    talk.clients.clear()
+    talk.wire.drop_client(first)
+    meet(talk)
+    server.tell_all(Rejected("p", "w"), ("trainer",))
+    talk.until(lambda: len(server.peers) == 1)
+    talk.until(lambda: not server.unsaid("trainer"))
+
+
+def test_the_only_peer_of_its_role_is_kept_though_it_cannot_be_reached(talk: Talk) -> None:
+    server, client = meet(talk)
+    talk.clients.clear()
+    talk.wire.drop_client(client)
+    server.tell_all(Rejected("p", "w"), ("trainer",))
+    for _ in range(5):
+        talk.turn()
+
+    assert server.unsaid("trainer") == 1
+
+
+def test_a_peer_that_is_forgotten_is_told_nothing_more(talk: Talk) -> None:
+    server, client = meet(talk)
+    talk.acknowledges = False
+    server.tell_all(Rejected("p", "w"), ("trainer",))
+    server.forget("trainer", client.me.incarnation)
+    server.tell_all(Rejected("p", "w"), ("trainer",))
+
+    assert (server.peers, server.unsaid("trainer")) == ({}, 0)
+
+
+def test_messages_without_end_to_a_peer_that_never_answers_are_our_own_bug() -> None:
+    client = FakeWire().client()
+    for _ in range(UNACKED_MAX):
+        client.tell(note(1))
+    with pytest.raises(ProcsvBug):
+        client.tell(note(1))
+
+
+def envelope(body: Body, seq: int = 1, run: str = RUN, protocol: int = PROTOCOL) -> bytes:
+    return encode(Envelope(protocol, run, "trainer", 1, seq, 0, body))

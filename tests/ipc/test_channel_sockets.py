@@ -1,0 +1,286 @@
+"""What only real sockets can show: files, modes, processes that are killed, and waiting."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from procsv.ipc.channel import Address, Client, Server, Waiter, new_context
+from procsv.ipc.clock import SystemClock
+from procsv.ipc.codec import MESSAGE_BYTES_MAX
+from procsv.ipc.errors import UserError
+from procsv.ipc.messages import Ack, Hello, Note
+from tests.ipc.networks import RUN, RealWire, Talk
+from tests.support.programs import running, until
+
+SERVER = """
+    import os, sys
+    from pathlib import Path
+    from procsv.ipc.channel import Address, Server, Waiter, new_context
+    from procsv.ipc.clock import SystemClock
+    path, run, incarnation, acknowledges = sys.argv[1:]
+    server = Server(new_context(), Path(path), Address(run, "checkpoint", int(incarnation)), SystemClock())
+    waiter = Waiter()
+    waiter.add(server)
+    print("bound")
+    while True:
+        waiter.wait(1.0)
+        while (heard := server.receive()) is not None:
+            print("heard", type(heard.body).__name__, heard.seq)
+            if acknowledges == "yes":
+                server.acknowledge(heard)
+        server.tick()
+"""
+
+
+@pytest.fixture
+def path() -> Path:
+    return Path(os.environ["XDG_RUNTIME_DIR"], "it.sock")
+
+
+class Ends:
+    """Servers and clients on one path, closed after the test."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.clock, self.context = path, SystemClock(), new_context()
+        self._open: list[Server | Client] = []
+
+    def server(self) -> Server:
+        self._open.append(Server(self.context, self.path, Address(RUN, "checkpoint", 1), self.clock))
+        assert isinstance(self._open[-1], Server)
+        return self._open[-1]
+
+    def client(self) -> Client:
+        self._open.append(Client(self.context, self.path, Address(RUN, "trainer", 1), self.clock))
+        assert isinstance(self._open[-1], Client)
+        return self._open[-1]
+
+    def close(self) -> None:
+        for end in self._open:
+            end.close()
+        self.context.term()
+
+
+@pytest.fixture
+def ends(path: Path) -> Iterator[Ends]:
+    ends = Ends(path)
+    yield ends
+    ends.close()
+
+
+@pytest.fixture
+def talk(path: Path) -> Iterator[Talk]:
+    wire = RealWire(path.parent)
+    yield Talk(wire)
+    wire.close()
+
+
+def test_the_socket_is_for_its_owner_alone(ends: Ends, path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        ends.server()
+        assert os.umask(0o022) == 0o022, "the process's umask is as it was"
+    finally:
+        os.umask(before)
+    info = path.stat()
+    assert stat.S_ISSOCK(info.st_mode)
+    assert stat.S_IMODE(info.st_mode) == 0o600
+
+
+@pytest.mark.parametrize("what", ["file", "directory", "link"])
+def test_what_is_no_socket_in_its_place_is_an_error_and_stays(ends: Ends, path: Path, what: str) -> None:
+    if what == "file":
+        path.write_text("precious")
+    elif what == "directory":
+        path.mkdir()
+    else:
+        (path.parent / "precious").write_text("precious")
+        path.symlink_to(path.parent / "precious")
+    before = path.lstat()
+
+    with pytest.raises(UserError, match="in the way") as caught:
+        ends.server()
+
+    assert caught.value.exit_code == 73
+    assert path.lstat() == before
+    if what != "directory":
+        assert path.read_text() == "precious"
+
+
+def test_a_stale_socket_is_taken_over(ends: Ends, path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    assert ends.server().is_in_place()
+
+
+def test_a_deleted_or_replaced_socket_is_noticed_and_only_the_own_one_is_removed(ends: Ends, path: Path) -> None:
+    server = ends.server()
+    assert server.is_in_place()
+    path.unlink()
+    assert not server.is_in_place()
+
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        assert not server.is_in_place()
+        server.close()
+        assert path.exists()
+
+
+def test_close_removes_the_socket(ends: Ends, path: Path) -> None:
+    ends.server().close()
+    assert not path.exists()
+
+
+def test_a_peer_that_sends_too_much_is_cut_off_and_the_others_are_served(talk: Talk, path: Path, ends: Ends) -> None:
+    talk.server = talk.wire.server()
+    client = talk.wire.client()
+    talk.clients = [client]
+    talk.until(lambda: client.connections and not len(client.peer.outbox))
+
+    with ends.context.socket(zmq.DEALER) as hog:
+        hog.setsockopt(zmq.LINGER, 0)
+        events = hog.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        hog.connect(f"ipc://{path}")
+        hog.send(b"x" * (MESSAGE_BYTES_MAX + 1))
+        talk.until(lambda: events.poll(0))
+        hog.disable_monitor()
+        events.close(0)
+    client.tell(Note("still here", {}))
+    talk.until_all_said()
+
+    assert [type(heard.body) for heard in talk.at_server] == [Hello, Note]
+
+
+def test_a_message_of_almost_the_limit_arrives(talk: Talk) -> None:
+    talk.server = talk.wire.server()
+    client = talk.wire.client()
+    talk.clients = [client]
+    client.tell(Note("x" * (MESSAGE_BYTES_MAX - 1000), {}))
+    talk.until(lambda: talk.heard(Note))
+
+
+def test_who_speaks_no_zeromq_at_all_is_survived(talk: Talk, path: Path) -> None:
+    talk.server = talk.wire.server()
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(path))
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 50)
+        client = talk.wire.client()
+        talk.clients = [client]
+        talk.until(lambda: client.connections and not len(client.peer.outbox))
+
+
+@pytest.mark.fault
+def test_what_a_server_that_was_killed_left_open_is_said_to_the_one_started_in_its_place(
+    talk: Talk, path: Path
+) -> None:
+    client = talk.wire.client()
+    talk.clients = [client]
+    with running(SERVER, path, RUN, 1, "no") as first:
+        first.wait_said("bound")
+        client.tell(Note("precious", {}))
+        talk.until(lambda: client.connections)
+        talk.turn()
+        first.wait_said("heard")
+        first.kill()
+    assert path.exists(), "a killed server leaves its socket"
+    assert len(client.peer.outbox) == 2  # the note, and Hello
+
+    with running(SERVER, path, RUN, 2, "yes") as second:
+        second.wait_said("bound")
+        talk.until_all_said()
+        assert client.connections == 2
+        assert {type(heard.body) for heard in talk.at_clients} == {Ack}
+        assert {heard.incarnation for heard in talk.at_clients} == {2}
+
+
+@pytest.mark.fault
+def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, path: Path) -> None:
+    talk.server = talk.wire.server()
+    source = """
+        import sys
+        from pathlib import Path
+        from procsv.ipc.channel import Address, Client, Waiter, new_context
+        from procsv.ipc.clock import SystemClock
+        from procsv.ipc.messages import Hello, Note
+        client = Client(new_context(), Path(sys.argv[1]), Address(sys.argv[2], "trainer", 1), SystemClock())
+        waiter = Waiter()
+        waiter.add(client)
+        number = 0
+        while True:
+            waiter.wait(0.001)
+            client.tick()
+            while client.receive() is not None:
+                print("answered")
+            if number < 5000:
+                number += client.say(Note("x" * 10_000, {}))
+    """
+    with running(source, path, RUN) as trainer:
+        talk.until(lambda: len(talk.heard(Note)) > 10)
+        trainer.kill()
+    before = len(talk.at_server)
+    client = talk.wire.client("trainer", 2)
+    talk.clients = [client]
+    talk.until(lambda: client.connections and not len(client.peer.outbox))
+
+    assert len(talk.at_server) > before
+
+
+# -- Waiter ----------------------------------------------------------------------------------------------------
+def test_waiting_ends_with_news_on_a_channel(ends: Ends, path: Path) -> None:
+    waiter = Waiter()
+    server = ends.server()
+    client = ends.client()
+    waiter.add(server)
+    waiter.add(client)
+
+    assert waiter.wait(10.0) == [client]  # its connection is made
+    assert client.tick()
+    client.tell(Hello(1))
+    assert waiter.wait(10.0) == [server]
+
+
+def test_waiting_ends_with_a_readable_descriptor_and_names_it(ends: Ends) -> None:
+    waiter, fd = Waiter(), os.eventfd(0, os.EFD_NONBLOCK)
+    waiter.add(fd)
+    assert waiter.wait(0.0) == []
+
+    timer = threading.Timer(0.05, os.eventfd_write, (fd, 1))
+    timer.start()
+    assert waiter.wait(10.0) == [fd]
+    timer.join()
+    waiter.remove(fd)
+    assert waiter.wait(0.0) == []
+    os.close(fd)
+
+
+def test_waiting_without_news_ends_in_time_and_never_too_early() -> None:
+    clock, waiter, fd = SystemClock(), Waiter(), os.eventfd(0)
+    waiter.add(fd)
+    before_s = clock.monotonic()
+    assert waiter.wait(0.0205) == []
+    assert 0.0205 <= clock.monotonic() - before_s < 5.0
+    os.close(fd)
+
+
+def test_a_client_that_has_more_to_say_is_not_waited_for(ends: Ends, path: Path) -> None:
+    clock, waiter = SystemClock(), Waiter()
+    client = ends.client()
+    waiter.add(client)
+    client.tell(Note("early", {}))
+    server = ends.server()
+    until(client.tick, lambda: waiter.wait(1.0))
+
+    before_s = clock.monotonic()
+    waiter.wait(10.0)
+    assert clock.monotonic() - before_s < 5.0
+    assert client.tick() is False
+    until(server.receive, lambda: waiter.wait(0.01))
+    waiter.remove(client)
+    assert waiter.wait(0.0) == []

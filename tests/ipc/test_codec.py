@@ -1,0 +1,146 @@
+"""Bytes of a message and back: every class of messages.py survives, and nothing else gets in."""
+
+from __future__ import annotations
+
+import typing
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from procsv.ipc.codec import MESSAGE_BYTES_MAX, decode, encode
+from procsv.ipc.errors import PeerError, ProcsvBug
+from procsv.ipc.messages import PROTOCOL, Body, Envelope, Message, Note, Records, Rejected
+
+BODIES: tuple[type[Message], ...] = typing.get_args(Body)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+INTS = st.integers(-(2**63), 2**64 - 1)
+FLOATS = st.floats(allow_nan=False)
+
+
+def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
+    """Values of the type of a message's field."""
+    simple = {
+        str: TEXT,
+        int: INTS,
+        float: FLOATS,
+        bool: st.booleans(),
+        bytes: st.binary(max_size=50),
+        type(None): st.none(),
+    }
+    if kind in simple:
+        return simple[kind]
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return st.sampled_from(args)
+    if origin is tuple:
+        return st.lists(values(args[0]), max_size=4).map(tuple)
+    if origin is dict:
+        return st.dictionaries(values(args[0]), values(args[1]), max_size=4)
+    return st.one_of([values(arg) for arg in args])
+
+
+def bodies(kind: type[Message]) -> st.SearchStrategy[Message]:
+    return st.builds(kind, **{name: values(hint) for name, hint in typing.get_type_hints(kind).items()})
+
+
+def envelope(body: typing.Any, **changes: typing.Any) -> Envelope:
+    fields: dict[str, typing.Any] = {
+        "protocol": PROTOCOL,
+        "run": "r",
+        "role": "trainer",
+        "incarnation": 1,
+        "seq": 2,
+        "re": 3,
+    }
+    return Envelope(**(fields | changes), body=body)
+
+
+def test_every_message_class_can_travel() -> None:
+    classes = {kind for kind in Message.__subclasses__() if kind.__module__ == Message.__module__}
+    assert classes == set(BODIES)
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_what_is_said_is_what_is_heard(kind: type[Message], data: st.DataObject) -> None:
+    said = envelope(data.draw(bodies(kind)), run=data.draw(TEXT), incarnation=data.draw(st.integers(0, 2**63)))
+    assert decode(encode(said)) == said
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_every_message_states_its_contract(kind: type[Message]) -> None:
+    assert kind.__doc__
+    assert "->" in kind.__doc__
+
+
+def test_text_that_is_not_utf_8_is_written_out() -> None:
+    said = envelope(Note("\udc80", {"error": "no such file: a\udcff", "n": 1}))
+    assert decode(encode(said)).body == Note("\\udc80", {"error": "no such file: a\\udcff", "n": 1})
+
+    records = envelope(Records("w\udc80", 1, (b"\xff\x00",), {3: "p"}))
+    assert decode(encode(records)).body == Records("w\\udc80", 1, (b"\xff\x00",), {3: "p"})
+
+
+def test_a_message_over_the_limit_is_our_own_bug_to_send_and_the_peers_to_have_sent() -> None:
+    with pytest.raises(ProcsvBug, match="Rejected of"):
+        encode(envelope(Rejected("x" * MESSAGE_BYTES_MAX, "")))
+    with pytest.raises(PeerError, match="the limit is"):
+        decode(b"\0" * (MESSAGE_BYTES_MAX + 1))
+
+
+def test_a_message_of_exactly_the_limit_travels() -> None:
+    empty = len(encode(envelope(Rejected("x" * 2**20, ""))))
+    data = encode(envelope(Rejected("x" * (2**20 + MESSAGE_BYTES_MAX - empty), "")))
+    assert len(data) == MESSAGE_BYTES_MAX
+    decode(data)
+
+
+def test_another_protocol_is_refused_with_both_numbers() -> None:
+    with pytest.raises(PeerError, match=f"protocol {PROTOCOL + 1}; this is protocol {PROTOCOL}"):
+        decode(encode(envelope(Note("x", {}), protocol=PROTOCOL + 1)))
+
+
+@pytest.mark.parametrize("field", ["incarnation", "seq", "re"])
+def test_a_number_below_zero_is_no_message(field: str) -> None:
+    with pytest.raises(PeerError, match="below zero"):
+        decode(encode(envelope(Note("x", {}), **{field: -1})))
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+@example(b"\x91" * 5000)  # nested deeper than any stack
+@example(b"\x97\x01\xa1r\xa1t\x01\x01\x00\xdf\xff\xff\xff\xff")  # a map of 4 billion entries that are not there
+@example(b"\x97\x01\xa1\xff\xa1t\x01\x01\x00\x80")  # text that is not UTF-8
+@settings(max_examples=1000)
+def test_bytes_of_a_stranger_are_a_peer_error_and_nothing_else(data: bytes) -> None:
+    with pytest.raises(PeerError):
+        decode(data)
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_a_message_damaged_on_its_way_is_a_message_or_a_peer_error(data: st.DataObject) -> None:
+    whole = bytearray(encode(envelope(data.draw(st.one_of([bodies(kind) for kind in BODIES])))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    damaged = bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    try:
+        heard = decode(damaged)
+    except PeerError:
+        return
+    assert isinstance(heard.body, BODIES)
+
+
+@settings(max_examples=50)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | INTS | FLOATS | TEXT | st.binary(),
+        lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+    )
+)
+def test_messagepack_of_something_else_is_a_peer_error(value: object) -> None:
+    with pytest.raises(PeerError):
+        decode(msgspec.msgpack.encode(value))

@@ -1,0 +1,232 @@
+"""Reliable delivery: whatever the network loses, doubles or shuffles, each life of a receiver handles each message once."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from procsv.ipc.delivery import RESEND_S, UNACKED_MAX, Inbox, Outbox
+from procsv.ipc.door import ServerDoor
+from procsv.ipc.errors import ProcsvBug
+from procsv.ipc.fakes import FakeClient
+from procsv.ipc.messages import Finish, Hello, Note
+from tests.ipc.networks import FakeWire, Talk
+
+
+# -- the sender's end ------------------------------------------------------------------------------------------
+def test_a_message_is_said_again_each_second_until_it_is_acknowledged() -> None:
+    outbox = Outbox()
+    seq = outbox.add(Finish(), 0, 10.0)
+
+    assert outbox.next_due_s() == 10.0 + RESEND_S
+    assert outbox.due(10.9) == []
+    assert outbox.due(11.0) == [(seq, 0, Finish())]
+    assert outbox.due(11.5) == []
+    assert outbox.due(12.0) == [(seq, 0, Finish())]
+    assert outbox.acknowledge(seq) == Finish()
+    assert (outbox.due(99.0), outbox.next_due_s(), len(outbox)) == ([], None, 0)
+
+
+def test_an_acknowledgement_seen_twice_or_of_nothing_is_old_news() -> None:
+    outbox = Outbox()
+    seq = outbox.add(Finish(), 0, 0.0)
+
+    assert outbox.acknowledge(seq + 1) is None
+    assert outbox.acknowledge(seq) == Finish()
+    assert outbox.acknowledge(seq) is None
+
+
+def test_after_a_reconnection_all_is_said_again_in_its_order() -> None:
+    outbox = Outbox()
+    seqs = [outbox.add(Hello(number), number, 5.0) for number in range(3)]
+    outbox.say_all_again()
+
+    assert [(seq, n, Hello(n)) for n, seq in enumerate(seqs)] == outbox.due(5.0)
+    assert outbox.due(5.0) == []
+
+
+@given(st.floats(0, 1e9), st.integers(1, 50))
+def test_what_is_due_is_due_at_the_time_that_was_named(start_s: float, times: int) -> None:
+    """A loop that sleeps until `next_due_s` must find something to do then, or it spins."""
+    outbox = Outbox()
+    outbox.add(Finish(), 0, start_s)
+    for _ in range(times):
+        due_s = outbox.next_due_s()
+        assert due_s is not None
+        assert outbox.due(due_s)
+
+
+def test_sequence_numbers_are_never_used_again() -> None:
+    outbox = Outbox()
+    first = outbox.add(Finish(), 0, 0.0)
+    outbox.forget()
+
+    assert len(outbox) == 0
+    assert outbox.add(Finish(), 0, 0.0) > first
+
+
+def test_a_peer_that_acknowledges_nothing_for_ever_is_our_own_bug() -> None:
+    outbox = Outbox()
+    for _ in range(UNACKED_MAX):
+        outbox.add(Finish(), 0, 0.0)
+    with pytest.raises(ProcsvBug):
+        outbox.add(Finish(), 0, 0.0)
+
+
+# -- the receiver's end ----------------------------------------------------------------------------------------
+def test_a_message_is_news_once() -> None:
+    inbox = Inbox()
+    assert inbox.is_news(1, 1)
+    assert not inbox.is_news(1, 1)
+
+
+def test_unreliable_messages_are_always_news_and_those_of_an_older_incarnation_never() -> None:
+    inbox = Inbox()
+    assert [inbox.is_news(2, 0), inbox.is_news(2, 0), inbox.is_news(1, 0), inbox.is_news(1, 5)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_new_incarnation_begins_from_nothing() -> None:
+    inbox = Inbox()
+    assert inbox.is_news(1, 1)
+    assert inbox.is_news(2, 1)
+    assert not inbox.is_news(1, 2)
+
+
+def test_what_is_seen_again_may_be_acknowledged_only_after_it_has_taken_effect() -> None:
+    inbox = Inbox()
+    inbox.is_news(1, 1)
+    assert not inbox.is_settled(1, 1)
+    inbox.settle(1)
+    assert inbox.is_settled(1, 1)
+    assert not inbox.is_settled(2, 1)
+
+
+@given(st.lists(st.integers(1, 30)))
+@example([1, 3, 2])
+@example([2, 1, 3, 3])
+def test_the_inbox_knows_exactly_what_it_has_seen(seqs: list[int]) -> None:
+    inbox, seen = Inbox(), set[int]()
+    for seq in seqs:
+        assert inbox.is_news(1, seq) == (seq not in seen)
+        seen.add(seq)
+
+
+def test_a_week_of_messages_after_a_restart_of_the_service_costs_no_memory() -> None:
+    inbox = Inbox()
+    for seq in range(100_000, 200_000):  # the service before us has heard the others
+        assert inbox.is_news(1, seq)
+        inbox.settle(seq)
+
+    assert inbox._seen == [[100_000, 199_999]]
+    assert not inbox._open
+
+
+# -- both, over a bad network ----------------------------------------------------------------------------------
+class BadNetwork(RuleBasedStateMachine):
+    """One server and one client, each killed and started again at will, and everything that may go wrong between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wire = FakeWire(seed=7)
+        self.talk = Talk(self.wire)
+        self.talk.server = self.wire.server()
+        self.numbers = itertools.count()
+        self.trainers = 0
+        self.told: set[str] = set()  # by the client that lives
+        self.news: set[str] = set()  # by the server that lives to the client that lives
+        self.handled: Counter[tuple[str, int, str]] = Counter()  # by whom, in which life, what
+        self.newest_heard = 0  # by the server that lives
+        self.new_trainer()
+
+    @property
+    def server(self) -> ServerDoor:
+        assert self.talk.server is not None
+        return self.talk.server
+
+    def turn(self) -> None:
+        self.talk.turn()
+        for heard in self.talk.at_server:
+            assert heard.incarnation >= self.newest_heard, "an older incarnation took effect"
+            self.newest_heard = heard.incarnation
+            if isinstance(heard.body, Note):
+                self.handled["server", self.server.me.incarnation, heard.body.event] += 1
+        for heard in self.talk.at_clients:
+            if isinstance(heard.body, Note):
+                self.handled["client", self.trainers, heard.body.event] += 1
+        self.talk.at_server.clear()
+        self.talk.at_clients.clear()
+
+    @rule()
+    def new_trainer(self) -> None:
+        """The trainer is killed, with what it had still to say, and its next incarnation comes."""
+        for client in self.talk.clients:
+            self.wire.drop_client(client)
+        self.told.clear()
+        self.news.clear()
+        self.trainers += 1
+        self.talk.clients = [self.wire.client("trainer", self.trainers)]
+
+    @rule()
+    def new_server(self) -> None:
+        self.news.clear()
+        self.newest_heard = 0
+        self.talk.restart()
+
+    @rule()
+    def cut(self) -> None:
+        client = self.talk.clients[0]
+        assert isinstance(client, FakeClient)
+        self.wire.network.cut(client)
+
+    @rule()
+    def client_tells(self) -> None:
+        text = f"c{next(self.numbers)}"
+        self.told.add(text)
+        self.talk.clients[0].tell(Note(text, {}))
+
+    @rule()
+    def server_tells(self) -> None:
+        text = f"s{next(self.numbers)}"
+        if any(peer.incarnation == self.trainers for peer in self.server.peers.values()):
+            self.news.add(text)
+        self.server.tell_all(Note(text, {}), ("trainer",))
+
+    @rule(loss=st.floats(0, 0.9), duplication=st.floats(0, 1), delay_s=st.floats(0, 5))
+    def weather(self, loss: float, duplication: float, delay_s: float) -> None:
+        network = self.wire.network
+        network.loss, network.duplication, network.delay_s_max = loss, duplication, delay_s
+
+    @rule(turns=st.integers(1, 40))
+    def time_goes_by(self, turns: int) -> None:
+        for _ in range(turns):
+            self.turn()
+
+    @invariant()
+    def nothing_is_handled_twice_in_one_life_of_its_receiver(self) -> None:
+        assert not [what for what, times in self.handled.items() if times > 1]
+
+    def teardown(self) -> None:
+        """Where the network lets some things through, all that was told and not outlived is handled in the end."""
+        self.weather(0.3, 0.3, 2.0)
+        for _ in range(5000):
+            if not len(self.talk.clients[0].peer.outbox) and not self.server.unsaid("trainer"):
+                break
+            self.turn()
+        handled = {text for _, _, text in self.handled}
+        assert self.told <= handled
+        assert self.news <= {text for who, life, text in self.handled if (who, life) == ("client", self.trainers)}
+        self.nothing_is_handled_twice_in_one_life_of_its_receiver()
+
+
+TestBadNetwork = BadNetwork.TestCase
+TestBadNetwork.settings = settings(max_examples=150, stateful_step_count=40)
