@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scripts.benchmarks import idle, overhead, rate, report, restart, stall
+from scripts.benchmarks import idle, overhead, rate, report, restart, restore, stall
 from scripts.benchmarks.figures import Table
 from scripts.benchmarks.processes import TrialFailed
 from scripts.benchmarks.settings import Kind, Settings
@@ -22,6 +22,7 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "stall": stall.measure,
     "rate": rate.measure,
     "restart": restart.measure,
+    "restore": restore.measure,
     "overhead": overhead.measure,
     "idle": idle.measure,
 }

@@ -12,7 +12,7 @@ import psutil
 
 from scripts.benchmarks.figures import Bar, Column, Figure, Table
 from scripts.benchmarks.processes import environment, procsv_command
-from scripts.benchmarks.runs import Run, running
+from scripts.benchmarks.runs import Program, Run, running
 from scripts.benchmarks.settings import Settings
 from scripts.benchmarks.stall import WORK
 
@@ -40,7 +40,7 @@ COLUMNS = (
 def measure(settings: Settings) -> Table:
     table = Table("idle", "What runs beside the trainer, and how fast the command answers", COLUMNS)
     settings.say("idle: a run of procsv launch")
-    with running("procsv", MB, settings.variables, WORK, SAVE_S) as run:
+    with running("procsv", Program(MB, settings.variables, WORK, SAVE_S)) as run:
         run.marks.listen(SETTLE_S)
         used = _watch(run, QUICK_SECONDS if settings.quick else SECONDS)
         status_s = [_timed("status", str(run.logdir), "--json") for _ in range(STATUS_CALLS)]

@@ -24,7 +24,7 @@ COLUMNS = (
 
 def measure(settings: Settings) -> Table:
     table = Table("overhead", "A call of session.run of a trivial graph, no snapshot due", COLUMNS)
-    repeats = settings.repeats_or(usual=5, quick=2)
+    repeats = settings.repeats_or(usual=3)
     found: dict[Arm, list[Result]] = defaultdict(list)
     arms: tuple[Arm, ...] = ("bare", *ARMS)
     for repeat in range(repeats):

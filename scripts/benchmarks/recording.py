@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from procsv.ipc.clock import SystemClock
 from procsv.ipc.journal import read_journal
+from scripts.benchmarks.model import Session
 
 
 @dataclass(slots=True)
@@ -27,6 +28,15 @@ class Recording:
     snapshots: list[tuple[float, float]] = field(default_factory=list)
     stalls_s: list[float] = field(default_factory=list)
     written: list[tuple[int, float]] = field(default_factory=list)  # (bytes, seconds) of each checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """`asked_s` of `seconds` went into asking the checkpoint service where the newest state is."""
+
+    source: str  # memory, checkpoint, fresh
+    seconds: float
+    asked_s: float
 
 
 def record_savers(recording: Recording) -> None:
@@ -83,6 +93,42 @@ def record_snapshots(recording: Recording) -> None:
 
     Snapshotter.visit = timed_visit  # type: ignore[method-assign]
     Cadence.learn = noted_learn  # type: ignore[method-assign]
+
+
+def record_restores(note: Callable[[Restore], None]) -> None:
+    """Calls `note` after every restore: procsv's from memory or a checkpoint, and Saver.restore."""
+    from procsv.ipc.messages import RestoreFrom
+    from procsv.training import restore as ours
+    from procsv.training.runtime import Runtime
+
+    saver = tf.compat.v1.train.Saver
+    feed, ask, read = ours.restore_into, ours.ask_newest, saver.restore
+    asked_s: list[float] = []
+    is_ours = threading.Event()  # procsv may call Saver.restore
+
+    def timed_ask(runtime: Runtime, durable_only: bool) -> RestoreFrom:
+        begun_s = time.monotonic()
+        answer = ask(runtime, durable_only)
+        asked_s.append(time.monotonic() - begun_s)
+        return answer
+
+    def timed_feed(runtime: Runtime, session: Session, saver: Session) -> ours.Origin:
+        is_ours.set()
+        asked_s.clear()
+        begun_s = time.monotonic()
+        origin = feed(runtime, session, saver)
+        note(Restore(origin.source, time.monotonic() - begun_s, sum(asked_s)))
+        is_ours.clear()
+        return origin
+
+    @functools.wraps(read)
+    def timed_read(*args: object, **kwargs: object) -> None:
+        begun_s = time.monotonic()
+        read(*args, **kwargs)
+        if not is_ours.is_set():
+            note(Restore("checkpoint", time.monotonic() - begun_s, 0.0))
+
+    ours.restore_into, ours.ask_newest, saver.restore = timed_feed, timed_ask, timed_read
 
 
 def record_journal(recording: Recording, logdir: Path) -> None:

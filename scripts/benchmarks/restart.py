@@ -10,26 +10,22 @@ import itertools
 import math
 import os
 import random
-import signal
 import statistics
-import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from procsv.ipc.clock import SystemClock
 from procsv.ipc.journal import read_journal
 from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table
 from scripts.benchmarks.processes import Result
-from scripts.benchmarks.runs import Run, running
+from scripts.benchmarks.runs import Killed, Program, Run, running
 from scripts.benchmarks.settings import NAMES, Arm, Settings
 from scripts.benchmarks.stall import WORK
 
 MB = 100.0
 SAVE_S = 5.0  # between checkpoints, in both arms
 SNAPSHOT_S = 1.0  # between snapshots of procsv: fixed, so that the loss has a bound
-KILLS = 2  # in each run
+KILLS, QUICK_KILLS = 2, 1  # in each run
 TRAIN_S, TRAIN_MORE_S = 7.0, 5.0  # before each kill; the second is the most that is added by chance
-RESTART_S_MAX = 90.0
 BOUNDARY_STEPS = 2  # a due snapshot waits for the end of a step, and is whole one step later
 
 SHARE_MAX = 0.35
@@ -40,7 +36,8 @@ COLUMNS = (
     Column("seconds", "SIGKILL to the end of\nthe first new step", "s", 2),
     Column("lost_steps", "steps lost", "", 0),
     Column("lost_s", "training lost", "s", 2),
-    Column("noticed_ms", "death noticed", "ms"),
+    Column("dead_ms", "SIGKILL\nto dead", "ms", 0),
+    Column("noticed_ms", "dead to\nnoticed", "ms"),
     Column("stop_lost_steps", "lost to SIGTERM", "steps", 0),
 )
 
@@ -52,7 +49,8 @@ class Found:
     seconds: list[float] = field(default_factory=list)
     lost_steps: list[int] = field(default_factory=list)
     lost_s: list[float] = field(default_factory=list)  # from the restored step to the last, before the kill
-    noticed_s: list[float] = field(default_factory=list)
+    dead_s: list[float] = field(default_factory=list)  # the kernel frees the memory before a process counts as dead
+    noticed_s: list[float] = field(default_factory=list)  # from then to the journal's line
     step_s: list[float] = field(default_factory=list)
     stop_lost_steps: list[int] = field(default_factory=list)
     standby: list[bool] = field(default_factory=list)  # whether a warm process was waiting
@@ -61,15 +59,16 @@ class Found:
 def measure(settings: Settings) -> Table:
     table = Table("restart", f"SIGKILL of the trainer, {MB:g} MB of resource variables", COLUMNS)
     arms: tuple[Arm, ...] = ("procsv", "supervisor")
+    program = Program(MB, settings.variables, WORK, SAVE_S)
     found: dict[Arm, Found] = defaultdict(Found)
-    repeats = settings.repeats_or(usual=3)
+    repeats = settings.repeats_or(usual=2)
     chance = random.Random(1)  # the same moments in every run of the benchmark, other ones for each kill
     for repeat in range(repeats):
-        moments_s = [TRAIN_S + TRAIN_MORE_S * chance.random() for _ in range(KILLS)]
+        moments_s = [TRAIN_S + TRAIN_MORE_S * chance.random() for _ in range(QUICK_KILLS if settings.quick else KILLS)]
         for arm in arms:
             settings.say(f"restart: {_name(arm)}, {repeat + 1} of {repeats}")
             options = ("--snapshot-secs", f"{SNAPSHOT_S:g}") if arm == "procsv" else ()
-            with running(arm, MB, settings.variables, WORK, SAVE_S, options) as run:
+            with running(arm, program, options) as run:
                 _kill_and_wait(run, moments_s, found[arm])
                 if arm == "procsv":
                     _stop(run, found[arm])
@@ -89,39 +88,37 @@ def _name(arm: Arm) -> str:
 
 
 def _kill_and_wait(run: Run, moments_s: list[float], found: Found) -> None:
-    clock = SystemClock()
     for moment_s in moments_s:
         run.marks.listen(moment_s)
         if run.arm == "procsv":
             found.standby.append(_has_standby(run.status()))
             run.marks.listen(0.0)
-        pid = run.marks.last.pid
-        killed_s, killed_wall_s = time.monotonic(), clock.wall()
-        os.kill(pid, signal.SIGKILL)
-        first = run.marks.wait_for_another(pid, RESTART_S_MAX)
-        if first is None:
-            raise run.failed(f"no new step within {RESTART_S_MAX:.0f} s after SIGKILL")
-        before = run.marks.of(pid)
-        restored = first.step - 1
-        found.seconds.append(first.time_s - killed_s)
+        killed = run.kill()
+        before = run.marks.of(killed.pid)
+        restored = killed.first.step - 1
+        found.seconds.append(killed.first.time_s - killed.begun_s)
+        found.dead_s.append(killed.dead_s - killed.begun_s)
         found.lost_steps.append(before[-1].step - restored)
         times = {mark.step: mark.time_s for mark in before}
         found.lost_s.append(before[-1].time_s - times.get(restored, before[0].time_s))
         gaps = [after.time_s - mark.time_s for mark, after in itertools.pairwise(before)]
         found.step_s.append(statistics.median(gaps))
         if run.arm == "procsv":
-            found.noticed_s += _noticed_s(run, killed_wall_s)
+            found.noticed_s += _noticed_s(run, killed)
 
 
 def _has_standby(status: Result) -> bool:
     return any("standby" in process["role"] and process["pid"] for process in status["processes"])
 
 
-def _noticed_s(run: Run, killed_wall_s: float) -> list[float]:
-    """From the kill to the journal's line about it."""
+def _noticed_s(run: Run, killed: Killed) -> list[float]:
+    """From the death to the journal's line about it; 0.0 if the watchdog was faster than we."""
+    pids = {}
     for line in read_journal(run.logdir / "procsv" / "journal.jsonl"):
-        if line["event"] == "exited" and line["role"] == "trainer" and line["time"] >= killed_wall_s:
-            return [line["time"] - killed_wall_s]
+        if line["event"] == "spawned":
+            pids[line["role"], line["incarnation"]] = line["pid"]
+        elif line["event"] == "exited" and pids.get((line["role"], line["incarnation"])) == killed.pid:
+            return [max(0.0, line["time"] - killed.dead_wall_s)]
     return []
 
 
@@ -142,6 +139,7 @@ def _row(arm: Arm, found: Found) -> dict[str, Cell]:
         "seconds": Figure.of(found.seconds),
         "lost_steps": Figure.of(found.lost_steps),
         "lost_s": Figure.of(found.lost_s),
+        "dead_ms": Figure.of(seconds * 1e3 for seconds in found.dead_s),
         "noticed_ms": Figure.of(seconds * 1e3 for seconds in found.noticed_s),
         "stop_lost_steps": Figure.of(found.stop_lost_steps),
     }

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import select
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.benchmarks.marks import Marks
+from procsv.ipc.clock import SystemClock
+from scripts.benchmarks.marks import Mark, Marks
 from scripts.benchmarks.processes import (
     END_S_MAX,
     Result,
@@ -27,10 +31,22 @@ from scripts.benchmarks.processes import (
     started,
     tail,
 )
-from scripts.benchmarks.settings import Arm
+from scripts.benchmarks.settings import Arm, Kind
 
 PROGRAM = "scripts.benchmarks.program"
 FIRST_STEP_S_MAX = 120.0
+RESTART_S_MAX = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """A trainer that was killed at `begun_s`, dead at `dead_s`; `first` is the mark of the next one's first step."""
+
+    pid: int
+    begun_s: float
+    dead_s: float
+    dead_wall_s: float
+    first: Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +58,28 @@ class Run:
     logdir: Path
     log: Path
     marks: Marks
+    notes: Path
+
+    def kill(self) -> Killed:
+        """SIGKILL to the trainer; returns when the first new step has ended."""
+        pid = self.marks.last.pid
+        pidfd = os.pidfd_open(pid)
+        try:
+            begun_s = time.monotonic()
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            select.select([pidfd], [], [], RESTART_S_MAX)
+            dead_s, dead_wall_s = time.monotonic(), SystemClock().wall()
+        finally:
+            os.close(pidfd)
+        first = self.marks.wait_for_another(pid, RESTART_S_MAX)
+        if first is None:
+            raise self.failed(f"no new step within {RESTART_S_MAX:.0f} s after SIGKILL")
+        return Killed(pid, begun_s, dead_s, dead_wall_s, first)
+
+    def restores(self, pid: int) -> list[Result]:
+        """What process `pid` said of its restores."""
+        lines = self.notes.read_text().splitlines() if self.notes.exists() else []
+        return [note for note in map(json.loads, lines) if note["pid"] == pid]
 
     def status(self) -> Result:
         """What `procsv status --json` says."""
@@ -68,22 +106,43 @@ class Run:
             raise self.failed(f"no end {END_S_MAX:.0f} s after SIGTERM") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is trained."""
+
+    mb: float
+    variables: int
+    work: int
+    save_s: float
+    kind: Kind = "resource"
+
+    def args(self) -> list[str]:
+        shape = [
+            "--mb",
+            f"{self.mb}",
+            "--variables",
+            f"{self.variables}",
+            "--kind",
+            self.kind,
+            "--work",
+            f"{self.work}",
+        ]
+        return [*shape, "--save-s", f"{self.save_s}"]
+
+
 @contextlib.contextmanager
-def running(
-    arm: Arm, mb: float, variables: int, work: int, save_s: float, options: tuple[str, ...] = ()
-) -> Iterator[Run]:
+def running(arm: Arm, program: Program, options: tuple[str, ...] = ()) -> Iterator[Run]:
     """A run that has ended its first step.  `options` are of `procsv launch`.  Gone at the end, however it ends."""
     with scratch() as folder, Marks(folder / "marks") as marks:
         logdir, log = folder / "logdir", folder / "output.log"
-        args = ["--arm", arm, "--marks", str(marks.path), "--mb", f"{mb}", "--variables", f"{variables}"]
-        args += ["--work", f"{work}", "--save-s", f"{save_s}"]
+        args = ["--arm", arm, "--marks", str(marks.path), "--notes", str(folder / "notes"), *program.args()]
         if arm == "procsv":
             argv = procsv_command("launch", "--logdir", str(logdir), *options, PROGRAM, *args)
         else:
-            program = shlex.join([sys.executable, "-m", PROGRAM, "--logdir", str(logdir), *args])
-            argv = ["sh", "-c", f"while ! {program}; do :; done"]
+            command = shlex.join([sys.executable, "-m", PROGRAM, "--logdir", str(logdir), *args])
+            argv = ["sh", "-c", f"while ! {command}; do :; done"]
         with started(argv, log, cwd=folder) as process:
-            run = Run(arm, process, logdir, log, marks)
+            run = Run(arm, process, logdir, log, marks, folder / "notes")
             if marks.wait_for(lambda _: True, FIRST_STEP_S_MAX) is None:
                 raise run.failed(f"no first step within {FIRST_STEP_S_MAX:.0f} s")
             yield run

@@ -15,6 +15,7 @@ from scripts.benchmarks.windows import feel
 
 WORK = 10  # matrix products: a step of some 40 ms on two cores
 BIG_MB = 500  # from here on a checkpoint takes seconds to write: longer trials, fewer repeats
+SMALL_MB = 50  # up to here there is little to see
 
 RESOURCE_STALL_MS, RESOURCE_STALL_US_PER_VARIABLE = 2.0, 1.5
 REF_COPIES = 1.3
@@ -52,7 +53,7 @@ def measure(settings: Settings) -> Table:
 def _measure_row(settings: Settings, table: Table, kind: Kind, mb: float) -> None:
     is_big = mb >= BIG_MB
     found: dict[Arm, list[Result]] = defaultdict(list)
-    repeats = settings.repeats_or(usual=1 if is_big else 2)
+    repeats = settings.repeats_or(usual=1 if is_big or mb <= SMALL_MB else 2)
     for repeat in range(repeats):
         for arm in ARMS:
             settings.say(f"stall: {kind} {mb:g} MB, {NAMES[arm]}, {repeat + 1} of {repeats}")

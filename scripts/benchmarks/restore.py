@@ -1,0 +1,61 @@
+"""Table `restore`: what a trainer that takes the place of a killed one spends on getting its state back.
+
+Called by __main__.py.  procsv's time includes asking the checkpoint service, and verifying the slot.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table
+from scripts.benchmarks.processes import Result
+from scripts.benchmarks.runs import Program, running
+from scripts.benchmarks.settings import NAMES, Arm, Kind, Settings
+
+MB = 1024**3 / 1e6
+WORK = 2
+SAVE_S = 5.0
+TRAIN_S = 10.0  # before each kill: there is a snapshot, and a checkpoint
+KILLS, QUICK_KILLS = 2, 1
+LIMITS_MS: dict[Kind, float] = {"resource": 60.0, "ref": 250.0}
+
+COLUMNS = (
+    Column("variables", "variables"),
+    Column("arm", "supervisor"),
+    Column("source", "from"),
+    Column("restore_ms", "restore", "ms", 0),
+    Column("asked_ms", "of it asking\nthe service", "ms", 0),
+)
+
+
+def measure(settings: Settings) -> Table:
+    table = Table("restore", "Restoring 1 GiB after SIGKILL", COLUMNS)
+    kills = QUICK_KILLS if settings.quick else KILLS
+    arms: tuple[Arm, ...] = ("procsv", "supervisor")
+    for kind in settings.kinds:
+        program = Program(MB, settings.variables, WORK, SAVE_S, kind)
+        for arm in arms:
+            settings.say(f"restore: {kind}, {NAMES[arm]}")
+            found: dict[str, list[Result]] = defaultdict(list)
+            with running(arm, program) as run:
+                for _ in range(kills):
+                    run.marks.listen(TRAIN_S)
+                    for note in run.restores(run.kill().first.pid):
+                        found[note["source"]].append(note)
+                if arm == "procsv":
+                    run.stop()
+            for source, notes in found.items():
+                restore_ms = Figure.of(note["seconds"] * 1e3 for note in notes)
+                row: dict[str, Cell] = {
+                    "variables": kind,
+                    "arm": NAMES[arm],
+                    "source": source,
+                    "restore_ms": restore_ms,
+                }
+                if arm == "procsv":
+                    row["asked_ms"] = Figure.of(note["asked_s"] * 1e3 for note in notes)
+                table.rows.append(row)
+                if source == "memory" and restore_ms is not None:
+                    what = f"1 GiB restored from memory, {kind}"
+                    table.bars.append(Bar.at_most(what, LIMITS_MS[kind], restore_ms.median, "ms", 0))
+    return table
