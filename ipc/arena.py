@@ -152,6 +152,7 @@ class SlotReader:
     def let_go(self) -> None:
         """Releases the lock; the mapping lives on for whoever holds views of it."""
         if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # the map holds a copy of the descriptor, and with it the lock
             os.close(self._fd)
             self._fd = -1
 
@@ -246,14 +247,17 @@ class _OwnSlot:
         self.map = _map(self.fd, self.path)
 
     def close(self) -> None:
+        self.unlock()  # the map holds a copy of the descriptor, and with it the lock
         os.close(self.fd)
 
 
 def _reserve(fd: int, size: int, path: Path) -> None:
     """Makes the memory really ours: a sparse file would end in SIGBUS when the filesystem is full."""
+    before = os.fstat(fd).st_size
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
+        os.ftruncate(fd, before)  # what a disk (not tmpfs) had already given would stay taken
         there = os.statvfs(path.parent)
         raise NoRoom(
             f"{path.parent.parent} cannot hold a snapshot of {size} bytes ({error.strerror}; "
@@ -353,7 +357,7 @@ class Arena:
     def begin(self) -> SlotWriter | None:
         """A slot to fill, or None if there is none: the service still reads all but the newest READY one."""
         newest = max((slot.sequence for slot in self._slots), default=0)
-        for slot in self._slots:
+        for slot in sorted(self._slots, key=lambda slot: slot.sequence):  # free ones first, then the oldest
             is_free = not slot.is_writing and (slot.sequence == 0 or slot.sequence < newest)
             if is_free and slot.lock():
                 slot.store_state(SlotState.WRITING)
