@@ -1,0 +1,55 @@
+"""Snapshots for tests of the arena: made of bytes, with no TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import xxhash
+
+from procsv.ipc.arena import HEADER_BYTES, SlotInfo, SlotReader, SlotWriter
+from procsv.ipc.contents import Contents, TensorEntry, align
+from procsv.ipc.messages import SaverPlan
+
+PLAN = SaverPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
+RUN = "0123456789abcdef"
+
+
+def fill(writer: SlotWriter, tensors: Mapping[str, bytes]) -> tuple[Contents, int]:
+    """Copies `tensors` into the slot; what `publish` takes."""
+    at, entries = HEADER_BYTES, []
+    for key, data in tensors.items():
+        at = align(at)
+        writer.memory[at : at + len(data)] = data
+        entries.append(TensorEntry(key, "", "uint8", (len(data),), at, len(data), xxhash.xxh3_64_intdigest(data)))
+        at += len(data)
+    return Contents(PLAN, "SaveV2", False, (tuple(entries),), 1, "train.py"), at
+
+
+def publish(writer: SlotWriter, sequence: int, tensors: Mapping[str, bytes], step: int | None = None) -> SlotInfo:
+    contents, end = fill(writer, tensors)
+    return writer.publish(sequence, sequence * 10 if step is None else step, contents, end)
+
+
+def tensors_in(reader: SlotReader) -> dict[str, bytes]:
+    entries = [entry for shard in reader.contents.shards for entry in shard]
+    return {entry.key: bytes(reader.map[entry.offset : entry.offset + entry.size]) for entry in entries}
+
+
+def read(info: SlotInfo) -> dict[str, bytes]:
+    """The verified tensors of a slot."""
+    reader = SlotReader(info)
+    try:
+        reader.verify()
+        return tensors_in(reader)
+    finally:
+        reader.close()
+
+
+def flip(path: Path, at: int, mask: int = 0xFF) -> None:
+    """Damages one byte of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ mask]))

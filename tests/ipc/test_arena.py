@@ -1,0 +1,433 @@
+"""Slots in shared memory: what is published is read back whole, what is torn, damaged or in use is never taken."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import mmap
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from procsv.ipc import arena as arena_module
+from procsv.ipc.arena import HEADER_BYTES, Arena, NoRoom, SlotInfo, SlotReader, remove_slot, scan
+from procsv.ipc.contents import TENSOR_ALIGNMENT_BYTES, align
+from procsv.ipc.errors import PeerError
+from procsv.ipc.slots import SlotState
+from tests.ipc.snapshots import RUN, fill, flip, publish, read
+
+STATE_AT = 16
+HEADER_USED_BYTES = arena_module._HASH_AT + 8
+
+
+@pytest.fixture
+def shm(tmp_path: Path) -> Path:
+    path = tmp_path / "shm"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def arena(shm: Path) -> Iterator[Arena]:
+    arena = Arena(shm, RUN, 1)
+    arena.reserve(1000)
+    yield arena
+    arena.close()
+
+
+def snapshot(arena: Arena, sequence: int, data: bytes = b"weights") -> SlotInfo:
+    writer = arena.begin()
+    assert writer is not None
+    return publish(writer, sequence, {"w": data})
+
+
+# -- the way of a snapshot -------------------------------------------------------------------------------------
+@given(tensors=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.binary(max_size=3000), max_size=8))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+def test_what_is_published_is_read_back(shm: Path, tensors: dict[str, bytes]) -> None:
+    arena = Arena(shm, RUN, 3)
+    arena.reserve(0, count=1)
+    writer = arena.begin()
+    assert writer is not None
+    writer.make_room(sum(len(data) + TENSOR_ALIGNMENT_BYTES for data in tensors.values()))
+    published = publish(writer, 7, tensors, step=70)
+
+    assert scan(shm) == [published]
+    assert (published.incarnation, published.sequence, published.step, published.run) == (3, 7, 70, RUN)
+    assert read(published) == tensors
+    arena.unlink()
+
+
+def test_slots_are_the_owner_s_alone_and_their_memory_is_reserved(arena: Arena) -> None:
+    for path in arena.paths:
+        info = path.stat()
+        assert info.st_mode & 0o777 == 0o600
+        assert info.st_blocks * 512 >= HEADER_BYTES + 1000
+
+
+def test_every_tensor_begins_where_tensorflow_wants_it(arena: Arena) -> None:
+    writer = arena.begin()
+    assert writer is not None
+    contents, _ = fill(writer, {"a": b"x", "b": b"y" * 65, "c": b""})
+    assert [entry.offset % TENSOR_ALIGNMENT_BYTES for entry in contents.shards[0]] == [0, 0, 0]
+
+
+@given(st.integers(0, 2**40))
+def test_align_moves_up_by_less_than_an_alignment(offset: int) -> None:
+    assert 0 <= align(offset) - offset < TENSOR_ALIGNMENT_BYTES
+    assert align(offset) % TENSOR_ALIGNMENT_BYTES == 0
+
+
+def test_the_newest_comes_first(shm: Path) -> None:
+    arena = Arena(shm, RUN, 1)
+    arena.reserve(100, count=3)
+    for sequence in (5, 9, 7):
+        snapshot(arena, sequence)
+    assert [info.sequence for info in scan(shm)] == [9, 7, 5]
+    arena.close()
+
+
+def test_a_slot_that_is_being_written_is_not_ready_and_what_it_held_is_forgotten(shm: Path, arena: Arena) -> None:
+    snapshot(arena, 1)
+    snapshot(arena, 2)
+    writer = arena.begin()
+    assert writer is not None
+
+    assert [info.sequence for info in scan(shm)] == [2]
+    flip(writer.path, STATE_AT, SlotState.WRITING ^ SlotState.READY)
+    for info in scan(shm):
+        if info.path == writer.path:
+            with pytest.raises(PeerError):
+                SlotReader(info)
+    arena.close()  # the trainer is dead: nobody holds the slot
+    with pytest.raises(PeerError, match="table of contents"):
+        SlotReader(next(info for info in scan(shm) if info.path == writer.path))
+
+
+def test_an_abandoned_slot_is_free_again(shm: Path, arena: Arena) -> None:
+    snapshot(arena, 1)
+    for _ in range(3):
+        writer = arena.begin()
+        assert writer is not None
+        writer.abandon()
+
+    assert [info.sequence for info in scan(shm)] == [1]
+    assert sorted(info.state for info in scan(shm, any_state=True)) == [SlotState.FREE, SlotState.READY]
+
+
+# -- what is never overwritten ---------------------------------------------------------------------------------
+def test_the_newest_ready_slot_is_never_the_one_to_be_written(shm: Path, arena: Arena) -> None:
+    newest = snapshot(arena, 1)
+    for sequence in range(2, 50):
+        writer = arena.begin()
+        assert writer is not None
+        assert writer.path != newest.path
+        assert read(newest) == {"w": b"%d" % (sequence - 1) if sequence > 2 else b"weights"}
+        newest = publish(writer, sequence, {"w": b"%d" % sequence})
+
+
+def test_while_a_slot_is_written_no_second_one_is_to_be_had(arena: Arena) -> None:
+    snapshot(arena, 1)
+    assert arena.begin() is not None
+    assert arena.begin() is None
+
+
+def test_a_slot_that_is_read_is_not_written(shm: Path, arena: Arena) -> None:
+    older = snapshot(arena, 1)
+    reader = SlotReader(older)
+    snapshot(arena, 2)
+
+    assert arena.begin() is None
+    reader.let_go()
+    writer = arena.begin()
+    assert writer is not None
+    assert writer.path == older.path
+    reader.close()
+
+
+def test_what_was_mapped_before_it_was_let_go_stays_what_it_was(arena: Arena) -> None:
+    info = snapshot(arena, 1, b"before")
+    reader = SlotReader(info)
+    entry = reader.contents.shards[0][0]
+    with memoryview(reader.map) as view:
+        view[entry.offset] = ord("B")  # ours alone: the map is private
+    reader.close()
+    assert read(info) == {"w": b"before"}
+
+
+def test_a_reader_is_told_when_its_slot_has_moved_on(shm: Path, arena: Arena) -> None:
+    first = snapshot(arena, 1)
+    snapshot(arena, 2)
+    writer = arena.begin()
+    assert writer is not None
+    with pytest.raises(PeerError, match="being written again"):
+        SlotReader(first)
+    publish(writer, 3, {"w": b"new"})
+    with pytest.raises(PeerError, match="no longer holds snapshot 1"):
+        SlotReader(first)
+    first.path.unlink()
+    with pytest.raises(PeerError, match="gone"):
+        SlotReader(first)
+
+
+def test_a_slot_with_the_same_number_but_another_content_is_not_what_was_announced(arena: Arena) -> None:
+    info = snapshot(arena, 1)
+    with pytest.raises(PeerError, match="no longer holds"):
+        SlotReader(dataclasses.replace(info, incarnation=2))
+
+
+# -- damage ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("at", range(HEADER_USED_BYTES))
+def test_a_damaged_header_never_passes_for_another_snapshot(shm: Path, at: int) -> None:
+    arena = Arena(shm, RUN, 1)
+    arena.reserve(1000, count=1)
+    whole = snapshot(arena, 5)
+    for mask in (1, 2, 0x80, 0xFF):
+        flip(whole.path, at, mask)
+        assert scan(shm) == []
+        with pytest.raises(PeerError):
+            SlotReader(whole)
+        for info in scan(shm, any_state=True):
+            assert at in range(STATE_AT, STATE_AT + 4), "only the state may change without the header being torn"
+            assert dataclasses.replace(info, state=SlotState.READY) == whole
+        flip(whole.path, at, mask)
+    assert scan(shm) == [whole]
+    arena.unlink()
+
+
+@given(head=st.binary(min_size=0, max_size=HEADER_USED_BYTES + 20))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+def test_a_file_of_any_bytes_is_no_slot(shm: Path, head: bytes) -> None:
+    (shm / "slot.1.0").write_bytes(head)
+    assert scan(shm, any_state=True) == []
+    (shm / "slot.1.0").write_bytes(arena_module._MAGIC + head)
+    assert scan(shm, any_state=True) == []
+
+
+def test_every_byte_of_the_data_and_of_the_table_is_checked(shm: Path, arena: Arena) -> None:
+    tensors = {"kernel": bytes(range(100)), "bias": b"\0" * 7}
+    writer = arena.begin()
+    assert writer is not None
+    info = publish(writer, 1, tensors)
+    reader = SlotReader(info)
+    entries = {entry.key: entry for entry in reader.contents.shards[0]}
+    reader.close()
+
+    for key, entry in entries.items():
+        for at in range(entry.offset, entry.offset + entry.size):
+            flip(info.path, at, 1)
+            with pytest.raises(PeerError, match=f"{key} does not match"):
+                read(info)
+            flip(info.path, at, 1)
+    for at in range(info.toc_offset, info.toc_offset + info.toc_size):
+        flip(info.path, at, 1)
+        with pytest.raises(PeerError, match="table of contents"):
+            read(info)
+        flip(info.path, at, 1)
+    assert read(info) == tensors
+
+
+def test_a_slot_that_was_cut_short_is_a_peer_error(arena: Arena) -> None:
+    info = snapshot(arena, 1)
+    os.truncate(info.path, info.toc_offset + 3)
+    with pytest.raises(PeerError, match="table of contents"):
+        SlotReader(info)
+    os.truncate(info.path, 0)
+    with pytest.raises(PeerError, match="no longer holds"):
+        SlotReader(info)
+
+
+def test_a_table_of_contents_of_another_version_is_a_peer_error(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = arena.begin()
+    assert writer is not None
+    contents, end = fill(writer, {"w": b"x"})
+    with monkeypatch.context() as patch:
+        patch.setattr(msgspec.msgpack, "encode", lambda _: b"\x81\xa3new\x01")
+        info = writer.publish(1, 1, contents, end)
+    with pytest.raises(PeerError, match="another version"):
+        SlotReader(info)
+
+
+# -- room ------------------------------------------------------------------------------------------------------
+def test_a_slot_grows_for_a_larger_snapshot_and_for_its_table(shm: Path, arena: Arena) -> None:
+    big = os.urandom(50_000)
+    writer = arena.begin()
+    assert writer is not None
+    writer.make_room(len(big) + 100 * TENSOR_ALIGNMENT_BYTES)
+    info = publish(writer, 1, {f"a tensor with a long name {n}": big[n * 500 : (n + 1) * 500] for n in range(100)})
+
+    assert b"".join(read(info).values()) == big
+    assert info.path.stat().st_size >= info.toc_offset + info.toc_size
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As if the filesystem were this small; the real one is everybody's, and must not be filled up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_where_there_is_no_room_nothing_is_kept_and_the_text_says_how_much_there_is(shm: Path) -> None:
+    arena = Arena(shm, RUN, 1)
+    with files_of_at_most(1_000_000), pytest.raises(NoRoom, match=r"cannot hold a snapshot of \d+ bytes .* are free"):
+        arena.reserve(2_000_000)
+
+    assert list(shm.iterdir()) == []
+    assert arena.paths == []
+    assert arena.begin() is None
+
+
+def test_a_slot_that_cannot_grow_is_abandoned_and_the_older_snapshot_stands(shm: Path, arena: Arena) -> None:
+    info = snapshot(arena, 1)
+    writer = arena.begin()
+    assert writer is not None
+    with files_of_at_most(1_000_000), pytest.raises(NoRoom):
+        writer.make_room(2_000_000)
+    writer.abandon()
+
+    assert scan(shm) == [info]
+    assert snapshot(arena, 2).path == writer.path
+
+
+def test_what_a_full_disk_gave_of_what_was_asked_is_given_back(
+    shm: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_some(fd: int, offset: int, size: int) -> None:
+        os.ftruncate(fd, size // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", give_some)
+    writer = arena.begin()
+    assert writer is not None
+    before = writer.path.stat().st_size
+    with pytest.raises(NoRoom):
+        writer.make_room(10_000_000)
+    assert writer.path.stat().st_size == before
+
+
+def test_memory_that_cannot_be_mapped_is_no_room_either(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(NoRoom, match="cannot map"):
+        Arena(shm, RUN, 1).reserve(1000)
+    assert list(shm.iterdir()) == []
+
+
+# -- from one trainer to the next --------------------------------------------------------------------------------
+def test_the_next_trainer_takes_over_the_slots_but_never_the_newest_snapshot(shm: Path, arena: Arena) -> None:
+    snapshot(arena, 1)
+    newest = snapshot(arena, 2)
+    arena.close()  # dead
+
+    second = Arena(shm, RUN, 2)
+    second.reserve(1000)
+    assert newest.path not in second.paths
+    assert len(second.paths) == 2
+    assert set(arena_paths(shm)) == {newest.path, *second.paths}
+    assert scan(shm) == [newest]
+    for sequence in (3, 4, 5):
+        snapshot(second, sequence)
+        assert scan(shm)[0].sequence == sequence
+        assert newest in scan(shm)
+    second.close()
+
+
+def arena_paths(shm: Path) -> list[Path]:
+    return sorted(shm.glob("slot.*"))
+
+
+def test_a_slot_that_a_trainer_restored_from_is_never_written_again(shm: Path, arena: Arena) -> None:
+    older, newest = snapshot(arena, 1), snapshot(arena, 2)
+    arena.close()
+    second = Arena(shm, RUN, 2)
+    second.reserve(1000, never=frozenset({str(older.path)}))
+
+    assert not {older.path, newest.path} & set(second.paths)
+    second.close()
+
+
+def test_slots_that_are_too_small_or_in_use_are_left_alone(shm: Path, arena: Arena) -> None:
+    older, _ = snapshot(arena, 1), snapshot(arena, 2)
+    reader = SlotReader(older)
+    second = Arena(shm, RUN, 2)
+    second.reserve(1000)
+    assert older.path not in second.paths
+    second.close()
+    reader.close()
+
+    third = Arena(shm, RUN, 3)
+    third.reserve(1_000_000)
+    assert older.path not in third.paths
+    third.close()
+
+
+def test_numbers_of_slots_that_are_there_already_are_passed_over(shm: Path, arena: Arena) -> None:
+    snapshot(arena, 1)
+    arena.close()
+    again = Arena(shm, RUN, 1)  # the same incarnation, a second time
+    again.reserve(1000, count=3)
+    assert len(set(again.paths)) == 3
+    again.close()
+
+
+# -- removal -----------------------------------------------------------------------------------------------------
+def test_a_slot_is_removed_if_it_is_still_what_it_was(shm: Path, arena: Arena) -> None:
+    info = snapshot(arena, 1)
+    assert not remove_slot(info.path, dataclasses.replace(info, sequence=2))
+    assert remove_slot(info.path, info)
+    assert not info.path.exists()
+    assert remove_slot(info.path, info), "one that is gone already is removed"
+
+
+def test_a_slot_that_is_written_or_read_is_not_removed(arena: Arena) -> None:
+    writer = arena.begin()
+    assert writer is not None
+    assert not remove_slot(writer.path)
+    info = publish(writer, 1, {"w": b"x"})
+    reader = SlotReader(info)
+    assert not remove_slot(info.path)
+    reader.close()
+    assert remove_slot(info.path)
+
+
+def test_a_slot_that_was_removed_under_the_hands_of_who_adopts_it_is_not_adopted(
+    shm: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot(arena, 1)
+    snapshot(arena, 2)
+    arena.close()
+    flock = fcntl.flock
+
+    def remove_first(fd: int, how: int) -> None:
+        for path in shm.glob("slot.1.*"):
+            path.unlink()
+        flock(fd, how)
+
+    second = Arena(shm, RUN, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", remove_first)
+        second.reserve(1000)
+    assert [path.name for path in second.paths] == ["slot.2.0", "slot.2.1"]
+    second.close()
+
+
+def test_hashes_are_of_the_bytes_as_they_lie_there(arena: Arena) -> None:
+    info = snapshot(arena, 1, b"abc")
+    reader = SlotReader(info)
+    assert reader.contents.shards[0][0].hash == xxhash.xxh3_64_intdigest(b"abc")
+    reader.close()

@@ -1,0 +1,90 @@
+"""Small programs under test: started as real processes, waited for by what they say, never by time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 30.0
+
+
+class Program:
+    """A Python program that prints what it has come to; one line is one word of news."""
+
+    def __init__(self, source: str, *args: object, failpoints: str = "", pass_fds: tuple[int, ...] = ()) -> None:
+        self.said: list[str] = []
+        self._rest = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(source), *map(str, args)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "PROCSV_FAILPOINTS": failpoints},
+            pass_fds=pass_fds,
+        )
+        self.pid = self._process.pid
+
+    def wait_said(self, word: str) -> str:
+        """Waits for a line that begins with `word`; what follows it."""
+        assert self._process.stdout is not None
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not (found := [line for line in self.said if line.split(" ")[0] == word]):
+            left_s = deadline_s - time.monotonic()
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, left_s))
+            assert ready, f"it never said {word!r}, but {self.said}"
+            data = os.read(self._process.stdout.fileno(), 65536)
+            assert data, f"it ended without saying {word!r}; it said {self.said}"
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self.said += [line.decode() for line in lines]
+        return found[0].partition(" ")[2]
+
+    def tell(self, line: str = "") -> None:
+        """One line on its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+
+    def kill(self) -> None:
+        """SIGKILL, and gone when this returns."""
+        self._process.kill()
+        assert self.wait() == -signal.SIGKILL
+
+    def wait(self) -> int:
+        """Its return code, as subprocess gives it."""
+        return self._process.wait(DEADLINE_S)
+
+    def close(self) -> None:
+        """Whatever it was doing: it is gone now."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(DEADLINE_S)
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+@contextlib.contextmanager
+def running(source: str, *args: object, failpoints: str = "", pass_fds: tuple[int, ...] = ()) -> Iterator[Program]:
+    """A program for the length of a block."""
+    program = Program(source, *args, failpoints=failpoints, pass_fds=pass_fds)
+    try:
+        yield program
+    finally:
+        program.close()
+
+
+def until(what: Callable[[], object], turn: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+    """Calls `turn`, which waits for news, until `what` is true."""
+    end_s = time.monotonic() + deadline_s
+    while not what():
+        assert time.monotonic() < end_s, "waited in vain"
+        turn()
