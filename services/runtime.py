@@ -20,6 +20,7 @@ from procsv.ipc.channel import Address, Heard, Server, Waiter, new_context
 from procsv.ipc.clock import Clock, SystemClock
 from procsv.ipc.errors import UserError
 from procsv.ipc.locks import FileLock
+from procsv.ipc.output import keep_output_going
 from procsv.ipc.places import make_private_dir
 from procsv.ipc.pulse import Phase, PulseWriter
 from procsv.ipc.start import Start
@@ -59,6 +60,7 @@ class Tools:
 
 def serve(start: Start, make: Callable[[Tools], Service]) -> int:
     """Runs a service to its end; the exit code."""
+    keep_output_going()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -69,7 +71,9 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
     _wait_for_lock(lock, start, clock)
     context = new_context()
     try:
-        server = Server(context, places.service_socket(start.role), Address(start.run, start.role, start.incarnation), clock)
+        server = Server(
+            context, places.service_socket(start.role), Address(start.run, start.role, start.incarnation), clock
+        )
     except UserError as error:
         print(f"procsv {start.role}: {error}", file=sys.stderr)
         return error.exit_code

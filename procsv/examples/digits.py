@@ -119,7 +119,7 @@ class Network:
 def build_network(seed: int, use_resource: bool) -> Network:
     pixels = tf1.placeholder(tf.float32, [None, PIXELS], name="pixels")
     labels = tf1.placeholder(tf.int64, [None], name="labels")
-    with tf1.variable_scope("network", use_resource=use_resource):
+    with tf1.variable_scope(tf1.get_variable_scope(), use_resource=use_resource):
         global_step = tf1.train.get_or_create_global_step()
         layer = pixels
         inputs = PIXELS

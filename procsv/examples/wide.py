@@ -45,7 +45,7 @@ class Model:
 
 def build_model(mb: float, count: int, use_resource: bool) -> Model:
     elements = max(1, int(mb * BYTES_PER_MB / BYTES_PER_ELEMENT / count))
-    with tf1.variable_scope("wide", use_resource=use_resource):
+    with tf1.variable_scope(tf1.get_variable_scope(), use_resource=use_resource):
         global_step = tf1.train.get_or_create_global_step()
         variables = [
             tf1.get_variable(f"weights{number:05d}", [elements], initializer=tf1.zeros_initializer())

@@ -20,6 +20,7 @@ import msgspec
 from procsv.ipc.atomic import replace_file
 from procsv.ipc.errors import UserError
 from procsv.ipc.messages import Reason, StopTraining
+from procsv.ipc.output import keep_output_going
 from procsv.ipc.pulse import Phase
 from procsv.ipc.start import Start, take_start
 from procsv.ipc.target import find_target
@@ -42,6 +43,7 @@ class LastWords(msgspec.Struct):
 
 def main() -> None:
     """Runs the target; ends the process with its exit code."""
+    keep_output_going()
     start = take_start("trainer")
     runtime = _join(start)
     code = _run(runtime, start)

@@ -1,0 +1,45 @@
+"""Standard output and error that a full disk cannot break.
+
+Called first by every process whose output goes to a log file in the logdir (trainer and services).  A write that the
+disk refuses is dropped and counted: what a program prints is not worth its training.  Lines appear as they are
+printed, not when a buffer is full, so that `procsv logs -f` and the terminal show what goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import sys
+
+REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
+
+
+class LogOutput(io.FileIO):
+    """A descriptor whose refused writes count as written."""
+
+    refused_bytes = 0
+
+    def write(self, data: object) -> int:
+        try:
+            return super().write(data)  # type: ignore[arg-type]  # a buffer: typeshed has no name for it that runs
+        except OSError as error:
+            if error.errno not in REFUSALS:
+                raise
+            size = memoryview(data).nbytes  # type: ignore[arg-type]
+            self.refused_bytes += size
+            return size
+
+
+def keep_output_going() -> None:
+    """Replaces sys.stdout and sys.stderr of this process; whatever was printed before is written out."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name)
+        if old is None:  # closed by whoever started us
+            continue
+        old.flush()
+        raw = LogOutput(fd, "w", closefd=False)
+        raw.name = f"<{name}>"  # type: ignore[misc]  # as the interpreter names them
+        new = io.TextIOWrapper(io.BufferedWriter(raw), encoding=old.encoding, errors=old.errors, line_buffering=True)
+        new.mode = "w"  # type: ignore[attr-defined]
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)

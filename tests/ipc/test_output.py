@@ -1,0 +1,41 @@
+"""What is printed to a log on a full disk is lost, and nothing else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import resource, signal, sys
+from procsv.ipc.output import keep_output_going
+keep_output_going()
+print("before", flush=True)
+with open("/dev/full", "w") as full:
+    import os
+    os.dup2(full.fileno(), 1)
+for line in range(10_000):
+    print("to a full disk", line, flush=True)
+print(sys.stdout.buffer.raw.refused_bytes > 0, sys.stdout.name, sys.stdout.mode, file=sys.stderr)
+"""
+
+
+def test_a_print_to_a_full_disk_does_not_end_the_program(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+
+    assert (done.returncode, done.stderr) == (0, "True <stdout> w\n")
+    assert log.read_text() == "before\n"
+
+
+def test_a_line_is_in_the_log_when_it_has_been_printed(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from procsv.ipc.output import keep_output_going; keep_output_going();"
+        "print('a line'); sys.exit(Path(sys.argv[1]).read_text() != 'a line\\n')"
+    )
+    log = tmp_path / "log"
+    with log.open("w") as stdout:
+        done = subprocess.run([sys.executable, "-c", program, str(log)], stdout=stdout, timeout=60, check=False)
+
+    assert done.returncode == 0
