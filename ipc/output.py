@@ -38,8 +38,8 @@ def keep_output_going() -> None:
             continue
         old.flush()
         raw = LogOutput(fd, "w", closefd=False)
-        raw.name = f"<{name}>"  # type: ignore[misc]  # as the interpreter names them
+        raw.name = f"<{name}>"  # as the interpreter names them
         new = io.TextIOWrapper(io.BufferedWriter(raw), encoding=old.encoding, errors=old.errors, line_buffering=True)
-        new.mode = "w"  # type: ignore[attr-defined]
+        new.mode = "w"  # type: ignore[misc]  # typeshed has it read-only; the interpreter sets it
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)

@@ -5,12 +5,19 @@ Used by core.py, one Keeper a service.  Pure.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from procsv.ipc.pulse import Beat, Phase
-from procsv.watchdog.restart import SERVICE_FAILURES_MAX, SERVICE_PERIOD_S, ServiceHistory
+from procsv.watchdog.restart import (
+    SERVICE_FAILURES_MAX,
+    SERVICE_KILLS_MAX,
+    SERVICE_PERIOD_S,
+    ServiceDeath,
+    ServiceHistory,
+)
 
 if TYPE_CHECKING:
     from procsv.ipc.process import Exit
@@ -97,19 +104,25 @@ class Keeper:
         if not needed or (was is ServiceState.FINISHING and exit.code == 0):
             self.state = ServiceState.ENDED
             return
-        counts = was is not ServiceState.SERVING or self._phase is Phase.SAVE or exit.code is not None
-        self._start_again(counts, str(exit), now_s)
+        self._start_again(self._weigh(was, exit), str(exit), now_s)
+
+    def _weigh(self, was: ServiceState, exit: Exit) -> ServiceDeath:
+        """SIGKILL comes from outside, whatever the service was at."""
+        is_idle = was is ServiceState.SERVING and self._phase is not Phase.SAVE
+        if is_idle and exit.signal is not None:
+            return ServiceDeath.IDLE
+        return ServiceDeath.KILLED if exit.signal == signal.SIGKILL else ServiceDeath.FAILED
 
     def not_spawned(self, error: str, now_s: float) -> None:
-        self._start_again(True, error, now_s)
+        self._start_again(ServiceDeath.FAILED, error, now_s)
 
-    def _start_again(self, counts: bool, how: str, now_s: float) -> None:
-        delay_s = self.history.died(counts, now_s)
+    def _start_again(self, death: ServiceDeath, how: str, now_s: float) -> None:
+        delay_s = self.history.died(death, now_s)
         if delay_s is None:
             self.state = ServiceState.LOST
+            times = SERVICE_KILLS_MAX if death is ServiceDeath.KILLED else SERVICE_FAILURES_MAX
             self.why_lost = (
-                f"the {self.role} service failed {SERVICE_FAILURES_MAX} times within {SERVICE_PERIOD_S:.0f} s "
-                f"(the last time: {how})"
+                f"the {self.role} service failed {times} times within {SERVICE_PERIOD_S:.0f} s (the last time: {how})"
             )
         else:
             self.state, self.restart_s = ServiceState.WAITING, now_s + delay_s
