@@ -31,6 +31,7 @@ USAGE_EXIT = 2  # what argparse ends with; permanent as long as the program has 
 EARLY_FAILURES_MAX = 2  # exceptions or exit codes before the first step ever; then given up
 SAME_FAILURES_MAX = 3  # of one exception at one step; then given up as deterministic
 SERVICE_FAILURES_MAX = 5  # of one service within SERVICE_PERIOD_S; then the run fails
+SERVICE_KILLS_MAX = 20  # of SIGKILL while it started or worked, within the same time; then the run fails, too
 SERVICE_PERIOD_S = 300.0
 JITTER = 0.2  # of every delay, either way: many runs that died of one cause do not come back at one moment
 
@@ -246,25 +247,29 @@ def _fingerprint(message: str) -> str:
 
 
 # -- services ------------------------------------------------------------------------------------------------
+class ServiceDeath(Enum):
+    IDLE = auto()  # killed from outside while it had nothing to do: never counts
+    KILLED = auto()  # SIGKILL before it was ready or at work: from outside, but again and again it means no memory
+    FAILED = auto()  # anything else before it was ready or at work, and its own exit
+
+
 @dataclass(slots=True)
 class ServiceHistory:
-    """Deaths of one service that count: before it was ready, or in the middle of a job.
+    """The deaths of one service that count, each kind in a window of SERVICE_PERIOD_S."""
 
-    One that is killed while idle has done nothing wrong: it is started again at once, as often as it happens.
-    """
-
-    deaths_s: list[float] = field(default_factory=list)
+    _deaths_s: dict[ServiceDeath, list[float]] = field(default_factory=dict)
 
     def worked(self) -> None:
         """It has completed a job."""
-        self.deaths_s.clear()
+        self._deaths_s.clear()
 
-    def died(self, counts: bool, now_s: float) -> float | None:
+    def died(self, death: ServiceDeath, now_s: float) -> float | None:
         """Seconds until the next start, or None if the run is to fail."""
-        if not counts:
+        if death is ServiceDeath.IDLE:
             return 0.0
-        self.deaths_s = [death_s for death_s in self.deaths_s if now_s - death_s < SERVICE_PERIOD_S]
-        self.deaths_s.append(now_s)
-        if len(self.deaths_s) >= SERVICE_FAILURES_MAX:
-            return None
-        return float(0.1 * 4 ** (len(self.deaths_s) - 1))
+        recent = [death_s for death_s in self._deaths_s.get(death, []) if now_s - death_s < SERVICE_PERIOD_S]
+        recent.append(now_s)
+        self._deaths_s[death] = recent
+        if death is ServiceDeath.KILLED:
+            return 0.1 if len(recent) < SERVICE_KILLS_MAX else None
+        return 0.1 * 4.0 ** (len(recent) - 1) if len(recent) < SERVICE_FAILURES_MAX else None

@@ -324,17 +324,28 @@ def test_a_service_that_never_comes_up_fails_the_run_and_says_so() -> None:
     assert "checkpoint service failed" in world.last("gave_up")["why"]
 
 
+def test_a_checkpoint_service_may_be_killed_ten_times_while_it_starts() -> None:
+    world = running()
+    for _ in range(10):
+        world.end(CHECKPOINT, KILLED)
+        world.advance(0.2)
+
+    world.ready(CHECKPOINT)
+    assert world.alive[TRAINER].incarnation == 1
+    assert not world.core.is_ending
+
+
 def test_deaths_in_the_middle_of_a_save_count_until_one_is_completed() -> None:
     world = running()
     for n in range(4):
         world.alive[CHECKPOINT].beat = Beat(Phase.SAVE, 1, 0, 0.0, 0.0)
-        world.end(CHECKPOINT, KILLED)
+        world.end(CHECKPOINT, Exit(None, signal.SIGSEGV))
         world.advance(10.0)
         world.ready(CHECKPOINT)
         assert world.core.keepers[CHECKPOINT].state is ServiceState.SERVING, n
     world.durable(1000)
     world.alive[CHECKPOINT].beat = Beat(Phase.SAVE, 1, 0, 0.0, 0.0)
-    world.end(CHECKPOINT, KILLED)
+    world.end(CHECKPOINT, Exit(None, signal.SIGSEGV))
 
     assert world.exit_code is None
     assert world.core.keepers[CHECKPOINT].state is not ServiceState.LOST

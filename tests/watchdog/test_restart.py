@@ -16,6 +16,7 @@ from procsv.watchdog.restart import (
     LastWords,
     Policy,
     Restart,
+    ServiceDeath,
     ServiceHistory,
     Verdict,
     classify,
@@ -241,21 +242,29 @@ def test_three_in_a_row_at_one_step_is_found_although_a_crash_save_made_progress
 def test_an_idle_service_may_be_killed_for_ever() -> None:
     past = ServiceHistory()
 
-    assert {past.died(counts=False, now_s=float(n)) for n in range(100)} == {0.0}
+    assert {past.died(ServiceDeath.IDLE, now_s=float(n)) for n in range(100)} == {0.0}
 
 
-def test_the_fifth_death_at_work_within_the_period_fails_the_run() -> None:
+def test_the_fifth_failure_within_the_period_fails_the_run() -> None:
     past = ServiceHistory()
-    delays = [past.died(counts=True, now_s=float(n)) for n in range(5)]
+    delays = [past.died(ServiceDeath.FAILED, now_s=float(n)) for n in range(5)]
 
     assert delays[4] is None
     assert delays[:4] == sorted(delay for delay in delays if delay is not None)
 
 
-def test_old_deaths_and_those_before_a_completed_job_do_not_count() -> None:
+def test_one_that_is_killed_as_it_starts_or_works_gets_more_tries_but_not_for_ever() -> None:
     past = ServiceHistory()
-    assert all(past.died(counts=True, now_s=301.0 * n) is not None for n in range(20))
+    delays = [past.died(ServiceDeath.KILLED, now_s=float(n)) for n in range(20)]
+
+    assert all(delays[:19])
+    assert delays[19] is None
+
+
+def test_old_failures_and_those_before_a_completed_job_do_not_count() -> None:
+    past = ServiceHistory()
+    assert all(past.died(ServiceDeath.FAILED, now_s=301.0 * n) is not None for n in range(20))
 
     for n in range(20):
-        assert past.died(counts=True, now_s=float(n)) is not None
+        assert past.died(ServiceDeath.FAILED, now_s=float(n)) is not None
         past.worked()

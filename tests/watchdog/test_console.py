@@ -1,0 +1,78 @@
+"""The console: echoes the trainer's log, says our lines, and is never waited for."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from procsv.watchdog import console as module
+from procsv.watchdog.console import Console
+from procsv.watchdog.ledger import last_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def read_all(fd: int) -> bytes:
+    data = b""
+    while chunk := os.read(fd, 65536):
+        data += chunk
+    return data
+
+
+def test_the_logs_of_one_trainer_after_another_are_echoed_whole_and_in_order(tmp_path: Path) -> None:
+    (out_read, out), (err_read, err) = os.pipe(), os.pipe()
+    console = Console(out_fd=out, err_fd=err)
+    for number in (1, 2):
+        log = tmp_path / f"trainer.{number}.log"
+        log.write_bytes(b"step %d\n" % number * 100)
+        console.follow(log)
+        console.say(f"trainer {number} ended", is_bad=True, traceback="Traceback …\n")
+    console.finish()
+    os.close(out)
+    os.close(err)
+
+    assert read_all(out_read) == b"step 1\n" * 100 + b"step 2\n" * 100
+    assert read_all(err_read).decode() == "".join(f"procsv: trainer {n} ended\nTraceback …\n" for n in (1, 2))
+    os.close(out_read)
+    os.close(err_read)
+
+
+def test_a_terminal_that_takes_nothing_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DRAIN_S_MAX", 0.2)
+    out_read, out = os.pipe()
+    console = Console(out_fd=out, err_fd=out)
+    log = tmp_path / "trainer.1.log"
+    log.write_bytes(b"x" * 2**20)  # more than a pipe holds
+    console.follow(log)
+    for number in range(5000):
+        console.say(f"line {number}")
+    console.finish()  # gives up after its limit
+
+    while console._thread.is_alive():  # let the thread go: the reader takes all that it has
+        os.read(out_read, 2**20)
+        console._thread.join(0.001)
+    os.close(out_read)
+    os.close(out)
+
+
+def test_a_closed_terminal_is_survived(tmp_path: Path) -> None:
+    out_read, out = os.pipe()
+    os.close(out_read)
+    console = Console(out_fd=out, err_fd=out)
+    (tmp_path / "log").write_text("hello\n")
+    console.follow(tmp_path / "log")
+    console.say("more")
+    console.finish()
+    assert not console._thread.is_alive()
+    os.close(out)
+
+
+def test_the_last_lines_show_the_last_state_of_a_progress_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("\n".join(f"line {n}" for n in range(100)) + "\nstep 1\rstep 2\rstep 3\nboom\n")
+
+    assert last_lines(log, 3) == ["line 99", "step 3", "boom"]
+    assert last_lines(tmp_path / "absent", 3) == []

@@ -1,0 +1,278 @@
+"""The watchdog with real processes: a real trainer bootstrap and summary service, and a stand-in for the checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from procsv.ipc.channel import Address, Client, new_context
+from procsv.ipc.clock import SystemClock
+from procsv.ipc.journal import read_journal
+from procsv.ipc.runfile import RunFile, read_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.fault
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = Path(__file__).with_name("stand_ins") / "launch.py"
+NEWS_S_MAX = 60.0
+
+IDLE = "import signal; print('begun', flush=True); signal.pause()"
+DEAF = "import time\nprint('begun', flush=True)\nwhile True: time.sleep(60)"
+
+
+class Run:
+    """One run under a watchdog of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], logdir: Path, output: Path) -> None:
+        self.process, self.logdir, self._output = process, logdir, output
+
+    def journal(self, event: str, role: str = "") -> list[dict[str, Any]]:
+        lines = read_journal(self.logdir / "procsv" / "journal.jsonl")
+        return [line for line in lines if line["event"] == event and role in ("", line["role"])]
+
+    def pid(self, role: str) -> int:
+        return int(self.journal("spawned", role)[-1]["pid"])
+
+    def has_another(self, role: str, pid: int) -> bool:
+        return self.pid(role) != pid
+
+    def said(self) -> str:
+        return self._output.read_text()
+
+    def log(self, incarnation: int = 1) -> str:
+        path = self.logdir / "procsv" / "logs" / f"trainer.{incarnation}.log"
+        return path.read_text() if path.exists() else ""
+
+    def file(self) -> RunFile:
+        run = read_run(self.logdir / "procsv" / "run.json")
+        assert run is not None
+        return run
+
+    def until(self, what: str, holds: Callable[[], Any]) -> None:
+        deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
+        while not holds():
+            assert self.process.poll() is None, f"ended before {what}: {self.said()}"
+            assert time.monotonic() < deadline_s, f"no {what}: {self.said()}"
+            pause.wait(0.02)
+
+    def begun(self, incarnation: int = 1) -> Run:
+        self.until("begun", lambda: "begun" in self.log(incarnation))
+        return self
+
+    def end(self) -> int:
+        return self.process.wait(NEWS_S_MAX)
+
+
+@contextlib.contextmanager
+def launched(tmp_path: Path, source: str, **options: Any) -> Iterator[Run]:
+    program, logdir, output = tmp_path / "train.py", tmp_path / "logdir", tmp_path / "output"
+    program.write_text(source)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    with output.open("a") as stream:
+        process = subprocess.Popen(
+            [sys.executable, str(LAUNCH), str(logdir), json.dumps(options), str(program), *options.pop("args", ())],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    run = Run(process, logdir, output)
+    try:
+        yield run
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+            process.kill()
+            process.wait()
+
+
+def test_a_program_that_ends_well_ends_the_run_with_0_and_nothing_is_left(tmp_path: Path) -> None:
+    source = "import os, sys; print(sys.argv[1:], os.environ['PROCSV_ROLE'], os.environ['PROCSV_INCARNATION'])"
+    with launched(tmp_path, source) as run:
+        assert run.end() == 0
+        assert "[] trainer 1" in run.said()
+        file = run.file()
+        assert (file.state, file.exit_code, file.incarnation) == ("done", 0, 1)
+        assert not Path(file.run_dir).exists()
+        assert not Path(file.shm_dir).exists()
+        assert len(run.journal("run_completed")) == 1
+
+
+def test_an_exception_before_the_first_step_is_tried_twice_and_explained(tmp_path: Path) -> None:
+    with launched(tmp_path, "raise RuntimeError('boom')", **{"backoff-min-s": "0.05"}) as run:
+        assert run.end() == 70
+        said = run.said()
+        assert "gave up: 2 failures before the first step" in said
+        assert "RuntimeError: boom" in said.rpartition("gave up")[2]
+        assert len(run.journal("spawned", "trainer")) == 2
+        crash = json.loads((run.logdir / "procsv" / "crashes" / "2.json").read_text())
+        assert (crash["cause"], crash["evidence"]) == ("exception", "RuntimeError: boom")
+        assert "boom" in (run.logdir / "procsv" / "crashes" / "2.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("import nothing_of_that_name", "ModuleNotFoundError before the first step"),
+        ("import sys; sys.exit(78)", "exit code 78"),
+        ("import sys; sys.exit(2)", "does not understand its arguments"),
+    ],
+)
+def test_what_cannot_get_better_is_tried_once(tmp_path: Path, source: str, why: str) -> None:
+    with launched(tmp_path, source) as run:
+        assert run.end() == 70
+        assert why in run.journal("gave_up")[0]["why"]
+        assert len(run.journal("spawned", "trainer")) == 1
+
+
+def test_a_killed_trainer_is_noticed_within_50_ms_and_started_again(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE, **{"backoff-min-s": "0.05"}) as run:
+        run.begun()
+        others = [run.pid("checkpoint"), run.pid("summary")]
+        killed_at = time.time()
+        os.kill(run.pid("trainer"), signal.SIGKILL)
+        run.begun(2)
+        ended = run.journal("exited", "trainer")[0]
+        assert (ended["cause"], ended["signal"], ended["code"]) == ("killed", "SIGKILL", None)
+        assert ended["evidence"] == "SIGKILL, sender unknown"
+        assert ended["time"] - killed_at < 0.5  # 50 ms on a machine that is not busy with tests
+        assert others == [run.pid("checkpoint"), run.pid("summary")]
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+
+
+def test_orphans_of_a_dead_trainer_are_ended_before_the_next_one_starts(tmp_path: Path) -> None:
+    source = (
+        "import os, subprocess, sys, signal\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], start_new_session=True)\n"
+        "print('orphan', child.pid, flush=True); print('begun', flush=True); signal.pause()\n"
+    )
+    with launched(tmp_path, source, **{"backoff-min-s": "0.05"}) as run:
+        run.begun()
+        orphan = int(re.findall(r"orphan (\d+)", run.log())[0])
+        os.kill(run.pid("trainer"), signal.SIGKILL)
+        run.begun(2)
+        assert not psutil.pid_exists(orphan)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+
+
+def test_a_service_that_is_killed_comes_back_and_nobody_else_notices(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE) as run:
+        run.begun()
+        trainer = run.pid("trainer")
+        for role in ("checkpoint", "summary"):
+            before = run.pid(role)
+            os.kill(before, signal.SIGKILL)
+            run.until(f"a new {role}", partial(run.has_another, role, before))
+        assert trainer == run.pid("trainer")
+        assert {entry["role"] for entry in run.journal("service_restarted")} == {"checkpoint", "summary"}
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+
+
+def test_a_checkpoint_service_that_never_comes_up_fails_the_run(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE, grace_s=3.0, env={"STAND_IN_CHECKPOINT": "die"}) as run:
+        assert run.end() == 70
+        assert "the checkpoint service failed 5 times" in run.said()
+        assert len(run.journal("spawned", "checkpoint")) == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_the_run_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    with launched(tmp_path, IDLE) as run:
+        run.begun()
+        run.process.send_signal(number)
+        assert run.end() == 75
+        assert run.journal("stopped")[0]["source"] == number.name
+        assert run.file().state == "stopped"
+        assert run.journal("exited", "trainer")[0]["cause"] == "stopped"
+
+
+def test_a_second_interrupt_does_not_wait_for_the_program(tmp_path: Path) -> None:
+    with launched(tmp_path, DEAF) as run:
+        run.begun()
+        run.process.send_signal(signal.SIGINT)
+        run.until("the stopping", lambda: run.file().state == "stopping")
+        begun_s = time.monotonic()
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 75
+        assert time.monotonic() - begun_s < 10.0
+        assert "sent by procsv" in run.journal("exited", "trainer")[0]["evidence"]
+
+
+def test_a_frozen_trainer_is_killed_when_its_share_of_the_grace_is_over(tmp_path: Path) -> None:
+    with launched(tmp_path, DEAF, grace_s=2.5) as run:
+        run.begun()
+        pid = run.pid("trainer")
+        run.process.send_signal(signal.SIGTERM)
+        run.until("the stopping", lambda: run.file().state == "stopping")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+        assert run.end() == 75
+
+
+def test_what_could_not_be_saved_is_exit_70_and_said(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE, env={"STAND_IN_CHECKPOINT": "unsaved"}) as run:
+        run.begun()
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 70
+        assert "the disk is full" in run.said()
+
+
+def test_the_watchdog_is_small_and_idle(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE) as run:
+        run.begun()
+        watchdog = psutil.Process(run.process.pid)
+        assert watchdog.memory_info().rss < 40 * 2**20
+        before = sum(watchdog.cpu_times()[:2])
+        threading.Event().wait(4.0)  # a measurement, over this time
+        assert (sum(watchdog.cpu_times()[:2]) - before) / 4.0 < 0.02  # ticks of 10 ms: the bar of 0.5 % is for longer
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+
+
+def test_a_deleted_control_socket_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with launched(tmp_path, IDLE, env={"PROCSV_TEST": "1"}) as run:
+        run.begun()
+        places = run.file().places
+        places.control_socket.unlink()
+        command = [sys.executable, "-m", "procsv.cli.main", "status", str(run.logdir), "--json"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
+        assert json.loads(done.stdout)["running"]  # from the file, meanwhile
+        run.until("the new socket", places.control_socket.exists)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+
+
+def test_garbage_at_the_control_socket_is_survived(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE) as run:
+        run.begun()
+        context = new_context()
+        client = Client(context, run.file().places.control_socket, Address("", "cli", 1), SystemClock())
+        for garbage in (b"", b"\xff" * 1000, b"\x90", b"{}"):
+            client.socket.send_multipart([garbage], flags=0)
+        client.close()
+        context.term()
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75

@@ -1,0 +1,197 @@
+"""Opening a run: one host a logdir, patience with what a killed run left alive, and no trace of what it left dead."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from procsv.ipc.clock import FakeClock
+from procsv.ipc.errors import UserError
+from procsv.ipc.locks import FileLock
+from procsv.ipc.places import Places, find_places
+from procsv.ipc.process import identify
+from procsv.ipc.runfile import RunFile, write_run
+from procsv.watchdog.opening import Opened, open_run, remove_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return find_places(tmp_path / "logdir")
+
+
+def never(seconds: float) -> None:
+    raise AssertionError("nothing to wait for")
+
+
+def open_it(places: Places, wait: Callable[[float], None] = never, clock: FakeClock | None = None) -> Opened:
+    return open_run(places, clock or FakeClock(), 25.0, wait, lambda text: None, "procsv launch train.py")
+
+
+def close_it(places: Places, opened: Opened) -> None:
+    remove_run(places, opened.lock, keep_memory=False)
+    assert not places.run_dir.exists()
+    assert not places.shm_dir.exists()
+
+
+def a_run(places: Places, **changes: object) -> RunFile:
+    me = identify(os.getppid())
+    run = RunFile(
+        run="0123456789abcdef",
+        target="train.py",
+        logdir=str(places.logdir),
+        run_dir=str(places.run_dir),
+        shm_dir=str(places.shm_dir),
+        pid=me.pid,
+        started=me.started,
+        boot=me.boot,
+        state="running",
+        incarnation=7,
+        started_at=12.5,
+    )
+    return msgspec.structs.replace(run, **changes)
+
+
+def test_a_fresh_logdir_is_made_and_starts_with_incarnation_1(places: Places) -> None:
+    opened = open_it(places)
+
+    assert opened.first_incarnation == 1
+    assert places.logs.is_dir()
+    assert places.run_dir.stat().st_mode & 0o777 == 0o700
+    assert places.shm_dir.stat().st_mode & 0o777 == 0o700
+    close_it(places, opened)
+
+
+def test_a_logdir_in_use_is_refused_with_who_since_when_and_what_to_do(places: Places) -> None:
+    opened = open_it(places)
+    with pytest.raises(UserError) as caught:
+        open_it(places)
+
+    assert caught.value.exit_code == 73
+    for words in (f"process {os.getpid()}", "procsv launch train.py", "since 20", "procsv status", "procsv stop"):
+        assert words in str(caught.value)
+    close_it(places, opened)
+    close_it(places, open_it(places))
+
+
+def test_a_live_host_whose_lock_file_is_gone_is_still_respected(places: Places) -> None:
+    close_it(places, open_it(places))
+    write_run(places.run_json, a_run(places), durable=False)
+    with pytest.raises(UserError, match=f"process {os.getppid()}"):
+        open_it(places)
+    assert not FileLock(places.run_lock).is_held()
+
+    write_run(places.run_json, a_run(places, ended_at=13.0, state="done"), durable=False)
+    close_it(places, open_it(places))
+
+
+def test_the_trainers_numbers_go_on_and_survive_the_loss_of_run_json(places: Places) -> None:
+    places.logs.mkdir(parents=True)
+    write_run(places.run_json, a_run(places, ended_at=13.0), durable=False)
+    opened = open_it(places)
+    assert opened.first_incarnation == 8
+    close_it(places, opened)
+
+    places.run_json.write_text("garbled")
+    (places.logs / "trainer.11.log").touch()
+    opened = open_it(places)
+    assert opened.first_incarnation == 12
+    close_it(places, opened)
+
+
+def test_what_a_killed_run_left_dead_is_cleared_but_not_its_snapshots(places: Places) -> None:
+    close_it(places, open_it(places))
+    places.run_dir.mkdir(0o700)
+    places.shm_dir.mkdir(0o700)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(places.control_socket))
+    for name in ("run.lock", "writer.lock", "checkpoint.lock", "trainer.3.pulse", "last_words.3.json"):
+        (places.run_dir / name).write_text("stale")
+    (places.shm_dir / "slot.3.0").write_text("a snapshot")
+    opened = open_it(places)
+
+    assert [path.name for path in places.run_dir.iterdir()] == ["run.lock"]
+    assert (places.shm_dir / "slot.3.0").read_text() == "a snapshot"
+    close_it(places, opened)
+
+
+def test_a_file_in_a_sockets_place_is_never_deleted(places: Places) -> None:
+    opened = open_it(places)
+    places.control_socket.write_text("somebody's")
+    remove_run(places, opened.lock, keep_memory=False)
+    assert places.control_socket.read_text() == "somebody's"
+
+    places.control_socket.unlink()
+    places.run_dir.rmdir()
+
+
+@pytest.mark.parametrize("left", ["writer.lock", "checkpoint.lock", "summary.lock"])
+def test_what_a_killed_run_left_alive_is_waited_for(places: Places, left: str) -> None:
+    close_it(places, open_it(places))
+    places.run_dir.mkdir(0o700)
+    lock, clock = FileLock(places.run_dir / left), FakeClock()
+    said: list[str] = []
+    assert lock.try_acquire("left over", 0.0)
+
+    def wait(seconds: float) -> None:
+        if clock.advance(1.0) >= 20.0:
+            lock.let_go()
+
+    opened = open_run(places, clock, 25.0, wait, said.append, "procsv launch")
+    assert len(said) == 1
+    assert f"process {os.getpid()}" in said[0]
+    close_it(places, opened)
+
+
+def test_what_never_ends_is_a_refusal_that_names_it(places: Places) -> None:
+    close_it(places, open_it(places))
+    places.run_dir.mkdir(0o700)
+    lock, clock = FileLock(places.writer_lock), FakeClock()
+    assert lock.try_acquire("left over", 0.0)
+
+    def wait(seconds: float) -> None:
+        clock.advance(1.0)
+
+    with pytest.raises(UserError, match=rf"still alive: trainer \(process {os.getpid()}\)") as caught:
+        open_it(places, wait, clock)
+
+    assert caught.value.exit_code == 73
+    assert clock.now_s <= 42.0
+    lock.release()
+    FileLock(places.run_lock).path.unlink()
+    places.run_dir.rmdir()
+
+
+def test_services_that_remove_the_run_directory_as_they_leave_do_not_take_our_lock_with_it(places: Places) -> None:
+    close_it(places, open_it(places))
+    places.run_dir.mkdir(0o700)
+    lock = FileLock(places.service_lock("checkpoint"))
+    assert lock.try_acquire("left over", 0.0)
+
+    def wait(seconds: float) -> None:
+        for path in places.run_dir.iterdir():
+            path.unlink()
+        places.run_dir.rmdir()
+        lock.let_go()
+
+    opened = open_it(places, wait)
+    assert FileLock(places.run_lock).is_held()
+    with pytest.raises(UserError):
+        open_it(places)
+    close_it(places, opened)
+
+
+def test_a_logdir_that_cannot_be_made_is_exit_73(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError) as caught:
+        open_it(find_places(tmp_path / "file" / "logdir"))
+
+    assert caught.value.exit_code == 73
+    assert "cannot be written" in str(caught.value)
