@@ -32,11 +32,11 @@ class Program:
         )
         self.pid = self._process.pid
 
-    def wait_said(self, word: str) -> str:
-        """Waits for a line that begins with `word`; what follows it."""
+    def wait_said(self, word: str, times: int = 1) -> str:
+        """Waits for the n-th line that begins with `word`; what follows it."""
         assert self._process.stdout is not None
         deadline_s = time.monotonic() + DEADLINE_S
-        while not (found := [line for line in self.said if line.split(" ")[0] == word]):
+        while len(found := [line for line in self.said if line.split(" ")[0] == word]) < times:
             left_s = deadline_s - time.monotonic()
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, left_s))
             assert ready, f"it never said {word!r}, but {self.said}"
@@ -44,7 +44,7 @@ class Program:
             assert data, f"it ended without saying {word!r}; it said {self.said}"
             *lines, self._rest = (self._rest + data).split(b"\n")
             self.said += [line.decode() for line in lines]
-        return found[0].partition(" ")[2]
+        return found[times - 1].partition(" ")[2]
 
     def tell(self, line: str = "") -> None:
         """One line on its standard input."""

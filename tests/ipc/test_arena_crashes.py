@@ -1,0 +1,166 @@
+"""Trainers and services that are killed over a slot: what is whole stays, what is torn is never taken, locks go free."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from procsv.ipc.arena import Arena, SlotInfo, remove_slot, scan
+from procsv.ipc.slots import SlotState
+from tests.ipc.snapshots import RUN, publish, read
+from tests.support.programs import running
+
+pytestmark = pytest.mark.fault
+
+TRAINER = """
+    import sys
+    from pathlib import Path
+    from procsv.ipc.arena import Arena
+    from procsv.ipc.failpoints import failpoint
+    from tests.ipc.snapshots import RUN, fill
+    shm, incarnation, first, last = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    arena = Arena(shm, RUN, incarnation)
+    arena.reserve(200_000)
+    for sequence in range(first, last):
+        writer = arena.begin()
+        if writer is None:
+            print("none")
+            continue
+        tensors = {"a": bytes([sequence % 251]) * 100_000, "b": str(sequence).encode()}
+        contents, end = fill(writer, tensors)
+        failpoint("trainer.copy")
+        info = writer.publish(sequence, sequence * 10, contents, end)
+        print("published", info.sequence)
+    print("done")
+    sys.stdin.readline()
+"""
+
+READER = """
+    import sys
+    from pathlib import Path
+    from procsv.ipc.arena import SlotReader, scan
+    reader = SlotReader(next(info for info in scan(Path(sys.argv[1])) if info.sequence == int(sys.argv[2])))
+    print("holding", reader.info.path)
+    sys.stdin.readline()
+    reader.verify()
+    reader.close()
+    print("verified")
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def shm(tmp_path: Path) -> Path:
+    path = tmp_path / "shm"
+    path.mkdir()
+    return path
+
+
+def expected(sequence: int) -> dict[str, bytes]:
+    return {"a": bytes([sequence % 251]) * 100_000, "b": str(sequence).encode()}
+
+
+def states(shm: Path) -> list[int]:
+    """As they lie in the files, whole headers or not."""
+    return [struct.unpack_from("=I", path.read_bytes(), 16)[0] for path in sorted(shm.glob("slot.*"))]
+
+
+def snapshot(arena: Arena, sequence: int) -> SlotInfo:
+    writer = arena.begin()
+    assert writer is not None
+    return publish(writer, sequence, expected(sequence))
+
+
+@pytest.mark.parametrize("where", ["trainer.copy", "trainer.before_publish"])
+def test_a_slot_whose_trainer_was_killed_over_it_is_torn_and_the_one_before_counts(shm: Path, where: str) -> None:
+    with running(TRAINER, shm, 1, 1, 9, failpoints=f"{where}=3*off->kill") as trainer:
+        assert trainer.wait() == -9
+        assert sorted(states(shm)) == [SlotState.WRITING, SlotState.READY]
+        newest, *others = scan(shm)
+        assert (newest.sequence, newest.step, others) == (3, 30, [])
+        assert read(newest) == expected(3)
+
+    torn = next(path for path in shm.glob("slot.*") if path != newest.path)
+    second = Arena(shm, RUN, 2)
+    second.reserve(200_000)
+    assert torn in second.paths, "the dead trainer's lock is gone, and the torn slot is used again"
+    assert newest.path not in second.paths
+    second.close()
+
+
+def test_a_snapshot_counts_from_the_moment_it_is_published(shm: Path) -> None:
+    with running(TRAINER, shm, 1, 1, 9, failpoints="trainer.after_publish=2*off->kill") as trainer:
+        assert trainer.wait() == -9
+    assert [info.sequence for info in scan(shm)] == [3, 2]
+    assert read(scan(shm)[0]) == expected(3)
+
+
+@pytest.mark.parametrize("after", [1, 20, 41, 97])
+def test_wherever_a_trainer_is_killed_the_newest_snapshot_is_whole(shm: Path, after: int) -> None:
+    with running(TRAINER, shm, 1, 1, 10**6) as trainer:
+        trainer.wait_said("published", after)
+        trainer.kill()
+        newest = scan(shm)[0]
+        assert newest.sequence >= after
+        assert read(newest) == expected(newest.sequence)
+
+
+def test_a_slot_that_another_process_reads_is_not_written_until_that_process_is_dead(shm: Path) -> None:
+    arena = Arena(shm, RUN, 1)
+    arena.reserve(200_000)
+    older = snapshot(arena, 1)
+    with running(READER, shm, 1) as service:
+        assert service.wait_said("holding") == str(older.path)
+        newest = snapshot(arena, 2)
+        assert arena.begin() is None
+        assert not remove_slot(older.path)
+        assert read(newest) == expected(2)
+
+        service.kill()
+        writer = arena.begin()
+        assert writer is not None
+        assert writer.path == older.path
+    arena.close()
+
+
+def test_a_snapshot_that_is_read_outlives_its_trainer(shm: Path) -> None:
+    with running(TRAINER, shm, 1, 1, 3) as trainer:
+        trainer.wait_said("done")
+        with running(READER, shm, 2) as service:
+            service.wait_said("holding")
+            trainer.kill()
+            second = Arena(shm, RUN, 2)
+            second.reserve(200_000)
+            for sequence in range(3, 8):
+                snapshot(second, sequence)
+            service.tell()
+            service.wait_said("verified")
+            second.close()
+
+
+def test_nobody_removes_a_slot_under_a_trainer_that_writes_to_it(shm: Path) -> None:
+    source = """
+        import sys
+        from pathlib import Path
+        from procsv.ipc.arena import Arena
+        from tests.ipc.snapshots import RUN, publish
+        arena = Arena(Path(sys.argv[1]), RUN, 1)
+        arena.reserve(1000, count=1)
+        writer = arena.begin()
+        print("writing", writer.path)
+        sys.stdin.readline()
+        publish(writer, 1, {"w": b"x"})
+        print("published")
+        sys.stdin.readline()
+    """
+    with running(source, shm) as trainer:
+        path = Path(trainer.wait_said("writing"))
+        assert not remove_slot(path)
+        assert path.exists()
+        trainer.tell()
+        trainer.wait_said("published")
+        (info,) = scan(shm)
+        assert read(info) == {"w": b"x"}
+        assert remove_slot(path, info)
