@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 
 from procsv.ipc.start import take_start
 from procsv.services.checkpoint.process import CheckpointService
 from procsv.services.runtime import serve
 
 if __name__ == "__main__":
-    sys.exit(serve(take_start("checkpoint"), CheckpointService))
+    code = serve(take_start("checkpoint"), CheckpointService)
+    if threading.active_count() > 1:  # TensorFlow is still loading: an interpreter that ends under it may crash
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

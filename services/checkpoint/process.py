@@ -17,7 +17,7 @@ from procsv.ipc.arena import SlotReader, remove_slot, scan
 from procsv.ipc.channel import Heard
 from procsv.ipc.errors import PeerError
 from procsv.ipc.failpoints import declare, failpoint
-from procsv.ipc.messages import Durable, Finish, Hello, SaverPlan, Snapshot, Staged, TrainerEnded
+from procsv.ipc.messages import Durable, Finish, Hello, Rejected, SaverPlan, Snapshot, Staged, TrainerEnded
 from procsv.ipc.process import Stranger
 from procsv.ipc.pulse import Phase
 from procsv.services.checkpoint import writer
@@ -44,6 +44,7 @@ from procsv.services.runtime import TICK_S_MAX, Tools
 
 T = TypeVar("T")
 NICENESS = 10  # training comes first
+REJECTED_MAX = 100  # later ones are told only to those who are there
 LAST_WORDS_S_MAX = 2.0  # how long an answer to Finish may take to be acknowledged
 
 declare("checkpoint.receive", "checkpoint.before_ack", "checkpoint.serving_restore")
@@ -65,6 +66,7 @@ class CheckpointService:
         self._last_one_out: LastOneOut | None = None
         self._trainers: dict[int, Stranger] = {}  # by incarnation
         self._said: Durable | None = None  # the newest checkpoint that was announced
+        self._rejected: list[Rejected] = []  # all that was announced, for who comes later
         self._finish: Heard | None = None
         self._finished_by_s = 0.0
         self._disk.do(self._store.open, lambda _: None, lambda _: None)
@@ -118,7 +120,7 @@ class CheckpointService:
         return not self._is_answer_open() or now_s >= self._finished_by_s > 0
 
     def close(self) -> None:
-        for worker in (self._disk, self._checker, self._loader):
+        for worker in (self._disk, self._checker):
             worker.close()
         for trainer in self._trainers.values():
             trainer.close()
@@ -149,6 +151,9 @@ class CheckpointService:
         self._tools.server.acknowledge(heard)
         if self._said is not None and heard.role in ("trainer", "watchdog"):
             self._tools.server.tell(heard.who, self._said)  # perhaps it was not there when it was said
+        if heard.role in ("trainer", "watchdog"):
+            for rejected in self._rejected:
+                self._tools.server.tell(heard.who, rejected)
 
     def _is_answer_open(self) -> bool:
         peer = self._tools.server.peers.get(self._finish.who) if self._finish is not None else None
@@ -177,6 +182,8 @@ class CheckpointService:
             case Announce(body):
                 if isinstance(body, Durable):
                     self._said = body
+                elif isinstance(body, Rejected) and len(self._rejected) < REJECTED_MAX:
+                    self._rejected.append(body)
                 server.tell_all(body, ("trainer", "watchdog"))
             case Persist():
                 self._persist(action)

@@ -192,10 +192,24 @@ class Run:
         return child
 
     def wait_ended(self, child: Child) -> Any:
-        waiter = Waiter()
+        """Waits for the end of a process, while everybody goes on talking."""
+        waiter, clock = Waiter(), SystemClock()
         waiter.add(child.pidfd)
-        assert waiter.wait(WAIT_S), "the service does not end"
+        deadline_s = clock.monotonic() + WAIT_S
+        while not waiter.wait(0.05):
+            assert clock.monotonic() < deadline_s, "the process does not end"
+            for talker in self.talkers:
+                talker.turn(0.0)
         return child.reap()
+
+    def until(self, is_so: Callable[[], bool], what: str) -> None:
+        """Waits until something is so, while everybody goes on talking."""
+        clock = SystemClock()
+        deadline_s = clock.monotonic() + WAIT_S
+        while not is_so():
+            assert clock.monotonic() < deadline_s, f"{what} does not come"
+            for talker in self.talkers:
+                talker.turn(0.02)
 
     def trainer(self, incarnation: int = 1, role: str = "trainer", plan: SaverPlan | None = None) -> TrainerStandIn:
         talker = TrainerStandIn(self, role, incarnation)

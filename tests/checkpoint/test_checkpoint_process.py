@@ -2,32 +2,265 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from procsv.ipc.messages import Finish, Restore, Restored, RestoreFrom, Snapshot, TrainerEnded
+from procsv.ipc.failpoints import DECLARED
+from procsv.ipc.messages import (
+    Durable,
+    Finish,
+    Rejected,
+    Restore,
+    Restored,
+    RestoreFrom,
+    SaveFailed,
+    Settled,
+    Snapshot,
+    Staged,
+    TrainerEnded,
+)
+from procsv.ipc.process import spawn
+from procsv.ipc.pulse import Phase, PulseReader
+from procsv.services.checkpoint import process
 
 pytestmark = pytest.mark.fault
 
+VALUES = {"x": np.arange(1000, dtype=np.float32), "global_step": np.array(7, np.int64)}
+COMMIT_MOMENTS = sorted(name for name in DECLARED if name.startswith("checkpoint."))
+
+
+def newest(run: Any) -> str:
+    return str(tf.train.latest_checkpoint(str(run.logdir)))
+
 
 def test_a_snapshot_becomes_a_checkpoint_that_a_new_trainer_is_pointed_to(run: Any, plan: Any, publish: Any) -> None:
-    run.start_service()
+    service = run.start_service()
     trainer = run.trainer(plan=plan())
-    fresh = trainer.ask(Restore(False))
-    assert RestoreFrom("fresh", "", -1, 0, (), "") == fresh
+    assert trainer.ask(Restore(False)) == RestoreFrom("fresh", "", -1, 0, (), "")
     trainer.ask_ack(Restored("fresh", "", 0))
-    info = publish(run.arena(), plan(), {"x": np.ones(10, np.float32)}, 1, 7)
+    info = publish(run.arena(), plan(), VALUES, 1, 7)
+
     durable = trainer.ask(Snapshot(str(info.path), 1, 7, "manual"))
-    assert durable.path == str(run.logdir / "model.ckpt-7")
-    print(durable)
-    again = trainer.ask(Restore(True))
-    assert ("checkpoint", durable.path, 7) == (again.source, again.path, again.step)
+
+    assert (durable.path, durable.step) == (newest(run), 7)
     memory = trainer.ask(Restore(False))
-    assert ("memory", str(info.path)) == (memory.source, memory.path)
+    assert (memory.source, memory.path, memory.sequence) == ("memory", str(info.path), 1)
+    disk = trainer.ask(Restore(True))
+    assert (disk.source, disk.path, disk.step) == ("checkpoint", durable.path, 7)
     watchdog = run.watchdog()
-    assert watchdog.ask(TrainerEnded(1, True)).step == 7
-    assert watchdog.ask(Finish()).step == 7
-    assert run.wait_ended(run.services[0]).code == 0
-    print(run.log())
+    assert watchdog.until_body(Durable).path == durable.path
+    assert watchdog.ask(TrainerEnded(1, True)) == Settled(7, "")
+    assert watchdog.ask(Finish()) == Settled(7, "")
+    assert run.wait_ended(service).code == 0
+    assert not run.places.service_socket("checkpoint").exists()
+
+
+@pytest.mark.parametrize("moment", COMMIT_MOMENTS)
+def test_a_service_killed_at_any_moment_is_followed_by_one_that_saves_again(
+    run: Any, plan: Any, publish: Any, moment: str
+) -> None:
+    first = run.start_service(failpoints=f"{moment}=1*kill")
+    one = plan(max_to_keep=1)
+    trainer = run.trainer(plan=one)
+    arena = run.arena()
+    if moment == "checkpoint.serving_restore":
+        trainer.tell(Restore(False))
+        assert run.wait_ended(first).signal == signal.SIGKILL
+        run.start_service()
+        assert trainer.until_body(RestoreFrom).source == "fresh"
+    else:
+        earlier = publish(arena, one, VALUES, 1, 6)
+        if moment == "checkpoint.deleting_old":
+            trainer.ask(Snapshot(str(earlier.path), 1, 6, "manual"))
+        info = publish(arena, one, VALUES, 2, 7)
+        trainer.tell(Snapshot(str(info.path), 2, 7, "final"))
+        assert run.wait_ended(first).signal == signal.SIGKILL
+        run.start_service()
+
+        durable = trainer.until_body(Durable, lambda d: d.sequence == 2)
+
+        assert (durable.path, durable.all_paths) == (newest(run), (newest(run),))
+        answer = run.trainer(2, plan=one).ask(Restore(True))
+        assert (answer.source, answer.path) == ("checkpoint", durable.path)
+    assert run.watchdog().ask(Finish()).error == ""
+    assert run.wait_ended(run.services[-1]).code == 0
+    left = {p.name for p in run.logdir.iterdir() if not p.name.startswith("model.ckpt-7.")}
+    assert left <= {"checkpoint", "procsv"}
+    assert {p.name for p in run.places.home.iterdir() if p.name != "staging"} <= {
+        "checkpoints.json",
+        "logs",
+        "replaced",
+    }
+    assert not any(list((run.places.home / n).glob("*")) for n in ("staging", "replaced"))
+
+
+def test_a_dead_trainers_state_is_saved_and_given_to_the_next_from_memory(run: Any, plan: Any, publish: Any) -> None:
+    run.start_service()
+    trainer, watchdog = run.trainer(plan=plan()), run.watchdog()
+    trainer.ask_ack(Restored("fresh", "", 0))
+    info = publish(run.arena(), plan(), VALUES, 1, 7)
+    trainer.ask_ack(Snapshot(str(info.path), 1, 7, ""))
+
+    assert watchdog.ask(TrainerEnded(1, False)) == Settled(7, "")
+
+    assert watchdog.until_body(Durable).reason == "crash"
+    second = run.trainer(2, plan=plan())
+    answer = second.ask(Restore(False))
+    assert (answer.source, answer.path, answer.step) == ("memory", str(info.path), 7)
+    assert info.path.exists()
+    second.ask_ack(Restored("memory", str(info.path), 7))
+    run.until(lambda: not list(run.places.shm_dir.glob("slot.*")), "the end of the old slots")
+
+
+def test_a_full_disk_is_reported_and_the_save_succeeds_when_there_is_room(run: Any, plan: Any, publish: Any) -> None:
+    run.start_service(failpoints="checkpoint.before_rename=1*enospc;checkpoint.before_manifest=1*eio")
+    trainer = run.trainer(plan=plan())
+    info = publish(run.arena(), plan(), VALUES, 1, 7)
+
+    assert "No space left" in trainer.ask(Snapshot(str(info.path), 1, 7, "manual")).error
+    assert trainer.until_body(SaveFailed, lambda f: "Input/output" in f.error).sequence == 1
+    assert trainer.until_body(Durable).reason == "manual"
+
+
+def test_a_write_that_is_torn_is_noticed_by_reading_back_and_done_again(run: Any, plan: Any, publish: Any) -> None:
+    run.start_service(failpoints="checkpoint.mid_write=1*torn")
+    trainer = run.trainer(plan=plan())
+    info = publish(run.arena(), plan(), VALUES, 1, 7)
+
+    assert "the index lists" in trainer.ask(Snapshot(str(info.path), 1, 7, "manual")).error
+    assert trainer.until_body(Durable).path == newest(run)
+
+
+def test_a_slot_that_is_damaged_is_rejected_and_the_older_one_restored(run: Any, plan: Any, publish: Any) -> None:
+    run.start_service()
+    watchdog = run.watchdog()
+    arena = run.arena()
+    older, newer = publish(arena, plan(), VALUES, 1, 6), publish(arena, plan(), VALUES, 2, 7)
+    with newer.path.open("r+b") as file:
+        file.seek(4096 + 11)
+        file.write(b"!")
+
+    answer = run.trainer(2, plan=plan()).ask(Restore(False))
+
+    assert (answer.source, answer.path, answer.step) == ("memory", str(older.path), 6)
+    assert watchdog.until_body(Rejected).path == str(newer.path)
+
+
+def test_staged_files_are_moved_in_and_their_directory_removed(run: Any, plan: Any) -> None:
+    run.start_service()
+    staged = run.places.shm_dir / "staged.3"
+    staged.mkdir()
+    prefix = str(staged / "model.ckpt-9")
+    tf.raw_ops.SaveV2(prefix=prefix, tensor_names=["x"], shape_and_slices=[""], tensors=[np.ones(3, np.float32)])
+    trainer = run.trainer(plan=plan())
+
+    durable = trainer.ask(Staged(prefix, 3, 9, "final"))
+
+    assert (durable.path, durable.step, durable.sequence) == (newest(run), 9, 3)
+    run.until(lambda: not staged.exists(), "the end of the staging directory")
+
+
+def test_a_previous_runs_snapshot_is_restored_by_the_next_run(run: Any, plan: Any, publish: Any) -> None:
+    first = run.start_service()
+    run.trainer(plan=plan()).ask(Restore(False))
+    info = publish(run.arena(), plan(), VALUES, 5, 70)
+    first.signal(signal.SIGKILL)
+    run.wait_ended(first)
+    run.id = "another"
+    run.start_service(incarnation=1)
+
+    answer = run.trainer(2, plan=plan()).ask(Restore(False))
+
+    assert (answer.source, answer.path, answer.step, answer.sequence) == ("memory", str(info.path), 70, 5)
+
+
+def test_a_snapshot_of_a_logdir_that_was_deleted_is_not_restored(run: Any, plan: Any, publish: Any) -> None:
+    info = publish(run.arena(), plan(), VALUES, 5, 70)
+    run.id = "another"
+    run.start_service()
+
+    assert run.trainer(plan=plan()).ask(Restore(False)).source == "fresh"
+    run.until(lambda: not info.path.exists(), "the end of the stranger's slot")
+
+
+def test_checkpoints_of_which_none_is_good_are_an_error(run: Any, plan: Any) -> None:
+    (run.logdir / "model.ckpt-3.index").write_bytes(b"nonsense")
+    run.start_service()
+    watchdog = run.watchdog()
+
+    answer = run.trainer(plan=plan()).ask(Restore(False))
+
+    assert "none of them can be restored" in answer.error
+    assert watchdog.until_body(Rejected).path == str(run.logdir / "model.ckpt-3")
+
+
+def test_the_last_one_out_saves_and_leaves_nothing(run: Any, plan: Any, publish: Any) -> None:
+    service = run.start_service()
+    trainer = run.trainer(plan=plan())
+    child = spawn([sys.executable, "-c", "input()"], env=dict(os.environ), log=None)
+    trainer.pid = child.pid
+    trainer.ask(Restore(False))
+    publish(run.arena(), plan(), VALUES, 1, 7)
+    (run.places.shm_dir / "meta.1").write_bytes(b"")
+    (run.places.run_dir / "trainer.1.pulse").write_bytes(b"")
+
+    run.wait_ended(child)
+    run.cut_lifeline()
+
+    assert run.wait_ended(service).code == 0
+    assert newest(run).endswith("-7")
+    assert not run.places.run_dir.exists()
+    assert not run.places.shm_dir.exists()
+
+
+def test_a_trainer_that_outlives_its_grace_is_killed_by_the_last_one_out(run: Any, plan: Any) -> None:
+    service = run.start_service(grace_s=0.3)
+    child = spawn([sys.executable, "-c", "import threading; threading.Event().wait()"], env=dict(os.environ), log=None)
+    trainer = run.trainer(plan=plan())
+    trainer.pid = child.pid
+    trainer.ask(Restore(False))
+
+    run.cut_lifeline()
+
+    assert run.wait_ended(child).signal == signal.SIGKILL
+    assert run.wait_ended(service).code == 0
+    assert not run.places.run_dir.exists()
+
+
+def test_the_pulse_says_what_is_done_and_the_socket_answers_while_saving(run: Any, plan: Any, publish: Any) -> None:
+    run.start_service(failpoints="checkpoint.temporary_created=1*sleep(1.5)")
+    trainer = run.trainer(plan=plan())
+    info = publish(run.arena(), plan(), VALUES, 1, 7)
+    seq = trainer.tell(Snapshot(str(info.path), 1, 7, "manual"))
+    reader = PulseReader(run.places.pulse("checkpoint", 1))
+    while (beat := reader.read()) is None or beat.phase is not Phase.SAVE:
+        trainer.turn(0.02)
+
+    memory = run.trainer(2, plan=plan()).ask(Restore(False))
+
+    assert memory.source == "memory"
+    assert not [h for h in trainer.heard if h.re == seq]
+    trainer.until(lambda h: h.re == seq and isinstance(h.body, Durable))
+    while (beat := reader.read()) is None or beat.work != 1:
+        trainer.turn(0.02)
+    reader.close()
+
+
+def test_a_run_that_is_over_at_once_ends_cleanly(run: Any) -> None:
+    service = run.start_service()
+    assert run.watchdog().ask(Finish()) == Settled(-1, "")
+    assert run.wait_ended(service).code == 0
+    assert "Traceback" not in run.log()
+
+
+def test_every_moment_of_the_fault_matrix_has_its_failpoint() -> None:
+    assert process is not None
+    moments = "receive temporary_created mid_write before_fsync before_rename before_directory_fsync before_manifest"
+    moments += " before_state before_ack deleting_old serving_restore"
+    assert {f"checkpoint.{moment}" for moment in moments.split()} == set(COMMIT_MOMENTS)
