@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from decimal import Decimal
+from fractions import Fraction
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
 _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -28,7 +28,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.match(text)
     if not match:
         raise ValueError(f"{text!r} is not a size; write 512MiB or 8GiB")
-    return int(Decimal(match[1]) * _BYTES[(match[2] or "").lower()])  # a float would round what is over 2**53
+    return int(Fraction(match[1]) * _BYTES[(match[2] or "").lower()])  # a float would round what is over 2**53
 
 
 def show_duration(seconds: float) -> str:
