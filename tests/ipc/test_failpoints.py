@@ -1,0 +1,130 @@
+"""Failpoints: the grammar, and what each action does to a process."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procsv.ipc import failpoints
+from procsv.ipc.failpoints import DECLARED, FailpointRaised, failpoint, parse
+from tests.support.programs import ROOT, running
+
+
+def set_plan(patch: pytest.MonkeyPatch, text: str) -> None:
+    patch.setattr(failpoints, "_plan", parse(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [
+        ("a=kill", {"a": [(1.0, -1, "kill", "")]}),
+        ("a=50%3*sleep(0.5)", {"a": [(0.5, 3, "sleep", "0.5")]}),
+        ("a=3*off->kill", {"a": [(1.0, 3, "off", ""), (1.0, -1, "kill", "")]}),
+        (" a.b = 0.1%exit(3) ;; c=torn; ", {"a.b": [(0.001, -1, "exit", "3")], "c": [(1.0, -1, "torn", "")]}),
+        ("a=0*kill", {"a": [(1.0, 0, "kill", "")]}),
+        ("", {}),
+    ],
+)
+def test_a_plan_reads_as_fail_rs_would(text: str, tasks: dict[str, list[tuple[float, int, str, str]]]) -> None:
+    read = {name: [(t.chance, t.left, t.action, t.argument) for t in row] for name, row in parse(text).items()}
+    assert read == tasks
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "a=", "a=explode", "a=kill->", "a=%kill", "a=*kill", "a=kill(", "a=-1*kill", "a=KILL"]
+)
+def test_what_is_wrong_in_a_plan_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="PROCSV_FAILPOINTS"):
+        parse(text)
+
+
+@given(st.text())
+def test_any_text_is_a_plan_or_a_value_error(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert isinstance(parse(text), dict)
+
+
+def test_a_failpoint_that_nobody_planned_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_plan(monkeypatch, "other=raise")
+    assert failpoint("a") is False
+
+
+def test_tasks_follow_each_other_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_plan(monkeypatch, "a=2*off->1*torn->1*raise(now)->2*torn")
+    assert [failpoint("a"), failpoint("a"), failpoint("a")] == [False, False, True]
+    with pytest.raises(FailpointRaised, match="a: now"):
+        failpoint("a")
+    assert [failpoint("a") for _ in range(4)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("action", "number"), [("eio", 5), ("enospc", 28)])
+def test_a_bad_disk_is_seen_as_the_system_shows_it(monkeypatch: pytest.MonkeyPatch, action: str, number: int) -> None:
+    set_plan(monkeypatch, f"a={action}")
+    with pytest.raises(OSError, match="'a'") as caught:
+        failpoint("a")
+    assert caught.value.errno == number
+
+
+def test_a_chance_in_percent_comes_about_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    random.seed(1)
+    set_plan(monkeypatch, "a=25%torn")
+    assert 200 < sum(failpoint("a") for _ in range(1000)) < 300
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("action", "ended"), [("kill", -signal.SIGKILL), ("segv", -signal.SIGSEGV), ("exit(7)", 7), ("exit", 1)]
+)
+def test_a_process_ends_as_its_failpoint_says(action: str, ended: int) -> None:
+    source = """
+        from procsv.ipc.failpoints import failpoint
+        for _ in range(3):
+            print("passed")
+            failpoint("a")
+    """
+    with running(source, failpoints=f"a=1*off->{action}") as program:
+        assert program.wait() == ended
+        program.wait_said("passed", 2)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("action", ["hang", "gil", "stop", "sleep(1000)"])
+def test_a_process_hangs_as_its_failpoint_says(action: str) -> None:
+    source = """
+        import threading
+        from procsv.ipc.failpoints import failpoint
+        print("before")
+        failpoint("a")
+        print("after")
+    """
+    with running(source, failpoints=f"a={action}") as program:
+        program.wait_said("before")
+        program.kill()
+        assert program.said == ["before"]
+
+
+@pytest.mark.fault
+def test_a_wrong_plan_ends_the_process_at_once() -> None:
+    with running("import procsv.ipc.failpoints", failpoints="a=explode") as program:
+        assert program.wait() == 1
+
+
+def test_every_failpoint_that_is_declared_is_used_and_the_other_way_round() -> None:
+    declared: set[str] = set()
+    used: set[str] = set()
+    for folder in ("ipc", "services", "procsv"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            if path.name == "failpoints.py":
+                continue
+            for call in re.findall(r"\bdeclare\(([^)]*)\)", text):
+                declared |= set(re.findall(r'"([^"]+)"', call))
+            used |= set(re.findall(r'\bfailpoint\(\s*f?"([^"]+)"', text))
+    assert declared == used
+    assert declared >= DECLARED

@@ -1,0 +1,143 @@
+"""The journal: whole lines, appended, whoever writes and however it ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from procsv.ipc.clock import FakeClock
+from procsv.ipc.journal import Journal, read_journal
+from tests.support.programs import running
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "procsv" / "journal.jsonl"
+
+
+def test_a_line_carries_time_event_role_incarnation_and_its_own_fields(path: Path) -> None:
+    clock = FakeClock(wall_offset_s=100.0)
+    journal = Journal(path, clock)
+    clock.advance(1.25)
+    journal.append("exited", "trainer", 3, code=None, signal="SIGKILL", step=840)
+    journal.close()
+    journal.close()
+
+    assert list(read_journal(path)) == [
+        {
+            "time": 101.25,
+            "event": "exited",
+            "role": "trainer",
+            "incarnation": 3,
+            "code": None,
+            "signal": "SIGKILL",
+            "step": 840,
+        }
+    ]
+
+
+def test_no_journal_reads_as_an_empty_one(path: Path) -> None:
+    assert list(read_journal(path)) == []
+
+
+def test_what_was_written_stays_when_it_is_opened_again(path: Path) -> None:
+    for number in (1, 2):
+        journal = Journal(path, FakeClock())
+        journal.append("run_started", "watchdog", number)
+        journal.close()
+    assert [line["incarnation"] for line in read_journal(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("torn", [b'{"time": 1.0, "ev', b"\xff\xfe", b"[1, 2]", b"7", b'"text"', b"\0\0\0"])
+def test_a_torn_last_line_is_passed_over_and_ended_by_the_next_writer(path: Path, torn: bytes) -> None:
+    journal = Journal(path, FakeClock())
+    journal.append("spawned", "trainer", 1)
+    journal.close()
+    with path.open("ab") as file:
+        file.write(torn)
+    assert [line["event"] for line in read_journal(path)] == ["spawned"]
+
+    journal = Journal(path, FakeClock())
+    journal.append("ready", "trainer", 1)
+    journal.close()
+    assert [line["event"] for line in read_journal(path)] == ["spawned", "ready"]
+    assert torn + b"\n" in path.read_bytes()
+
+
+def test_a_line_that_a_full_disk_cut_short_does_not_take_the_next_one_with_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, write = Journal(path, FakeClock()), os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
+        journal.append("lost", "trainer", 1)
+    journal.append("kept", "trainer", 1)
+    journal.append("kept too", "trainer", 1)
+    journal.close()
+
+    assert [line["event"] for line in read_journal(path)] == ["kept", "kept too"]
+    assert b"\n\n" not in path.read_bytes()
+
+
+def test_text_of_any_kind_stays_within_its_line(path: Path) -> None:
+    journal = Journal(path, FakeClock())
+    journal.append("exited", "trainer", 1, evidence="two\nlines\r\u2028 and \x00")
+    journal.append("exited", "trainer", 1, evidence="not UTF-8: \udcff", more=["\udc80", {"a": ("\udc81",)}])
+    journal.close()
+
+    first, second = read_journal(path)
+    assert first["evidence"] == "two\nlines\r\u2028 and \x00"
+    assert (second["evidence"], second["more"]) == ("not UTF-8: \\udcff", ["\\udc80", {"a": ["\\udc81"]}])
+
+
+@pytest.mark.fault
+def test_two_that_write_at_once_never_mix_within_a_line(path: Path) -> None:
+    source = """
+        import sys
+        from pathlib import Path
+        from procsv.ipc.clock import SystemClock
+        from procsv.ipc.journal import Journal
+        journal = Journal(Path(sys.argv[1]), SystemClock())
+        print("ready")
+        sys.stdin.readline()
+        for number in range(2000):
+            journal.append("exited", sys.argv[2], number, evidence=sys.argv[2] * (number % 500))
+        print("done")
+        sys.stdin.readline()
+    """
+    with running(source, path, "a") as a, running(source, path, "b") as b:
+        for program in (a, b):
+            program.wait_said("ready")
+        for program in (a, b):
+            program.tell()
+        for program in (a, b):
+            program.wait_said("done")
+    lines = list(read_journal(path))
+    for role in "ab":
+        mine = [line for line in lines if line["role"] == role]
+        assert [line["incarnation"] for line in mine] == list(range(2000))
+        assert all(line["evidence"] == role * (line["incarnation"] % 500) for line in mine)
+    assert len(path.read_bytes().splitlines()) == 4000
+
+
+@pytest.mark.fault
+def test_a_writer_that_is_killed_leaves_whole_lines(path: Path) -> None:
+    source = """
+        import sys
+        from pathlib import Path
+        from procsv.ipc.clock import SystemClock
+        from procsv.ipc.journal import Journal
+        journal = Journal(Path(sys.argv[1]), SystemClock())
+        for number in range(10**9):
+            journal.append("spawned", "trainer", number, text="x" * 3000)
+            if number == 50:
+                print("writing")
+    """
+    with running(source, path) as program:
+        program.wait_said("writing")
+        program.kill()
+    data = path.read_bytes()
+    assert data.endswith(b"\n")
+    assert len(list(read_journal(path))) == data.count(b"\n") > 50

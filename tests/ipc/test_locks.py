@@ -1,0 +1,179 @@
+"""Locks: one holder, gone with its last process, and never taken by who only looks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from procsv.ipc.channel import Waiter
+from procsv.ipc.locks import FileLock, Holder
+from tests.support.programs import running
+
+HOLDER = """
+    import os, subprocess, sys
+    from pathlib import Path
+    from procsv.ipc.locks import FileLock
+    lock = FileLock(Path(sys.argv[1]))
+    print("got", lock.try_acquire("a test", 5.0, inheritable=sys.argv[2] == "yes"))
+    if sys.argv[2] == "yes":
+        child = subprocess.Popen([sys.executable, "-c", "print('child', __import__('os').getpid()); input()"],
+                                 close_fds=False)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.lock"
+
+
+def test_a_lock_has_one_holder_and_says_who(path: Path) -> None:
+    first, second = FileLock(path), FileLock(path)
+    assert not first.is_held()
+    assert first.holder() is None
+    assert first.try_acquire("procsv launch", 12.5)
+
+    assert not second.try_acquire("another", 13.0)
+    assert second.is_held()
+    assert second.holder() == Holder(os.getpid(), "procsv launch", 12.5)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    first.release()
+    assert not path.exists()
+    assert second.try_acquire("another", 13.0)
+    second.release()
+
+
+def test_who_lets_go_leaves_the_file_which_is_no_lock(path: Path) -> None:
+    first, second = FileLock(path), FileLock(path)
+    assert first.try_acquire("a much longer text than the next one", 1.0)
+    first.let_go()
+    first.let_go()
+
+    assert path.exists()
+    assert not second.is_held()
+    assert second.try_acquire("short", 2.0)
+    assert second.holder() == Holder(os.getpid(), "short", 2.0)
+    second.release()
+    second.release()
+
+
+def test_a_lock_in_a_directory_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / "gone" / "run.lock")
+    with pytest.raises(FileNotFoundError):
+        lock.try_acquire("x", 0.0)
+    assert not lock.is_held()
+
+
+def test_a_file_of_something_else_names_no_holder(path: Path) -> None:
+    path.write_bytes(b"\xff{")
+    assert FileLock(path).holder() is None
+
+
+def test_a_lock_whose_file_was_removed_under_the_hands_of_who_takes_it_is_taken_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder unlinks as it lets go: whoever then locked the old file holds nothing."""
+    opened = 0
+    real_open = os.open
+
+    def open_and_lose(name: Path, flags: int, mode: int = 0o777) -> int:
+        nonlocal opened
+        fd = real_open(name, flags, mode)
+        opened += 1
+        if opened <= 2:
+            path.unlink()
+        return fd
+
+    lock = FileLock(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_and_lose)
+        assert lock.try_acquire("x", 0.0)
+    assert opened == 3
+    assert os.path.samestat(os.fstat(lock.fd), path.stat())
+    assert not FileLock(path).try_acquire("y", 0.0)
+    lock.release()
+
+
+@pytest.mark.fault
+def test_a_lock_dies_with_its_holder(path: Path) -> None:
+    with running(HOLDER, path, "no") as holder:
+        assert holder.wait_said("got") == "True"
+        ours = FileLock(path)
+        assert ours.is_held()
+        assert not ours.try_acquire("x", 0.0)
+        who = ours.holder()
+        assert who is not None
+        assert who.pid == holder.pid
+
+        holder.kill()
+        assert not ours.is_held()
+        assert ours.try_acquire("x", 0.0)
+        ours.release()
+
+
+@pytest.mark.fault
+def test_an_inherited_lock_is_held_until_the_last_of_the_tree_is_dead(path: Path) -> None:
+    with running(HOLDER, path, "yes") as holder:
+        child = int(holder.wait_said("child"))
+        fd = os.pidfd_open(child)
+        holder.kill()
+        ours = FileLock(path)
+        assert ours.is_held()
+        assert not ours.try_acquire("x", 0.0)
+
+        holder.close()  # the child's input ends, and it with it
+        wait_dead(fd)
+        assert ours.try_acquire("x", 0.0)
+        ours.release()
+
+
+@pytest.mark.fault
+def test_looking_takes_the_lock_from_nobody(path: Path) -> None:
+    looker = """
+        import sys
+        from pathlib import Path
+        from procsv.ipc.locks import FileLock
+        lock = FileLock(Path(sys.argv[1]))
+        print("looking")
+        while True:
+            lock.is_held()
+    """
+    path.touch()
+    with running(looker, path) as one, running(looker, path) as two:
+        one.wait_said("looking")
+        two.wait_said("looking")
+        for _ in range(2000):
+            lock = FileLock(path)
+            assert not lock.is_held(), "two who look do not see each other"
+            assert lock.try_acquire("x", 0.0)
+            lock.let_go()
+
+
+@pytest.mark.fault
+def test_of_many_that_want_it_at_once_one_gets_it(path: Path) -> None:
+    racer = """
+        import sys
+        from pathlib import Path
+        from procsv.ipc.locks import FileLock
+        lock = FileLock(Path(sys.argv[1]))
+        print("ready")
+        sys.stdin.readline()
+        print("got", lock.try_acquire("x", 0.0))
+        sys.stdin.readline()
+    """
+    with running(racer, path) as a, running(racer, path) as b, running(racer, path) as c:
+        for program in (a, b, c):
+            program.wait_said("ready")
+        for program in (a, b, c):
+            program.tell()
+        assert sorted(program.wait_said("got") for program in (a, b, c)) == ["False", "False", "True"]
+
+
+def wait_dead(pidfd: int) -> None:
+    waiter = Waiter()
+    waiter.add(pidfd)
+    assert waiter.wait(20.0)
+    os.close(pidfd)

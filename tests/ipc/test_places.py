@@ -1,0 +1,161 @@
+"""Places: one run however its logdir is spelt, in directories that nobody else can have laid."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from procsv.ipc.errors import UserError
+from procsv.ipc.places import (
+    SHM_ROOT,
+    SOCKET_PATH_BYTES_MAX,
+    Places,
+    check_socket_paths,
+    find_places,
+    logdir_hash,
+    make_private_dir,
+)
+
+
+@pytest.fixture
+def logdir(tmp_path: Path) -> Path:
+    path = tmp_path / "runs" / "mnist"
+    path.mkdir(parents=True)
+    return path
+
+
+def test_every_spelling_of_a_logdir_is_one_run(logdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (logdir.parent / "link").symlink_to(logdir)
+    monkeypatch.chdir(logdir.parent)
+    spellings: list[str | Path] = [
+        logdir,
+        "mnist",
+        "./mnist/",
+        "../runs/mnist",
+        "link",
+        logdir.parent / "link" / ".",
+        f"{logdir}//",
+    ]
+    assert {find_places(spelling) for spelling in spellings} == {find_places(logdir)}
+
+
+def test_two_logdirs_are_two_runs(logdir: Path) -> None:
+    assert find_places(logdir).run_dir != find_places(logdir.parent).run_dir
+    assert logdir_hash(logdir) != logdir_hash(logdir.parent)
+    assert len(logdir_hash(logdir)) == 16
+
+
+def test_a_logdir_that_is_not_there_yet_is_the_same_run_when_it_is(tmp_path: Path) -> None:
+    before = find_places(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "new").mkdir()
+    assert find_places(tmp_path / "new") == before
+
+
+def test_a_logdir_whose_name_is_not_utf_8_has_its_places(tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    odd.mkdir()
+    assert find_places(odd).logdir == odd
+
+
+def test_finding_makes_nothing(logdir: Path) -> None:
+    places = find_places(logdir)
+    assert list(logdir.iterdir()) == []
+    assert not places.run_dir.exists()
+    assert not places.shm_dir.exists()
+
+
+def test_the_run_directory_lies_where_the_system_keeps_such(logdir: Path) -> None:
+    places = find_places(logdir)
+    assert places.run_dir == Path(os.environ["XDG_RUNTIME_DIR"]) / f"procsv-{logdir_hash(logdir)}"
+    assert places.shm_dir.parent in (SHM_ROOT, places.run_dir)
+
+
+@pytest.mark.parametrize("runtime", ["", "/nowhere/at/all", "/proc/version"])
+def test_without_a_runtime_directory_it_lies_in_the_temporary_one(
+    logdir: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    assert find_places(logdir).run_dir == Path(tempfile.gettempdir()) / f"procsv-{os.getuid()}-{logdir_hash(logdir)}"
+
+
+def test_without_shared_memory_snapshots_lie_in_the_run_directory(
+    logdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("procsv.ipc.places.SHM_ROOT", logdir / "no shm here")
+    places = find_places(logdir)
+    assert places.shm_dir == places.run_dir / "shm"
+
+
+def test_every_path_of_a_run_lies_in_one_of_its_directories(logdir: Path) -> None:
+    places = find_places(logdir)
+    in_logdir = [places.run_json, places.journal, places.logs, places.crashes, places.staging, places.log("trainer", 1)]
+    in_run = [
+        places.control_socket,
+        places.service_socket("summary"),
+        places.run_lock,
+        places.writer_lock,
+        places.service_lock("summary"),
+        places.pulse("trainer", 1),
+        places.last_words(1),
+        places.event_position("1-0"),
+    ]
+    assert all(path.is_relative_to(places.home) for path in in_logdir)
+    assert all(path.parent == places.run_dir for path in in_run)
+    assert len(set(in_logdir + in_run)) == len(in_logdir + in_run)
+
+
+# -- directories -------------------------------------------------------------------------------------------------
+def test_a_private_directory_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        make_private_dir(tmp_path / "run")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_of_ours_is_taken_over_and_made_private(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o755)
+    (tmp_path / "run" / "stale.sock").touch()
+    make_private_dir(tmp_path / "run")
+    make_private_dir(tmp_path / "run")
+
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "run" / "stale.sock").exists()
+
+
+@pytest.mark.parametrize("what", ["file", "link to a directory", "dangling link"])
+def test_what_somebody_else_may_have_put_there_is_refused_with_what_to_do(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "run"
+    if what == "file":
+        path.write_text("x")
+    else:
+        path.symlink_to(tmp_path if what == "link to a directory" else tmp_path / "nowhere")
+    with pytest.raises(UserError, match="XDG_RUNTIME_DIR") as caught:
+        make_private_dir(path)
+    assert caught.value.exit_code == 73
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir(mode=0o777)
+    mode = (tmp_path / "run").stat().st_mode
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    with pytest.raises(UserError, match="not a directory of yours"):
+        make_private_dir(tmp_path / "run")
+    assert (tmp_path / "run").stat().st_mode == mode
+
+
+# -- socket paths ------------------------------------------------------------------------------------------------
+def test_a_socket_path_that_the_system_would_not_take_is_found_before_anything_starts(tmp_path: Path) -> None:
+    room = SOCKET_PATH_BYTES_MAX - len("/checkpoint.sock")
+    fits = Path("/" + "x" * (room - 1))
+    check_socket_paths(Places(tmp_path, fits, tmp_path))
+    with pytest.raises(UserError, match=f"has {SOCKET_PATH_BYTES_MAX + 1} bytes") as caught:
+        check_socket_paths(Places(tmp_path, fits.with_name(fits.name + "x"), tmp_path))
+    assert caught.value.exit_code == 73
+    with pytest.raises(UserError):  # bytes, not letters
+        check_socket_paths(Places(tmp_path, Path("/" + "ä" * (room // 2 + 1)), tmp_path))

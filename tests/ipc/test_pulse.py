@@ -1,0 +1,135 @@
+"""Pulses: read at any time, from any process, whole or not at all."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from procsv.ipc.pulse import Beat, Phase, PulseReader, PulseWriter
+from tests.support.programs import running
+
+GUARD_AT = 8
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trainer.1.pulse"
+
+
+def beating(path: Path, step: int = 7) -> PulseWriter:
+    writer = PulseWriter(path)
+    writer.phase, writer.step = Phase.STEP, step
+    writer.beat(1.0)
+    return writer
+
+
+def set_guard(path: Path, guard: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(GUARD_AT)
+        file.write(struct.pack("=Q", guard))
+
+
+def test_a_reader_that_comes_first_sees_nothing_and_then_the_first_beat(path: Path) -> None:
+    reader = PulseReader(path)
+    assert reader.read() is None
+    path.touch()
+    assert reader.read() is None, "a file that is not whole yet"
+    path.unlink()
+    writer = PulseWriter(path)
+    assert reader.read() is None, "no beat yet"
+    writer.beat(2.5)
+    assert reader.read() == Beat(Phase.IMPORT, -1, 0, 2.5, 0.0)
+    reader.close()
+    writer.close()
+
+
+@given(
+    st.sampled_from(Phase), st.integers(-1, 2**62), st.integers(0, 2**62), st.integers(0, 10**9), st.integers(0, 10**9)
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_beaten_is_read(path: Path, phase: Phase, step: int, work: int, now_s: int, extended_s: int) -> None:
+    writer, reader = PulseWriter(path), PulseReader(path)
+    writer.phase, writer.step, writer.work, writer.extended_s = phase, step, work, float(extended_s)
+    writer.beat(float(now_s))
+    assert reader.read() == Beat(phase, step, work, float(now_s), float(extended_s))
+    reader.close()
+    writer.close()
+
+
+def test_a_beat_that_was_cut_off_in_the_middle_leaves_the_last_one(path: Path) -> None:
+    writer, reader = beating(path), PulseReader(path)
+    whole = reader.read()
+    set_guard(path, 3)  # odd: its writer was killed in the middle
+    assert reader.read() == whole
+
+    late = PulseReader(path)
+    assert late.read() is None, "who comes now cannot know"
+    for one in (reader, late, writer):
+        one.close()
+
+
+def test_a_guard_of_zero_is_no_beat(path: Path) -> None:
+    """Writing clears the guard for an instant, and zero is an even number."""
+    writer, reader = beating(path), PulseReader(path)
+    set_guard(path, 0)
+    assert reader.read() is None
+    writer.beat(2.0)
+    beat = reader.read()
+    assert beat is not None
+    assert beat.beat_s == 2.0
+    reader.close()
+    writer.close()
+
+
+def test_a_file_of_something_else_is_no_pulse(path: Path) -> None:
+    path.write_bytes(b"\0" * 4096)
+    reader = PulseReader(path)
+    assert reader.read() is None
+    reader.close()
+
+
+def test_a_closed_reader_may_read_again(path: Path) -> None:
+    writer, reader = beating(path), PulseReader(path)
+    assert reader.read() is not None
+    reader.close()
+    reader.close()
+    assert reader.read() is not None
+    reader.close()
+    writer.close()
+
+
+@pytest.mark.fault
+def test_a_pulse_is_whole_while_another_process_beats_as_fast_as_it_can_and_outlives_it(path: Path) -> None:
+    source = """
+        import sys
+        from pathlib import Path
+        from procsv.ipc.pulse import Phase, PulseWriter
+        writer = PulseWriter(Path(sys.argv[1]))
+        writer.phase = Phase.STEP
+        for number in range(10**9):
+            writer.step, writer.work, writer.extended_s = number, number, float(number)
+            writer.beat(float(number))
+            if number == 1000:
+                print("beating")
+    """
+    reader = PulseReader(path)
+    with running(source, path) as trainer:
+        trainer.wait_said("beating")
+        last = -1
+        for _ in range(20_000):
+            beat = reader.read()
+            assert beat is not None
+            assert beat == Beat(Phase.STEP, beat.step, beat.step, float(beat.step), float(beat.step))
+            assert beat.step >= last
+            last = beat.step
+        trainer.kill()
+    assert last > 1000
+    dead = reader.read()
+    assert dead is not None
+    assert dead.step >= last
+    assert reader.read() == dead
+    reader.close()

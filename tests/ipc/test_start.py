@@ -1,0 +1,92 @@
+"""What a process is told at its start arrives as it was said, once, and is hidden from what runs after it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from procsv.ipc.errors import ProcsvBug
+from procsv.ipc.places import Places
+from procsv.ipc.process import spawn
+from procsv.ipc.start import MODULES, VARIABLE, Start, take_start
+from tests.support.programs import ROOT
+
+TEXT = st.text(st.characters(exclude_characters="\0"))
+STARTS = st.builds(
+    Start,
+    role=st.sampled_from(sorted(MODULES)),
+    run=TEXT,
+    incarnation=st.integers(0, 2**31),
+    logdir=TEXT,
+    run_dir=TEXT,
+    shm_dir=TEXT,
+    grace_s=st.floats(0, 1e6),
+    target=TEXT,
+    args=st.lists(TEXT).map(tuple),
+    options=st.dictionaries(TEXT, TEXT),
+)
+
+
+def a_start(**changes: object) -> Start:
+    fields: dict[str, object] = {
+        "role": "trainer", "run": "r", "incarnation": 2, "logdir": "/l", "run_dir": "/r", "shm_dir": "/s",
+        "target": "train.py", "args": ("--steps", "3"),
+    }  # fmt: skip
+    return Start(**(fields | changes))  # type: ignore[arg-type]  # checked by the class
+
+
+@given(STARTS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_said_is_what_is_taken(start: Start) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", start.environment({"HOME": "/h"}))
+        assert take_start(start.role) == start
+        assert os.environ == {"HOME": "/h"}, "taken out, before anything of the user's can see it"
+
+
+def test_the_base_environment_is_passed_on_and_not_changed() -> None:
+    base = {"HOME": "/h", VARIABLE: "another's"}
+    told = a_start().environment(base)
+    assert told["HOME"] == "/h"
+    assert told[VARIABLE] != "another's"
+    assert base[VARIABLE] == "another's"
+
+
+def test_the_command_line_says_role_logdir_and_target() -> None:
+    assert a_start().argv() == [sys.executable, "-m", "procsv.training", "/l", "train.py", "--steps", "3"]
+    assert a_start(role="summary", target="", args=()).argv() == [sys.executable, "-m", MODULES["summary"], "/l"]
+
+
+def test_the_places_are_those_of_the_run() -> None:
+    assert a_start().places == Places(Path("/l"), Path("/r"), Path("/s"))
+
+
+def test_who_is_started_by_hand_is_told_how_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(SystemExit, match="procsv launch"):
+        take_start("summary")
+
+
+def test_who_is_started_as_another_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, a_start().environment({})[VARIABLE])
+    with pytest.raises(ProcsvBug, match="started as trainer, but this is summary"):
+        take_start("summary")
+
+
+@pytest.mark.fault
+def test_arguments_arrive_as_they_were_given_whatever_their_bytes(tmp_path: Path) -> None:
+    args = ("ä", "\udcff\udc80", 'quo"te', "new\nline", "", "--", "日本")
+    source = f"""
+import sys
+from procsv.ipc.start import take_start
+sys.exit(take_start("trainer").args != {args!r})
+"""
+    env = a_start(args=args).environment({**os.environ, "PYTHONPATH": str(ROOT)})
+    child = spawn([sys.executable, "-c", source], env=env, log=tmp_path / "log")
+    os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
+    assert child.reap().code == 0, (tmp_path / "log").read_text()
