@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from procsv.ipc.clock import Clock, SystemClock
 from procsv.ipc.errors import UserError
 from procsv.ipc.process import identify
-from procsv.ipc.runfile import write_run
 from procsv.ipc.start import Start
 from procsv.watchdog.console import Console
 from procsv.watchdog.core import Core, Settings
@@ -92,20 +91,18 @@ def _run(
         },
     )
     left = reactor.run()
-    _leave(start, opened, reactor, processes, console, left)
+    _leave(start, opened, reactor, processes, left)
     _say_goodbye(core, left, console, start)
     return left.exit_code
 
 
-def _leave(start: Start, opened: Opened, reactor: Reactor, processes: Processes, console: Console, left: Quit) -> None:
+def _leave(start: Start, opened: Opened, reactor: Reactor, processes: Processes, left: Quit) -> None:
     """Nothing of the run stays but what is in the logdir.  Killed at any line: the next launch clears the rest."""
     last = reactor.close()
+    processes.clear_tree()
     processes.close()
+    reactor.ledger.write_run(last, durable=True)
     reactor.ledger.close()
-    try:
-        write_run(start.places.run_json, last, durable=True)
-    except OSError as error:
-        console.say(f"cannot write {start.places.run_json}: {error.strerror}", is_bad=True)
     remove_run(start.places, opened.lock, left.keep_memory)
 
 

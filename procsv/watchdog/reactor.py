@@ -7,6 +7,7 @@ process that the machine has no room for.
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +15,6 @@ import psutil
 
 from procsv.ipc.arena import scan
 from procsv.ipc.channel import Address, Client, Heard, Server, Waiter, new_context
-from procsv.ipc.errors import UserError
 from procsv.ipc.messages import Finish, Hello, Message, Settled, Status, StatusRequest, StopRun, TrainerEnded
 from procsv.ipc.pulse import Beat, PulseReader
 from procsv.ipc.runfile import NO_STEP, RunFile
@@ -60,7 +60,8 @@ if TYPE_CHECKING:
 TICK_S = 0.5  # how often pulses are read; a step in `status` is at most this old
 RUN_JSON_S = 1.0  # how often run.json follows the step
 CLEAR_S = 0.02  # how often a dead trainer's tree is looked at until it is gone
-SOCKET_S = 30.0  # how often the control socket is looked at: temp sweepers delete sockets
+SOCKET_S = 5.0  # how often the control socket is looked at: temp sweepers delete sockets
+REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to be gone
 WAIT_S_MIN = 0.005  # a deadline that is past and changes nothing does not make the loop spin
 
 
@@ -90,6 +91,7 @@ class Reactor:
         self._pulses: dict[str, PulseReader] = {}
         self._clearing: int | None = None  # the trainer's incarnation whose tree is being cleared
         self._quit: Quit | None = None
+        self._quit_s = 0.0
         self._tick_s = self._run_json_s = clock.monotonic()
         self._socket_s = clock.monotonic() + SOCKET_S
         self._waiter = Waiter()
@@ -102,7 +104,7 @@ class Reactor:
     def run(self) -> Quit:
         """Runs the run to its end; how it is to be left."""
         self._perform(self._core.start(self._clock.monotonic()))
-        while self._quit is None:
+        while self._quit is None or self._has_remains():
             self._waiter.wait(self._pause_s())
             self._collect_dead()
             for source, number in self._signals.take():
@@ -111,6 +113,10 @@ class Reactor:
             self._look_at_tree()
             self._tick()
         return self._quit
+
+    def _has_remains(self) -> bool:
+        """Whether killed processes of the trainer's tree are still on their way out, at the end of the run."""
+        return self._clearing is not None and self._clock.monotonic() < self._quit_s + REMAINS_S_MAX
 
     def _pause_s(self) -> float:
         now_s = self._clock.monotonic()
@@ -135,7 +141,7 @@ class Reactor:
         self._processes.reap_strays()
         self._handle(self._reading())
         if now_s >= self._run_json_s:
-            self._write_run(durable=False)
+            self._write_run()
         if now_s >= self._socket_s:
             self._socket_s = now_s + SOCKET_S
             self._look_at_socket()
@@ -246,14 +252,10 @@ class Reactor:
         peers = self._server.peers
         self._waiter.remove(self._server)
         self._server.close()
-        try:
-            self._server = Server(self._context, self._places.control_socket, self._me, self._clock)
-        except UserError as error:
-            self._console.say(str(error), is_bad=True)
-        else:
-            self._server.peers = peers
-            self._console.say("something deleted the control socket; made it again", is_bad=True)
+        self._server = Server(self._context, self._places.control_socket, self._me, self._clock)
+        self._server.peers = peers
         self._waiter.add(self._server)
+        self._console.say("something deleted the control socket; made it again", is_bad=True)
 
     # -- what the core says --------------------------------------------------------------------------------
     def _perform(self, actions: list[Action]) -> None:
@@ -268,7 +270,7 @@ class Reactor:
             case Signal(role, incarnation, number):
                 self._with(role, incarnation, lambda running: running.child.signal(number))
             case KillTree(role, incarnation):
-                self._with(role, incarnation, lambda running: running.child.signal_tree(9))
+                self._with(role, incarnation, lambda running: running.child.signal_tree(signal.SIGKILL))
             case ClearTree(incarnation):
                 self._clearing = incarnation
                 self._look_at_tree()
@@ -277,22 +279,23 @@ class Reactor:
             case Journal(event, role, incarnation, fields):
                 self.ledger.append(event, role, incarnation, fields)
             case WriteRun():
-                self._write_run(durable=True)
+                self._write_run()
             case Report() as report:
                 self.ledger.write_report(report, self._run_file(), self._places.log(TRAINER, report.incarnation))
             case Say(text, is_bad, traceback):
                 self._console.say(text, is_bad, traceback)
             case Quit() as quit:
-                self._quit = quit
+                self._quit, self._quit_s = quit, self._clock.monotonic()
 
     def _with(self, role: str, incarnation: int, act: Callable[[Running], None]) -> None:
         running = self._processes.find(role, incarnation)
         if running is not None:
             act(running)
 
-    def _write_run(self, durable: bool) -> None:
+    def _write_run(self) -> None:
+        """Not fsynced: while a checkpoint goes to a busy disk, that would keep `status` and the dead waiting."""
         self._run_json_s = self._clock.monotonic() + RUN_JSON_S
-        self.ledger.write_run(self._run_file(), durable)
+        self.ledger.write_run(self._run_file(), durable=False)
 
     def _run_file(self) -> RunFile:
         return run_file(self._facts, self._core, self._clock.monotonic(), self._clock.wall())

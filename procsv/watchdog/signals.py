@@ -18,6 +18,8 @@ class Signals:
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in STOPS:
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # started under nohup: a closed terminal is not to end the run
             signal.signal(number, _nothing)
         self._count = 0
 

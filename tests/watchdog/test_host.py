@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from procsv.ipc.channel import Address, Client, new_context
+from procsv.ipc.channel import Address, Client, Waiter, new_context
 from procsv.ipc.clock import SystemClock
 from procsv.ipc.journal import read_journal
 from procsv.ipc.runfile import RunFile, read_run
@@ -83,6 +83,7 @@ class Run:
 def launched(tmp_path: Path, source: str, **options: Any) -> Iterator[Run]:
     program, logdir, output = tmp_path / "train.py", tmp_path / "logdir", tmp_path / "output"
     program.write_text(source)
+    options.setdefault("grace_s", 4.0)  # the idle programs are deaf: they are ended when their share is over
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
     with output.open("a") as stream:
         process = subprocess.Popen(
@@ -251,8 +252,8 @@ def test_the_watchdog_is_small_and_idle(tmp_path: Path) -> None:
         assert run.end() == 75
 
 
-def test_a_deleted_control_socket_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with launched(tmp_path, IDLE, env={"PROCSV_TEST": "1"}) as run:
+def test_a_deleted_control_socket_is_made_again(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE) as run:
         run.begun()
         places = run.file().places
         places.control_socket.unlink()
@@ -270,6 +271,10 @@ def test_garbage_at_the_control_socket_is_survived(tmp_path: Path) -> None:
         run.begun()
         context = new_context()
         client = Client(context, run.file().places.control_socket, Address("", "cli", 1), SystemClock())
+        waiter = Waiter()
+        waiter.add(client)
+        while not client.tick():
+            assert waiter.wait(NEWS_S_MAX)
         for garbage in (b"", b"\xff" * 1000, b"\x90", b"{}"):
             client.socket.send_multipart([garbage], flags=0)
         client.close()

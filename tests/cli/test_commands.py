@@ -1,0 +1,256 @@
+"""The commands as processes: what they print, how they exit, and how fast they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from procsv.cli.main import COMMANDS
+from procsv.ipc.places import find_places
+from procsv.ipc.process import identify
+from procsv.ipc.runfile import RunFile, read_run, write_run
+
+ROOT = Path(__file__).parents[2]
+
+
+def procsv(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "procsv.cli.main", *args],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=cwd or ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def a_run(logdir: Path, **changes: object) -> RunFile:
+    """run.json in `logdir`, as a host would have left it that is dead now."""
+    places = find_places(logdir)
+    me = identify(os.getpid())
+    run = RunFile(
+        run="0123456789abcdef",
+        target="train.py",
+        logdir=str(places.logdir),
+        run_dir=str(places.run_dir),
+        shm_dir=str(places.shm_dir),
+        pid=me.pid,
+        started=me.started - 1.0,
+        boot=me.boot,
+        state="running",
+        incarnation=3,
+        step=840,
+        durable_step=800,
+        started_at=12.5,
+    )
+    places.home.mkdir(parents=True)
+    run = msgspec.structs.replace(run, **changes)
+    write_run(places.run_json, run, durable=False)
+    return run
+
+
+def test_help_loads_nothing_that_is_heavy() -> None:
+    program = (
+        "import sys, procsv.cli.main as m\n"
+        "try: m.main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print('loaded:', *sys.modules)"
+    )
+    for args in (["--help"], ["launch", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *args], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
+        )
+        loaded = done.stdout.rpartition("loaded:")[2].split()
+        assert not {"tensorflow", "numpy", "rich", "zmq", "keras"} & set(loaded), args
+
+
+def test_help_is_fast() -> None:
+    def once() -> float:
+        begun_s = time.perf_counter()
+        assert procsv("--help").returncode == 0
+        return time.perf_counter() - begun_s
+
+    assert min(once() for _ in range(5)) < 0.3  # the bar is 0.15 s on a machine that does nothing else
+
+
+def test_help_lists_every_command_and_each_says_the_same_of_itself() -> None:
+    said = procsv("--help").stdout
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} ", said, re.MULTILINE)
+        assert procsv(name, "--help").returncode == 0
+
+
+def test_launch_help_shows_every_default() -> None:
+    said = " ".join(procsv("launch", "--help").stdout.split())
+    for default in (
+        "runs/<target name>",
+        "default: auto",
+        "default: 5",
+        "default: 1s..60s",
+        "default: 25s",
+        "[tool.procsv]",
+    ):
+        assert default in said
+
+
+def test_a_misspelt_command_names_the_nearest() -> None:
+    done = procsv("stauts", "x")
+
+    assert done.returncode == 2
+    assert "Did you mean status?" in done.stderr
+
+
+def test_a_target_that_is_not_there_is_exit_2_and_makes_no_logdir(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = procsv("launch", "--logdir", str(tmp_path / "logdir"), "trian.py", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "did you mean train.py?" in done.stderr
+    assert not (tmp_path / "logdir").exists()
+
+
+def test_a_logdir_that_cannot_be_made_is_exit_73(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = procsv("launch", "--logdir", str(tmp_path / "train.py" / "x"), "train.py", cwd=tmp_path)
+
+    assert done.returncode == 73
+    assert "cannot be made" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "logs"])
+@pytest.mark.parametrize(
+    ("directory", "said"), [("", "is not the logdir of a run"), ("absent", "there is no directory")]
+)
+def test_a_directory_that_is_no_run_is_exit_2(tmp_path: Path, command: str, directory: str, said: str) -> None:
+    done = procsv(command, str(tmp_path / directory))
+
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_status_of_a_run_whose_host_was_killed_reads_the_files_and_says_so(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
+
+    assert (status["running"], status["state"], status["processes"]) == (False, "interrupted", [])
+    assert (status["step"], status["durable_step"], status["incarnation"]) == (840, 800, 3)
+    shown = procsv("status", str(tmp_path)).stdout
+    assert "interrupted (nobody runs it)" in shown
+    assert "840" in shown
+
+
+def test_status_of_a_finished_run_is_its_last_state(tmp_path: Path) -> None:
+    a_run(tmp_path, state="done", ended_at=99.0, exit_code=0)
+    status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
+
+    assert (status["running"], status["state"], status["exit_code"]) == (False, "done", 0)
+
+
+def test_status_has_every_field_that_was_promised(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    promised = {"state", "target", "logdir", "pid", "step", "durable_step", "memory_step", "incarnation", "restarts"}
+    promised |= {"no_progress_count", "last_exit", "next_restart_in", "goodput", "processes"}
+
+    assert promised <= set(json.loads(procsv("status", str(tmp_path), "--json").stdout))
+
+
+def test_status_of_a_host_that_does_not_answer_takes_less_than_a_second(tmp_path: Path) -> None:
+    """A watchdog that is stopped, say: the files answer."""
+    run = a_run(tmp_path)
+    me = identify(os.getpid())  # alive, and with a socket on which nobody answers
+    write_run(run.places.run_json, msgspec.structs.replace(run, started=me.started), durable=False)
+    import socket
+
+    run.places.run_dir.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(run.places.control_socket))
+        silent.listen()
+        begun_s = time.monotonic()
+        status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
+        assert time.monotonic() - begun_s < 1.5  # an interpreter's start included
+    assert status["step"] == 840
+    run.places.control_socket.unlink()
+    run.places.run_dir.rmdir()
+
+
+def test_stop_says_that_nobody_runs_the_run(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    done = procsv("stop", str(tmp_path))
+
+    assert done.returncode == 0
+    assert "nobody runs" in done.stdout
+    assert "step 800 is on disk" in done.stdout
+
+
+def test_logs_shows_the_newest_incarnation_of_a_role(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    run.places.logs.mkdir()
+    for number in (2, 10):
+        run.places.log("trainer", number).write_text(f"incarnation {number}\n")
+
+    assert procsv("logs", str(tmp_path)).stdout == "incarnation 10\n"
+    assert procsv("logs", str(tmp_path), "-f").stdout == "incarnation 10\n"
+    done = procsv("logs", str(tmp_path), "--role", "trianer")
+    assert done.returncode == 2
+    assert "there are: trainer" in done.stderr
+
+
+@pytest.mark.fault
+def test_a_whole_run_from_the_command_line(tmp_path: Path) -> None:
+    """Launched, looked at, refused to a second, stopped; the launch keeps its pid through the exec."""
+    program = tmp_path / "train.py"
+    program.write_text("import signal, sys; print('begun', sys.argv[1:], flush=True); signal.pause()\n")
+    launch = [sys.executable, "-m", "procsv.cli.main", "launch", "--grace", "4s", "--logdir", "logdir"]
+    launch += ["train.py", "--", "--steps", "3"]
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen(
+            launch,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        _use_it(tmp_path, process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _use_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    log = tmp_path / "logdir" / "procsv" / "logs" / "trainer.1.log"
+    deadline_s, pause = time.monotonic() + 60.0, threading.Event()
+    while not (log.exists() and "begun" in log.read_text()):
+        assert process.poll() is None, (tmp_path / "output").read_text()
+        assert time.monotonic() < deadline_s
+        pause.wait(0.02)
+
+    status = json.loads(procsv("status", "logdir", "--json", cwd=tmp_path).stdout)
+    assert (status["running"], status["pid"]) == (True, process.pid)
+    assert [row["role"] for row in status["processes"]] == ["watchdog", "trainer", "checkpoint", "summary"]
+    assert all(row["pid"] and row["rss"] > 0 for row in status["processes"])
+    begun_s = time.monotonic()
+    second = procsv("launch", "--logdir", "logdir", "train.py", cwd=tmp_path)
+    assert time.monotonic() - begun_s < 1.5
+    assert second.returncode == 73
+    for words in (f"process {process.pid}", "procsv status", "procsv stop", "since 20"):
+        assert words in second.stderr
+    stopped = procsv("stop", "logdir", cwd=tmp_path)
+    assert stopped.returncode == 0
+    assert "stopped" in stopped.stdout
+    assert process.wait(30) == 75
+    assert "begun ['--steps', '3']" in (tmp_path / "output").read_text()
+    run = read_run(tmp_path / "logdir" / "procsv" / "run.json")
+    assert run is not None
+    assert (run.state, run.exit_code, run.args) == ("stopped", 75, ("--steps", "3"))

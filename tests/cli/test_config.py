@@ -1,0 +1,144 @@
+"""Options from a TOML file: they stand in for the defaults, and a wrong key is an error that helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from procsv.cli import launch
+from procsv.cli.values import Duration, DurationRange, Range
+from procsv.ipc.errors import UserError
+
+if TYPE_CHECKING:
+    from procsv.ipc.start import Start
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Start]:
+    """In an empty directory with a train.py, where launch stops short of the exec: what it would have started."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    starts: list[Start] = []
+    make = launch.make_start
+
+    def record(*args: object) -> Start:
+        starts.append(make(*args))  # type: ignore[arg-type]
+        raise SystemExit(0)
+
+    monkeypatch.setattr(launch, "make_start", record)
+    return starts
+
+
+def run(*args: str) -> BaseException | None:
+    result = CliRunner().invoke(launch.command, args, catch_exceptions=True)
+    if result.exit_code == 2 and isinstance(result.exception, SystemExit):
+        return click.UsageError(result.output)
+    return result.exception
+
+
+def test_the_defaults_are_those_of_the_help(made: list[Start]) -> None:
+    run("train.py", "--steps", "3")
+
+    start = made[0]
+    assert start.options == {"max-failures": "5", "backoff-min-s": "1.0", "backoff-max-s": "60.0"}
+    assert (start.grace_s, start.snapshot_secs) == (25.0, -1.0)
+    assert start.args == ("--steps", "3")
+    assert start.logdir == str(Path("runs/train").resolve())
+    assert Path(start.logdir).is_dir()
+
+
+def test_all_that_follows_the_target_is_the_programs_own(made: list[Start]) -> None:
+    run("--logdir", "l", "train.py", "--logdir", "other", "--help", "--", "x")
+    run("train.py", "--", "--logdir", "x", "--")
+
+    assert made[0].args == ("--logdir", "other", "--help", "--", "x")
+    assert made[0].logdir == str(Path("l").resolve())
+    assert made[1].args == ("--logdir", "x", "--")
+
+
+def test_pyproject_stands_in_for_the_defaults_and_the_command_line_wins(made: list[Start], tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.procsv]\nlogdir = "here"\nmax-failures = 9\nsnapshot_secs = "2m"\ngrace = 60\n'
+    )
+    run("--max-failures", "3", "train.py")
+
+    assert made[0].logdir == str(tmp_path / "here")
+    assert made[0].options["max-failures"] == "3"
+    assert (made[0].snapshot_secs, made[0].grace_s) == (120.0, 60.0)
+
+
+def test_a_pyproject_that_says_nothing_of_us_changes_nothing(made: list[Start], tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.other]\nx = 1\n")
+    run("train.py")
+
+    assert made[0].grace_s == 25.0
+
+
+def test_a_file_of_its_own_has_the_options_at_the_top(made: list[Start], tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('backoff = "2s..4s"\n')
+    run("--config", "run.toml", "train.py")
+
+    assert made[0].options["backoff-min-s"] == "2.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max-failure = 3", ["'max-failure'", "did you mean max-failures?"]),
+        ("snapshots = 3", ["'snapshots'", "did you mean snapshot-secs?"]),
+        ("zzz = 3", ["'zzz'", "there are: backoff"]),
+        ("target = 'x'", ["'target'"]),
+        ("grace = [1]", ["grace takes one value"]),
+        ("grace = ", ["is not TOML"]),
+    ],
+)
+def test_a_wrong_file_is_a_usage_error_that_names_the_nearest_key(
+    made: list[Start], tmp_path: Path, text: str, said: list[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    error = run("--config", "run.toml", "train.py")
+
+    assert isinstance(error, UserError)
+    assert error.exit_code == 2
+    for words in said:
+        assert words in str(error)
+    assert not made
+
+
+def test_a_wrong_value_in_a_file_is_told_like_one_on_the_command_line(made: list[Start], tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.procsv]\ngrace = "soon"\n')
+    error = run("train.py")
+
+    assert isinstance(error, click.UsageError)
+    assert "'soon' is not a duration" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--lodgir", "x", "train.py"], "--logdir"),
+        (["--max-failure", "3", "train.py"], "--max-failures"),
+        (["--max-failures", "0", "train.py"], "x>=1"),
+        (["--grace", "0", "train.py"], "less than 1 s"),
+        (["--snapshot-secs", "often", "train.py"], "auto"),
+        (["--backoff", "9s..1s", "train.py"], "the first is to be the smaller"),
+        ([], "TARGET"),
+    ],
+)
+def test_a_wrong_command_line_is_a_usage_error_that_helps(made: list[Start], args: list[str], said: str) -> None:
+    error = run(*args)
+
+    assert isinstance(error, click.UsageError)
+    assert said in str(error)
+
+
+def test_values_read_as_people_write_them() -> None:
+    assert Duration({"auto": -1.0}).convert("auto", None, None) == -1.0
+    assert Duration().convert("1.5h", None, None) == 5400.0
+    assert Duration().convert(3, None, None) == 3.0
+    assert DurationRange().convert("1..60", None, None) == Range(1.0, 60.0)
+    assert DurationRange().convert("5s", None, None) == Range(5.0, 5.0)
