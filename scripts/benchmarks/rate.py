@@ -13,7 +13,7 @@ from scripts.benchmarks.settings import NAMES, Arm, Settings, Trial
 from scripts.benchmarks.stall import WORK
 
 SECONDS = 60.0  # of each arm, over all repeats
-QUICK_SECONDS = 12.0
+QUICK_SECONDS = 10.0
 SAVE_S = 30.0
 MB = 200.0
 SHARE_MIN = 0.98

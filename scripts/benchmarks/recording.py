@@ -87,7 +87,7 @@ def record_snapshots(recording: Recording) -> None:
         with lock:
             longest = max(visits, key=lambda span: span[1] - span[0], default=None)  # the others found nothing due
             visits.clear()
-        if longest is not None:
+        if longest is not None and longest[1] - longest[0] >= stall_s:  # else it was taken on demand, not by a visit
             recording.snapshots.append((longest[0], ended_s))
             recording.stalls_s.append(longest[1] - longest[0])
 

@@ -24,7 +24,7 @@ def show(console: Console, table: Table) -> None:
     for column in table.columns:
         is_text = all(isinstance(row.get(column.key), str) for row in table.rows)
         heading = f"{column.title}\n{column.unit}" if column.unit else column.title
-        drawn.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
+        drawn.add_column(heading, justify="left" if is_text else "right")
     for row in table.rows:
         drawn.add_row(*(text_of(row.get(column.key), column) for column in table.columns))
     console.print(drawn)
