@@ -87,7 +87,7 @@ class PulseReader:
         self._last: Beat | None = None
 
     def read(self) -> Beat | None:
-        """The last whole beat, or None before the first."""
+        """The last whole beat; None before the first, and if its writer is just in the middle of one: look again."""
         if self._map is None:
             try:
                 fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
