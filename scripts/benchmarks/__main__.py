@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scripts.benchmarks import idle, overhead, rate, report, restart, restore, stall
+from scripts.benchmarks import idle, overhead, rate, report, restart, restore, save, stall
 from scripts.benchmarks.figures import Table
 from scripts.benchmarks.processes import TrialFailed
 from scripts.benchmarks.settings import Kind, Settings
@@ -22,12 +22,13 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "stall": stall.measure,
     "rate": rate.measure,
     "restart": restart.measure,
+    "save": save.measure,
     "restore": restore.measure,
     "overhead": overhead.measure,
     "idle": idle.measure,
 }
 KINDS: tuple[Kind, ...] = ("resource", "ref")
-QUICK_TABLES = tuple(name for name in TABLES if name != "restore")  # which trains 1 GiB: minutes
+QUICK_TABLES = tuple(name for name in TABLES if name not in ("save", "restore"))  # what needs its time
 SIZES_MB, QUICK_SIZES_MB = (20.0, 200.0, 800.0), (200.0,)
 WIDTH = 190  # of a report that goes to a file: rows stay whole
 
@@ -68,7 +69,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         prog="scripts/bench", description="Measure procsv beside TensorFlow's own supervisors on the same graphs."
     )
     parser.add_argument(
-        "tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; default: all (quick: no restore)"
+        "tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; default: all (quick: not save, restore)"
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repetitions: 4 minutes instead of 15")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")

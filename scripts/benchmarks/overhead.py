@@ -24,7 +24,7 @@ COLUMNS = (
 
 def measure(settings: Settings) -> Table:
     table = Table("overhead", "A call of session.run of a trivial graph, no snapshot due", COLUMNS)
-    repeats = settings.repeats_or(usual=3)
+    repeats = settings.repeats_or(usual=2)
     found: dict[Arm, list[Result]] = defaultdict(list)
     arms: tuple[Arm, ...] = ("bare", *ARMS)
     for repeat in range(repeats):

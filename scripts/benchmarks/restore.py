@@ -16,7 +16,7 @@ MB = 1024**3 / 1e6
 WORK = 2
 SAVE_S = 5.0
 TRAIN_S = 10.0  # before each kill: there is a snapshot, and a checkpoint
-KILLS, QUICK_KILLS = 2, 1
+KILLS = 1
 LIMITS_MS: dict[Kind, float] = {"resource": 60.0, "ref": 250.0}
 
 COLUMNS = (
@@ -30,7 +30,6 @@ COLUMNS = (
 
 def measure(settings: Settings) -> Table:
     table = Table("restore", "Restoring 1 GiB after SIGKILL", COLUMNS)
-    kills = QUICK_KILLS if settings.quick else KILLS
     arms: tuple[Arm, ...] = ("procsv", "supervisor")
     for kind in settings.kinds:
         program = Program(MB, settings.variables, WORK, SAVE_S, kind)
@@ -38,7 +37,7 @@ def measure(settings: Settings) -> Table:
             settings.say(f"restore: {kind}, {NAMES[arm]}")
             found: dict[str, list[Result]] = defaultdict(list)
             with running(arm, program) as run:
-                for _ in range(kills):
+                for _ in range(settings.repeats_or(usual=KILLS)):
                     run.marks.listen(TRAIN_S)
                     for note in run.restores(run.kill().first.pid):
                         found[note["source"]].append(note)

@@ -46,5 +46,6 @@ class Trial:
     work: int = 0  # matrix products a step
     seconds: float = 10.0
     save_s: float = 3600.0
+    pause_s: float = 0.0  # after each step, with nothing to do
     check: bool = False  # read the checkpoints afterwards
     copy: bool = False  # measure a memory copy of `mb` afterwards

@@ -10,6 +10,7 @@ from collections import defaultdict
 
 from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table
 from scripts.benchmarks.processes import Result, run_trial
+from scripts.benchmarks.save import written_mb_s
 from scripts.benchmarks.settings import ARMS, NAMES, Arm, Kind, Settings, Trial
 from scripts.benchmarks.windows import feel
 
@@ -19,7 +20,6 @@ SMALL_MB = 50  # up to here there is little to see
 
 RESOURCE_STALL_MS, RESOURCE_STALL_US_PER_VARIABLE = 2.0, 1.5
 REF_COPIES = 1.3
-WRITING_SHARE = 0.9
 
 COLUMNS = (
     Column("variables", "variables"),
@@ -64,8 +64,8 @@ def _measure_row(settings: Settings, table: Table, kind: Kind, mb: float) -> Non
                 mb=mb,
                 variables=settings.variables,
                 work=WORK,
-                seconds=12.0 if is_big else 5.0 if settings.quick else 6.0,
-                save_s=5.0 if is_big else 2.0,
+                seconds=10.0 if is_big else 5.0 if settings.quick else 6.0,
+                save_s=4.0 if is_big else 2.0,
                 check=True,
                 copy=arm == "procsv",
             )
@@ -90,12 +90,8 @@ def _row(results: list[Result]) -> dict[str, Cell]:
         "torn": sum(result["torn"] for result in results),
         "misnamed": sum(result["misnamed"] for result in results),
         "bad": f"{sum(result['torn'] for result in results)}, {sum(result['misnamed'] for result in results)} of {checked}",
-        "written_mb_s": _written(results),
+        "written_mb_s": written_mb_s(results),
     }
-
-
-def _written(results: list[Result]) -> Figure | None:
-    return Figure.of(size / 1e6 / seconds for result in results for size, seconds in result["written"] if seconds > 0)
 
 
 def _bars(kind: Kind, mb: float, variables: int, found: dict[Arm, list[Result]]) -> list[Bar]:
@@ -110,9 +106,4 @@ def _bars(kind: Kind, mb: float, variables: int, found: dict[Arm, list[Result]])
             limit_ms, how = REF_COPIES * memcpy_ms.median, f"{REF_COPIES} memory copies = "
         what = f"stall of a snapshot, {kind}, {mb:g} MB in {variables} variables"
         bars.append(Bar.at_most(what, limit_ms, stall_ms.median, "ms", 2, how))
-    written, theirs = _written(ours), _written(found["supervisor"])
-    if written is not None and theirs is not None:
-        how = f"{WRITING_SHARE} of Saver.save = "
-        what = f"writing a checkpoint beside training, {kind}, {mb:g} MB"
-        bars.append(Bar.at_least(what, WRITING_SHARE * theirs.median, written.median, "MB/s", 0, how))
     return bars

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,6 +55,8 @@ def _train(trial: Trial, model: Model) -> dict[str, Any]:
         while (begun_s := time.monotonic()) < end_s:
             session.run(model.train)
             steps.append((begun_s, time.monotonic()))
+            if trial.pause_s:
+                threading.Event().wait(trial.pause_s)
     if trial.arm == "procsv":
         record_journal(recording, Path(trial.logdir))
     result: dict[str, Any] = {"steps": steps, **dataclasses.asdict(recording)}
