@@ -6,6 +6,7 @@ Timings are never asserted: the exit code is 0 however they turn out, and 1 only
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -84,5 +85,14 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)  # what was started is ended on the way out
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

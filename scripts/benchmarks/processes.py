@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +90,23 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
     psutil.wait_procs(tree, timeout=END_S_MAX)
 
 
+def clear(logdir: Path) -> None:
+    """Removes what a run leaves that was killed with all its processes, as `end_tree` does."""
+    places = find_places(logdir)
+    for folder in (places.shm_dir, places.run_dir):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def cleared_unless_ended(logdir: Path) -> Iterator[None]:
+    """After an error or Ctrl-C, when the processes were killed: `clear`."""
+    try:
+        yield
+    except BaseException:
+        clear(logdir)
+        raise
+
+
 def run_trial(trial: Trial) -> Result:
     """Measures in a process of its own, in a logdir of its own; TrialFailed with its last output."""
     with scratch() as folder:
@@ -96,7 +114,7 @@ def run_trial(trial: Trial) -> Result:
         log = folder / "output.log"
         asked = dataclasses.asdict(trial) | {"logdir": str(logdir)}
         argv = [sys.executable, "-m", "scripts.benchmarks.trial", json.dumps(asked)]
-        with started(argv, log, cwd=folder) as process:
+        with cleared_unless_ended(logdir), started(argv, log, cwd=folder) as process:
             try:
                 code = process.wait(TRIAL_S_MAX)
             except subprocess.TimeoutExpired:

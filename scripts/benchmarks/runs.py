@@ -25,6 +25,7 @@ from scripts.benchmarks.processes import (
     Result,
     TrialFailed,
     check_nothing_left,
+    cleared_unless_ended,
     environment,
     procsv_command,
     scratch,
@@ -132,7 +133,10 @@ class Program:
 
 @contextlib.contextmanager
 def running(arm: Arm, program: Program, options: tuple[str, ...] = ()) -> Iterator[Run]:
-    """A run that has ended its first step.  `options` are of `procsv launch`.  Gone at the end, however it ends."""
+    """A run that has ended its first step.  `options` are of `procsv launch`.
+
+    Gone at the end, however it ends; a run of procsv is to be stopped before.
+    """
     with scratch() as folder, Marks(folder / "marks") as marks:
         logdir, log = folder / "logdir", folder / "output.log"
         args = ["--arm", arm, "--marks", str(marks.path), "--notes", str(folder / "notes"), *program.args()]
@@ -141,10 +145,10 @@ def running(arm: Arm, program: Program, options: tuple[str, ...] = ()) -> Iterat
         else:
             command = shlex.join([sys.executable, "-m", PROGRAM, "--logdir", str(logdir), *args])
             argv = ["sh", "-c", f"while ! {command}; do :; done"]
-        with started(argv, log, cwd=folder) as process:
+        with cleared_unless_ended(logdir), started(argv, log, cwd=folder) as process:
             run = Run(arm, process, logdir, log, marks, folder / "notes")
             if marks.wait_for(lambda _: True, FIRST_STEP_S_MAX) is None:
                 raise run.failed(f"no first step within {FIRST_STEP_S_MAX:.0f} s")
             yield run
-        if arm == "procsv" and process.returncode >= 0:  # it ended by itself
-            check_nothing_left(logdir)
+        if arm == "procsv":
+            check_nothing_left(logdir)  # the table has stopped it
