@@ -225,6 +225,12 @@ def _put_state_back(path: Path, before: str | None) -> None:
         replace_file(path, before.encode("latin-1"))
 
 
+def fsync_files(directory: Path) -> None:
+    """OSError: what was written is lost, and is never fsynced again."""
+    for path in directory.iterdir():
+        _fsync_file(path)
+
+
 def _fsync_file(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

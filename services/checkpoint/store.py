@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from procsv.ipc.start import Start
 from procsv.ipc.units import show_size
 from procsv.services.checkpoint import writer
 from procsv.services.checkpoint.catalog import Catalog, take_stock
-from procsv.services.checkpoint.commit import Intent, Workshop, finish_deletions, read_text
+from procsv.services.checkpoint.commit import Intent, Workshop, finish_deletions, fsync_files, read_text
 from procsv.services.checkpoint.facts import Candidate, Found, State, Stock
 from procsv.services.checkpoint.manifest import (
     MANIFEST_VERSION,
@@ -199,7 +200,10 @@ class Store:
         """Writes and reads back; the path that the `checkpoint` file will list."""
         written = writer.write(contents, reader.map, str(staging / Path(path).name))
         try:
-            writer.read_back(contents, reader.map, written)
+            with ThreadPoolExecutor(1, "fsync") as beside:  # the disk works while what was written is read back
+                flushed = beside.submit(fsync_files, staging)
+                writer.read_back(contents, reader.map, written)
+            flushed.result()
         except writer.WriteMismatch:
             try:
                 reader.verify()
