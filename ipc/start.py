@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+import procsv
 from procsv.ipc.errors import ProcsvBug
 from procsv.ipc.places import Places
 
@@ -50,11 +51,21 @@ class Start(msgspec.Struct, frozen=True):
     def argv(self) -> list[str]:
         """The command line; in `ps` it says role, logdir and target."""
         shown = [self.logdir] + ([self.target, *self.args] if self.target else [])
-        return [sys.executable, "-m", MODULES[self.role], *shown]
+        return [sys.executable, *_safe_path(), "-m", MODULES[self.role], *shown]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         # Not msgspec's encoder: arguments that are not UTF-8 must arrive as they were given.
         return {**base, VARIABLE: json.dumps(msgspec.to_builtins(self))}
+
+
+def _safe_path() -> list[str]:
+    """-P: a file of the user's in the working directory must not stand for a library's.
+
+    Not where the working directory is what procsv itself is imported from.  The trainer's bootstrap gives the program
+    the path that it would have had.
+    """
+    is_in_tree = Path(procsv.__file__).resolve().parents[1] == Path.cwd()
+    return [] if is_in_tree else ["-P"]
 
 
 def take_start(role: str) -> Start:

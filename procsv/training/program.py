@@ -30,6 +30,16 @@ def run_program(target: Target, args: list[str]) -> None:
             _run_function(target.module, target.function, args)
 
 
+def _put_first(directory: str) -> None:
+    """Puts the program's directory where the interpreter would: in place of the one we were started with, if any."""
+    if os.environ.get("PYTHONSAFEPATH"):
+        return  # the user's own wish
+    if sys.flags.safe_path:
+        sys.path.insert(0, directory)
+    else:
+        sys.path[0] = directory
+
+
 def _become_main(**attributes: Any) -> dict[str, Any]:
     """A fresh `__main__`: pickle, multiprocessing and the program itself find nothing of ours in it."""
     main = types.ModuleType("__main__")
@@ -40,7 +50,7 @@ def _become_main(**attributes: Any) -> dict[str, Any]:
 
 def _run_module(name: str, args: list[str]) -> None:
     """As `python -m name`: sys.path[0] is the working directory, argv[0] the module's file."""
-    sys.path[0] = os.getcwd()
+    _put_first(os.getcwd())
     spec = _spec(name)
     assert spec.loader is not None
     code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]  # of all loaders that find source
@@ -72,7 +82,7 @@ def _run_path(path: str, shown: str, args: list[str]) -> None:
     """As `python path`: sys.path[0] is the script's directory; a directory or archive is run by its __main__."""
     sys.argv = [shown, *args]
     if Path(path).is_dir() or path.endswith((".zip", ".pyz")):
-        sys.path[0] = path + shown[len(shown.rstrip("/")) :]  # the interpreter keeps a slash at the end
+        _put_first(path + shown[len(shown.rstrip("/")) :])  # the interpreter keeps a slash at the end
         sys.modules.pop("__main__", None)  # else the finder answers with the one that is running
         spec = find_spec("__main__")
         if spec is None or spec.loader is None:
@@ -88,7 +98,7 @@ def _run_path(path: str, shown: str, args: list[str]) -> None:
             __doc__=None,
         )
     else:
-        sys.path[0] = os.path.dirname(os.path.realpath(path))  # noqa: PTH120  as the interpreter does
+        _put_first(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120  as the interpreter does
         loader = (SourcelessFileLoader if path.endswith(".pyc") else SourceFileLoader)("__main__", path)
         code = loader.get_code("__main__")
         names = _become_main(
@@ -107,7 +117,7 @@ def _run_path(path: str, shown: str, args: list[str]) -> None:
 
 def _run_function(module: str, function: str, args: list[str]) -> None:
     """As a console script would: imports the module, calls the function, exits with what it returns."""
-    sys.path[0] = os.getcwd()
+    _put_first(os.getcwd())
     names = _become_main(__name__="__main__", __spec__=None, __loader__=None, __package__=None, __doc__=None)
     imported = importlib.import_module(module)
     sys.argv = [getattr(imported, "__file__", None) or module, *args]

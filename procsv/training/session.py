@@ -7,8 +7,9 @@ two calls and is never torn; when nothing is due, a boundary costs a lock and an
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -29,9 +30,24 @@ class Boundary:
         self.lock = threading.Lock()
         self.due = False
         self.runs = 0  # calls that have ended; progress for the pulse
-        self.inside = False  # the training thread is in a call: a nested one (from a callback) passes straight through
+        # The training thread is in a call or at the boundary: a call of its own from there (a callback's, a Saver's)
+        # passes straight through.  Set by that thread alone.
+        self.inside = False
         self.thread = threading.get_ident()
         self.visit = visit
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps the training thread between two calls, from any thread."""
+        with self.lock:
+            is_training_thread = threading.get_ident() == self.thread
+            if is_training_thread:
+                self.inside = True
+            try:
+                yield
+            finally:
+                if is_training_thread:
+                    self.inside = False
 
 
 class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow is untyped
@@ -47,11 +63,11 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
             boundary.inside = True
             try:
                 result = super().run(fetches, feed_dict, options, run_metadata)
+                boundary.runs += 1
+                if boundary.due:
+                    boundary.visit()
             finally:
                 boundary.inside = False
-            boundary.runs += 1
-            if boundary.due:
-                boundary.visit()
         return result
 
     def partial_run(self, handle: Any, fetches: Any, feed_dict: Any = None) -> Any:
@@ -73,11 +89,11 @@ def _pass_boundary(boundary: Boundary, call: Callable[..., Any], args: tuple[Any
         boundary.inside = True
         try:
             result = call(*args, **kwargs)
+            boundary.runs += 1
+            if boundary.due:
+                boundary.visit()
         finally:
             boundary.inside = False
-        boundary.runs += 1
-        if boundary.due:
-            boundary.visit()
     return result
 
 

@@ -85,7 +85,7 @@ class Snapshotter:
         self.reserve()
         deadline_s = self._clock.monotonic() + SLOT_WAIT_S_MAX
         while True:
-            with self._boundary.lock:
+            with self._boundary.held():
                 finish, stall_s = self._capture(want)
             if finish is not None:
                 self._finish(finish, stall_s)

@@ -49,6 +49,7 @@ class TrainingRun:
         self._steps = StepReader(session, global_step)
         self.first_step = runtime.step = self._steps.read()
         self._is_ready = False
+        self._last_durable = (0, "")
         self._progress = Progress(runtime, self._steps, lambda: self.boundary.runs)
         self.snapshots: Snapshotter | None = None
 
@@ -112,9 +113,12 @@ class TrainingRun:
         self.boundary.due = True
 
     def _on_durable(self, heard: Heard) -> None:
+        news = cast(Durable, heard.body)
+        if (news.sequence, news.path) != self._last_durable:  # said to all, and once more to the one who asked
+            self._last_durable = (news.sequence, news.path)
+            self._kept.on_durable(news)
         if self.snapshots is not None:
-            self.snapshots.on_durable(heard)
-        self._kept.on_durable(cast(Durable, heard.body))
+            self.snapshots.on_durable(heard)  # last: whoever waits for it finds everything done
 
     def _on_failed(self, heard: Heard) -> None:
         body = cast(SaveFailed, heard.body)

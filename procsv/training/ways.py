@@ -9,6 +9,7 @@ StagingWay   the Saver's own op writes into a staging directory on the shared-me
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from procsv.ipc.arena import HEADER_BYTES, Arena, SlotWriter
+from procsv.ipc.arena import HEADER_BYTES, SLOTS_DEFAULT, Arena, SlotWriter
 from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import Message, Reason, SaverPlan, Snapshot, Staged
 from procsv.ipc.places import make_private_dir
@@ -25,6 +26,7 @@ from procsv.training.filling import fill_and_publish
 from procsv.training.progress import StepReader
 
 PAGE_BYTES = 4096
+SPARE_SHARE_MAX = 1 / 16  # of the free shared memory: a slot up to this size is reserved once more
 
 Want = Reason | Literal[""]
 
@@ -46,6 +48,16 @@ class Way(Protocol):
     def close(self) -> None: ...
 
 
+def slots_for(size: int, shm_dir: Path) -> int:
+    """How many slots to reserve: a spare one if it is cheap.
+
+    With two, no snapshot can be taken while the service saves one: the other is the newest, which must stay.
+    """
+    there = os.statvfs(shm_dir)
+    is_cheap = size <= SPARE_SHARE_MAX * there.f_bavail * there.f_frsize
+    return SLOTS_DEFAULT + 1 if is_cheap else SLOTS_DEFAULT
+
+
 @dataclass(slots=True)
 class SlotWay:
     """Capture and copy through shared memory."""
@@ -59,7 +71,8 @@ class SlotWay:
 
     def reserve(self) -> None:
         contents_size = 4096 + 2 * sum(64 + len(item.key) + len(item.slice) for item in self.saved.distinct)
-        self.arena.reserve(self.saved.end - HEADER_BYTES + contents_size, never=self.never)
+        size = self.saved.end - HEADER_BYTES + contents_size
+        self.arena.reserve(size, slots_for(size, self.arena.shm_dir), never=self.never)
         for memory in self.arena.memories():
             np.frombuffer(memory, np.uint8)[HEADER_BYTES::PAGE_BYTES] = 0  # the first touch is slow: not in a step
 

@@ -1,0 +1,267 @@
+"""procsv.Supervisor without `procsv launch`: it starts its own services, and ends them with the session."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tensorflow as tf
+
+import procsv
+from procsv.ipc.errors import LogdirLocked
+from procsv.ipc.journal import read_journal
+from tests.support.launched import NEWS_S_MAX, environment
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.fault
+
+
+class Model:
+    """A graph whose variable equals its global step."""
+
+    def __init__(self) -> None:
+        self.step = tf1.train.get_or_create_global_step()
+        self.weights = tf1.get_variable("weights", [100], initializer=tf1.zeros_initializer())
+        self.train = tf.group(tf1.assign_add(self.step, 1), tf1.assign_add(self.weights, tf.ones([100])))
+
+
+@contextlib.contextmanager
+def graph() -> Iterator[Model]:
+    with tf.Graph().as_default():
+        yield Model()
+
+
+def _services() -> dict[str, psutil.Process]:
+    found = {}
+    for child in psutil.Process().children():
+        for role in ("checkpoint", "summary"):
+            with contextlib.suppress(psutil.Error):  # dead, and not replaced yet
+                if f"procsv.services.{role}" in child.cmdline():
+                    found[role] = child
+    return found
+
+
+def _events(logdir: Path) -> list[Any]:
+    return [e for path in sorted(logdir.glob("events.out*")) for e in tf1.train.summary_iterator(str(path))]
+
+
+def test_both_services_are_our_children_while_the_session_lasts_and_gone_afterwards(tmp_path: Path) -> None:
+    with graph() as model:
+        supervisor = procsv.Supervisor(logdir=str(tmp_path / "logdir"))
+        assert not _services()
+        with supervisor.managed_session() as session:
+            services = _services()
+            assert set(services) == {"checkpoint", "summary"}
+            session.run(model.train)
+        assert not _services()
+        assert not any(process.is_running() for process in services.values())
+
+
+def test_a_session_ends_with_its_last_state_on_disk_and_the_next_begins_there(tmp_path: Path) -> None:
+    logdir = tmp_path / "logdir"
+    with graph() as model:
+        supervisor = procsv.Supervisor(logdir=str(logdir))
+        with supervisor.managed_session() as session:
+            for _ in range(7):
+                session.run(model.train)
+        assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 7
+        assert supervisor.saver.last_checkpoints == [str(logdir / "model.ckpt-0"), str(logdir / "model.ckpt-7")]
+        with supervisor.managed_session() as session:  # the same supervisor, once more
+            assert session.run(model.step) == 7
+            session.run(model.train)
+    with graph() as model, procsv.Supervisor(logdir=str(logdir)).managed_session() as session:
+        assert session.run(model.step) == 8
+        assert (session.run(model.weights) == 8).all()
+
+
+def test_without_final_checkpoint_the_end_saves_nothing(tmp_path: Path) -> None:
+    with graph() as model:
+        supervisor = procsv.Supervisor(logdir=str(tmp_path / "logdir"), final_checkpoint=False)
+        with supervisor.managed_session() as session:
+            for _ in range(3):
+                session.run(model.train)
+    assert tf.train.load_checkpoint(str(tmp_path / "logdir")).get_tensor("global_step") == 0
+
+
+@pytest.mark.parametrize("mode", ["v1", "no eager", "plain"])
+def test_it_works_in_every_mode_of_tensorflow(tmp_path: Path, mode: str) -> None:
+    switch = {
+        "v1": "tf1.disable_v2_behavior()",
+        "no eager": "tf1.disable_eager_execution()",
+        "plain": "pass",
+    }[mode]
+    program = f"""
+import tensorflow as tf, procsv, sys
+tf1 = tf.compat.v1
+{switch}
+with tf.Graph().as_default():
+    step = tf1.train.get_or_create_global_step()
+    train = tf1.assign_add(step, 1)
+    tf1.summary.scalar("value", tf.cast(step, tf.float32))
+    supervisor = procsv.Supervisor(logdir=sys.argv[1], save_summaries_secs=0.05)
+    calls = []
+    with supervisor.managed_session() as session:
+        supervisor.loop(0.01, lambda: calls.append(1))
+        while session.run(train) < 2000 or not calls:
+            pass
+        assert not supervisor.should_stop()
+        supervisor.request_stop()
+        assert supervisor.should_stop()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "logdir")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=NEWS_S_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert tf.train.load_checkpoint(str(tmp_path / "logdir")).get_tensor("global_step") >= 2000
+    tags = {value.tag for event in _events(tmp_path / "logdir") for value in event.summary.value}
+    assert {"value", "global_step/sec"} <= tags
+
+
+def test_an_exception_in_the_block_is_raised_again_after_the_state_is_saved(tmp_path: Path) -> None:
+    class Mishap(Exception):
+        pass
+
+    def train_and_fail(model: Model, session: Any) -> None:
+        session.run(model.train)
+        raise Mishap
+
+    with graph() as model:
+        supervisor = procsv.Supervisor(logdir=str(tmp_path / "logdir"))
+        with pytest.raises(Mishap), supervisor.managed_session() as session:
+            train_and_fail(model, session)
+    assert tf.train.load_checkpoint(str(tmp_path / "logdir")).get_tensor("global_step") == 1
+
+
+def test_summaries_and_marks_are_in_the_event_file_in_their_order(tmp_path: Path) -> None:
+    with graph() as model:
+        supervisor = procsv.Supervisor(logdir=str(tmp_path / "logdir"), summary_op=None, save_summaries_secs=0)
+        with supervisor.managed_session() as session:
+            for number in range(5):
+                session.run(model.train)
+                summary = tf1.Summary(value=[tf1.Summary.Value(tag="number", simple_value=number)])
+                supervisor.summary_computed(session, summary)
+    events = _events(tmp_path / "logdir")
+    marks = [event.session_log.status for event in events if event.HasField("session_log")]
+    assert [(v.tag, e.step) for e in events for v in e.summary.value] == [("number", step) for step in range(1, 6)]
+    assert marks[0] == tf1.SessionLog.START
+    assert marks[-1] == tf1.SessionLog.STOP
+    assert marks.count(tf1.SessionLog.CHECKPOINT) == 2
+
+
+def test_a_second_supervisor_on_the_logdir_of_a_live_one_is_refused_and_told_by_whom(tmp_path: Path) -> None:
+    with graph(), procsv.Supervisor(logdir=str(tmp_path / "logdir")).managed_session():
+        program = (
+            "import tensorflow as tf, procsv, sys\n"
+            "with tf.Graph().as_default():\n"
+            "    tf.compat.v1.train.get_or_create_global_step()\n"
+            "    procsv.Supervisor(logdir=sys.argv[1]).prepare_or_wait_for_session()\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "logdir")],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=NEWS_S_MAX,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert LogdirLocked.__name__ in done.stderr
+    assert f"process {psutil.Process().pid}" in done.stderr
+
+
+def test_a_service_that_is_killed_comes_back_and_the_session_does_not_notice(tmp_path: Path) -> None:
+    logdir = tmp_path / "logdir"
+    with graph() as model:
+        supervisor = procsv.Supervisor(logdir=str(logdir), save_model_secs=600, snapshot_secs=0.05)
+        with supervisor.managed_session() as session:
+            for role in ("checkpoint", "summary", "checkpoint"):
+                before = _services()[role]
+                before.send_signal(signal.SIGKILL)
+                _wait_for(lambda role=role, before=before: _services().get(role, before).pid != before.pid)
+                session.run(model.train)
+    assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 3
+    restarted = [
+        e["role"] for e in read_journal(logdir / "procsv" / "journal.jsonl") if e["event"] == "service_restarted"
+    ]
+    assert restarted == ["checkpoint", "summary", "checkpoint"]
+
+
+def test_a_killed_trainer_without_watchdog_leaves_its_newest_snapshot_as_a_checkpoint(tmp_path: Path) -> None:
+    program = """
+import tensorflow as tf, procsv, sys, threading
+tf1 = tf.compat.v1
+with tf.Graph().as_default():
+    step = tf1.train.get_or_create_global_step()
+    train = tf1.assign_add(step, 1)
+    with procsv.Supervisor(logdir=sys.argv[1], snapshot_secs=0.1).managed_session() as session:
+        pause = threading.Event()
+        while True:
+            print(session.run(train), flush=True)
+            pause.wait(0.01)
+"""
+    logdir = tmp_path / "logdir"
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", program, str(logdir)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert trainer.stdout is not None
+    step = 0
+    while step < 200:
+        step = int(trainer.stdout.readline())
+    services = psutil.Process(trainer.pid).children()
+    trainer.kill()
+    trainer.communicate()
+    _, alive = psutil.wait_procs(services, timeout=NEWS_S_MAX)
+    assert not alive
+    saved = tf.train.load_checkpoint(str(logdir)).get_tensor("global_step")
+    assert saved > step - 100
+
+
+def test_a_sessions_own_thread_may_ask_for_a_stop_and_everything_ends(tmp_path: Path) -> None:
+    with graph() as model:
+        supervisor = procsv.Supervisor(logdir=str(tmp_path / "logdir"))
+        with supervisor.managed_session() as session:
+            threading.Timer(0.2, supervisor.request_stop).start()
+            while not supervisor.should_stop():
+                session.run(model.train)
+        assert supervisor.coord.joined
+
+
+def test_a_supervisor_without_logdir_needs_nobody() -> None:
+    with graph() as model, procsv.Supervisor().managed_session() as session:
+        session.run(model.train)
+        assert not _services()
+
+
+def test_a_saver_with_an_op_of_its_own_is_served_by_that_op(tmp_path: Path) -> None:
+    with graph() as model:
+        with tf.control_dependencies([tf.no_op(), tf1.assign_add(tf1.get_variable("saves", [], tf.int32), 1)]):
+            saver = tf1.train.Saver([model.step, model.weights])
+        supervisor = procsv.Supervisor(logdir=str(tmp_path / "logdir"), saver=saver)
+        with supervisor.managed_session() as session:
+            session.run(model.train)
+    reader = tf.train.load_checkpoint(str(tmp_path / "logdir"))
+    assert reader.get_tensor("global_step") == 1
+
+
+def _wait_for(found: Any) -> None:
+    import time
+
+    deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
+    while not found():
+        assert time.monotonic() < deadline_s
+        pause.wait(0.02)
