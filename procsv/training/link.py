@@ -121,7 +121,7 @@ class Link:
             if self.pulse is not None:
                 self.pulse.beat(self._clock.monotonic())
             if self._ending and self._is_all_said(clients):
-                return
+                return  # streams are flushed by those who close them
             for thing in waiter.wait(TICK_S if not self._ending else 0.02):
                 if thing == self._wake_fd:
                     os.eventfd_read(self._wake_fd)

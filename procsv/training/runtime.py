@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -127,6 +128,9 @@ class Runtime:
             if self._users > 0 or self._link is None:
                 return
             link, self._link = self._link, None
+            if self.streams.dropped:
+                why = self.streams.error or "the summary service was away for too long"
+                print(f"procsv: {self.streams.dropped} event records were not written: {why}", file=sys.stderr)
             try:
                 if self.host is None:
                     link.end(END_S_MAX)

@@ -1,8 +1,11 @@
 """What a run of digits must survive: its processes are killed, and nobody can tell from the result."""
 
+import itertools
 import random
 import re
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from tests.support.launched import Launched, launched, procsv
+from tests.support.launched import Launched, environment, launched, procsv
 
 pytestmark = pytest.mark.fault
 tf1 = tf.compat.v1
@@ -23,19 +26,19 @@ SEED = 20
 
 def _result(run: Launched) -> tuple[str, str]:
     """Accuracy and digest of the final variables, as the program printed them last."""
-    found = re.findall(r"test accuracy ([0-9.]+).*variables ([0-9a-f]{16})", run.said().replace("\n", " "))
-    assert found, run.said()[-3000:]
-    return found[-1]
+    return _find_result(run.said())
+
+
+def _find_result(said: str) -> tuple[str, str]:
+    found = re.findall(r"test accuracy ([0-9.]+).*variables ([0-9a-f]{16})", said.replace("\n", " "))
+    assert found, said[-3000:]
+    accuracy, digest = found[-1]
+    return accuracy, digest
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The result of the same training without any fault, without procsv launch."""
-    import subprocess
-    import sys
-
-    from tests.support.launched import environment
-
     logdir = tmp_path_factory.mktemp("undisturbed") / "digits"
     done = subprocess.run(
         [sys.executable, "-m", DIGITS, "--logdir", str(logdir), "--steps", "3000"],
@@ -46,9 +49,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = re.findall(r"test accuracy ([0-9.]+).*variables ([0-9a-f]{16})", done.stdout.replace("\n", " "))
-    assert float(found[-1][0]) > 0.95
-    result: tuple[str, str] = found[-1]
+    result = _find_result(done.stdout)
+    assert float(result[0]) > 0.95
     return result
 
 
@@ -76,7 +78,7 @@ def test_ten_kills_of_the_trainer_cost_a_snapshot_interval_each_and_change_no_bi
 
 def test_a_kill_before_the_first_step_ever_costs_nothing_but_the_start(tmp_path: Path) -> None:
     with launched(tmp_path / "digits", DIGITS, "--steps", "200") as run:
-        run.wait_for("a trainer", lambda: [e for e in run.events("spawned") if e["role"] == "trainer"])
+        run.wait_spawned("trainer")
         run.kill("trainer")
         assert run.wait_end() == 0
     assert len(run.events("restarting")) == 1
@@ -93,10 +95,7 @@ def test_ten_kills_of_a_service_leave_the_trainer_alone_and_lose_nothing(
         trainer = run.pid("trainer")
         acknowledged: set[int] = set()
         for kill in range(1, KILLS + 1):
-            run.wait_for(
-                f"service {kill}",
-                lambda kill=kill: len([e for e in run.events("spawned") if e["role"] == role]) >= kill,
-            )
+            run.wait_spawned(role, kill)
             pause.wait(rng.uniform(0.0, 1.2))
             run.kill(role)
             acknowledged |= {e["step"] for e in run.events("checkpoint_durable")}
@@ -180,7 +179,7 @@ def _check_events(logdir: Path, last_step: int) -> None:
     assert len(seen) == len(set(seen))
     losses = sorted(step for tag, step in seen if tag == "loss")
     assert losses[-1] > last_step - 100
-    gaps = {after - before for before, after in zip(losses, losses[1:], strict=False)}
+    gaps = {after - before for before, after in itertools.pairwise(losses)}
     assert len(gaps) == 1, gaps
 
 

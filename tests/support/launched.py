@@ -71,6 +71,14 @@ class Launched:
         found: list[Entry] = self.wait_for(f"{count} x {name}", lambda: _enough(self.events(name), count))
         return found
 
+    def wait_spawned(self, role: str, count: int = 1) -> None:
+        """Waits until that role has been started `count` times."""
+
+        def enough() -> bool:
+            return len([e for e in self.events("spawned") if e["role"] == role]) >= count
+
+        self.wait_for(f"{count} x {role}", enough)
+
     def wait_end(self) -> int:
         try:
             return self.process.wait(NEWS_S_MAX)

@@ -139,7 +139,7 @@ def test_a_hash_table_that_grew_finds_room(shm: Path) -> None:
                 assert finish is not None
                 finish()
                 _, values = _read(shm)
-                assert [count] == [len(v) for k, v in values.items() if k.endswith("keys")]
+                assert [len(v) for k, v in values.items() if k.endswith("keys")] == [count]
         way.close()
 
 
@@ -265,7 +265,7 @@ def test_a_session_that_was_adopted_is_still_tensorflows_and_passes_the_boundary
             other = threading.Thread(target=session.run, args=(value,))
             other.start()
             other.join()
-    assert [2, 3] == visits
+    assert visits == [2, 3]
 
 
 def test_a_call_from_inside_a_call_does_not_wait_for_itself() -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,7 @@ def test_a_service_that_is_killed_comes_back_and_the_session_does_not_notice(tmp
             for role in ("checkpoint", "summary", "checkpoint"):
                 before = _services()[role]
                 before.send_signal(signal.SIGKILL)
-                _wait_for(lambda role=role, before=before: _services().get(role, before).pid != before.pid)
+                _wait_for_another(role, before.pid)
                 session.run(model.train)
     assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 3
     restarted = [
@@ -258,10 +259,9 @@ def test_a_saver_with_an_op_of_its_own_is_served_by_that_op(tmp_path: Path) -> N
     assert reader.get_tensor("global_step") == 1
 
 
-def _wait_for(found: Any) -> None:
-    import time
-
+def _wait_for_another(role: str, pid: int) -> None:
+    """Waits until the service of that role is another process than `pid`."""
     deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
-    while not found():
+    while (found := _services().get(role)) is None or found.pid == pid:
         assert time.monotonic() < deadline_s
         pause.wait(0.02)
