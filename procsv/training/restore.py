@@ -7,6 +7,7 @@ until their first update.  It never starts from step 0 when there are checkpoint
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -77,9 +78,17 @@ def restore_into(runtime: Runtime, session: Any, saver: Any) -> Origin:
         tf1.logging.info("Restoring parameters from %s", answer.path)
         saver.restore(session, answer.path)
     if answer.source != "fresh":
-        saver.recover_last_checkpoints(list(answer.all_paths))
+        saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in answer.all_paths])
     runtime.tell_checkpoint(Restored(answer.source, answer.path, answer.step))
     return Origin(answer.source, answer.path, answer.step)
+
+
+def written_at(path: str) -> float:
+    """When checkpoint `path` was written (Unix seconds), as the Saver's list wants it; 0.0 if it is gone."""
+    try:
+        return os.path.getmtime(f"{path}.index")
+    except OSError:
+        return 0.0
 
 
 def _feed_from_slot(path: Path, session: Any, saver: Any) -> None:
