@@ -51,14 +51,14 @@ class Start(msgspec.Struct, frozen=True):
     def argv(self) -> list[str]:
         """The command line; in `ps` it says role, logdir and target."""
         shown = [self.logdir] + ([self.target, *self.args] if self.target else [])
-        return [sys.executable, *_safe_path(), "-m", MODULES[self.role], *shown]
+        return [sys.executable, *safe_path(), "-m", MODULES[self.role], *shown]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         # Not msgspec's encoder: arguments that are not UTF-8 must arrive as they were given.
         return {**base, VARIABLE: json.dumps(msgspec.to_builtins(self))}
 
 
-def _safe_path() -> list[str]:
+def safe_path() -> list[str]:
     """-P: a file of the user's in the working directory must not stand for a library's.
 
     Not where the working directory is what procsv itself is imported from.  The trainer's bootstrap gives the program

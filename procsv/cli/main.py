@@ -19,6 +19,7 @@ COMMANDS = {  # name -> (module, what it does); in the order of the help
     "launch": ("procsv.cli.launch", "Run a program, and run it again when it crashes."),
     "status": ("procsv.cli.status", "Show how a run stands."),
     "stop": ("procsv.cli.stop", "End a run; its state is saved first."),
+    "checkpoints": ("procsv.cli.checkpoints", "List what is saved, and whether it is whole."),
     "logs": ("procsv.cli.logs", "Show what a process of a run has printed."),
 }
 

@@ -1,0 +1,75 @@
+"""`procsv checkpoints DIR`: what is saved, and whether it is whole.
+
+Called by main.py.  The looking is done by the checkpoint service's own code in a process of its own (the command
+line imports no service); nothing is changed by it, so it may be used beside a live run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import click
+import msgspec
+
+from procsv.ipc.errors import UserError
+from procsv.ipc.start import safe_path
+from procsv.ipc.units import show_duration, show_size
+
+INVENTORY = "procsv.services.checkpoint.inventory"
+
+
+@click.command("checkpoints")
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--verify", is_flag=True, help="Read every byte, and compare it with the checksums.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(directory: str, verify: bool, as_json: bool) -> None:
+    """List the checkpoints in DIR: step, size, age, why each was made, and what is wrong with it.
+
+    Exit code 0 if all is well, 1 if a checkpoint is broken.
+    """
+    argv = [sys.executable, *safe_path(), "-m", INVENTORY, directory, *(["--verify"] if verify else [])]
+    done = subprocess.run(argv, capture_output=True, check=False)
+    if done.returncode:
+        raise UserError(done.stderr.decode(errors="replace").strip() or f"{INVENTORY} failed", exit_code=2)
+    inventory: dict[str, Any] = msgspec.json.decode(done.stdout)
+    if as_json:
+        click.echo(msgspec.json.format(done.stdout.strip(), indent=2).decode())
+    else:
+        show(inventory, verify)
+    broken = inventory["error"] or any(item["error"] for item in inventory["checkpoints"])
+    sys.exit(1 if broken else 0)
+
+
+def show(inventory: dict[str, Any], verify: bool) -> None:
+    """The table for people."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if inventory["error"]:
+        console.print(f"[red]{escape(inventory['error'])}[/red]")
+    if not inventory["checkpoints"]:
+        console.print(f"no checkpoints in {escape(inventory['directory'])}")
+    else:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("step", "checkpoint", "size", "age", "reason", "verified" if verify else "looks"):
+            table.add_column(name, justify="right" if name in ("step", "size", "age") else "left")
+        for item in inventory["checkpoints"]:
+            table.add_row(*(escape(cell) for cell in _row(item, verify)))
+        console.print(table)
+    for path in inventory["rejected"]:
+        console.print(f"moved aside: {escape(path)}")
+
+
+def _row(item: dict[str, Any], verify: bool) -> tuple[str, ...]:
+    name = item["path"].rpartition("/")[2] + ("  (latest)" if item["latest"] else "")
+    verdict = item["error"] or ("yes" if verify else "whole")
+    if not item["listed"] and not item["error"]:
+        verdict += ", not listed"
+    age = show_duration(max(0.0, time.time() - item["time"]))  # noqa: TID251  ages are by the wall clock
+    step = str(item["step"]) if item["step"] >= 0 else "-"
+    return step, name, show_size(item["bytes"]), age, item["reason"] or "-", verdict

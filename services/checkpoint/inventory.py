@@ -1,0 +1,118 @@
+"""`python -m procsv.services.checkpoint.inventory DIR [--verify]`: which checkpoints a directory holds, as JSON.
+
+Run by `procsv checkpoints`.  Only reads: nothing is moved, listed anew or removed, whatever is found, so it may run
+beside a live run.  Without `--verify` sizes are compared with the manifests; with it every byte is read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from procsv.services.checkpoint.bundle import BadBundle, check_structure
+from procsv.services.checkpoint.catalog import Catalog
+from procsv.services.checkpoint.manifest import BadCheckpoint, Manifest, read_manifest
+from procsv.services.checkpoint.names import all_files, has_files, manifest_of, step_in_name
+from procsv.services.checkpoint.state_file import GarbledStateFile, read_state
+
+
+class Item(msgspec.Struct, kw_only=True):
+    """One checkpoint.  `time` is Unix seconds; `step` -1 if it is not known."""
+
+    path: str
+    step: int
+    bytes: int
+    time: float
+    reason: str | None  # None: not written by procsv
+    incarnation: int | None
+    listed: bool  # in the `checkpoint` file
+    latest: bool  # what TensorFlow would restore
+    verified: bool  # every byte was read and is right
+    error: str | None  # what is wrong with it
+
+
+class Inventory(msgspec.Struct, kw_only=True):
+    directory: str
+    checkpoints: list[Item]  # oldest step first
+    rejected: list[str]  # directories of checkpoints that were moved aside
+    error: str | None  # what is wrong with the `checkpoint` file
+
+
+def take_inventory(directory: Path, verify: bool) -> Inventory:
+    """All checkpoints in `directory`; NotADirectoryError or FileNotFoundError if it is none."""
+    entries = sorted(entry.name for entry in directory.iterdir())
+    trouble, latest, listed = None, "", set[str]()
+    try:
+        state = read_state(directory / "checkpoint")
+    except GarbledStateFile as error:
+        trouble = str(error)
+    else:
+        if state is not None:
+            latest, listed = Path(state.latest).name, {Path(path).name for path in state.all_paths}
+    prefixes = {name.removesuffix(".index") for name in entries if name.endswith(".index")} | listed
+    prefixes |= {name.removesuffix(".manifest.json") for name in entries if name.endswith(".manifest.json")}
+    catalog = Catalog()
+    items = [_item(str(directory / name), name in listed, name == latest, catalog, verify) for name in prefixes]
+    rejected = [str(directory / name) for name in entries if ".rejected" in name and (directory / name).is_dir()]
+    ordered = sorted(items, key=lambda item: (item.step, item.time, item.path))
+    return Inventory(directory=str(directory), checkpoints=ordered, rejected=rejected, error=trouble)
+
+
+def _item(path: str, is_listed: bool, is_latest: bool, catalog: Catalog, verify: bool) -> Item:
+    files = all_files(path)
+    size = sum(file.stat().st_size for file in files)
+    newest = max((file.stat().st_mtime for file in files), default=0.0)
+    manifest, error = None, None
+    try:
+        manifest = read_manifest(manifest_of(path))
+        _look(path, manifest, catalog if verify else None)
+    except (BadCheckpoint, BadBundle, OSError) as bad:
+        error = str(bad)
+    return Item(
+        path=path,
+        step=manifest.step if manifest else step_in_name(path),
+        bytes=manifest.bytes if manifest else size,
+        time=manifest.time if manifest else newest,
+        reason=manifest.reason if manifest else None,
+        incarnation=manifest.incarnation if manifest else None,
+        listed=is_listed,
+        latest=is_latest,
+        verified=verify and error is None,
+        error=error,
+    )
+
+
+def _look(path: str, manifest: Manifest | None, catalog: Catalog | None) -> None:
+    """Raises what is wrong with a checkpoint, by sizes alone or by every byte."""
+    if not has_files(path):
+        raise BadCheckpoint("its files are gone")
+    if catalog is not None:
+        catalog.verify(path)
+    elif manifest is None:
+        check_structure(path)
+    else:
+        for name, expected in manifest.files.items():
+            file = Path(path).parent / name
+            if not file.is_file():
+                raise BadCheckpoint(f"{name} is gone")
+            if file.stat().st_size != expected.size:
+                raise BadCheckpoint(f"{name} has {file.stat().st_size} bytes; its manifest says {expected.size}")
+
+
+def main(argv: list[str]) -> int:
+    """Prints the inventory; 0 also if something in it is wrong, 2 if there is no such directory."""
+    directory = Path(os.path.abspath(argv[0]))  # noqa: PTH100  not resolved: shown as the user named it
+    try:
+        inventory = take_inventory(directory, "--verify" in argv[1:])
+    except OSError as error:
+        print(f"{directory}: {error.strerror}", file=sys.stderr)
+        return 2
+    sys.stdout.buffer.write(msgspec.json.encode(inventory) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

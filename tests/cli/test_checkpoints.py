@@ -1,0 +1,95 @@
+"""`procsv checkpoints` says what is saved and what is broken, and changes nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import procsv
+from tests.support.launched import procsv as command
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.fault
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("saved") / "logdir"
+    with tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        train = tf1.assign_add(step, 1)
+        with procsv.Supervisor(logdir=str(directory)).managed_session() as session:
+            for _ in range(5):
+                session.run(train)
+    return directory
+
+
+def _inventory(directory: Path, *flags: str, code: int = 0) -> dict[str, Any]:
+    done = command("checkpoints", str(directory), "--json", *flags)
+    assert done.returncode == code, done.stderr
+    inventory: dict[str, Any] = json.loads(done.stdout)
+    return inventory
+
+
+def test_it_lists_step_size_reason_and_which_is_the_latest(logdir: Path) -> None:
+    found = _inventory(logdir)["checkpoints"]
+
+    assert [(c["step"], c["reason"], c["listed"], c["latest"]) for c in found] == [
+        (0, "start", True, False),
+        (5, "final", True, True),
+    ]
+    assert not any(c["verified"] or c["error"] for c in found)
+    assert all(c["bytes"] > 0 and c["time"] > 0 for c in found)
+
+
+def test_verify_reads_every_byte(logdir: Path, tmp_path: Path) -> None:
+    assert all(c["verified"] for c in _inventory(logdir, "--verify")["checkpoints"])
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in logdir.iterdir():
+        if file.is_file():
+            (copy / file.name).write_bytes(file.read_bytes())
+    data = bytearray((copy / "model.ckpt-5.data-00000-of-00001").read_bytes())
+    data[0] ^= 1
+    (copy / "model.ckpt-5.data-00000-of-00001").write_bytes(data)
+
+    sizes_only, all_bytes = _inventory(copy), _inventory(copy, "--verify", code=1)
+
+    assert not any(c["error"] for c in sizes_only["checkpoints"])
+    assert [bool(c["error"]) for c in all_bytes["checkpoints"]] == [False, True]
+    assert (copy / "model.ckpt-5.index").exists()
+
+
+def test_a_truncated_file_is_seen_by_its_size(logdir: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in logdir.iterdir():
+        if file.is_file():
+            (copy / file.name).write_bytes(file.read_bytes())
+    (copy / "model.ckpt-0.index").write_bytes(b"")
+
+    found = _inventory(copy, code=1)["checkpoints"]
+
+    assert "model.ckpt-0.index" in found[0]["error"]
+    table = command("checkpoints", str(copy))
+    assert "model.ckpt-5  (latest)" in table.stdout
+
+
+def test_a_directory_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    done = command("checkpoints", str(tmp_path / "nothing"))
+
+    assert done.returncode == 2
+    assert str(tmp_path / "nothing") in done.stderr
+
+
+def test_tensorflows_own_checkpoints_are_listed_too(tmp_path: Path) -> None:
+    with tf.Graph().as_default(), tf1.Session() as session:
+        tf1.get_variable("v", [3])
+        session.run(tf1.global_variables_initializer())
+        tf1.train.Saver().save(session, str(tmp_path / "own"), global_step=7)
+
+    (found,) = _inventory(tmp_path, "--verify")["checkpoints"]
+
+    assert (found["step"], found["reason"], found["verified"]) == (7, None, True)
