@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -70,12 +71,22 @@ class Keeping:
     def introduce(self, runtime: Runtime) -> None:
         """Tells the checkpoint service, now and after every restart of it, how checkpoints are named and kept."""
         assert self.plan is not None
-        path = runtime.places.shm_dir / f"meta.{runtime.start.incarnation}"
         if self.meta:
-            path.write_bytes(self.meta)
-            self.plan = msgspec.structs.replace(self.plan, meta_path=str(path))
+            self.plan = msgspec.structs.replace(self.plan, meta_path=str(self._lay_meta(runtime)))
         runtime.link.introductions["checkpoint"] = self.plan
         runtime.tell_checkpoint(self.plan)
+
+    def _lay_meta(self, runtime: Runtime) -> Path:
+        """Puts the `.meta` where the service finds it: in shared memory, or where that is full in the run directory."""
+        name = f"meta.{runtime.start.incarnation}"
+        path = runtime.places.shm_dir / name
+        try:
+            path.write_bytes(self.meta)
+        except OSError:
+            path.unlink(missing_ok=True)
+            path = runtime.places.run_dir / name
+            path.write_bytes(self.meta)
+        return path
 
     def keep(self, on_durable: Callable[[Durable], None]) -> Kept:
         """How a session that begins now is kept."""
@@ -97,7 +108,7 @@ class Keeping:
 
     def _staging(self, runtime: Runtime) -> Way:
         assert self.plan is not None
-        return StagingWay(self.saver, runtime.places.shm_dir, self.plan, self.global_step)
+        return StagingWay(self.saver, [runtime.places.shm_dir, runtime.places.home], self.plan, self.global_step)
 
 
 def plan_of(saver: Any, save_path: str, save_secs: float) -> SaverPlan:

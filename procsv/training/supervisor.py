@@ -218,8 +218,7 @@ class Supervisor(tf_supervisor.Supervisor):
         kept = self._keeping.keep(self._on_durable)
         self._run = TrainingRun(runtime, sess, self._global_step, origin, kept)
         self._run.begin()
-        if self._run.snapshots is not None and origin.source == "fresh":
-            self._run.snapshots.take("start")
+        self._run.take_first()
 
     def _on_durable(self, news: Durable) -> None:
         """A checkpoint is on disk: the Saver's own list and the event file say so."""

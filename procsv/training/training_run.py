@@ -153,6 +153,14 @@ class TrainingRun:
             self._runtime.phase = before
         return False
 
+    def take_first(self) -> None:
+        """The checkpoint that a fresh state begins with.  That it cannot be had is no reason not to train."""
+        if self.snapshots is not None and self._origin.source == "fresh":
+            try:
+                self.snapshots.take("start")
+            except (TimeoutError, OSError, NoRoom, tf.errors.OpError) as failure:
+                log.error("procsv: no checkpoint of the first state, training goes on: %s", failure)
+
     def final_save_s(self) -> float:
         """How long the last save may take: what is left of the grace when a stop was asked for."""
         if self._runtime.stop_reason is None:

@@ -10,12 +10,14 @@ StagingWay   the Saver's own op writes into a staging directory on the shared-me
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import tensorflow as tf
 
 from procsv.ipc.arena import HEADER_BYTES, SLOTS_DEFAULT, Arena, SlotWriter
 from procsv.ipc.failpoints import declare, failpoint
@@ -107,10 +109,14 @@ class SlotWay:
 
 @dataclass(slots=True)
 class StagingWay:
-    """The Saver's own op, into a directory that the checkpoint service takes over."""
+    """The Saver's own op, into a directory that the checkpoint service takes over.
+
+    It lies in the first of `directories` that has room (shared memory, then the logdir's disk), and one that had none
+    is not tried again.
+    """
 
     saver: Any
-    shm_dir: Path
+    directories: list[Path]
     plan: SaverPlan
     global_step: Any
 
@@ -119,16 +125,28 @@ class StagingWay:
     def warm_up(self, session: Any) -> None: ...
 
     def capture(self, session: Any, sequence: int, want: Want) -> Callable[[], Message] | None:
-        directory = self.shm_dir / f"staged.{sequence}"
-        make_private_dir(directory)
         step = StepReader(session, self.global_step).read()
-        prefix = self.saver.save(
+        while True:
+            directory = self.directories[0] / f"staged.{sequence}"
+            try:
+                prefix = self._save(session, directory, step)
+            except (tf.errors.OpError, OSError):
+                shutil.rmtree(directory, ignore_errors=True)
+                if len(self.directories) == 1:
+                    raise
+                del self.directories[0]
+            else:
+                return lambda: Staged(prefix, sequence, step, want)
+
+    def _save(self, session: Any, directory: Path, step: int) -> str:
+        make_private_dir(directory)
+        prefix = self.saver.save(  # killed in here: a directory without an index, which nobody takes for a checkpoint
             session,
             str(directory / Path(self.plan.save_path).name),
             global_step=step if step >= 0 else None,
             latest_filename="staged",
             write_state=False,
         )
-        return lambda: Staged(str(prefix), sequence, step, want)
+        return str(prefix)
 
     def close(self) -> None: ...

@@ -17,10 +17,10 @@ from procsv.services.checkpoint.names import step_in_name
 _NAME = re.compile(r"staged\.(\d+)$")
 
 
-def find_staged(shm_dir: Path, run: str) -> list[State]:
+def find_staged(places: Places, run: str) -> list[State]:
     """What a trainer has staged and a service that is dead was told of.  Unfinished ones fail verification."""
     found = []
-    for directory in sorted(shm_dir.glob("staged.*")):
+    for directory in sorted([*places.shm_dir.glob("staged.*"), *places.home.glob("staged.*")]):
         match = _NAME.match(directory.name)
         for index in list(directory.glob("*.index"))[:1] if match else []:
             prefix = str(index)[: -len(".index")]
@@ -32,5 +32,5 @@ def find_staged(shm_dir: Path, run: str) -> list[State]:
 def remove_staged(prefix: Path, places: Places) -> None:
     """Removes the staging directory that `prefix` lies in; nothing else is ever removed."""
     directory = prefix.parent
-    if _NAME.match(directory.name) and directory.parent in (places.shm_dir, places.staging):
+    if _NAME.match(directory.name) and directory.parent in (places.shm_dir, places.home):
         shutil.rmtree(directory, ignore_errors=True)

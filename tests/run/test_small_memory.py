@@ -1,0 +1,54 @@
+"""A container's default of 64 MB of shared memory: said once, and training and checkpoints go on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from procsv.ipc.journal import read_journal
+from procsv.training.keeping import plan_of
+from procsv.training.ways import StagingWay
+from tests.support.launched import NEWS_S_MAX, environment
+
+tf1 = tf.compat.v1
+
+
+@pytest.mark.fault
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm of its own")
+def test_a_run_whose_slots_do_not_fit_into_shared_memory_saves_by_staging_and_says_so_once(tmp_path: Path) -> None:
+    logdir = tmp_path / "logdir"
+    launch = f"exec {sys.executable} -m procsv launch --logdir {logdir} procsv.examples.wide --mb 100 --steps 30"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs -o size=64m tmpfs /dev/shm && {launch}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=NEWS_S_MAX,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (done.stdout + done.stderr).count("no snapshots in memory") == 1
+    assert "--shm-size" in done.stdout + done.stderr
+    durable = [
+        e["step"] for e in read_journal(logdir / "procsv" / "journal.jsonl") if e["event"] == "checkpoint_durable"
+    ]
+    assert durable == [0, 30]
+    assert not list((logdir / "procsv").glob("staged.*"))
+    assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 30
+
+
+def test_a_staging_directory_that_has_no_room_is_given_up_for_the_next(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        saver = tf1.train.Saver()
+        way = StagingWay(saver, [Path("/proc"), tmp_path], plan_of(saver, str(tmp_path / "model.ckpt"), 1.0), step)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            finish = way.capture(session, 3, "")
+    assert finish is not None
+    assert finish().prefix == str(tmp_path / "staged.3" / "model.ckpt-0")  # type: ignore[attr-defined]  # a Staged
+    assert way.directories == [tmp_path]
