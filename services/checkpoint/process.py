@@ -71,7 +71,7 @@ class CheckpointService:
         self._finished_by_s = 0.0
         self._disk.do(self._store.open, lambda _: None, lambda _: None)
         self._loader.do(lambda: writer.warm_up(self._start.places.shm_dir), lambda _: None, lambda _: None)
-        self._core.staged_seen(find_staged(self._start.places.shm_dir, self._start.run))
+        self._core.staged_seen(find_staged(self._start.places, self._start.run))
         self._look()
 
     # -- what the skeleton calls ------------------------------------------------------------------------------
