@@ -174,9 +174,14 @@ class Runtime:
             self._stop_listeners.remove(listener)
 
     def request_stop(self, reason: Reason) -> None:
-        """The watchdog, a signal or the lifeline asks this process to save and end.  The first reason stands."""
+        """The watchdog, a signal or the lifeline asks this process to save and end.
+
+        A signal comes first and knows no reason but "preempt"; the watchdog's message, right behind it, knows better.
+        """
         with self._lock:
             if self.stop_reason is not None:
+                if self.stop_reason == "preempt":
+                    self.stop_reason = reason
                 return
             self.stop_reason, self.stop_asked_s = reason, self.clock.monotonic()
             listeners = list(self._stop_listeners)
