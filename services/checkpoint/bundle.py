@@ -15,8 +15,8 @@ from pathlib import Path
 
 import google_crc32c
 
-_TABLE_MAGIC = 0xDB4775248B80FB57
-_FOOTER_BYTES = 48
+TABLE_MAGIC = 0xDB4775248B80FB57
+FOOTER_BYTES = 48
 _TRAILER_BYTES = 5  # after each block: its type and its checksum
 _CHUNK_BYTES = 4 * 2**20
 _STRING, _RESOURCE, _VARIANT = 7, 20, 21  # DataType numbers whose bytes are not simply their memory
@@ -86,7 +86,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
                 raise ValueError(f"wire type {wire}")
 
 
-def _mask(crc: int) -> int:
+def mask(crc: int) -> int:
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
@@ -95,7 +95,7 @@ def _block(data: bytes, offset: int, size: int) -> list[tuple[bytes, bytes]]:
     end = offset + size
     if end + _TRAILER_BYTES > len(data):
         raise ValueError("a block lies outside the file")
-    if _mask(google_crc32c.value(data[offset : end + 1])) != struct.unpack_from("<I", data, end + 1)[0]:
+    if mask(google_crc32c.value(data[offset : end + 1])) != struct.unpack_from("<I", data, end + 1)[0]:
         raise ValueError("a block does not match its checksum")
     if data[end] != 0:
         raise ValueError("a block is compressed")
@@ -135,9 +135,9 @@ def _entry(value: bytes) -> BundleEntry:
 
 
 def _parse_table(data: bytes) -> dict[bytes, bytes]:
-    if len(data) < _FOOTER_BYTES or struct.unpack_from("<Q", data, len(data) - 8)[0] != _TABLE_MAGIC:
+    if len(data) < FOOTER_BYTES or struct.unpack_from("<Q", data, len(data) - 8)[0] != TABLE_MAGIC:
         raise ValueError("it does not end as a table does")
-    footer = data[-_FOOTER_BYTES:]
+    footer = data[-FOOTER_BYTES:]
     _, at = _varint(footer, 0)
     _, at = _varint(footer, at)
     index, at = _varint(footer, at)
@@ -202,7 +202,7 @@ def _is_intact(fd: int, entry: BundleEntry) -> bool:
             return False
         crc = google_crc32c.extend(crc, chunk)
         at += len(chunk)
-    return _mask(crc) == entry.crc32c
+    return mask(crc) == entry.crc32c
 
 
 def _string_crc(data: bytes, elements: int) -> int:
@@ -214,7 +214,7 @@ def _string_crc(data: bytes, elements: int) -> int:
             crc = google_crc32c.extend(crc, struct.pack("<I" if length < 2**32 else "<Q", length))
     except IndexError:
         return -1
-    return _mask(google_crc32c.extend(crc, data[at:]))
+    return mask(google_crc32c.extend(crc, data[at:]))
 
 
 def scalar_int(bundle: Bundle, key: str) -> int | None:

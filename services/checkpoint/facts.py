@@ -8,6 +8,10 @@ from procsv.ipc.arena import SlotInfo
 from procsv.ipc.messages import Durable
 
 
+class WriteMismatch(Exception):
+    """What was written is not what lies in the slot.  The text names the tensor or the file."""
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """A state that can be saved: in a slot, or staged as files by the trainer."""

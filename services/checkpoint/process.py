@@ -2,7 +2,7 @@
 
 Run by `python -m procsv.services.checkpoint`.  The main thread alone speaks to peers and never touches the logdir: the
 disk thread does that, one job at a time; a second thread reads slots against their checksums, so that a restore from
-memory never waits for a save; a third loads TensorFlow, so that the first save is not late.
+memory never waits for a save.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import Durable, Finish, Hello, Rejected, SaverPlan, Snapshot, Staged, TrainerEnded
 from procsv.ipc.process import Stranger
 from procsv.ipc.pulse import Phase
-from procsv.services.checkpoint import writer
 from procsv.services.checkpoint.actions import (
     Acknowledge,
     Action,
@@ -61,7 +60,6 @@ class CheckpointService:
         self._outcomes = Outcomes(tools.wake)
         self._disk = Worker("disk", self._outcomes)
         self._checker = Worker("checker", self._outcomes)
-        self._loader = Worker("loader", self._outcomes)
         self._core = Core(tools.start.run, self._store.lineage(), is_restarted=tools.start.incarnation > 1)
         self._last_one_out: LastOneOut | None = None
         self._trainers: dict[int, Stranger] = {}  # by incarnation
@@ -70,7 +68,6 @@ class CheckpointService:
         self._finish: Heard | None = None
         self._finished_by_s = 0.0
         self._disk.do(self._store.open, lambda _: None, lambda _: None)
-        self._loader.do(lambda: writer.warm_up(self._start.places.shm_dir), lambda _: None, lambda _: None)
         self._core.staged_seen(find_staged(self._start.places, self._start.run))
         self._look()
 

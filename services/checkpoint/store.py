@@ -27,10 +27,11 @@ from procsv.ipc.units import show_size
 from procsv.services.checkpoint import writer
 from procsv.services.checkpoint.catalog import Catalog, take_stock
 from procsv.services.checkpoint.commit import Intent, Workshop, finish_deletions, fsync_files, read_text
-from procsv.services.checkpoint.facts import Candidate, Found, State, Stock
+from procsv.services.checkpoint.facts import Candidate, Found, State, Stock, WriteMismatch
 from procsv.services.checkpoint.manifest import (
     MANIFEST_VERSION,
     BadCheckpoint,
+    FileSum,
     Manifest,
     read_manifest,
     sum_file,
@@ -188,29 +189,31 @@ class Store:
             staging = workshop.begin(state.sequence)
             failpoint("checkpoint.temporary_created")
             try:
-                path = self._write(contents, reader, staging, path)
+                path, sums = self._write(contents, reader, staging, path)
             except BaseException:
                 shutil.rmtree(staging, ignore_errors=True)
                 raise
         finally:
             reader.close()  # from here on the trainer may have the slot again
-        return self._commit(workshop, staging, contents.plan, path, state, reason, started_s)
+        return self._commit(workshop, staging, contents.plan, path, sums, state, reason, started_s)
 
-    def _write(self, contents: Contents, reader: SlotReader, staging: Path, path: str) -> str:
-        """Writes and reads back; the path that the `checkpoint` file will list."""
-        written = writer.write(contents, reader.map, str(staging / Path(path).name))
+    def _write(
+        self, contents: Contents, reader: SlotReader, staging: Path, path: str
+    ) -> tuple[str, dict[str, FileSum]]:
+        """Writes and reads back; the path that the `checkpoint` file will list, and the sums that are known."""
         try:
+            written = writer.write(contents, reader.map, str(staging / Path(path).name))
             with ThreadPoolExecutor(1, "fsync") as beside:  # the disk works while what was written is read back
                 flushed = beside.submit(fsync_files, staging)
                 writer.read_back(contents, reader.map, written)
             flushed.result()
-        except writer.WriteMismatch:
+        except WriteMismatch:
             try:
                 reader.verify()
             except PeerError as error:
                 raise SlotBad(str(error)) from error
             raise  # the slot is good: the disk is not; the files are thrown away and written again
-        return str(Path(path).parent / Path(written).name)
+        return str(Path(path).parent / Path(written.path).name), written.sums
 
     def _persist_staged(self, state: State, reason: Reason, plan: SaverPlan, started_s: float) -> Durable:
         files = model_files(state.staged)
@@ -230,7 +233,7 @@ class Store:
             shutil.rmtree(staging, ignore_errors=True)
             raise
         path = str(Path(absolute_save_path(plan)).parent / Path(state.staged).name)
-        return self._commit(workshop, staging, plan, path, state, reason, started_s)
+        return self._commit(workshop, staging, plan, path, {}, state, reason, started_s)
 
     def _begin(self, plan: SaverPlan, size: int) -> Workshop:
         """Looks before it writes: for the directory, and for room."""
@@ -250,6 +253,7 @@ class Store:
         staging: Path,
         plan: SaverPlan,
         path: str,
+        sums: dict[str, FileSum],
         state: State,
         reason: Reason,
         started_s: float,
@@ -259,7 +263,7 @@ class Store:
             with contextlib.suppress(FileNotFoundError):  # it makes no difference to what can be restored
                 shutil.copyfile(plan.meta_path, meta)
         names = sorted(entry.name for entry in staging.iterdir())
-        sums = {name: sum_file(staging / name) for name in names}
+        sums = {name: sums.get(name) or sum_file(staging / name) for name in names}  # as read back, where it was
         now = self._clock.wall()
         manifest = Manifest(
             MANIFEST_VERSION, state.step, state.sequence, state.incarnation, state.run, reason, now, sums

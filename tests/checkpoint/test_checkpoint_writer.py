@@ -71,6 +71,17 @@ def sharded() -> Any:
     return tf1.train.Saver(sharded=True)
 
 
+def partitioned_and_sharded() -> Any:
+    pieces = tf1.fixed_size_partitioner(3)
+    with tf.device("/cpu:0"):
+        tf1.get_variable("p", initializer=tf.constant(np.arange(70.0).reshape(7, 10)), partitioner=pieces)
+    with tf.device("/job:localhost/cpu:0"):
+        columns = tf1.fixed_size_partitioner(2, axis=1)
+        tf1.get_variable("p2", initializer=tf.constant(np.arange(40.0).reshape(4, 10)), partitioner=columns)
+        variable("a", np.arange(20.0))
+    return tf1.train.Saver(sharded=True)
+
+
 def version_1() -> Any:
     variable("a", np.arange(10.0))
     variable("b", np.float32(4))
@@ -97,6 +108,7 @@ CASES = [
     quantized,
     partitioned,
     sharded,
+    partitioned_and_sharded,
     version_1,
     version_1_sharded,
     relative_and_padded,
