@@ -14,8 +14,10 @@ from typing import Any
 
 import msgspec
 import tensorflow as tf
+import xxhash
 
 from procsv.ipc.arena import Arena
+from procsv.ipc.atomic import replace_file
 from procsv.ipc.messages import Durable, SaverPlan
 from procsv.training.cadence import Cadence
 from procsv.training.capture import Capture
@@ -77,15 +79,17 @@ class Keeping:
         runtime.tell_checkpoint(self.plan)
 
     def _lay_meta(self, runtime: Runtime) -> Path:
-        """Puts the `.meta` where the service finds it: in shared memory, or where that is full in the run directory."""
-        name = f"meta.{runtime.start.incarnation}"
+        """Puts the `.meta` where the service finds it: in shared memory, or where that is full in the run directory.
+
+        Named by its content: every incarnation of a program that nobody changes lays the same file.
+        """
+        name = f"meta.{xxhash.xxh3_64_hexdigest(self.meta)}"
         path = runtime.places.shm_dir / name
         try:
-            path.write_bytes(self.meta)
+            replace_file(path, self.meta, durable=False)
         except OSError:
-            path.unlink(missing_ok=True)
             path = runtime.places.run_dir / name
-            path.write_bytes(self.meta)
+            replace_file(path, self.meta, durable=False)
         return path
 
     def keep(self, on_durable: Callable[[Durable], None]) -> Kept:

@@ -1,0 +1,124 @@
+"""A run of digits under random kills, for as long as one likes; then: did anything grow, was anything lost?
+
+    scripts/soak [--minutes 30] [--every 6] [--seed 1]
+
+Every few seconds one process, chosen by the seed, is killed with SIGKILL: trainer, checkpoint service, summary service,
+or (seldom) the watchdog, after which the same command is given again.  Looked at throughout: memory and descriptors of the
+watchdog, slots in shared memory, files in the logdir.  At the end the run is stopped; it must exit 75, leave no process,
+socket or shared memory, and have every acknowledged checkpoint that retention keeps.  Exit code 1 if something was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from procsv.ipc.places import find_places
+from tests.support.launched import Launched, launched, procsv
+
+ROLES = ("trainer", "trainer", "checkpoint", "summary")
+WATCHDOG_EVERY = 25  # kills
+WATCHDOG_BYTES_MAX = 48 * 2**20
+DESCRIPTORS_GROWTH_MAX = 8
+SHM_FILES_MAX = 12
+LOG_FILES_MAX = 3 * 20 + 3
+
+
+class Watch:
+    """What must not grow."""
+
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+        self._descriptors: int | None = None
+
+    def look(self, run: Launched) -> str:
+        """Notes what is wrong; a line that says how it stands."""
+        with contextlib.suppress(psutil.Error):
+            watchdog = psutil.Process(run.process.pid)
+            rss, descriptors = watchdog.memory_info().rss, watchdog.num_fds()
+            places = find_places(run.logdir)
+            shm = len(list(places.shm_dir.glob("*")))
+            logs = len(list(places.logs.glob("*")))
+            self._descriptors = descriptors if self._descriptors is None else min(self._descriptors, descriptors)
+            self._check(rss <= WATCHDOG_BYTES_MAX, f"the watchdog has {rss / 2**20:.0f} MiB")
+            self._check(descriptors <= self._descriptors + DESCRIPTORS_GROWTH_MAX, f"{descriptors} descriptors")
+            self._check(shm <= SHM_FILES_MAX, f"{shm} files in shared memory")
+            self._check(logs <= LOG_FILES_MAX, f"{logs} logs")
+            return f"watchdog {rss / 2**20:.1f} MiB, {descriptors} fds; {shm} files in shared memory, {logs} logs"
+        return "the watchdog is starting"
+
+    def _check(self, is_well: bool, what: str) -> None:
+        if not is_well and what not in self.wrong:
+            self.wrong.append(what)
+
+    def forget(self) -> None:
+        """Another watchdog."""
+        self._descriptors = None
+
+
+def soak(logdir: Path, minutes: float, every_s: float, seed: int) -> list[str]:
+    """Runs it; what was wrong."""
+    rng, watch, pause = random.Random(seed), Watch(), threading.Event()
+    end_s, kills = time.monotonic() + minutes * 60, 0
+    target = ("procsv.examples.digits", "--steps", "100000000", "--step-ms", "2", "--save-model-secs", "5")
+    while time.monotonic() < end_s:
+        with launched(logdir, "--backoff", "0.2s..1s", *target) as run:
+            watch.forget()
+            run.wait_spawned("trainer")
+            while time.monotonic() < end_s and run.process.poll() is None:
+                pause.wait(rng.uniform(0.2, 2.0) * every_s)
+                kills += 1
+                role = "watchdog" if kills % WATCHDOG_EVERY == 0 else rng.choice(ROLES)
+                run.kill(role, signal.SIGKILL)
+                print(f"kill {kills:4} {role:10} step {run.status()['step']:8}  {watch.look(run)}", flush=True)
+            if run.process.poll() is None:
+                run.wait_event("ready")
+                procsv("stop", str(logdir))
+                code = run.wait_end()
+                watch.wrong += [f"exit code {code} at the end: {run.said()[-500:]}"] if code != 75 else []
+            elif run.process.returncode != -signal.SIGKILL:
+                watch.wrong.append(f"ended by itself with {run.process.returncode}: {run.said()[-2000:]}")
+                break
+    return watch.wrong + _after(logdir)
+
+
+def _after(logdir: Path) -> list[str]:
+    """What is left, and what is not there any more."""
+    places, wrong = find_places(logdir), []
+    deadline_s, pause = time.monotonic() + 40, threading.Event()
+    while (places.shm_dir.exists() or places.run_dir.exists()) and time.monotonic() < deadline_s:
+        pause.wait(0.1)  # after a kill of the watchdog the checkpoint service is the last one out
+    wrong += [f"left: {path}" for path in (places.shm_dir, places.run_dir) if path.exists()]
+    listing = procsv("checkpoints", str(logdir), "--verify")
+    if listing.returncode:
+        wrong.append(listing.stdout + listing.stderr)
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=30, help="how long (default %(default)s)")
+    parser.add_argument(
+        "--every", type=float, default=6, help="seconds between kills, on average (default %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of kills and their times (default %(default)s)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="procsv-soak-") as directory:
+        wrong = soak(Path(directory) / "digits", args.minutes, args.every, args.seed)
+    print("\n".join(wrong) or "nothing grew, nothing was lost, nothing is left")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
