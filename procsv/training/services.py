@@ -1,44 +1,68 @@
-"""The Supervisor's service threads: summaries, step counter, snapshots.
+"""The Supervisor's service threads: summaries, step counter, snapshots, and what `Supervisor.loop` starts.
 
 TensorFlow's own threads with what makes them fail mended: they work in the supervisor's graph (new threads of a
-plain TF2 program are in eager mode), keep time by the monotonic clock without bursts after a late call, and a
-summary that cannot be computed is reported without ending the training.
+plain TF2 program are in eager mode), keep time by the monotonic clock without bursts after a late call, take no
+batch from the input, and a summary that cannot be computed is reported without ending the training.
 """
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Any
+import math
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from procsv.ipc.clock import Clock
-
-if TYPE_CHECKING:
-    from procsv.training.snapshotter import Snapshotter
+from procsv.training.carrying import Carrying, Errand
+from procsv.training.training_run import TrainingRun
 
 tf1 = tf.compat.v1
 log = tf1.logging
 
 REPORTS_MAX = 10  # lines that a repeating report may log
+LOOK_S = 0.05  # how often a due summary looks whether a training step has taken it along
+CARRY_S_MIN, CARRY_RUNS_MIN = 5.0, 20  # so long, and so many runs, none of which could: it is run by itself
 
 
-class ServiceThread(tf1.train.LooperThread):  # type: ignore[name-defined]  # tensorflow is untyped
+class TimedThread(tf1.train.LooperThread):  # type: ignore[name-defined]  # tensorflow is untyped
     """A LooperThread that works in a graph and keeps monotonic time; a missed tick is missed."""
 
-    def __init__(self, supervisor: Any, interval_s: float, clock: Clock) -> None:
-        super().__init__(supervisor.coord, interval_s)
-        self._supervisor, self._interval_s, self._clock = supervisor, interval_s, clock
+    def __init__(self, coord: Any, graph: Any, clock: Clock, interval_s: float | None, **target: Any) -> None:
+        super().__init__(coord, interval_s, **target)
+        self._graph, self._clock = graph, clock
 
     def run(self) -> None:
-        with self._coord.stop_on_exception(), self._supervisor._graph.as_default():
+        with self._coord.stop_on_exception(), self._graph.as_default():
             self.start_loop()
-            due_s = self._clock.monotonic()
-            while not self._coord.wait_for_stop(max(0.0, due_s - self._clock.monotonic())):
-                self.run_loop()
-                due_s = max(due_s + self._interval_s, self._clock.monotonic())
+            if self._timer_interval_secs is None:
+                while not self._coord.should_stop():
+                    self.run_loop()
+            else:
+                self._run_timed(self._timer_interval_secs)
             self.stop_loop()
+
+    def _run_timed(self, interval_s: float) -> None:
+        due_s = self._clock.monotonic()
+        while not self._wait_for_end(max(0.0, due_s - self._clock.monotonic())):
+            self.run_loop()
+            due_s, late_s = due_s + interval_s, self._clock.monotonic() - due_s - interval_s
+            if late_s > 0:  # ticks that were missed are not made up for
+                due_s += interval_s * math.ceil(late_s / interval_s) if interval_s > 0 else late_s
+
+    def _wait_for_end(self, timeout_s: float) -> bool:
+        return bool(self._coord.wait_for_stop(timeout_s))
+
+
+class ServiceThread(TimedThread):
+    """A standard service of one session: it ends with the stop, or when another session has taken its place."""
+
+    def __init__(self, supervisor: Any, session: Any, run: TrainingRun, clock: Clock, interval_s: float) -> None:
+        super().__init__(supervisor.coord, supervisor._graph, clock, interval_s)
+        self._supervisor, self._session, self._training = supervisor, session, run
+
+    def _wait_for_end(self, timeout_s: float) -> bool:
+        return super()._wait_for_end(timeout_s) or self._training.is_over
 
 
 def read_step(session: Any, global_step: Any) -> int:
@@ -47,45 +71,75 @@ def read_step(session: Any, global_step: Any) -> int:
 
 
 class SVSummaryThread(ServiceThread):
-    """Computes the summary op every `save_summaries_secs`."""
+    """Computes the summary op every `save_summaries_secs`, along with a training step where it needs input."""
 
-    def __init__(self, supervisor: Any, session: Any, clock: Clock) -> None:
-        super().__init__(supervisor, supervisor.save_summaries_secs, clock)
-        self._session = session
+    def __init__(self, supervisor: Any, session: Any, run: TrainingRun, clock: Clock) -> None:
+        super().__init__(supervisor, session, run, clock, supervisor.save_summaries_secs)
+        self._carrying = Carrying(supervisor.summary_op, supervisor._graph)
         self._reported = 0
+        self._is_exhausted = False
 
     def run_loop(self) -> None:
+        if self._carrying.is_harmless_alone or not self._run_along():
+            self._run_alone()
+
+    def _run_along(self) -> bool:
+        """Has a training step take the summary along; False if none does."""
+        boundary, clock = self._training.boundary, self._clock
+        errand = Errand(self._carrying, self._supervisor.summary_op, self._training.read_step)
+        from_s, from_runs = clock.monotonic(), boundary.runs + boundary.elsewhere
+        boundary.errand = errand
+        while not errand.is_over:
+            if self._wait_for_end(LOOK_S):
+                boundary.errand = None
+                return True
+            runs = boundary.runs + boundary.elsewhere - from_runs
+            if runs >= CARRY_RUNS_MIN and clock.monotonic() - from_s >= CARRY_S_MIN:
+                boundary.errand = None
+                return False
+        if errand.value is not None:
+            self._write(errand.value, errand.step if self._supervisor.global_step is not None else None)
+        return True
+
+    def _run_alone(self) -> None:
         supervisor = self._supervisor
+        if self._is_exhausted:
+            return
         wanted = {"summary": supervisor.summary_op}
         if supervisor.global_step is not None:
             wanted["step"] = supervisor.global_step
         try:
-            got = self._session.run(wanted)
+            got = tf1.Session.run(self._session, wanted)
         except tf.errors.InvalidArgumentError as error:  # it needs a feed that only a training step has
             if self._reported < REPORTS_MAX:
                 self._reported += 1
                 log.error("procsv: the summary op cannot be run by itself; training goes on without it: %s", error)
             return
-        step = int(np.asarray(got["step"]).reshape(())) if "step" in got else None
+        except tf.errors.OutOfRangeError as error:
+            self._is_exhausted = True
+            log.warning("procsv: the input of the summary op has ended, training goes on without it: %s", error)
+            return
+        self._write(got["summary"], int(np.asarray(got["step"]).reshape(())) if "step" in got else None)
+
+    def _write(self, summary: Any, step: int | None) -> None:
         log.info("Recording summary at step %s.", step)
-        supervisor.summary_writer.add_summary(got["summary"], step)
+        self._supervisor.summary_writer.add_summary(summary, step)
 
 
 class SVStepCounterThread(ServiceThread):
     """Measures steps per second."""
 
-    def __init__(self, supervisor: Any, session: Any, clock: Clock) -> None:
-        super().__init__(supervisor, supervisor.save_summaries_secs, clock)
-        self._session = session
+    def __init__(self, supervisor: Any, session: Any, run: TrainingRun, clock: Clock) -> None:
+        super().__init__(supervisor, session, run, clock, supervisor.save_summaries_secs)
         self._tag = f"{supervisor.global_step.op.name}/sec"
         self._last_s, self._last_step, self._logged = 0.0, 0, 0
 
     def start_loop(self) -> None:
         self._last_s = self._clock.monotonic()
-        self._last_step = read_step(self._session, self._supervisor.global_step)
+        self._last_step = self._training.read_step()
 
     def run_loop(self) -> None:
-        step, now_s = read_step(self._session, self._supervisor.global_step), self._clock.monotonic()
+        step, now_s = self._training.read_step(), self._clock.monotonic()
         elapsed_s = now_s - self._last_s
         rate = (step - self._last_step) / elapsed_s if elapsed_s > 0 else float("inf")
         self._last_s, self._last_step = now_s, step
@@ -96,14 +150,21 @@ class SVStepCounterThread(ServiceThread):
             log.info("%s: %g", self._tag, rate)
 
 
-class SVTimerCheckpointThread(threading.Thread):
-    """Takes snapshots by their cadence until the coordinator stops; the checkpoint service saves them."""
+class SVTimerCheckpointThread(ServiceThread):
+    """Takes snapshots by their cadence until the stop; the checkpoint service saves them."""
 
-    def __init__(self, supervisor: Any, snapshots: Snapshotter) -> None:
-        super().__init__(name="procsv-snapshots", daemon=True)
-        self._coord, self._graph, self._snapshots = supervisor.coord, supervisor._graph, snapshots
-        self._coord.register_thread(self)
+    def __init__(self, supervisor: Any, session: Any, run: TrainingRun, clock: Clock) -> None:
+        super().__init__(supervisor, session, run, clock, supervisor.save_model_secs)
 
     def run(self) -> None:
+        assert self._training.snapshots is not None
         with self._coord.stop_on_exception(), self._graph.as_default():
-            self._snapshots.run(self._coord.wait_for_stop)
+            self._training.snapshots.run(self._wait)
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        """Until the stop or the end of this session's turn; a pause without end is looked into now and then."""
+        if timeout_s is not None:
+            return self._wait_for_end(timeout_s)
+        while not self._wait_for_end(1.0):
+            pass
+        return True

@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from procsv.training.carrying import Errand
+
 tf1 = tf.compat.v1
 
 
@@ -24,12 +26,14 @@ class Boundary:
     call.  Whoever else holds `lock` knows that the training thread is between two calls.
     """
 
-    __slots__ = ("due", "inside", "lock", "runs", "thread", "visit")
+    __slots__ = ("due", "elsewhere", "errand", "inside", "lock", "runs", "thread", "visit")
 
     def __init__(self, visit: Callable[[], None]) -> None:
         self.lock = threading.Lock()
         self.due = False
         self.runs = 0  # calls that have ended; progress for the pulse
+        self.elsewhere = 0  # calls on other threads, about
+        self.errand: Errand | None = None  # what the next call that fits takes along
         # The training thread is in a call or at the boundary: a call of its own from there (a callback's, a Saver's)
         # passes straight through.  Set by that thread alone.
         self.inside = False
@@ -58,16 +62,32 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         boundary = self._procsv_boundary
         if boundary.inside or threading.get_ident() != boundary.thread:
+            boundary.elsewhere += 1
             return super().run(fetches, feed_dict, options, run_metadata)
         with boundary.lock:
             boundary.inside = True
             try:
-                result = super().run(fetches, feed_dict, options, run_metadata)
+                errand = boundary.errand
+                if errand is None or not errand.fits(fetches, feed_dict):
+                    result = super().run(fetches, feed_dict, options, run_metadata)
+                else:
+                    result = self._run_with(errand, fetches, feed_dict, options, run_metadata)
                 boundary.runs += 1
                 if boundary.due:
                     boundary.visit()
             finally:
                 boundary.inside = False
+        return result
+
+    def _run_with(self, errand: Errand, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
+        """One run for both; if it fails, the error is that of the user's run."""
+        self._procsv_boundary.errand = None
+        try:
+            result, value = super().run([fetches, errand.op], feed_dict, options, run_metadata)
+        except BaseException:
+            errand.dropped()
+            raise
+        errand.done(value)
         return result
 
     def partial_run(self, handle: Any, fetches: Any, feed_dict: Any = None) -> Any:

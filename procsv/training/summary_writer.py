@@ -13,8 +13,34 @@ import tensorflow as tf
 from tensorflow.python.summary.writer.writer import SummaryToEventTransformer
 
 from procsv.training.event_sink import EventSink
+from procsv.training.runtime import Runtime, StartingSink
 
 FLUSH_S_MAX = 30.0  # what `flush` and `close` wait for the service; then they warn and the records stay queued
+
+
+class HeldSink(StartingSink):
+    """The sink of a writer that may stay open between sessions: the run then stays, too, until it is closed.
+
+    So its events go on in the same file, as those of TensorFlow's writer do.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._is_held = False
+
+    def hold(self) -> None:
+        """Keeps the run alive until `close`; where a watchdog has it, it lives anyway."""
+        if not self._is_held and self._runtime.is_alone:
+            self._runtime.begin()
+            self._is_held = True
+
+    def close(self, writer: str, timeout_s: float) -> bool:
+        try:
+            return super().close(writer, timeout_s)
+        finally:
+            if self._is_held:
+                self._is_held = False
+                self._runtime.end()
 
 
 class SinkEventWriter:

@@ -9,22 +9,28 @@ state there is (in memory or on disk), and one that ends has a last checkpoint.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import tensorflow as tf
+from tensorflow.python.framework import meta_graph
 from tensorflow.python.training import supervisor as tf_supervisor
 
+from procsv.ipc.clock import SystemClock
 from procsv.ipc.messages import Durable, GraphText, Reason
 from procsv.ipc.pulse import Phase
 from procsv.training import services
 from procsv.training.attach import attach
+from procsv.training.coordinator import Coordinator
 from procsv.training.keeping import Keeping
-from procsv.training.restore import Origin, SessionManager, ask_newest
-from procsv.training.runtime import Runtime, StartingSink
-from procsv.training.summary_writer import SummaryWriter
+from procsv.training.local_master import resolve_master
+from procsv.training.restore import Origin, SessionManager, ask_newest, written_at
+from procsv.training.runtime import Runtime
+from procsv.training.summary_writer import HeldSink, SummaryWriter
 from procsv.training.training_run import TrainingRun
+from procsv.training.waiting import WaitingSessionManager
 
 tf1 = tf.compat.v1
 log = tf1.logging
@@ -78,12 +84,14 @@ class Supervisor(tf_supervisor.Supervisor):
         self._run: TrainingRun | None = None
         self._began = False  # this supervisor is a user of the runtime
         self._graph_text_written = False
+        self._sink: HeldSink | None = None
         self._graph_added_to_summary = False
         graph = graph if graph is not None else tf1.get_default_graph()
         if is_chief:
             self._runtime, logdir = attach(logdir, may_save=saver is not None)
             if summary_writer is Supervisor.USE_DEFAULT and self._runtime is not None:
-                summary_writer = SummaryWriter(logdir, sink=StartingSink(self._runtime))
+                self._sink = HeldSink(self._runtime)
+                summary_writer = SummaryWriter(logdir, sink=self._sink)
         _construct(
             self,
             graph,
@@ -107,12 +115,22 @@ class Supervisor(tf_supervisor.Supervisor):
             init_fn,
             local_init_run_options,
         )
+        self._coord = Coordinator()
         self._keeping = Keeping.prepare(self, snapshot_secs) if self._runtime is not None else None
+        if self._keeping is not None and self._keeping.capture is not None:
+            self._describe_graph_anew()
+
+    def _describe_graph_anew(self) -> None:
+        """The graph has one op more, the capture: what the event file says of it is what the program sees."""
+        with self._graph.as_default():
+            self._meta_graph_def = meta_graph.create_meta_graph_def(
+                graph_def=self._graph.as_graph_def(add_shapes=True), saver_def=self._saver.saver_def
+            )
 
     # -- defaults --------------------------------------------------------------------------------------------
     def _init_session_manager(self, session_manager: Any = None) -> None:
         if session_manager is None:
-            session_manager = SessionManager(
+            session_manager = WaitingSessionManager(
                 local_init_op=self._local_init_op,
                 ready_op=self._ready_op,
                 ready_for_local_init_op=self._ready_for_local_init_op,
@@ -139,6 +157,9 @@ class Supervisor(tf_supervisor.Supervisor):
         start_standard_services: bool = True,
     ) -> Any:
         """A session with the newest state, or an initialized one; for a non-chief, one whose model is ready."""
+        master = resolve_master(master)
+        self._coord.may_be_idle = bool(master)
+        self._coord.free = None
         if self._runtime is None:
             return super().prepare_or_wait_for_session(
                 master, config, wait_for_checkpoint, max_wait_secs, start_standard_services
@@ -152,9 +173,12 @@ class Supervisor(tf_supervisor.Supervisor):
             manager.runtime = runtime if self._keeping is not None and self._keeping.plan is not None else None
         elif self._keeping is not None and self._keeping.plan is not None:
             ask_newest(runtime, durable_only=True)  # what the last trainer left becomes a checkpoint that it will find
-        return super().prepare_or_wait_for_session(
+        sess = super().prepare_or_wait_for_session(
             master, config, wait_for_checkpoint, max_wait_secs, start_standard_services
         )
+        if not start_standard_services:
+            self._begin_run(runtime, sess, saves=False)  # its steps are seen all the same
+        return sess
 
     def _begin_runtime(self, runtime: Runtime) -> None:
         if not self._began:
@@ -197,36 +221,61 @@ class Supervisor(tf_supervisor.Supervisor):
         if self._global_step is not None and self._summary_writer:
             start = tf1.SessionLog(status=tf1.SessionLog.START)
             self._summary_writer.add_session_log(start, services.read_step(sess, self._global_step))
-        self._begin_run(self._runtime, sess)
+        run = self._begin_run(self._runtime, sess, saves=True)
+        its = (self, sess, run, self._runtime.clock)
         threads: list[Any] = []
         if self._save_summaries_secs and self._summary_writer:
             if self._summary_op is not None:
-                threads.append(services.SVSummaryThread(self, sess, self._runtime.clock))
+                threads.append(services.SVSummaryThread(*its))
             if self._global_step is not None:
-                threads.append(services.SVStepCounterThread(self, sess, self._runtime.clock))
-        if self._run is not None and self._run.snapshots is not None:
-            threads.append(services.SVTimerCheckpointThread(self, self._run.snapshots))
+                threads.append(services.SVStepCounterThread(*its))
+        if run.snapshots is not None:
+            threads.append(services.SVTimerCheckpointThread(*its))
         for thread in threads:
             thread.start()
         return threads
 
-    def _begin_run(self, runtime: Runtime, sess: Any) -> None:
+    def _begin_run(self, runtime: Runtime, sess: Any, saves: bool) -> TrainingRun:
+        """What procsv does for `sess` begins; what it does for a session before ends."""
         assert self._keeping is not None
+        if self._run is not None:
+            self._run.end()
         manager = self._session_manager
         origin = manager.origin if isinstance(manager, SessionManager) else None
         origin = origin or Origin("fresh", "", -1)
         kept = self._keeping.keep(self._on_durable)
-        self._run = TrainingRun(runtime, sess, self._global_step, origin, kept)
-        self._run.begin()
-        self._run.take_first()
+        if not saves:
+            kept = dataclasses.replace(kept, make_way=None)
+        run = self._run = TrainingRun(runtime, sess, self._global_step, origin, kept)
+        run.begin()
+        run.take_first()
+        return run
 
     def _on_durable(self, news: Durable) -> None:
         """A checkpoint is on disk: the Saver's own list and the event file say so."""
-        mtimes = [(path, _mtime(path)) for path in news.all_paths]
+        mtimes = [(path, written_at(path)) for path in news.all_paths]
         self._saver.set_last_checkpoints_with_time(mtimes)
         if self._summary_writer and self._global_step is not None:
             saved = tf1.SessionLog(status=tf1.SessionLog.CHECKPOINT, checkpoint_path=self._save_path)
             self._summary_writer.add_session_log(saved, news.step)
+
+    # -- and goes on -----------------------------------------------------------------------------------------
+    def loop(
+        self, timer_interval_secs: float | None, target: Any, args: Any = None, kwargs: Any = None
+    ) -> services.TimedThread:
+        """Starts a thread that calls `target` every `timer_interval_secs`, or without pause if None, until the stop."""
+        clock = SystemClock()
+        looper = services.TimedThread(
+            self._coord, self._graph, clock, timer_interval_secs, target=target, args=args, kwargs=kwargs
+        )
+        looper.start()
+        return looper
+
+    def summary_computed(self, sess: Any, summary: Any, global_step: Any = None) -> None:
+        """Writes `summary`, a Summary or a serialized one, at `global_step` (None: the step now)."""
+        if global_step is None and self._global_step is not None and self._summary_writer:
+            global_step = services.read_step(sess, self._global_step)
+        super().summary_computed(sess, summary, global_step)
 
     # -- and ends --------------------------------------------------------------------------------------------
     def stop(self, threads: Any = None, close_summary_writer: bool = True, ignore_live_threads: bool = False) -> None:
@@ -244,6 +293,8 @@ class Supervisor(tf_supervisor.Supervisor):
                 self._summary_writer.add_session_log(tf1.SessionLog(status=tf1.SessionLog.STOP))
                 self._summary_writer.close()
                 self._graph_added_to_summary = False
+            elif self._sink is not None and self._began:
+                self._sink.hold()  # the writer stays open: its file goes on with the next session
             self._end_runtime()
 
     def _save_last(self, run: TrainingRun | None, saved_step: int) -> int:
@@ -277,24 +328,38 @@ class Supervisor(tf_supervisor.Supervisor):
         close_summary_writer: bool = True,
     ) -> Iterator[Any]:
         """A session with the newest state, its services around it; stopped, saved and closed at the end."""
-        sess = None
         try:
             sess = self.prepare_or_wait_for_session(
                 master=master, config=config, start_standard_services=start_standard_services
             )
+        except BaseException:
+            self._abandon()
+            raise
+        self._coord.free = sess.close
+        try:
             yield sess
-        except Exception as error:  # recorded here, raised again by stop()
-            if sess is None:
-                self._abandon()
-                raise
+        except Exception as error:  # noqa: BLE001  recorded here, raised again by stop()
             self.request_stop(error)
+        except BaseException:  # an interrupt, or the way out of the program: nothing else takes its place
+            self._stop_quietly(sess, close_summary_writer)
+            raise
+        try:
+            self.stop(close_summary_writer=close_summary_writer)
         finally:
-            if sess is not None:
-                try:
-                    self.stop(close_summary_writer=close_summary_writer)
-                finally:
-                    with contextlib.suppress(Exception):
-                        sess.close()
+            self._close(sess)
+
+    def _stop_quietly(self, sess: Any, close_summary_writer: bool) -> None:
+        try:
+            self.stop(close_summary_writer=close_summary_writer)
+        except Exception as error:  # noqa: BLE001  what goes through the block already is what counts
+            log.error("procsv: besides, while the session was stopped: %s: %s", type(error).__name__, error)
+        finally:
+            self._close(sess)
+
+    def _close(self, sess: Any) -> None:
+        self._coord.free = None
+        with contextlib.suppress(Exception):
+            sess.close()
 
     def _abandon(self) -> None:
         """The session could not be made: nothing of it stays."""
@@ -302,16 +367,11 @@ class Supervisor(tf_supervisor.Supervisor):
         if run is not None:
             run.end()
         self._coord.request_stop()
+        with contextlib.suppress(Exception):  # what kept the session from being made is what counts
+            self._coord.join(stop_grace_period_secs=self._stop_grace_secs, ignore_live_threads=True)
         if self._summary_writer:
             self._summary_writer.close()
         self._end_runtime()
-
-
-def _mtime(path: str) -> float:
-    try:
-        return os.path.getmtime(path + ".index")
-    except OSError:
-        return 0.0
 
 
 for _name, _alias in (

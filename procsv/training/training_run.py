@@ -52,6 +52,7 @@ class TrainingRun:
         self._last_durable = (0, "")
         self._progress = Progress(runtime, self._steps, lambda: self.boundary.runs)
         self.snapshots: Snapshotter | None = None
+        self.is_over = False
 
     def begin(self) -> None:
         """From here on calls of the session pass the boundary.  Takes the first snapshot of a fresh state."""
@@ -170,6 +171,7 @@ class TrainingRun:
 
     def end(self) -> None:
         """The session is about to be closed: nothing of ours touches it any more."""
+        self.is_over = True
         self._runtime.forget_stop(self._on_stop)
         self._progress.end()
         if self.snapshots is not None:

@@ -69,6 +69,7 @@ def test_a_session_ends_with_its_last_state_on_disk_and_the_next_begins_there(tm
     with graph() as model:
         supervisor = procsv.Supervisor(logdir=str(logdir))
         with supervisor.managed_session() as session:
+            _wait_for_file(logdir / "model.ckpt-0.manifest.json")
             for _ in range(7):
                 session.run(model.train)
         assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 7
@@ -148,6 +149,7 @@ def test_summaries_and_marks_are_in_the_event_file_in_their_order(tmp_path: Path
     with graph() as model:
         supervisor = procsv.Supervisor(logdir=str(tmp_path / "logdir"), summary_op=None, save_summaries_secs=0)
         with supervisor.managed_session() as session:
+            _wait_for_file(tmp_path / "logdir" / "model.ckpt-0.manifest.json")
             for number in range(5):
                 session.run(model.train)
                 summary = tf1.Summary(value=[tf1.Summary.Value(tag="number", simple_value=number)])
@@ -263,5 +265,12 @@ def _wait_for_another(role: str, pid: int) -> None:
     """Waits until the service of that role is another process than `pid`."""
     deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
     while (found := _services().get(role)) is None or found.pid == pid:
+        assert time.monotonic() < deadline_s
+        pause.wait(0.02)
+
+
+def _wait_for_file(path: Path) -> None:
+    deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
+    while not path.exists():
         assert time.monotonic() < deadline_s
         pause.wait(0.02)

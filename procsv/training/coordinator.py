@@ -1,0 +1,125 @@
+"""A Coordinator that loses no error, and does not wait out its grace for threads that can be freed.
+
+Made by the Supervisor.  TensorFlow's, with what was wrong mended: an exception after a stop without one is recorded,
+one that is given outside its handler is the one that is raised, an interrupt is never replaced by what follows from it.
+Never ends a thread: it only tells the owner of the session that closing it would free some.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+IDLE_S = 5.0  # a process that has used no CPU for so long waits for what does not come
+IDLE_CPU_SHARE_MAX = 0.05  # of one core: what the threads that only look for news use
+LATE_SHARE = 0.75  # of the grace: then threads are freed whatever they do
+LOOK_S = 0.05
+
+
+class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tensorflow is untyped
+    """tf.compat.v1.train.Coordinator; `free` is called once, in `join`, when threads do not end by themselves."""
+
+    def __init__(self, clean_stop_exception_types: Any = None) -> None:
+        super().__init__(clean_stop_exception_types)
+        self._exc_info_to_raise: ExcInfo | None
+        self.free: Callable[[], None] | None = None  # closes what threads may be blocked in
+        self.may_be_idle = False  # work goes on in other processes: an idle process says nothing
+
+    def request_stop(self, ex: Any = None) -> None:
+        """Asks all threads to stop, and records `ex`, an exception or an exc_info tuple, unless there is one already.
+
+        After a stop without exception the next one is recorded, too, unless it only says that things were stopped.
+        """
+        info = _exc_info(ex)
+        was_stopped = self._stop_event.is_set()
+        super().request_stop(info)
+        if info is None or not was_stopped:
+            return
+        with self._lock:
+            recorded: ExcInfo | None = self._exc_info_to_raise
+            if not self._is_consequence(info[1]) and (recorded is None or _outranks(info[1], recorded[1])):
+                tf1.logging.info("Error reported to Coordinator after the stop: %s", info[1])
+                self._exc_info_to_raise = info
+
+    def _is_consequence(self, error: BaseException) -> bool:
+        """Whether `error` is what a stop does to those who still run: their queues and their session are closed."""
+        if isinstance(error, (tf.errors.CancelledError, *self._clean_stop_exception_types)):
+            return True
+        return isinstance(error, RuntimeError) and "closed Session" in str(error)
+
+    def join(
+        self,
+        threads: Iterable[threading.Thread] | None = None,
+        stop_grace_period_secs: float = 120,
+        ignore_live_threads: bool = False,
+    ) -> None:
+        """Waits for all threads to end; raises what was recorded, or RuntimeError for those that outlast the grace."""
+        with self._lock:
+            waited_for = list(self._registered_threads.union(threads or ()))
+        while any(t.is_alive() for t in waited_for) and not self.wait_for_stop(LOOK_S):
+            pass
+        self._wait_and_free(waited_for, stop_grace_period_secs)
+        super().join(waited_for, min(0.0, stop_grace_period_secs), ignore_live_threads)
+
+    def _wait_and_free(self, threads: list[threading.Thread], grace_s: float) -> None:
+        """Waits until threads have ended, for at most the grace; frees them when they do not look like ending."""
+        begun_s, pause = time.monotonic(), threading.Event()
+        idle = _Idleness()
+        free = self.free
+        while any(t.is_alive() for t in threads) and (lasted_s := time.monotonic() - begun_s) < grace_s:
+            is_blocked = idle.lasted_s() >= IDLE_S and not self.may_be_idle
+            if free is not None and (is_blocked or lasted_s >= grace_s * LATE_SHARE):
+                names = " ".join(t.name for t in threads if t.is_alive())
+                tf1.logging.info("procsv: threads still running: %s: the session is closed, which frees them", names)
+                free()
+                free = None
+            pause.wait(min(LOOK_S, grace_s))
+
+    @contextlib.contextmanager
+    def stop_on_exception(self) -> Iterator[None]:
+        """Records any exception of the block, and asks for a stop."""
+        try:
+            yield
+        except BaseException:  # noqa: BLE001  raised again by join
+            self.request_stop(sys.exc_info())
+
+
+class _Idleness:
+    """For how long this process has used next to no CPU."""
+
+    def __init__(self) -> None:
+        self._since_s, self._cpu_s = time.monotonic(), time.process_time()
+
+    def lasted_s(self) -> float:
+        lasted_s, used_s = time.monotonic() - self._since_s, time.process_time() - self._cpu_s
+        if used_s > IDLE_CPU_SHARE_MAX * max(lasted_s, 1.0):
+            self._since_s, self._cpu_s, lasted_s = time.monotonic(), time.process_time(), 0.0
+        return lasted_s
+
+
+def _exc_info(ex: Any) -> ExcInfo | None:
+    """`ex` as an exc_info tuple; a tuple without an exception is a caller's mistake, which is what is recorded then."""
+    if ex is None:
+        return None
+    if isinstance(ex, BaseException):
+        return type(ex), ex, ex.__traceback__
+    if isinstance(ex, tuple) and len(ex) == 3 and isinstance(ex[1], BaseException):
+        return ex
+    mistake = ValueError(f"ex must be a tuple or sys.exc_info must return the current exception: {ex!r}")
+    return ValueError, mistake, None
+
+
+def _outranks(error: BaseException, recorded: BaseException) -> bool:
+    """An interrupt by the user stands above errors, some of which it has caused."""
+    return isinstance(error, KeyboardInterrupt) and not isinstance(recorded, KeyboardInterrupt)
