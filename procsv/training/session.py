@@ -62,8 +62,9 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         boundary = self._procsv_boundary
         if boundary.inside or threading.get_ident() != boundary.thread:
+            result = super().run(fetches, feed_dict, options, run_metadata)
             boundary.elsewhere += 1
-            return super().run(fetches, feed_dict, options, run_metadata)
+            return result
         with boundary.lock:
             boundary.inside = True
             try:
@@ -104,7 +105,9 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
 
 def _pass_boundary(boundary: Boundary, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if boundary.inside or threading.get_ident() != boundary.thread:
-        return call(*args, **kwargs)
+        result = call(*args, **kwargs)
+        boundary.elsewhere += 1
+        return result
     with boundary.lock:
         boundary.inside = True
         try:

@@ -53,6 +53,7 @@ class TrainingRun:
         self._progress = Progress(runtime, self._steps, lambda: self.boundary.runs)
         self.snapshots: Snapshotter | None = None
         self.is_over = False
+        self._asked_for = (-1, -1)  # the calls that had ended when the last snapshot was asked for, and its sequence
 
     def begin(self) -> None:
         """From here on calls of the session pass the boundary.  Takes the first snapshot of a fresh state."""
@@ -143,7 +144,9 @@ class TrainingRun:
             return False
         before, self._runtime.phase = self._runtime.phase, Phase.SAVE
         try:
-            sequence = self.snapshots.take(reason)
+            calls, sequence = self._asked_for
+            if calls != self._calls():  # else nothing has happened since: that snapshot is the last one, too
+                sequence = self._take(reason)
             if self.snapshots.wait_durable(sequence, timeout_s):
                 return True
             failed = self.snapshots.last_failure
@@ -154,11 +157,22 @@ class TrainingRun:
             self._runtime.phase = before
         return False
 
+    def _take(self, reason: Reason) -> int:
+        assert self.snapshots is not None
+        calls = self._calls()
+        sequence = self.snapshots.take(reason)
+        self._asked_for = (calls, sequence)
+        return sequence
+
+    def _calls(self) -> int:
+        """How many calls of the session have ended, about; the same number again means there was none."""
+        return self.boundary.runs + self.boundary.elsewhere
+
     def take_first(self) -> None:
         """The checkpoint that a fresh state begins with.  That it cannot be had is no reason not to train."""
         if self.snapshots is not None and self._origin.source == "fresh":
             try:
-                self.snapshots.take("start")
+                self._take("start")
             except (TimeoutError, OSError, NoRoom, tf.errors.OpError) as failure:
                 log.error("procsv: no checkpoint of the first state, training goes on: %s", failure)
 
