@@ -12,7 +12,7 @@ from procsv.services.runtime import serve
 
 if __name__ == "__main__":
     code = serve(take_start("checkpoint"), CheckpointService)
-    if threading.active_count() > 1:  # TensorFlow is still loading: an interpreter that ends under it may crash
+    if threading.active_count() > 1:  # a job is stuck, or TensorFlow was used: not waited for
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

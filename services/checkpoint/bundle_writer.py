@@ -1,7 +1,7 @@
 """V2 checkpoints without TensorFlow: what SaveV2 and MergeV2Checkpoints would have written, byte for byte.
 
 Called by the writer, on the disk thread.  What this cannot write (`Unsupported`) is known before a file is touched.
-Never fsyncs, never renames, never reads a file.
+Never renames, never reads a file.  Makes nothing durable: it only lets the disk begin early.
 
 Each byte is taken out of the slot once, a chunk at a time; while the chunk is in the processor's cache it is
 compared with the checksum that the trainer took, enters the file's own checksums, and is written.
@@ -13,6 +13,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from procsv.services.checkpoint.facts import WriteMismatch
 from procsv.services.checkpoint.manifest import FileSum
 
 CHUNK_BYTES = 2**20  # fits the processor's cache; crc32c takes only immutable bytes, so a chunk is copied there
+FLUSH_BYTES = 64 * 2**20  # so much written: the disk begins with it, while the rest is being written
 
 
 @dataclass(slots=True)
@@ -185,6 +187,9 @@ class _DataFile:
         self._sum = xxhash.xxh3_128()
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
+        self._unflushed_bytes = 0
+        self._beside: ThreadPoolExecutor | None = None
+        self._flushing: Future[None] | None = None
         self.size = 0
 
     def append(self, data: bytes) -> None:
@@ -192,19 +197,33 @@ class _DataFile:
         self._waiting.append(data)
         self._waiting_bytes += len(data)
         if self._waiting_bytes >= CHUNK_BYTES:
-            self._flush()
+            self._write()
 
     def finish(self) -> FileSum:
-        self._flush()
+        self._write()
+        self._wait_for_disk()
         return FileSum(self.size, self._sum.hexdigest())
 
-    def _flush(self) -> None:
+    def _write(self) -> None:
         data = b"".join(self._waiting)  # one chunk alone is not copied
         self._waiting, self._waiting_bytes = [], 0
         self._sum.update(data)
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view) :]
+        self._unflushed_bytes += len(data)
+        if self._unflushed_bytes >= FLUSH_BYTES and (self._flushing is None or self._flushing.done()):
+            self._wait_for_disk()
+            self._beside = self._beside or ThreadPoolExecutor(1, "flush")
+            self._flushing, self._unflushed_bytes = self._beside.submit(os.fdatasync, self._fd), 0
+
+    def _wait_for_disk(self) -> None:
+        """OSError if the disk could not take what it was given: nobody else would be told again."""
+        if self._flushing is not None:
+            flushing, self._flushing = self._flushing, None
+            flushing.result()
 
     def close(self) -> None:
+        if self._beside is not None:
+            self._beside.shutdown()  # a flush that still runs uses the descriptor
         os.close(self._fd)

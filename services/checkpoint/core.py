@@ -117,6 +117,9 @@ class Core:
     _cadence_from_s: float | None = None
     _restoring: _Restoring | None = None
     _searched_at: int = 0  # the durable sequence when the search began
+    _verified: State | None = None  # the slot that was last read against its checksums, and good
+    _verifying: set[State] = field(default_factory=set)
+    _expects_question: bool = True  # a trainer is about to ask what to start from: the answer is prepared
     _served: str = ""  # the slot that a trainer was told to restore from, until it has
     _restored: int = 0  # highest incarnation of this run that has said Restored
 
@@ -176,6 +179,7 @@ class Core:
                 reason: Reason = "final" if clean else "crash"
                 self._endings.append(_Ending(asker, incarnation, reason, all_of_it=False))
                 self._retry_s, self._served = 0.0, ""
+                self._expects_question = not clean
             case _:
                 self._out.append(Acknowledge(asker))
         return self._decide(now_s)
@@ -248,6 +252,8 @@ class Core:
 
     def saved(self, durable: Durable, now_s: float) -> list[Action]:
         """The running save has ended well."""
+        if self._saving is not None and self._saving.state.slot is not None:
+            self._verified = self._saving.state  # it was read whole to be written
         self._saving = None
         self.durable, self.kept = durable, durable.all_paths
         self.durable_sequence = max(self.durable_sequence, durable.sequence)
@@ -287,25 +293,26 @@ class Core:
 
     def verify_lost(self, state: State, why: str, is_bad: bool, now_s: float) -> list[Action]:
         """The state that was to be restored from could not be read, for the same reasons."""
+        self._verifying.discard(state)
         if self._restoring is not None and self._restoring.stage == "verifying":
             self._restoring.stage = "waiting"
         return self._lose(state, why, is_bad, now_s)
 
     def _lose(self, state: State, why: str, is_bad: bool, now_s: float) -> list[Action]:
+        is_news = (state.name, state.sequence) not in self._bad  # a save and a check may find the same
         if is_bad or state.slot is None:
             self._bad.add((state.name, state.sequence))
-        if is_bad:
+        if is_bad and is_news:
             self._out.append(Announce(Rejected(state.name, why)))
             self._last_error = why
         return self._decide(now_s)
 
     def slot_verified(self, state: State, now_s: float) -> list[Action]:
         """A slot may be restored from."""
+        self._verifying.discard(state)
+        self._verified = state
         if self._restoring is not None and self._restoring.stage == "verifying":
-            if state == self._newest_slot() and state.step >= self.newest_step:
-                self._answer("memory", state.name, state.step, "")
-            else:  # outdated in the meantime
-                self._restoring.stage = "waiting"
+            self._restoring.stage = "waiting"  # answered, unless it is outdated in the meantime
         return self._decide(now_s)
 
     def found(self, found: Found, now_s: float) -> list[Action]:
@@ -330,6 +337,7 @@ class Core:
             self._stock_again_s = None
             self._out.append(TakeStock(self.plan))
         self._satisfy_wants()
+        self._prepare_answer()
         self._restore()
         self._begin_save(now_s)
         self._settle(after_failure=False)
@@ -350,6 +358,20 @@ class Core:
                 continue
             self._wants.remove(want)
 
+    def _prepare_answer(self) -> None:
+        """After a trainer's death, and at this service's start: reads the slot that will be asked for before it is."""
+        slot = self._newest_slot() if self._expects_question else None
+        if slot is not None:
+            self._check(slot)
+        self._expects_question = False
+
+    def _check(self, slot: State) -> bool:
+        """Whether a slot was verified; if not, that is under way."""
+        if slot != self._verified and slot not in self._verifying:
+            self._verifying.add(slot)
+            self._out.append(VerifySlot(slot))
+        return slot == self._verified
+
     def _restore(self) -> None:
         """Moves the trainer's question on: newest state first, memory before disk where both hold it."""
         asked = self._restoring
@@ -364,8 +386,10 @@ class Core:
             slot = None
         good = asked.searched.checkpoint if asked.searched is not None else None
         if slot is not None and slot.step >= self.newest_step:
-            asked.stage = "verifying"
-            self._out.append(VerifySlot(slot))
+            if self._check(slot):
+                self._answer("memory", slot.name, slot.step, "")
+            else:
+                asked.stage = "verifying"
         elif asked.searched is None:
             asked.stage, self._searched_at = "searching", self.durable_sequence
             self._out.append(Find(self.plan))

@@ -5,6 +5,8 @@ Called by process.py.  A job that fails never ends its thread: the failure is an
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import sys
 import threading
@@ -40,8 +42,9 @@ class Outcomes:
 class Worker:
     """One thread and its queue."""
 
-    def __init__(self, name: str, outcomes: Outcomes) -> None:
+    def __init__(self, name: str, outcomes: Outcomes, niceness: int = 0) -> None:
         self._outcomes = outcomes
+        self._niceness = niceness  # of this thread alone, and of those that it starts
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -62,6 +65,9 @@ class Worker:
         self._jobs.put(run)
 
     def _run(self) -> None:
+        if self._niceness:
+            with contextlib.suppress(OSError):  # a sandbox may not allow it
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
         while (job := self._jobs.get()) is not None:
             job()
             del job

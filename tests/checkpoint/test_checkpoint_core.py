@@ -260,7 +260,7 @@ def test_the_end_waits_for_a_save_that_runs() -> None:
 def test_a_service_that_follows_a_dead_one_saves_at_once_what_was_not_saved() -> None:
     desk = Desk(Core("r", is_restarted=True))
     desk.ready(slot(4, 40))
-    assert [TakeStock(PLAN)] == desk.see(desk.core.plan_seen(PLAN, 0.0))
+    assert [TakeStock(PLAN)] == [a for a in desk.core.plan_seen(PLAN, 0.0) if not isinstance(a, VerifySlot)]
     assert only(desk.see(desk.core.stocked(NOTHING, 0.0)), Persist).state.sequence == 4
 
 
@@ -285,7 +285,8 @@ def test_memory_is_preferred_and_does_not_wait_for_the_save_that_runs() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     only(desk.say(TrainerEnded(1, False)), Persist)
-    verify = only(desk.say(Restore(False), 2), VerifySlot)
+    assert desk.say(Restore(False), 2) == []
+    verify = only(desk.out, VerifySlot)
     answer = only(desk.see(desk.core.slot_verified(verify.state, 0.0)), Reply).body
     assert (answer.source, answer.path, answer.step, answer.sequence, answer.error) == (
         "memory",
@@ -294,6 +295,47 @@ def test_memory_is_preferred_and_does_not_wait_for_the_save_that_runs() -> None:
         1,
         "",
     )
+
+
+def test_a_dead_trainers_state_is_verified_before_anybody_asks() -> None:
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10))
+    verify = only(desk.say(TrainerEnded(1, False)), VerifySlot)
+    assert bodies(desk.core.slot_verified(verify.state, 0.0), RestoreFrom) == []
+    out = desk.say(Restore(False), 2)
+    assert [(body.source, body.step) for body in bodies(out, RestoreFrom)] == [("memory", 10)]
+    assert not [a for a in out if isinstance(a, VerifySlot)]
+
+
+def test_a_state_that_was_left_is_verified_when_the_service_starts() -> None:
+    desk = Desk(Core("r", is_restarted=True))
+    desk.ready(slot(4, 40))
+    assert only(desk.after(0.0), VerifySlot).state.sequence == 4
+    assert desk.after(1.0) == []
+
+
+def test_what_was_read_to_be_saved_is_not_read_again_to_be_restored() -> None:
+    desk = Desk().begun()
+    desk.saved(only(desk.snapshot(slot(1, 10), "manual"), Persist))
+    assert [body.source for body in bodies(desk.say(Restore(False), 2), RestoreFrom)] == ["memory"]
+
+
+def test_a_slot_that_was_verified_and_filled_again_is_verified_again() -> None:
+    desk = Desk().begun()
+    desk.saved(only(desk.snapshot(slot(1, 10), "manual"), Persist))
+    desk.snapshot(slot(3, 30))
+    out = desk.say(Restore(False), 2)
+    assert only(out, VerifySlot).state.sequence == 3
+    assert bodies(out, RestoreFrom) == []
+
+
+def test_a_slot_that_both_the_save_and_the_check_find_bad_is_rejected_once() -> None:
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10))
+    out = desk.say(TrainerEnded(1, False))
+    state = only(out, VerifySlot).state
+    out = desk.core.verify_lost(state, "w does not match", True, 0.0) + desk.core.save_lost(state, "w", True, 0.0)
+    assert len(bodies(out, Rejected)) == 1
 
 
 def test_a_checkpoint_of_a_later_step_is_preferred_to_memory() -> None:
@@ -365,8 +407,9 @@ def test_a_previous_runs_snapshot_is_restored_and_saved_and_a_strangers_removed(
     desk.ready(left, strange)
     desk.begun()
     assert [Retire(strange)] == [a for a in desk.after(0.0) if isinstance(a, Retire)]
-    out = desk.say(Restore(False))
-    assert only(out, VerifySlot).state.sequence == 5
+    desk.say(Restore(False))
+    answer = bodies(desk.core.slot_verified(State.of_slot(left), 0.0), RestoreFrom)[0]
+    assert (answer.source, answer.sequence) == ("memory", 5)
     assert desk.core._saving.reason == "crash"  # type: ignore[union-attr]
 
 
@@ -374,7 +417,8 @@ def test_old_slots_are_unlinked_once_durable_and_a_newer_trainer_has_restored() 
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     persist = only(desk.say(TrainerEnded(1, False)), Persist)
-    desk.core.slot_verified(only(desk.say(Restore(False), 2), VerifySlot).state, 0.0)
+    desk.say(Restore(False), 2)
+    desk.core.slot_verified(only(desk.out, VerifySlot).state, 0.0)
     desk.say(Restored("memory", "/s/slot.1.1", 10), 2)
     assert not [a for a in desk.out if isinstance(a, Retire)]
     assert slot(1, 10) == only(desk.saved(persist), Retire).slot
@@ -385,7 +429,8 @@ def test_a_slot_that_a_trainer_was_told_of_stays_until_it_has_restored() -> None
     desk.snapshot(slot(1, 10))
     persist = only(desk.say(TrainerEnded(1, False)), Persist)
     desk.say(Restored("fresh", "", 0), 2)
-    desk.core.slot_verified(only(desk.say(Restore(False), 3), VerifySlot).state, 0.0)
+    desk.say(Restore(False), 3)
+    desk.core.slot_verified(only(desk.out, VerifySlot).state, 0.0)
     assert not [a for a in desk.saved(persist) if isinstance(a, Retire)]
     assert slot(1, 10) == only(desk.say(Restored("memory", "/s/slot.1.1", 10), 3), Retire).slot
 
