@@ -42,6 +42,7 @@ class Start(msgspec.Struct, frozen=True):
     snapshot_secs: float = -1.0  # -1: auto; 0: off
     target: str = ""
     args: tuple[str, ...] = ()
+    drop_in: bool = False  # the program finds procsv's classes where TensorFlow's own would be
     options: dict[str, str] = {}  # the watchdog's own, as `procsv launch` was given them
 
     @property

@@ -10,12 +10,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from procsv.training.drop_in import install, uninstall
     from procsv.training.supervisor import Supervisor
 
 __version__ = "0.1.0"
-__all__ = ["Supervisor", "__version__"]
+__all__ = ["Supervisor", "__version__", "install", "uninstall"]
 
-_HOME = {"Supervisor": "procsv.training.supervisor"}  # public name -> the module that defines it
+_HOME = {  # public name -> the module that defines it
+    "Supervisor": "procsv.training.supervisor",
+    "install": "procsv.training.drop_in",
+    "uninstall": "procsv.training.drop_in",
+}
 
 
 def __getattr__(name: str) -> object:

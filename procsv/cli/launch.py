@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import click
+import msgspec
 
 from procsv.cli.config import load_config
 from procsv.cli.values import Duration, DurationRange, Range
@@ -37,6 +38,11 @@ _AUTO_S = -1.0
     type=click.Path(file_okay=False),
     show_default="runs/<target name>",
     help="Where checkpoints, event files and the journal go; made if it is not there.",
+)
+@click.option(
+    "--drop-in",
+    is_flag=True,
+    help="Put procsv's Supervisor in the place of TensorFlow's own, for a program that knows nothing of procsv.",
 )
 @click.option(
     "--snapshot-secs",
@@ -78,6 +84,7 @@ _AUTO_S = -1.0
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def command(
     logdir: str | None,
+    drop_in: bool,
     snapshot_secs: float,
     max_failures: int,
     backoff: Range,
@@ -97,6 +104,7 @@ def command(
         "backoff-max-s": str(backoff.most_s),
     }
     start = make_start(logdir, target, args, snapshot_secs, grace, options)
+    start = msgspec.structs.replace(start, drop_in=drop_in)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, start.argv(), start.environment(os.environ))

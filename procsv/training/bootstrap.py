@@ -24,6 +24,7 @@ from procsv.ipc.output import keep_output_going
 from procsv.ipc.pulse import Phase
 from procsv.ipc.start import Start, take_start
 from procsv.ipc.target import find_target
+from procsv.training.drop_in import install_later
 from procsv.training.program import run_program
 from procsv.training.runtime import Runtime, set_current
 from procsv.training.training_share import FORCED_SHARE, TRAINER_SHARE
@@ -113,6 +114,8 @@ def _force_later(runtime: Runtime, start: Start) -> None:
 
 def _run(runtime: Runtime, start: Start) -> int:
     """Runs the program; the code to exit with."""
+    if start.drop_in:
+        install_later()
     try:
         run_program(find_target(start.target, Path.cwd()), list(start.args))
     except SystemExit as leaving:

@@ -1,0 +1,43 @@
+"""Every test of this folder runs with TensorFlow's class and with ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.training import supervisor as tf_supervisor
+
+import procsv
+from tests.conformance.differences import Kind
+
+TENSORFLOWS = tf_supervisor.Supervisor
+
+
+@pytest.fixture(params=["tensorflow", "procsv"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Whose class this test has."""
+    return Kind(request.param, TENSORFLOWS if request.param == "tensorflow" else procsv.Supervisor)
+
+
+@pytest.fixture
+def plain() -> None:
+    """Asked for by tests of a plain TensorFlow 2 program, whose threads are in eager mode."""
+
+
+@pytest.fixture(autouse=True)
+def without_eager_execution(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What tf.compat.v1.disable_eager_execution() does, undone afterwards; each test has a graph of its own."""
+    if "plain" in request.fixturenames:
+        with tf.Graph().as_default():
+            yield
+        return
+    before: Any = context.default_execution_mode
+    context.default_execution_mode = context.GRAPH_MODE
+    try:
+        with context.graph_mode(), tf.Graph().as_default():
+            yield
+    finally:
+        context.default_execution_mode = before

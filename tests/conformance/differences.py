@@ -1,0 +1,47 @@
+"""Where procsv.Supervisor differs from TensorFlow's class on purpose.  What is not in this table is the same.
+
+Used by the tests of this folder: `kind.differs(name)` is true for our class, and an error for a name that is not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+DIFFERENCES = {
+    "keyword-only arguments": "snapshot_secs and final_checkpoint come after TensorFlow's own arguments",
+    "no deprecation warning": "there is nothing to switch to",
+    "no graph handle as global step": "B16: a resource variable named global_step is found and counts",
+    "size-1 global step": "B3: a global step of shape [1] is what the documentation asks for",
+    "threads in plain programs": "B1: services and loops work in the supervisor's graph, whatever mode threads begin in",
+    "whole checkpoints": "B0, B2: a checkpoint is the state between two steps, and its name is its step",
+    "errors after a clean stop": "B4: they are raised, unless they only say that things were stopped",
+    "end of input while preparing": "B5: the error is raised as it is, not as one of the generator",
+    "blocked threads": "B6: the session is closed before the grace ends, which frees them",
+    "last checkpoint": "B7: a session that ends leaves a checkpoint of its last state",
+    "summaries that need a feed": "B9: fetched with a step that feeds it, else reported; training goes on",
+    "summaries take no input": "B10: they are fetched along with a training step",
+    "steady timers": "B11: monotonic time, and no burst of calls after a late one",
+    "errors outside a handler": "B12: the exception that is given is the one that is raised",
+    "fewer checkpoints to keep": "B14: all that are too many are deleted",
+    "broken checkpoints": "B8: an older one that is whole is used instead",
+    "master local": "B18: it is the target of a local server, as documented",
+    "quick waiting": "B24: first looks come quickly, and the whole of max_wait_secs is waited",
+    "interrupts stay": "B28: an interrupt is what is raised, whatever fails besides",
+    "CHECKPOINT step": "B2: the event has the step of the checkpoint",
+    "no rewriting at the start": "B26: a restored checkpoint is not written again",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the two classes."""
+
+    name: str
+    Supervisor: Callable[..., Any]
+
+    def differs(self, name: str) -> bool:
+        """Whether this is our class, for a behaviour that is listed."""
+        assert name in DIFFERENCES
+        return self.name == "procsv"

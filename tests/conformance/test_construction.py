@@ -1,0 +1,243 @@
+"""The constructor: arguments, defaults, collections, properties, errors."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import procsv
+from tests.conformance.conftest import TENSORFLOWS
+from tests.conformance.differences import Kind
+
+tf1 = tf.compat.v1
+Keys = tf1.GraphKeys
+
+ALIASES = {
+    "PrepareSession": "prepare_or_wait_for_session",
+    "StartQueueRunners": "start_queue_runners",
+    "StartStandardServices": "start_standard_services",
+    "Stop": "stop",
+    "RequestStop": "request_stop",
+    "Loop": "loop",
+    "ShouldStop": "should_stop",
+    "StopOnException": "stop_on_exception",
+    "WaitForStop": "wait_for_stop",
+    "SummaryComputed": "summary_computed",
+}
+PROPERTIES = [
+    "is_chief",
+    "session_manager",
+    "coord",
+    "init_op",
+    "init_feed_dict",
+    "ready_op",
+    "ready_for_local_init_op",
+    "summary_writer",
+    "summary_op",
+    "save_summaries_secs",
+    "global_step",
+    "saver",
+    "save_model_secs",
+    "save_path",
+]
+
+
+def _arguments(function: Any) -> list[tuple[str, Any]]:
+    own = inspect.Parameter.KEYWORD_ONLY
+    return [(p.name, p.default) for p in inspect.signature(function).parameters.values() if p.kind != own]
+
+
+@pytest.mark.parametrize("method", ["__init__", "managed_session", *ALIASES.values()])
+def test_arguments_have_the_names_order_and_defaults_of_tensorflows(method: str) -> None:
+    assert _arguments(getattr(procsv.Supervisor, method)) == _arguments(getattr(TENSORFLOWS, method))
+
+
+def test_what_tensorflow_does_not_have_is_keyword_only() -> None:
+    parameters = inspect.signature(procsv.Supervisor.__init__).parameters.values()
+    own = [p.name for p in parameters if p.kind == inspect.Parameter.KEYWORD_ONLY]
+    assert own == ["snapshot_secs", "final_checkpoint"]
+
+
+def test_aliases_are_the_methods_themselves(kind: Kind) -> None:
+    for alias, method in ALIASES.items():
+        assert getattr(kind.Supervisor, alias) is getattr(kind.Supervisor, method)
+
+
+def test_use_default_is_zero(kind: Kind) -> None:
+    assert kind.Supervisor.USE_DEFAULT == 0  # type: ignore[attr-defined]
+
+
+def test_our_class_is_one_of_tensorflows() -> None:
+    assert issubclass(procsv.Supervisor, TENSORFLOWS)
+
+
+def test_properties_are_there_and_cannot_be_set(kind: Kind) -> None:
+    supervisor = kind.Supervisor()
+    for name in PROPERTIES:
+        getattr(supervisor, name)
+        with pytest.raises(AttributeError):
+            setattr(supervisor, name, None)
+
+
+def test_an_empty_graph_gets_neither_saver_nor_step_nor_summaries(kind: Kind) -> None:
+    supervisor = kind.Supervisor()
+    assert supervisor.saver is None
+    assert supervisor.global_step is None
+    assert supervisor.summary_op is None
+    assert supervisor.ready_for_local_init_op is None
+    assert supervisor.ready_op is not None
+    assert supervisor.init_op is not None
+    assert supervisor.save_path is None
+    assert supervisor.summary_writer is None
+    assert (supervisor.save_summaries_secs, supervisor.save_model_secs) == (120, 600)
+
+
+def test_what_it_creates_is_in_the_collections(kind: Kind) -> None:
+    tf1.get_variable("v", [], tf.float32)
+    tf1.summary.scalar("s", 1.0)
+    step = tf1.train.get_or_create_global_step()
+    supervisor = kind.Supervisor()
+    found = {key: tf1.get_collection(key) for key in (Keys.READY_OP, Keys.INIT_OP, Keys.LOCAL_INIT_OP)}
+    assert found[Keys.READY_OP] == [supervisor.ready_op]
+    assert found[Keys.INIT_OP] == [supervisor.init_op]
+    assert found[Keys.LOCAL_INIT_OP] == [supervisor._local_init_op]
+    assert tf1.get_collection(Keys.SAVERS) == [supervisor.saver]
+    assert tf1.get_collection(Keys.SUMMARY_OP) == [supervisor.summary_op]
+    assert tf1.get_collection(Keys.GLOBAL_STEP) == [step]
+    assert supervisor.global_step is step
+
+
+def test_the_first_of_a_collection_is_the_default(kind: Kind) -> None:
+    tf1.get_variable("v", [], tf.float32)
+    names = tf.constant([], tf.string)
+    ops = {key: tf.no_op() for key in (Keys.INIT_OP, Keys.LOCAL_INIT_OP)}
+    for key, op in ops.items():
+        tf1.add_to_collection(key, op)
+        tf1.add_to_collection(key, tf.no_op())
+    tf1.add_to_collection(Keys.READY_OP, names)
+    tf1.add_to_collection(Keys.READY_FOR_LOCAL_INIT_OP, names)
+    saver, summary = tf1.train.Saver(), tf.constant(b"")
+    tf1.add_to_collection(Keys.SAVERS, saver)
+    tf1.add_to_collection(Keys.SUMMARY_OP, summary)
+    supervisor = kind.Supervisor()
+    assert supervisor.init_op is ops[Keys.INIT_OP]
+    assert supervisor._local_init_op is ops[Keys.LOCAL_INIT_OP]
+    assert supervisor.ready_op is names
+    assert supervisor.ready_for_local_init_op is names
+    assert supervisor.saver is saver
+    assert supervisor.summary_op is summary
+
+
+def test_none_switches_off_and_false_is_not_the_default(kind: Kind) -> None:
+    tf1.get_variable("v", [], tf.float32)
+    supervisor = kind.Supervisor(
+        ready_op=None, init_op=None, local_init_op=None, summary_op=None, saver=None, global_step=None, graph=None
+    )
+    assert supervisor.ready_op is None
+    assert supervisor.init_op is None
+    assert supervisor.saver is None
+    assert supervisor.global_step is None
+
+
+def test_private_names_that_libraries_use_are_there(kind: Kind) -> None:
+    def init(session: Any) -> None: ...
+
+    options = tf1.RunOptions()
+    supervisor = kind.Supervisor(stop_grace_secs=7, recovery_wait_secs=3, init_fn=init, local_init_run_options=options)
+    assert supervisor._graph is tf1.get_default_graph()
+    assert supervisor._logdir is None
+    assert supervisor._stop_grace_secs == 7
+    assert supervisor._recovery_wait_secs == 3
+    assert supervisor._init_fn is init
+    assert supervisor._local_init_run_options is options
+    assert supervisor._graph_added_to_summary is False
+    assert supervisor._meta_graph_def.graph_def.node
+
+
+def test_the_graph_is_finalized(kind: Kind) -> None:
+    kind.Supervisor()
+    with pytest.raises(RuntimeError, match=r"Graph is finalized and cannot be modified\."):
+        tf.constant(1)
+
+
+def test_a_float_named_global_step_is_no_step(kind: Kind) -> None:
+    tf1.get_variable("global_step", [], tf.float32, use_resource=False)
+    assert kind.Supervisor().global_step is None
+
+
+def test_a_ref_variable_named_global_step_is_the_step(kind: Kind) -> None:
+    tf1.get_variable("global_step", [], tf.int32, use_resource=False, trainable=False)
+    assert kind.Supervisor().global_step.op.name == "global_step"
+
+
+def test_a_resource_variable_named_global_step_is_the_step(kind: Kind) -> None:
+    variable = tf1.get_variable("global_step", [], tf.int64, use_resource=True, trainable=False)
+    assert kind.Supervisor().global_step is (variable if kind.differs("no graph handle as global step") else None)
+
+
+def test_under_eager_execution_it_refuses(kind: Kind) -> None:
+    with tf.init_scope(), pytest.raises(RuntimeError) as caught:
+        _construct_eagerly(kind)
+    assert str(caught.value) == "Supervisors are incompatible with eager execution."
+
+
+def _construct_eagerly(kind: Kind) -> None:
+    from tensorflow.python.eager import context
+
+    with context.eager_mode():
+        kind.Supervisor()
+
+
+def test_a_worker_writes_nothing_whatever_it_is_told(kind: Kind, tmp_path: Path) -> None:
+    logdir = tmp_path / "logdir"
+    supervisor = kind.Supervisor(is_chief=False, logdir=str(logdir), save_model_secs=1, save_summaries_secs=1)
+    assert supervisor.save_path is None
+    assert supervisor.summary_writer is None
+    assert supervisor.save_model_secs is None
+    assert supervisor.save_summaries_secs is None
+    assert supervisor._logdir is None
+    assert not logdir.exists()
+    with pytest.raises(RuntimeError) as services:
+        supervisor.start_standard_services(None)
+    assert str(services.value) == (
+        "Only chief supervisor can start standard services. Because only chief supervisors can write events."
+    )
+    with pytest.raises(RuntimeError, match=r"^Writing a summary requires a summary writer\.$"):
+        supervisor.summary_computed(None, b"")
+
+
+def test_a_worker_wants_devices_for_ref_variables(kind: Kind) -> None:
+    tf1.get_variable("v", [], tf.float32, use_resource=False)
+    with pytest.raises(ValueError, match="When using replicas, all Variables must have their device set"):
+        kind.Supervisor(is_chief=False)
+
+
+def test_a_worker_does_not_look_at_resource_variables(kind: Kind) -> None:
+    tf1.get_variable("v", [], tf.float32, use_resource=True)
+    kind.Supervisor(is_chief=False)
+
+
+def test_readiness_for_local_init_needs_a_local_init(kind: Kind) -> None:
+    with pytest.raises(ValueError, match="If you pass a ready_for_local_init_op you must also pass a local_init_op"):
+        kind.Supervisor(ready_for_local_init_op=tf.constant([], tf.string), local_init_op=None)
+
+
+def test_the_save_path_is_made_of_logdir_and_basename(kind: Kind, tmp_path: Path) -> None:
+    supervisor = kind.Supervisor(logdir=str(tmp_path / "logdir"), checkpoint_basename="mine")
+    assert supervisor.save_path == str(tmp_path / "logdir" / "mine")
+    assert supervisor.summary_writer.get_logdir() == str(tmp_path / "logdir")
+    assert (tmp_path / "logdir").is_dir()
+    supervisor.summary_writer.close()
+
+
+def test_a_session_manager_of_the_users_is_taken_as_it_is(kind: Kind) -> None:
+    manager = tf1.train.SessionManager()
+    assert kind.Supervisor(session_manager=manager).session_manager is manager
+
+
+def test_services_without_a_logdir_are_none_and_a_warning(kind: Kind) -> None:
+    supervisor = kind.Supervisor()
+    with tf1.Session() as session:
+        assert supervisor.start_standard_services(session) is None

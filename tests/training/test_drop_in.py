@@ -1,0 +1,122 @@
+"""Programs that know nothing of procsv, run with its classes in the place of TensorFlow's."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import procsv
+from tests.support.launched import NEWS_S_MAX, environment, launched
+
+tf1 = tf.compat.v1
+
+PROGRAM = """
+import sys
+import tensorflow.compat.v1 as tf
+
+tf.disable_v2_behavior()
+step = tf.train.get_or_create_global_step()
+train = tf.assign_add(step, 1)
+supervisor = tf.train.Supervisor(logdir=sys.argv[1], save_model_secs=600)
+with supervisor.managed_session() as session:
+    print("begins at", session.run(step), flush=True)
+    while not supervisor.should_stop():
+        if session.run(train) >= int(sys.argv[2]):
+            break
+"""
+
+WHEREVER = """
+import sys
+{before}
+import {imported}
+from tensorflow.compat.v1.train import Supervisor as by_name
+import tensorflow.compat.v1.train as a_module
+import tensorflow.compat.v2 as v2
+from tensorflow.python.training import supervisor, training
+import tensorflow as tf
+
+{after}
+import procsv
+found = {{
+    "tf.compat.v1.train": tf.compat.v1.train.Supervisor,
+    "tensorflow.compat.v1.train": a_module.Supervisor,
+    "by name": by_name,
+    "v2.compat.v1": v2.compat.v1.train.Supervisor,
+    "supervisor": supervisor.Supervisor,
+    "training": training.Supervisor,
+}}
+wrong = [name for name, one in found.items() if one is not procsv.Supervisor]
+assert not wrong, wrong
+procsv.uninstall()
+assert tf.compat.v1.train.Supervisor is supervisor.Supervisor is training.Supervisor is by_name is v2.compat.v1.train.Supervisor
+assert supervisor.Supervisor is not procsv.Supervisor
+"""
+
+
+def _run(source: str, *args: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", source, *args],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=NEWS_S_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("imported", ["tensorflow", "tensorflow.compat.v1", "tensorflow.python.training.supervisor"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_program_finds_ours_wherever_it_looks_and_uninstall_puts_theirs_back(imported: str, when: str) -> None:
+    lines = {"before": "", "after": ""}
+    lines[when] = (
+        "from procsv.training.drop_in import install_later; install_later(); assert 'tensorflow' not in sys.modules"
+        if when == "before"
+        else "import procsv; procsv.install(); procsv.install(); by_name = sys.modules['__main__'].by_name"
+    )
+    _run(WHEREVER.format(imported=imported, **lines))
+
+
+def test_install_can_be_undone_and_done_again() -> None:
+    theirs = tf1.train.Supervisor
+    for _ in range(2):
+        procsv.install()
+        try:
+            assert tf1.train.Supervisor is procsv.Supervisor
+        finally:
+            procsv.uninstall()
+        assert tf1.train.Supervisor is theirs
+
+
+def test_a_derived_class_of_the_program_is_one_of_ours() -> None:
+    procsv.install()
+    try:
+
+        class Derived(tf1.train.Supervisor):  # type: ignore[name-defined]
+            pass
+
+        with tf.Graph().as_default():
+            assert isinstance(Derived(), procsv.Supervisor)
+    finally:
+        procsv.uninstall()
+
+
+@pytest.mark.fault
+def test_an_unchanged_program_survives_kills_under_launch(tmp_path: Path) -> None:
+    program, logdir = tmp_path / "train.py", tmp_path / "logdir"
+    program.write_text(PROGRAM)
+    options = ["--drop-in", "--snapshot-secs", "0.1", "--backoff", "0.1s..1s"]
+    with launched(logdir, *options, str(program), str(logdir), "100000") as run:
+        run.wait_event("ready")
+        run.wait_for("a snapshot beyond the start", lambda: (run.status()["step"] or 0) > 500)
+        run.kill("trainer", signal.SIGKILL)
+        run.wait_event("ready", 2)
+        recovered = run.wait_event("recovered", 2)[1]
+        assert recovered["source"] == "memory"
+        assert recovered["step"] > 0
+        assert run.wait_end() == 0
+    assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 100000
