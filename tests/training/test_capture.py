@@ -268,11 +268,15 @@ def test_a_session_that_was_adopted_is_still_tensorflows_and_passes_the_boundary
     assert visits == [2, 3]
 
 
-def test_a_call_from_inside_a_call_does_not_wait_for_itself() -> None:
+def test_a_call_from_the_boundary_does_not_wait_for_itself() -> None:
     with tf.Graph().as_default():
-        inner = tf.constant(5)
-        session = tf1.Session()
-        outer = tf1.py_func(lambda: np.int64(session.run(inner)), [], tf.int64)
-        adopt(session, Boundary(lambda: None))
-        assert session.run(outer) == 5
-        session.close()
+        value = tf.constant(5)
+        with tf1.Session() as session:
+            seen: list[int] = []
+            boundary = Boundary(lambda: seen.append(session.run(value)))
+            adopt(session, boundary)
+            boundary.due = True
+            session.run(value)
+            with boundary.held():
+                seen.append(session.run(value))
+    assert seen == [5, 5]
