@@ -26,6 +26,7 @@ from procsv.training.attach import attach
 from procsv.training.coordinator import Coordinator
 from procsv.training.keeping import Keeping
 from procsv.training.local_master import resolve_master
+from procsv.training.own_saves import OwnSaves
 from procsv.training.restore import Origin, SessionManager, ask_newest, written_at
 from procsv.training.runtime import Runtime
 from procsv.training.summary_writer import HeldSink, SummaryWriter
@@ -82,6 +83,7 @@ class Supervisor(tf_supervisor.Supervisor):
         self._final_checkpoint = final_checkpoint
         self._runtime: Runtime | None = None
         self._run: TrainingRun | None = None
+        self._own_saves: OwnSaves | None = None
         self._began = False  # this supervisor is a user of the runtime
         self._graph_text_written = False
         self._sink: HeldSink | None = None
@@ -117,6 +119,8 @@ class Supervisor(tf_supervisor.Supervisor):
         )
         self._coord = Coordinator()
         self._keeping = Keeping.prepare(self, snapshot_secs) if self._runtime is not None else None
+        is_savers = isinstance(self._saver, tf1.train.Saver) and self._save_path is not None
+        self._own_saves = OwnSaves(self._saver, self._save_path) if self._keeping is not None and is_savers else None
         if self._keeping is not None and self._keeping.capture is not None:
             self._describe_graph_anew()
 
@@ -184,6 +188,8 @@ class Supervisor(tf_supervisor.Supervisor):
         if not self._began:
             runtime.begin()
             self._began = True
+            if self._own_saves is not None:
+                self._own_saves.begin()
         if self._keeping is not None and self._keeping.plan is not None:
             self._keeping.introduce(runtime)
         runtime.talk()
@@ -253,8 +259,10 @@ class Supervisor(tf_supervisor.Supervisor):
 
     def _on_durable(self, news: Durable) -> None:
         """A checkpoint is on disk: the Saver's own list and the event file say so."""
-        mtimes = [(path, written_at(path)) for path in news.all_paths]
-        self._saver.set_last_checkpoints_with_time(mtimes)
+        if self._own_saves is not None:
+            self._own_saves.on_durable()
+        else:
+            self._saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in news.all_paths])
         if self._summary_writer and self._global_step is not None:
             saved = tf1.SessionLog(status=tf1.SessionLog.CHECKPOINT, checkpoint_path=self._save_path)
             self._summary_writer.add_session_log(saved, news.step)
@@ -315,6 +323,8 @@ class Supervisor(tf_supervisor.Supervisor):
     def _end_runtime(self) -> None:
         if self._runtime is not None and self._began:
             self._began = False
+            if self._own_saves is not None:
+                self._own_saves.end()
             self._runtime.forget_stop(self._on_stop)
             self._runtime.phase = Phase.STOP
             self._runtime.end()

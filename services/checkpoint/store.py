@@ -11,6 +11,7 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,6 +24,7 @@ from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import Durable, Reason, SaverPlan
 from procsv.ipc.runfile import read_run
 from procsv.ipc.start import Start
+from procsv.ipc.turns import turn
 from procsv.ipc.units import show_size
 from procsv.services.checkpoint import writer
 from procsv.services.checkpoint.catalog import Catalog, take_stock
@@ -247,7 +249,12 @@ class Store:
             raise OSError(f"no room in {directory}: {show_size(free)} are free, the checkpoint needs {show_size(size)}")
         return workshop
 
-    def _commit(
+    def _commit(self, workshop: Workshop, staging: Path, plan: SaverPlan, *what: Any) -> Durable:
+        """From taking stock to the `checkpoint` file: nobody else writes it meanwhile."""
+        with turn(Path(absolute_save_path(plan)).parent):
+            return self._commit_in_turn(workshop, staging, plan, *what)
+
+    def _commit_in_turn(
         self,
         workshop: Workshop,
         staging: Path,

@@ -1,0 +1,48 @@
+"""Whose turn it is to write a directory's `checkpoint` file: the checkpoint service's, or a Saver's in the trainer.
+
+Taken by the service around its commit, and by the trainer around a save of the user's own.  The lock is on the
+directory itself, so nothing is left of it, and the kernel lets go of a dead process's.  Never waits without end: who is not
+given its turn goes on without, as there was none before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+TURN_S_MAX = 30.0  # a save takes seconds; one that takes longer may be frozen
+LOOK_S = 0.01
+
+
+@contextlib.contextmanager
+def turn(directory: Path, timeout_s: float = TURN_S_MAX) -> Iterator[bool]:
+    """Holds the directory's turn; whether it was given within `timeout_s`, and the filesystem can do such a thing."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _wait_for_lock(fd, timeout_s)
+    finally:
+        os.close(fd)  # and with it the lock
+
+
+def _wait_for_lock(fd: int, timeout_s: float) -> bool:
+    deadline_s, pause = time.monotonic() + timeout_s, Event()
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                return False
+            pause.wait(LOOK_S)
+        except OSError:
+            return False
+        else:
+            return True

@@ -1,0 +1,77 @@
+"""The user's own `saver.save`, at any time and from any thread, beside a checkpoint service that saves there, too.
+
+Put in front of a Supervisor's Saver while it is in use.  One save at a time writes the `checkpoint` file, and each
+begins with what is listed there, so that none is forgotten, neither in the list nor when old ones are deleted.
+Saves to other places, and those that leave the list alone, pass straight through.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from procsv.ipc.turns import turn
+from procsv.training.restore import written_at
+
+tf1 = tf.compat.v1
+
+LISTED_IN = "checkpoint"
+
+
+class OwnSaves:
+    """Saves of one Saver into the directory of `save_path`."""
+
+    def __init__(self, saver: Any, save_path: str) -> None:
+        self._saver, self._directory = saver, _directory_of(save_path)
+        self._save = saver.save
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """From here on `saver.save` comes by here."""
+        self._saver.save = self.save
+
+    def end(self) -> None:
+        """The Saver is as it was."""
+        if vars(self._saver).get("save") == self.save:
+            del self._saver.save
+
+    def save(self, sess: Any, save_path: str, *args: Any, **kwargs: Any) -> Any:
+        """What Saver.save does, in its turn."""
+        if not self._concerns_us(save_path, args, kwargs):
+            return self._save(sess, save_path, *args, **kwargs)
+        if not isinstance(sess, tf1.Session):
+            return self._save(sess, save_path, *args, **kwargs)  # it says what is wrong
+        with self._lock, turn(self._directory):
+            self._take_stock()
+            with sess.graph.as_default():  # a new thread of a plain program is in eager mode
+                return self._save(sess, save_path, *args, **kwargs)
+
+    def _concerns_us(self, save_path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        # Not the session's boundary, which is taken within: whoever waits for our turn must not hold it.
+        latest = args[1] if len(args) > 1 else kwargs.get("latest_filename")
+        writes_list = args[4] if len(args) > 4 else kwargs.get("write_state", True)
+        here = _directory_of(save_path) == self._directory
+        return bool(here and writes_list and latest in (None, LISTED_IN))
+
+    def on_durable(self) -> None:
+        """The service has saved.  Never waits: a save of the user's that is going on has counted it in already."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_stock()
+            finally:
+                self._lock.release()
+
+    def _take_stock(self) -> None:
+        """The Saver's list becomes what the `checkpoint` file says, where there is one."""
+        state = tf1.train.get_checkpoint_state(str(self._directory), LISTED_IN)
+        if state is not None:
+            paths = [path for path in state.all_model_checkpoint_paths if written_at(path)]
+            self._saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in paths])
+
+
+def _directory_of(save_path: str) -> Path:
+    return Path(os.path.abspath(os.fspath(save_path))).parent

@@ -1,0 +1,76 @@
+"""The user's own saver.save beside the checkpoint service: nothing is forgotten, nothing waits for ever."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import procsv
+from procsv.ipc.turns import turn
+from tests.support.launched import NEWS_S_MAX
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.fault
+
+
+def _listed(logdir: Path) -> list[str]:
+    state = tf.train.get_checkpoint_state(str(logdir))
+    assert state.all_model_checkpoint_paths[-1] == state.model_checkpoint_path
+    return [Path(path).name for path in state.all_model_checkpoint_paths]
+
+
+def _there(logdir: Path) -> set[str]:
+    return {path.name.removesuffix(".index") for path in logdir.glob("model.ckpt-*.index")}
+
+
+@pytest.mark.parametrize("ways_of_saving", ["slots", "staging"])
+@pytest.mark.parametrize("threads", [0, 3])
+def test_saves_of_the_users_and_of_the_service_are_all_listed_and_the_old_ones_deleted(
+    tmp_path: Path, threads: int, ways_of_saving: str
+) -> None:
+    with tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        train = tf1.assign_add(step, 1)
+        saver = tf1.train.Saver(max_to_keep=3)
+        if ways_of_saving == "staging":
+
+            class Mine(tf1.train.Saver):  # type: ignore[name-defined]
+                def save(self, *args: Any, **kwargs: Any) -> Any:
+                    return super().save(*args, **kwargs)
+
+            saver = Mine(max_to_keep=3)
+        supervisor = procsv.Supervisor(logdir=str(tmp_path), saver=saver, save_model_secs=0.1, save_summaries_secs=0)
+        with supervisor.managed_session() as session:
+
+            def save() -> None:
+                for _ in range(15):
+                    supervisor.saver.save(session, supervisor.save_path, global_step=step)
+
+            others = [threading.Thread(target=save) for _ in range(threads)]
+            for other in others:
+                other.start()
+            for _ in range(15):
+                session.run(train)
+                supervisor.saver.save(session, supervisor.save_path, global_step=step)
+            deadline_s = time.monotonic() + NEWS_S_MAX
+            while any(other.is_alive() for other in others):
+                session.run(train)
+                assert time.monotonic() < deadline_s
+        assert set(_listed(tmp_path)) == _there(tmp_path)
+        assert len(_there(tmp_path)) == 3
+        assert vars(supervisor.saver).get("save") is None
+        with supervisor.managed_session() as session:
+            assert session.run(step) == max(int(name.rpartition("-")[2]) for name in _there(tmp_path))
+
+
+def test_a_turn_is_given_to_one_at_a_time_and_nobody_waits_for_ever(tmp_path: Path) -> None:
+    with turn(tmp_path) as first, turn(tmp_path, timeout_s=0.05) as second:
+        assert first
+        assert not second
+    with turn(tmp_path) as again, turn(tmp_path / "nowhere") as nowhere:
+        assert again
+        assert not nowhere
+    assert not list(tmp_path.iterdir())
