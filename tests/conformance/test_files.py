@@ -345,3 +345,22 @@ def test_no_batch_is_spent_on_summaries(kind: Kind, tmp_path: Path) -> None:
         assert all(value == step - 1 for step, value in shown)  # the batch of that very step
     else:
         assert seen != list(range(len(seen)))
+
+
+def test_a_restored_checkpoint_and_the_start_of_a_session(kind: Kind, tmp_path: Path) -> None:
+    model = Model()
+    with kind.Supervisor(logdir=str(tmp_path), save_summaries_secs=0).managed_session() as session:
+        wait_for(has_checkpoint(tmp_path, "model.ckpt-0"))
+        wait_for(lambda: (tmp_path / "model.ckpt-0.meta").exists())
+        assert session.run(model.step) == 0
+    before = (tmp_path / "model.ckpt-0.index").stat().st_mtime_ns
+    with tf.Graph().as_default():
+        model = Model()
+        options = {"final_checkpoint": False} if kind.name == "procsv" else {}
+        supervisor = kind.Supervisor(logdir=str(tmp_path), save_model_secs=600, **options)
+        with supervisor.managed_session() as session:
+            if kind.name == "tensorflow":
+                wait_for(lambda: (tmp_path / "model.ckpt-0.index").stat().st_mtime_ns != before)
+            assert session.run(model.step) == 0
+    after = (tmp_path / "model.ckpt-0.index").stat().st_mtime_ns
+    assert (after == before) is kind.differs("no rewriting at the start")

@@ -1,0 +1,65 @@
+"""The timing of service threads, by a clock of the test's own; TensorFlow's LooperThread has the wall's."""
+
+import threading
+
+import pytest
+import tensorflow as tf
+
+from procsv.training.coordinator import Coordinator
+from procsv.training.services import TimedThread
+
+
+class Hand:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wall(self) -> float:
+        raise AssertionError("timers do not ask for the wall's time")
+
+
+class Waits(Coordinator):
+    """Keeps the waits; each lets the time pass."""
+
+    def __init__(self, clock: Hand, count: int) -> None:
+        super().__init__()
+        self.clock, self.count, self.waits = clock, count, list[float]()
+
+    def wait_for_stop(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits.append(timeout)
+        self.clock.now_s += timeout
+        return len(self.waits) > self.count
+
+
+def _waits(call_s: list[float], interval_s: float) -> list[float]:
+    """What a thread waits whose calls take so long."""
+    clock = Hand()
+    coord = Waits(clock, len(call_s))
+    took = iter(call_s)
+
+    def call() -> None:
+        clock.now_s += next(took)
+
+    thread = TimedThread(coord, tf.Graph(), clock, interval_s, target=call)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert threading.current_thread() is not thread
+    return coord.waits
+
+
+@pytest.mark.parametrize(
+    ("call_s", "waits"),
+    [
+        ([0, 0, 0], [0, 10, 10, 10]),
+        ([1, 2, 3], [0, 9, 8, 7]),  # as often as asked, however long a call takes
+        ([35, 0, 0], [0, 5, 10, 10]),  # three ticks are missed, and not made up for
+    ],
+)
+def test_calls_keep_their_beat_and_missed_ones_are_missed(call_s: list[float], waits: list[float]) -> None:
+    assert _waits(call_s, 10.0) == pytest.approx(waits)
