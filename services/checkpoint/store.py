@@ -27,7 +27,7 @@ from procsv.ipc.start import Start
 from procsv.ipc.turns import turn
 from procsv.ipc.units import show_size
 from procsv.services.checkpoint import writer
-from procsv.services.checkpoint.catalog import Catalog, take_stock
+from procsv.services.checkpoint.catalog import Catalog, Listing, take_stock
 from procsv.services.checkpoint.commit import Intent, Workshop, finish_deletions, fsync_files, read_text
 from procsv.services.checkpoint.facts import Candidate, Found, State, Stock, WriteMismatch
 from procsv.services.checkpoint.manifest import (
@@ -286,7 +286,8 @@ class Store:
             next_keep=memory.next_keep.get(base, first_keep(now, plan.keep_every_n_hours)),
         )
         served = tuple(p for p in outcome.delete if p == self._serving)
-        listed = served + outcome.listed  # what is being restored from stays until the next time
+        # What is being restored from stays until the next time; what the user saved after this snapshot stays the latest.
+        listed = _with_last(served + outcome.listed, _newer_foreign(listing, state.step))
         delete = tuple(p for p in (*self._undeleted, *outcome.delete) if p != self._serving)
         state_file = state_file_of(plan)
         intent = Intent(
@@ -335,6 +336,20 @@ def _durable(manifest: Manifest, path: str, seconds: float, kept: tuple[str, ...
         seconds,
         kept,
     )
+
+
+def _newer_foreign(listing: Listing, step: int) -> str:
+    """The latest checkpoint if somebody else wrote it, of a later step than ours: "" if not.
+
+    No trainer would have started from an earlier state while it was listed, so it was saved during this one's life.
+    """
+    latest = listing.candidates[0] if listing.candidates else None
+    is_newer = latest is not None and latest.listed and latest.sequence == 0 and latest.step > step
+    return latest.path if latest is not None and is_newer else ""
+
+
+def _with_last(paths: tuple[str, ...], last: str) -> tuple[str, ...]:
+    return (*(p for p in paths if p != last), last) if last in paths else paths
 
 
 def _written(path: str) -> float:

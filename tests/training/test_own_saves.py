@@ -74,3 +74,20 @@ def test_a_turn_is_given_to_one_at_a_time_and_nobody_waits_for_ever(tmp_path: Pa
         assert again
         assert not nowhere
     assert not list(tmp_path.iterdir())
+
+
+def test_a_later_state_that_the_user_saved_stays_the_latest_when_an_earlier_snapshot_is_saved_after_it(
+    tmp_path: Path,
+) -> None:
+    with tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        train = tf1.assign_add(step, 1)
+        supervisor = procsv.Supervisor(logdir=str(tmp_path), final_checkpoint=False, save_summaries_secs=0)
+        with supervisor.managed_session() as session:
+            snapshots = supervisor._run.snapshots
+            assert snapshots.wait_durable(1, NEWS_S_MAX)  # the first state is saved
+            session.run(train)
+            snapshots.take("")  # of step 1; it is saved when the run ends
+            session.run(train)
+            supervisor.saver.save(session, supervisor.save_path, global_step=step)
+    assert _listed(tmp_path) == ["model.ckpt-0", "model.ckpt-1", "model.ckpt-2"]
