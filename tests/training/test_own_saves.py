@@ -84,7 +84,9 @@ def test_a_later_state_that_the_user_saved_stays_the_latest_when_an_earlier_snap
         train = tf1.assign_add(step, 1)
         supervisor = procsv.Supervisor(logdir=str(tmp_path), final_checkpoint=False, save_summaries_secs=0)
         with supervisor.managed_session() as session:
+            assert supervisor._run is not None
             snapshots = supervisor._run.snapshots
+            assert snapshots is not None
             assert snapshots.wait_durable(1, NEWS_S_MAX)  # the first state is saved
             session.run(train)
             snapshots.take("")  # of step 1; it is saved when the run ends
