@@ -18,6 +18,7 @@ from typing import Protocol
 
 from procsv.ipc.channel import Address, Heard, Server, Waiter, new_context
 from procsv.ipc.clock import Clock, SystemClock
+from procsv.ipc.door import ServerDoor
 from procsv.ipc.errors import UserError
 from procsv.ipc.locks import FileLock
 from procsv.ipc.output import keep_output_going
@@ -53,7 +54,7 @@ class Tools:
 
     start: Start
     clock: Clock
-    server: Server
+    server: ServerDoor
     pulse: PulseWriter
     wake: Callable[[], None]  # makes the loop tick soon; any thread may call it
 
@@ -83,7 +84,7 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
     tools = Tools(start, clock, server, pulse, lambda: os.eventfd_write(wake_fd, 1))
     service = make(tools)
     try:
-        _loop(service, tools, wake_fd)
+        _loop(service, tools, server, wake_fd)
     finally:
         service.close()
         server.close()
@@ -104,9 +105,9 @@ def _wait_for_lock(lock: FileLock, start: Start, clock: Clock) -> None:
         pause.wait(0.02)
 
 
-def _loop(service: Service, tools: Tools, wake_fd: int) -> None:
+def _loop(service: Service, tools: Tools, server: Server, wake_fd: int) -> None:
     waiter = Waiter()
-    waiter.add(tools.server)
+    waiter.add(server)
     waiter.add(wake_fd)
     lifeline = tools.start.lifeline_fd
     if lifeline >= 0:
@@ -123,9 +124,9 @@ def _loop(service: Service, tools: Tools, wake_fd: int) -> None:
         if lifeline in ready and _is_cut(lifeline):
             waiter.remove(lifeline)
             service.orphaned()
-        while (heard := tools.server.receive()) is not None:
+        while (heard := server.receive()) is not None:
             service.handle(heard)
-        tools.server.tick()
+        server.tick()
 
 
 def _is_cut(lifeline: int) -> bool:

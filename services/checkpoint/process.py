@@ -7,14 +7,10 @@ against their checksums, so that a restore from memory never waits for a save.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
-from procsv.ipc.arena import SlotReader, remove_slot, scan
 from procsv.ipc.channel import Heard
-from procsv.ipc.errors import PeerError
 from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import Durable, Finish, Hello, Rejected, SaverPlan, Snapshot, Staged, TrainerEnded
 from procsv.ipc.process import Stranger
@@ -35,9 +31,9 @@ from procsv.services.checkpoint.actions import (
 from procsv.services.checkpoint.core import Core
 from procsv.services.checkpoint.facts import Found, State
 from procsv.services.checkpoint.last_one_out import LastOneOut
-from procsv.services.checkpoint.staged import find_staged, remove_staged
-from procsv.services.checkpoint.store import SlotBad, SlotGone, Store
-from procsv.services.checkpoint.worker import Outcomes, Worker
+from procsv.services.checkpoint.outside import Outside
+from procsv.services.checkpoint.store import SlotBad, SlotGone
+from procsv.services.checkpoint.worker import Outcomes
 from procsv.services.runtime import TICK_S_MAX, Tools
 
 T = TypeVar("T")
@@ -53,13 +49,13 @@ declare("checkpoint.receive", "checkpoint.before_ack", "checkpoint.serving_resto
 class CheckpointService:
     """A procsv.services.runtime.Service."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, outside: Outside | None = None) -> None:
         self._tools = tools
-        self._start = tools.start
-        self._store = Store(tools.start, tools.clock)
+        self._outside = outside or Outside(tools.start, tools.clock)
+        self._store = self._outside.store()
         self._outcomes = Outcomes(tools.wake)
-        self._disk = Worker("disk", self._outcomes, NICENESS)
-        self._checker = Worker("checker", self._outcomes)
+        self._disk = self._outside.worker("disk", self._outcomes, NICENESS)
+        self._checker = self._outside.worker("checker", self._outcomes)
         self._core = Core(tools.start.run, self._store.lineage(), is_restarted=tools.start.incarnation > 1)
         self._last_one_out: LastOneOut | None = None
         self._trainers: dict[int, Stranger] = {}  # by incarnation
@@ -68,7 +64,7 @@ class CheckpointService:
         self._finish: Heard | None = None
         self._finished_by_s = 0.0
         self._disk.do(self._store.open, lambda _: None, lambda _: None)
-        self._core.staged_seen(find_staged(self._start.places, self._start.run))
+        self._core.staged_seen(self._outside.staged())
         self._look()
 
     # -- what the skeleton calls ------------------------------------------------------------------------------
@@ -106,7 +102,7 @@ class CheckpointService:
 
     def orphaned(self) -> None:
         now_s = self._tools.clock.monotonic()
-        self._last_one_out = LastOneOut(self._start, list(self._trainers.values()), now_s)
+        self._last_one_out = self._outside.last_one_out(list(self._trainers.values()), now_s)
 
     def is_finished(self) -> bool:
         if not self._core.settled:
@@ -127,16 +123,11 @@ class CheckpointService:
     # -- events -----------------------------------------------------------------------------------------------
     def _look(self) -> None:
         """Shows the core which slots there are; the plan is read from one if no trainer has said it."""
-        slots = scan(self._start.places.shm_dir, any_state=True)
-        self._core.slots_seen(slots)
+        self._core.slots_seen(self._outside.slots())
         newest = self._core.unsaved
         if self._core.plan is None and newest is not None and newest.slot is not None:
-            with contextlib.suppress(PeerError, OSError):  # torn in the meantime: the next look tells
-                reader = SlotReader(newest.slot)
-                try:
-                    plan = reader.contents.plan
-                finally:
-                    reader.close()
+            plan = self._outside.plan_in(newest.slot)
+            if plan is not None:
                 self._do(self._core.plan_seen(plan, self._tools.clock.monotonic()))
 
     def _on_hello(self, heard: Heard, hello: Hello) -> None:
@@ -144,7 +135,7 @@ class CheckpointService:
         if heard.role == "trainer" and (known is None or known.pid != hello.pid):
             if known is not None:
                 known.close()
-            self._trainers[heard.incarnation] = Stranger(hello.pid)
+            self._trainers[heard.incarnation] = self._outside.stranger(hello.pid)
         self._tools.server.acknowledge(heard)
         if self._said is not None and heard.role in ("trainer", "watchdog"):
             self._tools.server.tell(heard.who, self._said)  # perhaps it was not there when it was said
@@ -195,10 +186,9 @@ class CheckpointService:
             case Release():
                 self._disk.do(self._store.release, lambda _: None, lambda _: None)
             case Retire(slot):
-                with contextlib.suppress(OSError):
-                    remove_slot(slot.path, slot)
+                self._outside.remove_slot(slot)
             case RemoveStaged(state):
-                remove_staged(Path(state.staged), self._start.places)
+                self._outside.remove_staged(state.staged)
 
     def _persist(self, action: Persist) -> None:
         state = action.state

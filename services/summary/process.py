@@ -52,13 +52,14 @@ class TrainerWatch:
 class SummaryService:
     """The callbacks of runtime.Service."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, shelf: Shelf | None = None, trainer: TrainerWatch | None = None) -> None:
+        """`shelf` and `trainer`: put in by the simulation, which has another disk and other processes."""
         self._tools = tools
         places = tools.start.places
         self._core = SummaryCore((places.shm_dir, places.run_dir))
-        self._shelf = Shelf(places, tools.start.run)
+        self._shelf = shelf or Shelf(places, tools.start.run)
         self._graphs = GraphPrinter(tools.wake)
-        self._trainer = TrainerWatch()
+        self._trainer = trainer or TrainerWatch()
         self._finish: Heard | None = None  # the run is over; Settled is said when all is on the disk
         self._is_settled = False
         self._orphan_s: float | None = None  # since when nobody runs the run

@@ -1,0 +1,64 @@
+"""What the service's process touches besides messages: disk, slots, other processes, threads.
+
+Made by process.py for itself; the simulation puts a world that exists only in memory in its place.  Decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from procsv.ipc.arena import SlotInfo, SlotReader, remove_slot, scan
+from procsv.ipc.clock import Clock
+from procsv.ipc.errors import PeerError
+from procsv.ipc.messages import SaverPlan
+from procsv.ipc.process import Stranger
+from procsv.ipc.start import Start
+from procsv.services.checkpoint.facts import State
+from procsv.services.checkpoint.last_one_out import LastOneOut
+from procsv.services.checkpoint.staged import find_staged, remove_staged
+from procsv.services.checkpoint.store import Store
+from procsv.services.checkpoint.worker import Outcomes, Worker
+
+
+class Outside:
+    """The machine, as far as the checkpoint service needs it."""
+
+    def __init__(self, start: Start, clock: Clock) -> None:
+        self._start, self._clock = start, clock
+
+    def store(self) -> Store:
+        return Store(self._start, self._clock)
+
+    def worker(self, name: str, outcomes: Outcomes, niceness: int = 0) -> Worker:
+        return Worker(name, outcomes, niceness)
+
+    def slots(self) -> list[SlotInfo]:
+        """All slots with a whole header, in whatever state, newest first."""
+        return scan(self._start.places.shm_dir, any_state=True)
+
+    def plan_in(self, slot: SlotInfo) -> SaverPlan | None:
+        """The plan that a snapshot carries; None if the slot is torn in the meantime: the next look tells."""
+        with contextlib.suppress(PeerError, OSError):
+            reader = SlotReader(slot)
+            try:
+                return reader.contents.plan
+            finally:
+                reader.close()
+        return None
+
+    def remove_slot(self, slot: SlotInfo) -> None:
+        with contextlib.suppress(OSError):
+            remove_slot(slot.path, slot)
+
+    def staged(self) -> list[State]:
+        return find_staged(self._start.places, self._start.run)
+
+    def remove_staged(self, prefix: str) -> None:
+        remove_staged(Path(prefix), self._start.places)
+
+    def stranger(self, pid: int) -> Stranger:
+        return Stranger(pid)
+
+    def last_one_out(self, trainers: list[Stranger], now_s: float) -> LastOneOut:
+        return LastOneOut(self._start, trainers, now_s)
