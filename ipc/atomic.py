@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
+
+from procsv.ipc import disk
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True) -> None:
@@ -16,27 +17,15 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True
     """
     temporary = path.with_name(f".{path.name}.new")
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            for piece in (data,) if isinstance(data, bytes) else data:
-                view = memoryview(piece)
-                while view:
-                    view = view[os.write(fd, view) :]
-            if durable:
-                os.fsync(fd)  # a failed fsync is never repeated: the file is thrown away
-        finally:
-            os.close(fd)
-        temporary.replace(path)
+        pieces = (data,) if isinstance(data, bytes) else data
+        disk.write_file(temporary, pieces, 0o644, durable=durable, replace=True)
+        disk.rename(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        disk.unlink_if_there(temporary)
         raise
     if durable:
         fsync_dir(path.parent)
 
 
 def fsync_dir(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    disk.fsync_path(path)

@@ -20,6 +20,7 @@ from pathlib import Path
 import google_crc32c
 import xxhash
 
+from procsv.ipc import disk
 from procsv.ipc.contents import Contents, TensorEntry, unpack_strings
 from procsv.services.checkpoint.bundle import mask
 from procsv.services.checkpoint.bundle_entries import (
@@ -127,7 +128,7 @@ class BundleWriter:
         pairs = [(b"", encode_header(self._plan.count))]
         pairs += [(key, self._entries[key].encode()) for key in sorted(self._entries)]
         data = encode_table(pairs)
-        path.write_bytes(data)
+        disk.write_file(path, (data,), durable=False)
         self.files[path] = FileSum(len(data), xxhash.xxh3_128_hexdigest(data))
         return path
 
@@ -183,7 +184,7 @@ class _DataFile:
     """A file that is written from its beginning to its end, small pieces together."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._fd = disk.create(path)
         self._sum = xxhash.xxh3_128()
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
@@ -208,14 +209,12 @@ class _DataFile:
         data = b"".join(self._waiting)  # one chunk alone is not copied
         self._waiting, self._waiting_bytes = [], 0
         self._sum.update(data)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
+        disk.write_all(self._fd, data)
         self._unflushed_bytes += len(data)
         if self._unflushed_bytes >= FLUSH_BYTES and (self._flushing is None or self._flushing.done()):
             self._wait_for_disk()
             self._beside = self._beside or ThreadPoolExecutor(1, "flush")
-            self._flushing, self._unflushed_bytes = self._beside.submit(os.fdatasync, self._fd), 0
+            self._flushing, self._unflushed_bytes = self._beside.submit(disk.datasync, self._fd), 0
 
     def _wait_for_disk(self) -> None:
         """OSError if the disk could not take what it was given: nobody else would be told again."""

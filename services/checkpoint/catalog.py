@@ -11,6 +11,7 @@ import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from procsv.ipc import disk
 from procsv.ipc.messages import SaverPlan
 from procsv.services.checkpoint.bundle import BadBundle, Bundle, check_contents, check_structure, scalar_int
 from procsv.services.checkpoint.facts import Candidate, Found, Rejection
@@ -164,9 +165,9 @@ class Catalog:
         while target.exists():
             target = base.with_name(f"{base.name}.rejected.{number}")
             number += 1
-        target.mkdir()
+        disk.mkdir(target)
         for file in files:
-            file.rename(target / file.name)
+            disk.rename(file, target / file.name)
 
     def _relist(self, plan: SaverPlan, listing: Listing, position: int) -> tuple[str, ...]:
         """Writes a `checkpoint` file without what was rejected; the paths it lists."""

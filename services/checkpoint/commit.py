@@ -11,13 +11,12 @@ next; without it, the directory is swept.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from procsv.ipc import disk
 from procsv.ipc.atomic import fsync_dir, replace_file
 from procsv.ipc.failpoints import declare, failpoint
 from procsv.services.checkpoint.manifest import (
@@ -70,8 +69,8 @@ class Workshop:
         """A new, empty staging directory."""
         staging = self.staging / str(sequence)
         if staging.exists():
-            shutil.rmtree(staging)
-        staging.mkdir(parents=True)
+            disk.remove_tree(staging)
+        disk.make_dirs(staging)
         # killed here or at any time before the intent is written: swept at the next start
         return staging
 
@@ -84,12 +83,12 @@ class Workshop:
         try:
             failpoint("checkpoint.before_fsync")
             for name in intent.manifest.files:
-                _fsync_file(staging / name)
+                disk.fsync_path(staging / name)
             # killed here: no intent, so the next start sweeps the directory
             replace_file(staging / INTENT, msgspec.json.encode(intent))  # and its directory's entries with it
             fsync_dir(staging.parent)
         except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
+            disk.try_to_remove_tree(staging)
             raise
         try:
             self._carry_out(staging, intent)
@@ -119,7 +118,7 @@ class Workshop:
                     done.append(intent)
             self._tidy(staging)
         for leftover in self._own_directories(self.replaced):
-            shutil.rmtree(leftover, ignore_errors=True)  # its commit was over: only the tidying was cut short
+            disk.try_to_remove_tree(leftover)  # its commit was over: only the tidying was cut short
         return done
 
     def _own_directories(self, where: Path) -> Iterator[Path]:
@@ -140,9 +139,9 @@ class Workshop:
         # killed from here on: the files are whole, part of them here, part of them in place; the next start goes on
         for name in placing_order(list(intent.manifest.files)):
             with contextlib.suppress(FileNotFoundError):  # moved before the kill
-                (staging / name).replace(intent.directory / name)
+                disk.rename(staging / name, intent.directory / name)
         for stale in _strangers(intent):
-            stale.unlink(missing_ok=True)  # of the old checkpoint of this name, linked in `replaced`
+            disk.unlink_if_there(stale)  # of the old checkpoint of this name, linked in `replaced`
         failpoint("checkpoint.before_directory_fsync")
         fsync_dir(intent.directory)
         # killed here: complete, but nothing says so; TensorFlow still reads the one before
@@ -172,12 +171,13 @@ class Workshop:
         if not old:
             return
         making = kept.with_name(f".{kept.name}.new")
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir(parents=True)
+        disk.remove_tree(making)
+        disk.make_dirs(making)
         for path in old:
-            _link(path, making / path.name)
+            disk.link_or_copy(path, making / path.name)
+        disk.fsync_files(making)  # copies, where the filesystem has no links
         fsync_dir(making)
-        making.rename(kept)
+        disk.rename(making, kept)
         # killed here: links to files that are still in place; harmless
         fsync_dir(self.replaced)
 
@@ -186,14 +186,14 @@ class Workshop:
         kept = self.replaced / str(intent.manifest.sequence)
         for name in intent.manifest.files:
             if not (staging / name).exists():
-                (intent.directory / name).unlink(missing_ok=True)
+                disk.unlink_if_there(intent.directory / name)
         with contextlib.suppress(BadCheckpoint):
             there = read_manifest(manifest_of(intent.path))
             if there is not None and there.sequence == intent.manifest.sequence:
-                manifest_of(intent.path).unlink(missing_ok=True)
+                disk.unlink_if_there(manifest_of(intent.path))
         if kept.exists():
             for path in kept.iterdir():
-                path.replace(intent.directory / path.name)
+                disk.rename(path, intent.directory / path.name)
         fsync_dir(intent.directory)
         _put_state_back(Path(intent.state_file), intent.state_before)
         # killed before this: the intent is still there, and does not verify: undone again at the next start
@@ -201,11 +201,11 @@ class Workshop:
 
     def _tidy(self, staging: Path) -> None:
         """Removes the traces of a commit, the intent last of all that matters."""
-        shutil.rmtree(self.replaced / staging.name, ignore_errors=True)
+        disk.try_to_remove_tree(self.replaced / staging.name)
         # killed here: carried out once more at the next start, which changes nothing
         with contextlib.suppress(OSError):
-            (staging / INTENT).unlink(missing_ok=True)
-        shutil.rmtree(staging, ignore_errors=True)
+            disk.unlink_if_there(staging / INTENT)
+        disk.try_to_remove_tree(staging)
 
 
 def read_text(path: Path) -> str | None:
@@ -220,31 +220,9 @@ def _put_state_back(path: Path, before: str | None) -> None:
     if read_text(path) == before:
         return
     if before is None:
-        path.unlink(missing_ok=True)
+        disk.unlink_if_there(path)
     else:
         replace_file(path, before.encode("latin-1"))
-
-
-def fsync_files(directory: Path) -> None:
-    """OSError: what was written is lost, and is never fsynced again."""
-    for path in directory.iterdir():
-        _fsync_file(path)
-
-
-def _fsync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)  # failed: never repeated; the whole staging directory is thrown away
-    finally:
-        os.close(fd)
-
-
-def _link(old: Path, new: Path) -> None:
-    try:
-        os.link(old, new)
-    except OSError:  # a filesystem without hard links
-        shutil.copyfile(old, new)
-        _fsync_file(new)
 
 
 def _read_intent(staging: Path) -> Intent | None:
@@ -273,7 +251,7 @@ def delete_checkpoint(path: str) -> None:
     Killed in between: a manifest without an index, by which the next start knows what to remove.
     """
     for file in all_files(path):
-        file.unlink(missing_ok=True)
+        disk.unlink_if_there(file)
 
 
 def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:

@@ -7,9 +7,9 @@ them once it was told of them, and only ever removes a directory of that name.
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
+from procsv.ipc import disk
 from procsv.ipc.places import Places
 from procsv.services.checkpoint.facts import State
 from procsv.services.checkpoint.names import step_in_name
@@ -33,4 +33,4 @@ def remove_staged(prefix: Path, places: Places) -> None:
     """Removes the staging directory that `prefix` lies in; nothing else is ever removed."""
     directory = prefix.parent
     if _NAME.match(directory.name) and directory.parent in (places.shm_dir, places.home):
-        shutil.rmtree(directory, ignore_errors=True)
+        disk.try_to_remove_tree(directory)

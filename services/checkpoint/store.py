@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from procsv.ipc import disk
 from procsv.ipc.arena import SlotInfo, SlotReader, scan
 from procsv.ipc.atomic import replace_file
 from procsv.ipc.clock import Clock
@@ -28,7 +28,7 @@ from procsv.ipc.turns import turn
 from procsv.ipc.units import show_size
 from procsv.services.checkpoint import writer
 from procsv.services.checkpoint.catalog import Catalog, Listing, take_stock
-from procsv.services.checkpoint.commit import Intent, Workshop, finish_deletions, fsync_files, read_text
+from procsv.services.checkpoint.commit import Intent, Workshop, finish_deletions, read_text
 from procsv.services.checkpoint.facts import Candidate, Found, State, Stock, WriteMismatch
 from procsv.services.checkpoint.manifest import (
     MANIFEST_VERSION,
@@ -86,14 +86,14 @@ class Store:
         lineage = frozenset(known & there) - {self._start.run}
         memory.runs = sorted({*lineage, self._start.run})
         with contextlib.suppress(OSError):  # a logdir that cannot be written: said by the first save
-            home.mkdir(parents=True, exist_ok=True)
+            disk.make_dirs(home)
             replace_file(home / MEMORY, msgspec.json.encode(memory))
         return lineage
 
     def open(self) -> None:
         """Ends what the last service was interrupted in, as far as it can be known before a plan is."""
         home = self._start.places.home
-        home.mkdir(parents=True, exist_ok=True)
+        disk.make_dirs(home)
         self._recover(Workshop(home))
 
     def take_stock(self, plan: SaverPlan) -> Stock:
@@ -124,7 +124,7 @@ class Store:
         if not directory.is_dir():
             return Workshop(home)  # nothing is there, and nothing can be saved
         with contextlib.suppress(OSError):  # a logdir that cannot be written can still be restored from
-            home.mkdir(parents=True, exist_ok=True)
+            disk.make_dirs(home)
         same_disk = not home.is_dir() or directory.stat().st_dev == home.stat().st_dev
         workshop = Workshop(home if same_disk else directory / ".procsv")
         self._recover(workshop)
@@ -132,7 +132,7 @@ class Store:
             with contextlib.suppress(OSError):
                 for leftover in directory.glob(".*.new"):
                     if leftover.name.startswith((f".{Path(save_path).name}", f".{plan.latest_filename}.")):
-                        leftover.unlink(missing_ok=True)
+                        disk.unlink_if_there(leftover)
             listed = {c.path for c in take_stock(plan).candidates if c.listed}
             finish_deletions(directory, Path(save_path).name, listed)
             self._recovered.add(directory)
@@ -193,7 +193,7 @@ class Store:
             try:
                 path, sums = self._write(contents, reader, staging, path)
             except BaseException:
-                shutil.rmtree(staging, ignore_errors=True)
+                disk.try_to_remove_tree(staging)
                 raise
         finally:
             reader.close()  # from here on the trainer may have the slot again
@@ -206,7 +206,7 @@ class Store:
         try:
             written = writer.write(contents, reader.map, str(staging / Path(path).name))
             with ThreadPoolExecutor(1, "fsync") as beside:  # the disk works while what was written is read back
-                flushed = beside.submit(fsync_files, staging)
+                flushed = beside.submit(disk.fsync_files, staging)
                 writer.read_back(contents, reader.map, written)
             flushed.result()
         except WriteMismatch:
@@ -226,13 +226,13 @@ class Store:
         failpoint("checkpoint.temporary_created")
         try:
             for file in [*files, *[p for p in (Path(base_of(state.staged) + ".meta"),) if p.is_file()]]:
-                _link_or_copy(file, staging / file.name)
+                disk.link_or_copy(file, staging / file.name)
             try:
                 self._catalog.verify(str(staging / Path(state.staged).name))
             except BadCheckpoint as error:
                 raise SlotBad(str(error)) from error
         except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
+            disk.try_to_remove_tree(staging)
             raise
         path = str(Path(absolute_save_path(plan)).parent / Path(state.staged).name)
         return self._commit(workshop, staging, plan, path, {}, state, reason, started_s)
@@ -268,7 +268,7 @@ class Store:
         meta = staging / (Path(base_of(path)).name + ".meta")
         if plan.meta_path and not meta.exists():
             with contextlib.suppress(FileNotFoundError):  # it makes no difference to what can be restored
-                shutil.copyfile(plan.meta_path, meta)
+                disk.copy(Path(plan.meta_path), meta)
         names = sorted(entry.name for entry in staging.iterdir())
         sums = {name: sums.get(name) or sum_file(staging / name) for name in names}  # as read back, where it was
         now = self._clock.wall()
@@ -308,7 +308,7 @@ class Store:
         self._catalog.trust(path)
         self._keep_in_mind(base, memory, outcome.next_keep)
         if state.staged:
-            shutil.rmtree(Path(state.staged).parent, ignore_errors=True)
+            disk.try_to_remove_tree(Path(state.staged).parent)
         return _durable(manifest, path, self._clock.monotonic() - started_s, listed)
 
     def _remember(self) -> _Memory:
@@ -359,10 +359,3 @@ def _written(path: str) -> float:
         if manifest is not None:
             return manifest.time
     return max((file.stat().st_mtime for file in model_files(path)), default=0.0)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

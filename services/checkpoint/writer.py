@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import glob
 import mmap
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from procsv.ipc import disk
 from procsv.ipc.contents import Contents
 from procsv.ipc.failpoints import declare, failpoint
 from procsv.services.checkpoint.bundle import BadBundle, check_structure
@@ -70,4 +70,4 @@ def read_back(contents: Contents, memory: mmap.mmap, written: Written) -> None:
 def _break_in_the_middle(prefix: str) -> None:
     if failpoint("checkpoint.mid_write"):  # torn: half of what was written is missing
         for path in glob.glob(glob.escape(prefix) + ".data-*"):  # noqa: PTH207  glob.escape knows no Path
-            os.truncate(path, Path(path).stat().st_size // 2)
+            disk.truncate(Path(path), Path(path).stat().st_size // 2)
