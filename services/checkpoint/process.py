@@ -151,7 +151,7 @@ class CheckpointService:
         pulse = self._tools.pulse
         pulse.phase = Phase.SAVE if self._core.is_saving else Phase.IDLE
         pulse.work = self._core.durable_count
-        pulse.step = self._core.newest_step
+        pulse.step = self._core.states.newest_step
 
     # -- actions ----------------------------------------------------------------------------------------------
     def _do(self, actions: list[Action]) -> None:

@@ -39,8 +39,10 @@ from procsv.services.checkpoint.actions import (
     TakeStock,
     VerifySlot,
 )
-from procsv.services.checkpoint.core import TRIES_AT_END_MAX, TRIES_FOR_RESTORE_MAX, Core
+from procsv.services.checkpoint.core import Core
 from procsv.services.checkpoint.facts import Candidate, Found, Rejection, State, Stock
+from procsv.services.checkpoint.restoring import TRIES_FOR_RESTORE_MAX
+from procsv.services.checkpoint.waiting import TRIES_AT_END_MAX
 
 PLAN = SaverPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 NOTHING = Stock(-1, 0, None, ())
@@ -410,7 +412,8 @@ def test_a_previous_runs_snapshot_is_restored_and_saved_and_a_strangers_removed(
     desk.say(Restore(False))
     answer = bodies(desk.core.slot_verified(State.of_slot(left), 0.0), RestoreFrom)[0]
     assert (answer.source, answer.sequence) == ("memory", 5)
-    assert desk.core._saving.reason == "crash"  # type: ignore[union-attr]
+    assert desk.core.saving.current is not None
+    assert desk.core.saving.current.reason == "crash"
 
 
 def test_old_slots_are_unlinked_once_durable_and_a_newer_trainer_has_restored() -> None:

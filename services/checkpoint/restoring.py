@@ -1,0 +1,142 @@
+"""What is a new trainer to start from?  The newest state there is; memory before disk where both hold it.
+
+Part of the core (core.py).  Pure.  A slot is answered with only after it was read against its checksums, a checkpoint
+only after it was verified; never "start from step 0" where there are checkpoints that cannot be used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from procsv.ipc.channel import Heard
+from procsv.ipc.messages import RestoreFrom, SaverPlan
+from procsv.services.checkpoint.actions import Action, Find, Reply, VerifySlot
+from procsv.services.checkpoint.facts import Found, State
+from procsv.services.checkpoint.states import States
+
+# A trainer that cannot take its state from memory waits for so many tries to save it, then gets an older checkpoint.
+TRIES_FOR_RESTORE_MAX = 3
+
+
+@dataclass(slots=True)
+class _Question:
+    asker: Heard
+    durable_only: bool
+    stage: str = "waiting"  # waiting, verifying, searching
+    saves_failed: int = 0
+    searched: Found | None = None
+
+
+@dataclass(slots=True)
+class Restoring:
+    """The trainer's open question, and what has been verified for it."""
+
+    states: States
+    expects_question: bool = True  # a trainer is about to ask what to start from: the answer is prepared
+    restored: int = 0  # highest incarnation of this run that has said Restored
+    served: str = ""  # the slot that a trainer was told to restore from, until it has
+    _question: _Question | None = None
+    _searched_at: int = 0  # the durable sequence when the search began
+    _verified: State | None = None  # the slot that was last read against its checksums, and good
+    _verifying: set[State] = field(default_factory=set)
+
+    @property
+    def is_asked(self) -> bool:
+        return self._question is not None
+
+    # -- what happens -----------------------------------------------------------------------------------------
+    def ask(self, asker: Heard, durable_only: bool) -> None:
+        """A restart of the same question (a session built anew) takes the place of the one before."""
+        self._question, self.served = _Question(asker, durable_only), ""
+
+    def has_restored(self, incarnation: int) -> None:
+        self.restored, self.served = max(self.restored, incarnation), ""
+
+    def trainer_ended(self, clean: bool) -> None:
+        self.served, self.expects_question = "", not clean
+
+    def saved(self, state: State | None) -> None:
+        """A state was saved: it was read whole to be written, and there is a newer checkpoint now."""
+        if state is not None and state.slot is not None:
+            self._verified = state
+        if self._question is not None:
+            self._question.searched = None
+
+    def save_failed(self) -> None:
+        if self._question is not None:
+            self._question.saves_failed += 1
+
+    def verified(self, state: State) -> None:
+        """A slot may be restored from: answered, unless it is outdated in the meantime."""
+        self._verified = state
+        self.verify_ended(state)
+
+    def verify_ended(self, state: State) -> None:
+        self._verifying.discard(state)
+        self._back_to_waiting("verifying")
+
+    def found(self, found: Found) -> bool:
+        """The checkpoints have been looked through; False if a save in the meantime has outdated that."""
+        if self._searched_at != self.states.durable_sequence:
+            self._back_to_waiting("searching")
+            return False
+        if self._question is not None and self._question.stage == "searching":
+            self._question.stage, self._question.searched = "waiting", found
+        return True
+
+    def looking_failed(self, error: str) -> list[Action]:
+        """The directory could not be looked into: an error, never a fresh start."""
+        if self._question is None or self._question.stage not in ("waiting", "searching"):
+            return []
+        return [self._answer("checkpoint", "", -1, f"the checkpoints cannot be looked through: {error}")]
+
+    def _back_to_waiting(self, stage: str) -> None:
+        if self._question is not None and self._question.stage == stage:
+            self._question.stage = "waiting"
+
+    # -- decisions --------------------------------------------------------------------------------------------
+    def prepare(self) -> list[Action]:
+        """After a trainer's death, and at this service's start: reads the slot that will be asked for before it is."""
+        slot = self.states.newest_slot if self.expects_question else None
+        self.expects_question = False
+        return self._check(slot) if slot is not None else []
+
+    def _check(self, slot: State) -> list[Action]:
+        """Has a slot verified, unless it was or that is under way."""
+        if slot == self._verified or slot in self._verifying:
+            return []
+        self._verifying.add(slot)
+        return [VerifySlot(slot)]
+
+    def go_on(self, plan: SaverPlan | None) -> list[Action]:
+        """Moves the trainer's question on.  `plan` None: what is on disk is not known yet."""
+        asked, states = self._question, self.states
+        if asked is None or asked.stage != "waiting" or plan is None:
+            return []
+        slot, staged = states.newest_slot, states.newest_staged
+        newer_staged = staged is not None and (slot is None or staged.sequence > slot.sequence)
+        if asked.durable_only or (newer_staged and states.unsaved is staged):
+            if states.unsaved is not None and asked.saves_failed < TRIES_FOR_RESTORE_MAX:
+                return []  # first it is saved; then it is a checkpoint
+            slot = None
+        if slot is not None and slot.step >= states.newest_step:
+            if slot == self._verified:
+                return [self._answer("memory", slot.name, slot.step, "")]
+            asked.stage = "verifying"
+            return self._check(slot)
+        if asked.searched is None:
+            asked.stage, self._searched_at = "searching", states.durable_sequence
+            return [Find(plan)]
+        if (good := asked.searched.checkpoint) is not None:
+            return [self._answer("checkpoint", good.path, good.step, "")]
+        error = asked.searched.error
+        return [self._answer("checkpoint" if error else "fresh", "", -1, error)]
+
+    def _answer(self, source: str, path: str, step: int, error: str) -> Action:
+        assert self._question is not None, "an answer without a question"
+        assert source in ("memory", "checkpoint", "fresh"), source
+        asker, self._question = self._question.asker, None
+        self.served = path if source == "memory" else ""
+        states = self.states
+        body = RestoreFrom(source, path, step, states.top_sequence, states.kept, error)  # type: ignore[arg-type]
+        return Reply(asker, body)
