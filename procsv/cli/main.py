@@ -20,6 +20,7 @@ COMMANDS = {  # name -> (module, what it does); in the order of the help
     "status": ("procsv.cli.status", "Show how a run stands."),
     "stop": ("procsv.cli.stop", "End a run; its state is saved first."),
     "checkpoints": ("procsv.cli.checkpoints", "List what is saved, and whether it is whole."),
+    "report": ("procsv.cli.report", "Account for every second of a run."),
     "logs": ("procsv.cli.logs", "Show what a process of a run has printed."),
 }
 

@@ -88,6 +88,7 @@ def _run(
             "args": start.args,
             "logdir": start.logdir,
             "first_incarnation": opened.first_incarnation,
+            "seen_until": opened.seen_until,
         },
     )
     left = reactor.run()

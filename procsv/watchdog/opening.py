@@ -36,6 +36,7 @@ Wait = Callable[[float], None]  # waits that long, or raises because the run is 
 class Opened:
     lock: FileLock
     first_incarnation: int
+    seen_until: float | None  # Unix time: the run before was killed, and wrote run.json then for the last time
 
 
 def open_run(places: Places, clock: Clock, grace_s: float, wait: Wait, say: Callable[[str], None], what: str) -> Opened:
@@ -58,7 +59,13 @@ def open_run(places: Places, clock: Clock, grace_s: float, wait: Wait, say: Call
         )
     clear_run_dir(places, lock)
     make_private_dir(places.shm_dir)
-    return Opened(lock, _last_incarnation(places, before) + 1)
+    return Opened(lock, _last_incarnation(places, before) + 1, _seen_until(places, before))
+
+
+def _seen_until(places: Places, before: RunFile | None) -> float | None:
+    if before is None or before.ended_at is not None:
+        return None
+    return places.run_json.stat().st_mtime
 
 
 def _make_home(places: Places) -> None:

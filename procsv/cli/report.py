@@ -1,0 +1,51 @@
+"""`procsv report DIR`: what became of every second of a run.
+
+Called by main.py.  Reads the journal and run.json; nothing is changed, and the run may go on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from procsv.ipc.atomic import replace_file
+from procsv.ipc.clock import SystemClock
+from procsv.ipc.errors import UserError
+
+
+@click.command("report")
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write one page, with nothing to load from elsewhere.",
+)
+def command(directory: str, as_json: bool, html: str | None) -> None:
+    """Account for the run in DIR: training kept and redone, starting, down, stalled and stopped; every start, crash,
+    recovery and checkpoint."""
+    from procsv.report.page import make_page
+    from procsv.report.reading import read_story
+    from procsv.report.text import as_data, show
+
+    story = read_story(directory, SystemClock())
+    if html is not None:
+        _write(Path(html), make_page(story).encode())
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(as_data(story)), indent=2).decode())
+    elif html is not None:
+        click.echo(f"wrote {html}")
+    else:
+        from rich.console import Console
+
+        show(story, Console(highlight=False))
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        replace_file(path, data, durable=False)
+    except OSError as error:
+        raise UserError(f"--html {path}: {error.strerror}") from error

@@ -1,0 +1,98 @@
+"""The two drawings of the page: the timeline, and the global step over time.
+
+Used by page.py.  Pure.  Drawn as SVG that stretches to whatever width there is; words stand beside it, so that they stay
+readable on a phone.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from procsv.ipc.units import show_duration
+from procsv.report.ledger import Account, Incarnation, Span
+from procsv.report.text import clock_time
+
+WIDTH = 1000.0  # units of the drawings, whatever the screen's
+BAR_HEIGHT, STEPS_HEIGHT = 46, 180
+WIDTH_MIN = 0.8  # of a piece of time that matters: a death of 0.1 s is to be seen in a run of a week
+NARROW = 0.15  # what is narrower, and training, is left to its neighbours
+
+
+def draw_timeline(account: Account) -> str:
+    """One bar, every second of the run in the colour of its kind; a mark over each crash."""
+    if account.wall_s <= 0:
+        return "<p>Nothing has happened yet.</p>"
+    spans = sorted(account.spans, key=lambda span: span.kind not in ("kept", "stopped"))  # short ones over long ones
+    bars = "".join(_bar(account, span) for span in spans)
+    marks = "".join(
+        f'<i style="left:{100 * _share(account, one.end_s):.3f}%" title="{escape(_death(one), quote=True)}"></i>'
+        for one in account.incarnations
+        if one.is_failure and one.end_s is not None
+    )
+    return (
+        f'<div class="marks">{marks}</div><div class="chart"><svg viewBox="0 0 {WIDTH:g} {BAR_HEIGHT}" height="{BAR_HEIGHT}" '
+        f'preserveAspectRatio="none" role="img" aria-label="timeline">{bars}</svg></div>{_axis(account)}'
+    )
+
+
+def _share(account: Account, time_s: float) -> float:
+    return (time_s - account.start_s) / account.wall_s
+
+
+def _bar(account: Account, span: Span) -> str:
+    left = WIDTH * _share(account, span.start_s)
+    width = WIDTH * span.seconds / account.wall_s
+    if width < NARROW and span.kind in ("kept", "starting"):
+        return ""
+    title = f"{span.kind} {show_duration(span.seconds)}, from {clock_time(span.start_s)}"
+    return (
+        f'<rect class="{span.kind}" x="{left:.2f}" y="0" width="{max(width, WIDTH_MIN):.2f}" height="{BAR_HEIGHT}">'
+        f"<title>{escape(title)}</title></rect>"
+    )
+
+
+def _death(one: Incarnation) -> str:
+    return f"start {one.number}: {one.cause}, {one.evidence}, at step {one.last_step}"
+
+
+def _axis(account: Account) -> str:
+    half_s = account.start_s + account.wall_s / 2
+    times = (account.start_s, half_s, account.end_s)
+    return f'<div class="axis">{"".join(f"<span>{escape(clock_time(time_s))}</span>" for time_s in times)}</div>'
+
+
+def draw_steps(account: Account) -> str:
+    """The global step: a line for each start of the program; what was lost is dashed."""
+    lines = [one for one in account.incarnations if one.ready_s is not None and one.last_step >= 0]
+    top = max((one.last_step for one in lines), default=0)
+    if not lines or top <= 0 or account.wall_s <= 0:
+        return "<p>No step has been made.</p>"
+    drawn = "".join(_line(account, one, top) for one in lines)
+    grid = "".join(
+        f'<line class="grid" x1="0" x2="{WIDTH:g}" y1="{_height(top * part, top):.1f}" y2="{_height(top * part, top):.1f}"/>'
+        for part in (0.0, 0.5, 1.0)
+    )
+    names = "".join(
+        f'<span class="scale" style="top:{100 * _height(top * part, top) / STEPS_HEIGHT:.1f}%">{round(top * part):,}</span>'
+        for part in (0.5, 1.0)
+    )
+    return (
+        f'<div class="chart"><svg viewBox="0 0 {WIDTH:g} {STEPS_HEIGHT}" height="{STEPS_HEIGHT}" preserveAspectRatio="none" '
+        f'role="img" aria-label="global step over time">{grid}{drawn}</svg>{names}</div>{_axis(account)}'
+    )
+
+
+def _height(step: float, top: int) -> float:
+    return STEPS_HEIGHT - 4 - (STEPS_HEIGHT - 16) * step / top
+
+
+def _line(account: Account, one: Incarnation, top: int) -> str:
+    assert one.ready_s is not None
+    end_s = one.end_s if one.end_s is not None else account.end_s
+    first, last, kept = max(one.restored_step, 0), one.last_step, one.last_step - one.lost_steps
+    border_s = one.ready_s + (end_s - one.ready_s) * ((kept - first) / (last - first) if kept > first else 0.0)
+    points = [(one.ready_s, first), (border_s, max(kept, first)), (end_s, last)]
+    (x0, y0), (x1, y1), (x2, y2) = ((WIDTH * _share(account, time_s), _height(step, top)) for time_s, step in points)
+    trained = f'<path class="trained" d="M{x0:.2f} {y0:.1f}L{x1:.2f} {y1:.1f}"/>'
+    lost = f'<path class="lost" d="M{x1:.2f} {y1:.1f}L{x2:.2f} {y2:.1f}"/>' if one.lost_steps else ""
+    return trained + lost

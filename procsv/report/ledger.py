@@ -1,0 +1,396 @@
+"""The time ledger: every second of a run is training kept, training redone, down, starting, stalled or stopped.
+
+Used by `procsv report`, by drills and by the page.  Pure: journal entries in, an account out.  Knows no file and no clock.
+
+    kept      training whose steps are in the result (or in the state that the next start goes on from)
+    redone    training that was lost with a crash, and had to be done again
+    starting  from the start of a trainer to the end of its first step: imports, restore, compile
+    down      no trainer: from a death to the next start, and from the last trainer's end to the end of the run
+    stalled   a trainer that hung, from its last progress to its death
+    stopped   nobody ran the run: between two launches
+
+The journal has the time of day alone.  A clock that is set back while the run goes on is taken as no time at all, so
+that no span is negative; one that is set forward cannot be told from time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["kept", "redone", "down", "starting", "stalled", "stopped"]
+KINDS: tuple[Kind, ...] = ("kept", "redone", "starting", "down", "stalled", "stopped")
+
+Entry = dict[str, Any]
+NO_STEP = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of the run's time.  `start_s` and `end_s` are Unix seconds, corrected for a clock set back."""
+
+    kind: Kind
+    start_s: float
+    end_s: float
+    incarnation: int  # of the trainer; 0 where there was none
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(slots=True)
+class Training:
+    """The steps that one incarnation made after its first."""
+
+    incarnation: int
+    start_s: float
+    first_step: int
+    end_s: float = 0.0
+    last_step: int = NO_STEP
+    kept_step: int = NO_STEP  # what was made after this step was lost
+
+    def spans(self) -> list[Span]:
+        """Kept, then redone.  Steps are taken as equally long."""
+        steps = self.last_step - self.first_step
+        kept = min(max(self.kept_step - self.first_step, 0), steps)
+        share = kept / steps if steps > 0 else float(self.kept_step >= self.last_step)
+        border_s = self.start_s + (self.end_s - self.start_s) * share
+        both = (
+            Span("kept", self.start_s, border_s, self.incarnation),
+            Span("redone", border_s, self.end_s, self.incarnation),
+        )
+        return [span for span in both if span.seconds > 0]
+
+
+@dataclass(slots=True)
+class Incarnation:
+    """One start of the program.  Times are Unix seconds; a step is NO_STEP where there was none."""
+
+    number: int
+    pid: int
+    start_s: float
+    is_promoted: bool = False  # a standby became it
+    ready_s: float | None = None
+    end_s: float | None = None
+    source: str = ""  # memory, checkpoint, fresh
+    origin: str = ""
+    restored_step: int = NO_STEP
+    recovery_seconds: float | None = None  # from the death before to the end of the first new step
+    last_step: int = NO_STEP
+    code: int | None = None
+    signal: str | None = None
+    cause: str = ""
+    evidence: str = ""
+    lost_steps: int = 0
+
+    @property
+    def is_failure(self) -> bool:
+        return self.cause not in ("", "completed", "stopped", "preempted", "recycled", "checkpointed")
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something that happened, for the list of events."""
+
+    time_s: float
+    event: str
+    role: str
+    incarnation: int
+    fields: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Account:
+    """All that is known of a run."""
+
+    start_s: float
+    end_s: float
+    launches: int = 0
+    outcome: str = ""  # completed, stopped, gave up, running, interrupted
+    spans: list[Span] = field(default_factory=list)
+    incarnations: list[Incarnation] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+    last_step: int = NO_STEP
+    durable_step: int = NO_STEP
+
+    @property
+    def wall_s(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def totals(self) -> dict[Kind, float]:
+        """Seconds of each kind."""
+        totals: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
+        for span in self.spans:
+            totals[span.kind] += span.seconds
+        return totals
+
+    @property
+    def goodput(self) -> float:
+        """The share of the time in which somebody ran the run that went into steps which were kept; 0 to 1."""
+        totals = self.totals
+        ran_s = self.wall_s - totals["stopped"]
+        return totals["kept"] / ran_s if ran_s > 0 else 0.0
+
+    @property
+    def failures(self) -> int:
+        return sum(incarnation.is_failure for incarnation in self.incarnations)
+
+    @property
+    def lost_steps(self) -> int:
+        return sum(incarnation.lost_steps for incarnation in self.incarnations)
+
+    @property
+    def recoveries_s(self) -> list[float]:
+        """Seconds from each death to the end of the first new step."""
+        times = (i.recovery_seconds for i in self.incarnations[1:])
+        return [seconds for seconds in times if seconds is not None]
+
+
+def take_account(
+    entries: Iterable[Entry], until_s: float | None = None, step: int = NO_STEP, is_running: bool = False
+) -> Account | None:
+    """The account of a journal; None of an empty one.
+
+    Of a run that has not ended by itself, `until_s` is the Unix time up to which somebody was seen to run it (now, if
+    `is_running`), and `step` the global step as read then.
+    """
+    book = _Book()
+    for entry in entries:
+        book.enter(entry)
+    return book.close(until_s, step, is_running)
+
+
+class _Book:
+    """Takes the entries in, one after the other."""
+
+    def __init__(self) -> None:
+        self._account: Account | None = None
+        self._trainings: list[Training] = []
+        self._other: list[Span] = []
+        self._kind: Kind = "stopped"
+        self._since_s = 0.0
+        self._time_s = self._heard_s = 0.0  # of the last entry, corrected, and of the one before it
+        self._set_back_s = 0.0  # by how much the clock was set back until now
+        self._training: Training | None = None  # of the trainer that runs
+        self._is_open = False  # a launch has begun and not ended
+
+    def enter(self, entry: Entry) -> None:
+        self._heard_s = self._time_s
+        event, now_s = entry.get("event", ""), self._correct(float(entry.get("time", 0.0)))
+        if self._account is None:
+            self._account = Account(now_s, now_s)
+            self._since_s = now_s
+        if event == "run_started":
+            self._launched(entry, now_s)
+        elif event in ("run_completed", "stopped", "gave_up"):
+            self._launch_ended(event, entry, now_s)
+        elif entry.get("role") in ("trainer", "standby") and event in _OF_TRAINER:
+            _OF_TRAINER[event](self, entry, now_s)
+        elif event == "checkpoint_durable":
+            self._account.durable_step = max(self._account.durable_step, entry.get("step", NO_STEP))
+        if event in REMARKABLE:
+            self._remark(entry, now_s)
+
+    def _correct(self, time_s: float) -> float:
+        if time_s + self._set_back_s < self._time_s:
+            self._set_back_s = self._time_s - time_s
+        self._time_s = time_s + self._set_back_s
+        return self._time_s
+
+    # -- launches --------------------------------------------------------------------------------------------
+    def _launched(self, entry: Entry, now_s: float) -> None:
+        assert self._account is not None
+        self._account.launches += 1
+        if self._is_open:  # the watchdog before was killed: the run went on until it was seen last
+            seen_s = min(max(self._heard_s, float(entry.get("seen_until") or 0.0) + self._set_back_s), now_s)
+            self._end_trainer(seen_s, None)
+            self._turn("stopped", seen_s)
+        self._turn("starting", now_s)
+        self._is_open = True
+        self._account.outcome = ""
+
+    def _launch_ended(self, event: str, entry: Entry, now_s: float) -> None:
+        assert self._account is not None
+        if not self._is_open:
+            return
+        self._end_trainer(now_s, entry.get("step"))
+        self._turn("stopped", now_s)
+        self._account.outcome = {"run_completed": "completed", "gave_up": "gave up"}.get(event, "stopped")
+        self._is_open = False
+
+    # -- the trainer -----------------------------------------------------------------------------------------
+    def _spawned(self, entry: Entry, now_s: float) -> None:
+        if entry.get("role") != "trainer":
+            return
+        assert self._account is not None
+        last = self._last()
+        if last is not None and last.number == entry["incarnation"] and last.end_s is None:
+            last.pid = entry.get("pid", last.pid)  # promoted: said already
+            return
+        self._end_trainer(now_s, None)
+        self._turn("starting", now_s)
+        self._account.incarnations.append(Incarnation(entry["incarnation"], entry.get("pid", 0), now_s))
+
+    def _promoted(self, entry: Entry, now_s: float) -> None:
+        last = self._last()
+        if last is not None and last.number == entry["incarnation"] and last.end_s is None:
+            last.is_promoted = True
+            return
+        self._spawned({**entry, "role": "trainer"}, now_s)
+        last = self._last()
+        if last is not None:
+            last.is_promoted = True
+
+    def _ready(self, entry: Entry, now_s: float) -> None:
+        last = self._last()
+        if last is None or self._training is not None:
+            return
+        last.ready_s = now_s
+        self._turn("kept", now_s)  # the kind is known when it is over
+        self._training = Training(last.number, now_s, entry.get("step", 0))
+
+    def _recovered(self, entry: Entry, now_s: float) -> None:
+        last = self._last()
+        if last is None:
+            return
+        last.source, last.origin = entry.get("source", ""), entry.get("from", "")
+        last.restored_step, last.recovery_seconds = entry.get("step", NO_STEP), entry.get("seconds")
+        assert self._account is not None
+        before = self._account.incarnations[:-1]
+        if before and last.restored_step > before[-1].last_step:
+            self._was_further(before[-1], last.restored_step)
+        self._lose(max(last.restored_step, 0), before)
+
+    def _was_further(self, one: Incarnation, step: int) -> None:
+        """It had come further than was read of it last: its state says so."""
+        one.last_step = step
+        if self._made_steps(one):
+            self._trainings[-1].last_step = self._trainings[-1].kept_step = step
+
+    def _lose(self, step: int, before: list[Incarnation]) -> None:
+        """What was trained beyond the state of `step`, which is gone on from, has to be done again."""
+        for training in self._trainings:
+            training.kept_step = min(training.kept_step, step)
+        if before:
+            before[-1].lost_steps = max(0, before[-1].last_step - max(step, 0))
+
+    def _hangs(self, entry: Entry, now_s: float) -> None:
+        training = self._training
+        if training is None:
+            since_s = max(self._since_s, now_s - float(entry.get("seconds") or 0.0))
+            self._turn("stalled", since_s)
+            return
+        training.last_step = max(entry.get("step", NO_STEP), training.first_step)
+        since_s = max(training.start_s, now_s - float(entry.get("seconds") or 0.0))
+        self._end_training(since_s)
+        self._turn("stalled", since_s)
+
+    def _exited(self, entry: Entry, now_s: float) -> None:
+        last = self._last()
+        if last is None or entry.get("incarnation") != last.number or last.end_s is not None:
+            return
+        last.code, last.signal = entry.get("code"), entry.get("signal")
+        last.cause, last.evidence = entry.get("cause", ""), entry.get("evidence", "")
+        self._end_trainer(now_s, entry.get("step"))
+        self._turn("down", now_s)
+
+    def _end_trainer(self, now_s: float, step: int | None) -> None:
+        last = self._last()
+        if last is None or last.end_s is not None:
+            return
+        if self._training is not None:
+            known = (step or 0, self._training.first_step, self._training.last_step)
+            self._training.last_step = max(known)
+            self._end_training(now_s)
+        reached = (self._trainings[-1].last_step if self._made_steps(last) else NO_STEP, step or NO_STEP)
+        last.end_s, last.last_step = now_s, max(reached)
+
+    def _made_steps(self, last: Incarnation) -> bool:
+        return bool(self._trainings) and self._trainings[-1].incarnation == last.number
+
+    def _end_training(self, now_s: float) -> None:
+        assert self._training is not None
+        self._training.end_s, self._training.kept_step = now_s, self._training.last_step
+        self._trainings.append(self._training)
+        self._training = None
+        self._since_s = now_s
+
+    # -- the rest --------------------------------------------------------------------------------------------
+    def _last(self) -> Incarnation | None:
+        return self._account.incarnations[-1] if self._account is not None and self._account.incarnations else None
+
+    def _turn(self, kind: Kind, now_s: float) -> None:
+        """The time since the last turn was of the kind it was; from `now_s` on it is `kind`."""
+        last = self._last()
+        if now_s > self._since_s and self._training is None:
+            number = last.number if last is not None and self._kind in ("starting", "stalled") else 0
+            self._other.append(Span(self._kind, self._since_s, now_s, number))
+        self._kind, self._since_s = kind, max(now_s, self._since_s)
+
+    def _remark(self, entry: Entry, now_s: float) -> None:
+        assert self._account is not None
+        fields = {key: value for key, value in entry.items() if key not in ("time", "event", "role", "incarnation")}
+        remark = Remark(now_s, entry["event"], entry.get("role", ""), entry.get("incarnation", 0), fields)
+        self._account.remarks.append(remark)
+
+    def close(self, until_s: float | None, step: int, is_running: bool) -> Account | None:
+        account = self._account
+        if account is None:
+            return None
+        account.end_s = self._since_s
+        if self._is_open:
+            account.end_s = self._time_s if until_s is None else max(until_s + self._set_back_s, self._time_s)
+            account.outcome = "running" if is_running else "interrupted"
+            self._close_open(account.end_s, step)
+        elif account.outcome != "completed":
+            self._lose(account.durable_step, account.incarnations)
+        account.spans = sorted(
+            (*self._other, *(span for training in self._trainings for span in training.spans())),
+            key=lambda span: span.start_s,
+        )
+        account.last_step = max((training.last_step for training in self._trainings), default=account.durable_step)
+        return account
+
+    def _close_open(self, end_s: float, step: int) -> None:
+        """A run that goes on, or one whose watchdog was killed: up to now, or as far as was heard of it."""
+        if self._training is not None:
+            self._training.last_step = max(step, self._training.first_step, self._training.last_step)
+            self._end_training(end_s)
+            last = self._last()
+            if last is not None:
+                last.last_step = self._trainings[-1].last_step
+        else:
+            self._turn(self._kind, end_s)
+
+
+_OF_TRAINER = {
+    "spawned": _Book._spawned,
+    "promoted": _Book._promoted,
+    "ready": _Book._ready,
+    "recovered": _Book._recovered,
+    "hang_detected": _Book._hangs,
+    "exited": _Book._exited,
+}
+
+REMARKABLE = frozenset(
+    {
+        "run_started",
+        "exited",
+        "recovered",
+        "restarting",
+        "checkpoint_durable",
+        "checkpoint_failed",
+        "checkpoint_rejected",
+        "hang_detected",
+        "preempt_notice",
+        "service_restarted",
+        "promoted",
+        "fault",
+        "gave_up",
+        "stopped",
+        "run_completed",
+    }
+)

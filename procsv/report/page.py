@@ -1,0 +1,163 @@
+"""The account of a run as one HTML page that loads nothing: for a browser, a phone, paper, an e-mail.
+
+Used by `procsv report --html`.  Pure: a story in, text out.  Every word that comes from a program, a path or a journal is
+escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from statistics import median
+from typing import TYPE_CHECKING
+
+from procsv.ipc.units import show_duration, show_size
+from procsv.report.drawing import draw_steps, draw_timeline
+from procsv.report.ledger import KINDS, Account, Incarnation, Remark
+from procsv.report.style import STYLE
+from procsv.report.text import MEANING, clock_time, headline
+
+if TYPE_CHECKING:
+    from procsv.report.reading import Story
+
+ROWS_MAX = 500  # of any table: the last ones; the journal has them all
+
+
+def make_page(story: Story) -> str:
+    """The whole page."""
+    account = story.account
+    title = " ".join((story.target, *story.args)) or story.logdir
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)} - procsv</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<header>
+<h1>{escape(title)}</h1>
+<p class="sub">{escape(story.logdir)}</p>
+</header>
+{_figures(account)}
+<p>{escape(_sentence(headline(account)))}</p>
+<section>
+<h2>What became of the time</h2>
+{draw_timeline(account)}
+{_ledger(account)}
+</section>
+<section>
+<h2>Steps</h2>
+{draw_steps(account)}
+</section>
+<section>
+<h2>Starts of the program</h2>
+{_incarnations(account.incarnations)}
+</section>
+<section>
+<h2>Events</h2>
+{_events(account)}
+</section>
+<footer>{escape(clock_time(account.start_s))} to {escape(clock_time(account.end_s))}; made by procsv from procsv/journal.jsonl</footer>
+</body>
+</html>
+"""
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def _figures(account: Account) -> str:
+    recoveries = account.recoveries_s
+    figures = [
+        (f"{account.goodput:.1%}", "goodput"),
+        (show_duration(account.wall_s), account.outcome or "so far"),
+        (str(account.failures), "failures"),
+        (str(account.lost_steps), "steps done again"),
+        (show_duration(median(recoveries)) if recoveries else "-", "median recovery"),
+    ]
+    cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in figures)
+    return f'<div class="figures">{cells}</div>'
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """Cells are HTML; each carries its column's name, which is shown where a phone has no room for columns."""
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = []
+    for row in rows:
+        cells = "".join(
+            f'<td data-name="{escape(name)}"><span>{cell}</span></td>' for name, cell in zip(head, row, strict=True)
+        )
+        body.append(f"<tr>{cells}</tr>")
+    return f'<table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+
+
+def _ledger(account: Account) -> str:
+    rows = []
+    for kind in KINDS:
+        seconds = account.totals[kind]
+        share = seconds / account.wall_s if account.wall_s > 0 else 0.0
+        name = f'<i class="key {kind}"></i>{kind}'
+        rows.append((name, escape(show_duration(seconds)), f"{share:.1%}", escape(MEANING[kind])))
+    return _table(("time", "spent", "share", "what it is"), rows, "ledger")
+
+
+def _incarnations(incarnations: Sequence[Incarnation]) -> str:
+    rows = [_incarnation(one) for one in incarnations[-ROWS_MAX:]]
+    left_out = _left_out(len(incarnations))
+    return left_out + _table(("start", "at", "back after", "from", "to step", "ended", "steps lost"), rows)
+
+
+def _incarnation(one: Incarnation) -> tuple[str, ...]:
+    origin = {"fresh": "the beginning", "memory": "memory", "checkpoint": "a checkpoint"}.get(one.source, "-")
+    if one.restored_step > 0:
+        origin += f", step {one.restored_step}"
+    if one.is_promoted:
+        origin += ", by a standby"
+    ended = f"{one.cause}: {one.evidence}" if one.cause else "runs" if one.end_s is None else "with its watchdog"
+    mark = ' <i class="crash"></i>' if one.is_failure else ""
+    return (
+        str(one.number),
+        escape(clock_time(one.start_s)),
+        escape(show_duration(one.recovery_seconds)) if one.recovery_seconds is not None else "-",
+        escape(origin),
+        str(one.last_step) if one.last_step >= 0 else "-",
+        escape(ended) + mark,
+        str(one.lost_steps) if one.lost_steps else "-",
+    )
+
+
+def _left_out(count: int) -> str:
+    return f"<p>The last {ROWS_MAX} of {count}.</p>" if count > ROWS_MAX else ""
+
+
+def _events(account: Account) -> str:
+    rows = [
+        (escape(clock_time(r.time_s)), escape(r.event.replace("_", " ")), escape(_who(r)), escape(_facts(r)))
+        for r in account.remarks[-ROWS_MAX:]
+    ]
+    return _left_out(len(account.remarks)) + _table(("time", "event", "who", "what"), rows, "events")
+
+
+def _who(remark: Remark) -> str:
+    return f"{remark.role} {remark.incarnation}" if remark.role else ""
+
+
+def _facts(remark: Remark) -> str:
+    """The event's own fields, those first that people look for."""
+    fields, parts = dict(remark.fields), []
+    for name in ("run", "pid", "args", "logdir", "target", "first_incarnation", "trainer"):
+        fields.pop(name, None)
+    for name, value in fields.items():
+        if value is None or value == "":
+            continue
+        if name == "bytes":
+            value = show_size(value)
+        elif name in ("seconds", "delay", "grace"):
+            value = show_duration(value)
+        elif name == "goodput":
+            value = f"{value:.1%}"
+        parts.append(f"{name.replace('_', ' ')} {value}")
+    return ", ".join(parts)

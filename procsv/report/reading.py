@@ -1,0 +1,50 @@
+"""Reads what a run has left in its logdir, and takes the account of it.
+
+Used by the command line and by drills.  Changes nothing; a run may go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from procsv.ipc.errors import UserError
+from procsv.ipc.journal import read_journal
+from procsv.ipc.places import find_places
+from procsv.ipc.runfile import NO_STEP, host_is_alive, read_run
+from procsv.report.ledger import Account, take_account
+
+if TYPE_CHECKING:
+    from procsv.ipc.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A run and its account."""
+
+    logdir: str
+    target: str
+    args: tuple[str, ...]
+    is_running: bool
+    account: Account
+
+
+def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
+    """The story of the run in `directory`; UserError if there is none."""
+    places = find_places(directory)
+    if not Path(directory).is_dir():
+        raise UserError(f"there is no directory {directory}")
+    run = read_run(places.run_json)
+    is_running, until_s, step = False, None, NO_STEP
+    if run is not None and run.ended_at is None:
+        is_running, step = host_is_alive(run), run.step
+        until_s = clock.wall() if is_running else places.run_json.stat().st_mtime  # it is written every second
+    account = take_account(read_journal(places.journal), until_s, step, is_running)
+    if account is None:
+        raise UserError(
+            f"{directory} is not the logdir of a run: it has no {places.journal.relative_to(places.logdir)}"
+        )
+    target, args = (run.target, run.args) if run is not None else ("", ())
+    return Story(str(places.logdir), target, args, is_running, account)

@@ -1,0 +1,197 @@
+"""The account of a run as text, for a terminal, and as plain data, for programs.
+
+Used by `procsv report` and by drills.
+"""
+
+from __future__ import annotations
+
+import datetime
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from procsv.ipc.units import show_duration
+from procsv.report.ledger import KINDS, NO_STEP, Account, Incarnation, Kind
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from procsv.report.reading import Story
+
+MEANING: dict[Kind, str] = {
+    "kept": "training whose steps are kept",
+    "redone": "training that was lost, and had to be done again",
+    "starting": "imports, restore and compile, up to the first step",
+    "down": "no trainer: between a death and the next start, and at the end",
+    "stalled": "a trainer that hung",
+    "stopped": "nobody ran the run",
+}
+COLORS: dict[Kind, str] = {
+    "kept": "green",
+    "redone": "yellow",
+    "starting": "blue",
+    "down": "red",
+    "stalled": "magenta",
+    "stopped": "bright_black",
+}
+
+
+def as_data(story: Story) -> dict[str, Any]:
+    """What `procsv report --json` prints.  Times are Unix seconds, durations seconds."""
+    account = story.account
+    return {
+        "logdir": story.logdir,
+        "target": story.target,
+        "args": list(story.args),
+        "outcome": account.outcome,
+        "started_at": account.start_s,
+        "ended_at": None if story.is_running else account.end_s,
+        "wall_seconds": round(account.wall_s, 3),
+        "seconds": {kind: round(seconds, 3) for kind, seconds in account.totals.items()},
+        "goodput": round(account.goodput, 4),
+        "launches": account.launches,
+        "failures": account.failures,
+        "lost_steps": account.lost_steps,
+        "step": account.last_step,
+        "durable_step": account.durable_step,
+        "incarnations": [_incarnation_data(incarnation) for incarnation in account.incarnations],
+        "timeline": [
+            {"kind": s.kind, "start": round(s.start_s, 3), "seconds": round(s.seconds, 3), "incarnation": s.incarnation}
+            for s in account.spans
+        ],
+        "events": [
+            {"time": r.time_s, "event": r.event, "role": r.role, "incarnation": r.incarnation, **r.fields}
+            for r in account.remarks
+        ],
+    }
+
+
+def _incarnation_data(one: Incarnation) -> dict[str, Any]:
+    return {
+        "incarnation": one.number,
+        "pid": one.pid,
+        "promoted": one.is_promoted,
+        "started_at": one.start_s,
+        "ready_at": one.ready_s,
+        "ended_at": one.end_s,
+        "source": one.source,
+        "from": one.origin,
+        "restored_step": one.restored_step,
+        "recovery_seconds": one.recovery_seconds,
+        "last_step": one.last_step,
+        "lost_steps": one.lost_steps,
+        "code": one.code,
+        "signal": one.signal,
+        "cause": one.cause,
+        "evidence": one.evidence,
+    }
+
+
+def headline(account: Account) -> str:
+    """One sentence: how it went."""
+    spent = show_duration(account.wall_s)
+    words = {"completed": "completed in", "running": "running for", "interrupted": "interrupted after"}
+    text = f"{words.get(account.outcome, f'{account.outcome} after')} {spent}"
+    if account.last_step > NO_STEP:
+        text += f" at step {account.last_step}"
+    failures = account.failures
+    text += f"; {failures} failure{'s' if failures != 1 else ''}" if failures else "; no failure"
+    if account.lost_steps:
+        text += f", {account.lost_steps} steps done again"
+    if account.recoveries_s:
+        text += f", back to training in {show_duration(median(account.recoveries_s))} (median)"
+    return text
+
+
+def show(story: Story, console: Console) -> None:
+    """The report for people."""
+    from rich.markup import escape
+
+    account = story.account
+    console.print(
+        f"[bold]{escape(' '.join((story.target, *story.args)) or story.logdir)}[/bold]  {escape(story.logdir)}"
+    )
+    console.print(headline(account))
+    console.print(f"goodput {account.goodput:.1%} of the time in which somebody ran it\n")
+    _show_ledger(account, console)
+    console.print()
+    _show_bar(account, console)
+    console.print()
+    _show_incarnations(account, console)
+    _show_checkpoints(account, console)
+
+
+def _show_ledger(account: Account, console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name, side in (("time", "left"), ("", "right"), ("share", "right"), ("what it is", "left")):
+        table.add_column(name, justify=side)  # type: ignore[arg-type]
+    for kind in KINDS:
+        seconds = account.totals[kind]
+        share = seconds / account.wall_s if account.wall_s > 0 else 0.0
+        table.add_row(f"[{COLORS[kind]}]■[/] {kind}", show_duration(seconds), f"{share:.1%}", MEANING[kind])
+    console.print(table)
+
+
+def _show_bar(account: Account, console: Console) -> None:
+    """The whole run in one line: each cell is what most of its time was."""
+    width = max(20, min(console.width - 2, 100))
+    cells = []
+    for number in range(width):
+        start_s = account.start_s + account.wall_s * number / width
+        end_s = account.start_s + account.wall_s * (number + 1) / width
+        shares = dict.fromkeys(KINDS, 0.0)
+        for span in account.spans:
+            shares[span.kind] += max(0.0, min(span.end_s, end_s) - max(span.start_s, start_s))
+        kind = max(KINDS, key=lambda kind: shares[kind])
+        cells.append(f"[{COLORS[kind]}]{_GLYPHS[kind]}[/]")
+    console.print("".join(cells))
+
+
+_GLYPHS: dict[Kind, str] = {"kept": "█", "redone": "▒", "starting": "▄", "down": "x", "stalled": "?", "stopped": "·"}
+
+
+def _show_incarnations(account: Account, console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    right = ("start", "at", "after", "to step", "lost")
+    for name in ("start", "at", "after", "from", "to step", "ended", "lost"):
+        table.add_column(name, justify="right" if name in right else "left")
+    for one in account.incarnations:
+        table.add_row(*(escape(cell) for cell in _incarnation_row(one)))
+    console.print(table)
+
+
+def _incarnation_row(one: Incarnation) -> tuple[str, ...]:
+    after = show_duration(one.recovery_seconds) if one.recovery_seconds is not None else "-"
+    origin = {"fresh": "the beginning", "memory": "memory", "checkpoint": "a checkpoint"}.get(one.source, "-")
+    if one.restored_step > 0:
+        origin += f", step {one.restored_step}"
+    if one.is_promoted:
+        origin += " (standby)"
+    ended = f"{one.cause}: {one.evidence}" if one.cause else "runs" if one.end_s is None else "with its watchdog"
+    reached = str(one.last_step) if one.last_step >= 0 else "-"
+    lost = f"{one.lost_steps} steps" if one.lost_steps else "-"
+    return str(one.number), clock_time(one.start_s), after, origin, reached, ended, lost
+
+
+def clock_time(time_s: float) -> str:
+    return datetime.datetime.fromtimestamp(time_s).astimezone().strftime("%m-%d %H:%M:%S")
+
+
+def _show_checkpoints(account: Account, console: Console) -> None:
+    made = [remark for remark in account.remarks if remark.event == "checkpoint_durable"]
+    failed = sum(remark.event == "checkpoint_failed" for remark in account.remarks)
+    rejected = [remark.fields.get("path", "") for remark in account.remarks if remark.event == "checkpoint_rejected"]
+    text = f"\n{len(made)} checkpoints"
+    if made:
+        reasons = [remark.fields.get("reason", "") for remark in made]
+        counted = ", ".join(f"{reasons.count(reason)} {reason}" for reason in dict.fromkeys(reasons))
+        text += f" ({counted}); the last is of step {made[-1].fields.get('step', NO_STEP)}"
+    if failed:
+        text += f"; {failed} could not be written at the first try"
+    if rejected:
+        text += f"; passed over: {', '.join(rejected)}"
+    console.print(text, markup=False)

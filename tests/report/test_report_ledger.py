@@ -1,0 +1,197 @@
+"""The ledger: every second of a run is one of six kinds, whatever the journal says."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procsv.report.ledger import KINDS, Account, take_account
+
+Entry = dict[str, Any]
+
+
+def _at(time: float, event: str, role: str = "trainer", incarnation: int = 1, **fields: Any) -> Entry:
+    return {"time": 1000.0 + time, "event": event, "role": role, "incarnation": incarnation, **fields}
+
+
+def _start(time: float, incarnation: int, step: int, ready: float, source: str = "memory") -> list[Entry]:
+    return [
+        _at(time, "spawned", incarnation=incarnation, pid=100 + incarnation),
+        _at(ready, "ready", incarnation=incarnation, step=step + 1),
+        _at(
+            ready, "recovered", incarnation=incarnation, step=step, source=source, seconds=ready - time, **{"from": ""}
+        ),
+    ]
+
+
+def _death(time: float, incarnation: int, step: int, cause: str = "killed") -> Entry:
+    return _at(
+        time, "exited", incarnation=incarnation, step=step, cause=cause, evidence="", code=None, signal="SIGKILL"
+    )
+
+
+def _launch(time: float, **fields: Any) -> Entry:
+    return _at(time, "run_started", "watchdog", **fields)
+
+
+def _done(time: float, incarnation: int, step: int) -> list[Entry]:
+    exited = _at(
+        time, "exited", incarnation=incarnation, step=step, cause="completed", evidence="", code=0, signal=None
+    )
+    return [exited, _at(time + 1, "run_completed", incarnation=incarnation, step=step, goodput=1.0)]
+
+
+def _account(*entries: Entry | list[Entry], **more: Any) -> Account:
+    flat = [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]
+    account = take_account(flat, **more)
+    assert account is not None
+    return account
+
+
+def _totals(account: Account) -> dict[str, float]:
+    return {kind: round(seconds, 6) for kind, seconds in account.totals.items() if seconds}
+
+
+def test_a_run_without_faults_starts_and_is_kept() -> None:
+    account = _account(_launch(0), _start(1, 1, 0, 11, "fresh"), _done(111, 1, 101))
+    assert _totals(account) == {"starting": 11, "kept": 100, "down": 1}
+    assert account.outcome == "completed"
+    assert account.goodput == pytest.approx(100 / 112)
+    assert account.failures == account.lost_steps == 0
+
+
+def test_steps_lost_with_a_crash_are_training_redone() -> None:
+    first = [*_start(0, 1, 0, 10, "fresh"), _death(110, 1, 101)]
+    account = _account(_launch(0), first, _start(112, 2, 91, 120), _done(220, 2, 191))
+    assert _totals(account) == {"starting": 18, "kept": 190, "redone": 10, "down": 3}
+    assert [one.lost_steps for one in account.incarnations] == [10, 0]
+    assert account.failures == 1
+    assert account.recoveries_s == [8]
+
+
+def test_a_restart_from_an_older_checkpoint_makes_several_incarnations_work_redone() -> None:
+    first = [*_start(0, 1, 0, 0, "fresh"), _death(100, 1, 101)]
+    second = [*_start(100, 2, 100, 100), _death(150, 2, 151)]
+    account = _account(_launch(0), first, second, _start(150, 3, 51, 150, "checkpoint"), _done(200, 3, 101))
+    assert _totals(account) == {"kept": 100, "redone": 100, "down": 1}
+
+
+def test_a_hang_is_stalled_from_its_last_progress_to_its_death() -> None:
+    hang = _at(160, "hang_detected", phase="step", seconds=50.0, step=101)
+    account = _account(_launch(0), _start(0, 1, 0, 10, "fresh"), hang, _death(170, 1, 101, "hang"))
+    assert _totals(account) == {"starting": 10, "kept": 100, "stalled": 60}
+
+
+def test_a_hang_before_the_first_step_is_stalled_too() -> None:
+    entries = [_at(0, "spawned", pid=7), _at(60, "hang_detected", phase="restore", seconds=40.0, step=-1)]
+    account = _account(_launch(0), entries, _death(70, 1, -1, "hang"))
+    assert _totals(account) == {"starting": 20, "stalled": 50}
+
+
+def test_the_time_between_two_launches_is_stopped_and_does_not_count_against_the_goodput() -> None:
+    durable = _at(99, "checkpoint_durable", "checkpoint", step=101)
+    stopped = [durable, _death(100, 1, 101, "stopped"), _at(100, "stopped", step=101)]
+    account = _account(
+        _launch(0), _start(0, 1, 0, 0, "fresh"), stopped, _launch(500), _start(500, 2, 101, 500), _done(600, 2, 201)
+    )
+    assert _totals(account) == {"kept": 200, "stopped": 400, "down": 1}
+    assert account.launches == 2
+    assert account.goodput == pytest.approx(200 / 201)
+    assert account.failures == 0
+
+
+def test_a_killed_watchdog_leaves_the_time_until_it_was_seen_last() -> None:
+    again = _launch(300, seen_until=1090.0)
+    account = _account(_launch(0), _start(0, 1, 0, 0, "fresh"), again, _start(300, 2, 91, 300), _done(400, 2, 191))
+    assert _totals(account) == {"kept": 190, "stopped": 210, "down": 1}
+    assert account.incarnations[0].last_step == 91
+
+
+def test_a_state_further_than_the_last_reading_loses_nothing() -> None:
+    first = [*_start(0, 1, 0, 0, "fresh"), _death(100, 1, 90)]
+    account = _account(_launch(0), first, _start(100, 2, 95, 100), _done(200, 2, 195))
+    assert account.lost_steps == 0
+    assert _totals(account) == {"kept": 200, "down": 1}
+
+
+def test_what_a_run_that_gave_up_had_not_saved_is_not_kept() -> None:
+    durable = _at(50, "checkpoint_durable", "checkpoint", step=51)
+    account = _account(
+        _launch(0), _start(0, 1, 0, 0, "fresh"), durable, _death(100, 1, 101), _at(100, "gave_up", why="five times")
+    )
+    assert account.outcome == "gave up"
+    assert account.lost_steps == 50
+    assert _totals(account) == {"kept": pytest.approx(50.0), "redone": pytest.approx(50.0)}
+
+
+def test_a_run_that_goes_on_is_counted_up_to_now() -> None:
+    account = _account(_launch(0), _start(0, 1, 0, 10, "fresh"), until_s=1040.0, step=31, is_running=True)
+    assert account.outcome == "running"
+    assert _totals(account) == {"starting": 10, "kept": 30}
+    assert account.last_step == 31
+
+
+def test_a_run_whose_watchdog_was_killed_ends_where_it_was_seen_last() -> None:
+    account = _account(_launch(0), _start(0, 1, 0, 10, "fresh"), until_s=1040.0, step=31)
+    assert account.outcome == "interrupted"
+    assert account.wall_s == 40
+
+
+def test_a_promoted_standby_is_one_start_not_two() -> None:
+    entries = [*_start(0, 1, 0, 0, "fresh"), _death(10, 1, 11)]
+    promoted = [_at(10, "promoted", incarnation=2, pid=9), *_start(10, 2, 11, 11)]
+    spawned_first = [*_start(10, 2, 11, 11), _at(11, "promoted", incarnation=2, pid=9)]
+    for order in (promoted, spawned_first):
+        account = _account(_launch(0), entries, order, _done(21, 2, 21))
+        assert [(one.number, one.is_promoted) for one in account.incarnations] == [(1, False), (2, True)]
+
+
+def test_a_clock_set_back_an_hour_makes_no_negative_time() -> None:
+    entries = [_launch(0), *_start(0, 1, 0, 10, "fresh")]
+    later = [_death(50 - 3600, 1, 101), *_start(51 - 3600, 2, 101, 61 - 3600), *_done(161 - 3600, 2, 201)]
+    account = _account(entries, later)
+    assert all(span.seconds >= 0 for span in account.spans)
+    assert _totals(account) == {"starting": 20, "kept": 100, "down": 2}
+
+
+def test_an_empty_journal_has_no_account() -> None:
+    assert take_account([]) is None
+
+
+_EVENTS = st.sampled_from(
+    [
+        ("run_started", "watchdog"),
+        ("spawned", "trainer"),
+        ("spawned", "checkpoint"),
+        ("promoted", "trainer"),
+        ("ready", "trainer"),
+        ("recovered", "trainer"),
+        ("exited", "trainer"),
+        ("hang_detected", "trainer"),
+        ("checkpoint_durable", "checkpoint"),
+        ("stopped", "trainer"),
+        ("gave_up", "trainer"),
+        ("run_completed", "trainer"),
+    ]
+)
+
+
+@given(
+    st.lists(st.tuples(_EVENTS, st.floats(-50, 100), st.integers(1, 4), st.integers(-1, 300)), min_size=1, max_size=40),
+    st.booleans(),
+)
+def test_the_ledger_adds_up_to_the_wall_time_for_any_journal(entries: list[Any], is_running: bool) -> None:
+    """Any order of events, any jumps of the clock: each second is counted once, none twice."""
+    now, journal = 0.0, []
+    for (event, role), delta, incarnation, step in entries:
+        now += delta
+        journal.append(_at(now, event, role, incarnation, step=step, seconds=abs(delta), seen_until=1000.0 + now))
+    account = _account(journal, until_s=1000.0 + now + 5, step=50, is_running=is_running)
+    assert set(account.totals) == set(KINDS)
+    assert sum(account.totals.values()) == pytest.approx(account.wall_s, abs=1e-6)
+    assert all(span.seconds >= 0 for span in account.spans)
+    ordered = sorted(account.spans, key=lambda span: (span.start_s, span.end_s))
+    assert all(a.end_s <= b.start_s + 1e-9 for a, b in itertools.pairwise(ordered))
+    assert 0.0 <= account.goodput <= 1.0

@@ -1,0 +1,117 @@
+"""The report as a person meets it: text, JSON, and a page that needs nothing but itself."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from procsv.ipc.clock import SystemClock
+from procsv.ipc.journal import Journal
+from procsv.report.page import make_page
+from procsv.report.reading import read_story
+from tests.support.launched import procsv
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def logdir(tmp_path: Path) -> Path:
+    """A run with one crash, and a checkpoint that somebody gave a hostile name."""
+    journal = Journal(tmp_path / "procsv" / "journal.jsonl", SystemClock())
+    journal.append("run_started", "watchdog", 1)
+    journal.append("spawned", "trainer", 1, pid=1)
+    journal.append("ready", "trainer", 1, step=1)
+    journal.append("recovered", "trainer", 1, step=0, source="fresh", seconds=4.0, **{"from": ""})
+    journal.append("checkpoint_durable", "checkpoint", 1, step=7, path=HOSTILE, reason="crash", bytes=10, seconds=0.1)
+    journal.append("exited", "trainer", 1, code=None, signal="SIGKILL", cause="killed", evidence=HOSTILE, step=9)
+    journal.append("spawned", "trainer", 2, pid=2)
+    journal.append("ready", "trainer", 2, step=8)
+    journal.append("recovered", "trainer", 2, step=7, source="memory", seconds=2.0, **{"from": "slot"})
+    journal.append("exited", "trainer", 2, code=0, signal=None, cause="completed", evidence="exit code 0", step=20)
+    journal.append("run_completed", "trainer", 2, step=20, goodput=0.5)
+    journal.close()
+    return tmp_path
+
+
+def test_the_text_names_cause_loss_and_goodput(logdir: Path) -> None:
+    said = procsv("report", str(logdir), COLUMNS="160")
+    assert said.returncode == 0, said.stderr
+    for words in (
+        "completed in",
+        "1 failure",
+        "2 steps done again",
+        "goodput",
+        "killed",
+        "memory, step 7",
+        "1 checkpoints",
+    ):
+        assert words in said.stdout, words
+    assert "\x1b[" not in said.stdout, "colours are for terminals"
+
+
+def test_the_json_adds_up(logdir: Path) -> None:
+    data = json.loads(procsv("report", str(logdir), "--json").stdout)
+    assert sum(data["seconds"].values()) == pytest.approx(data["wall_seconds"], abs=0.01)
+    assert data["lost_steps"] == 2
+    assert [one["lost_steps"] for one in data["incarnations"]] == [2, 0]
+    assert data["outcome"] == "completed"
+
+
+class _Parsed(HTMLParser):
+    """Tags that are open, and everything that a page could load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "data", "srcset")]
+
+
+def test_the_page_loads_nothing_and_runs_nothing(logdir: Path) -> None:
+    page = make_page(read_story(logdir, SystemClock()))
+    parsed = _Parsed()
+    parsed.feed(page)
+    assert not parsed.loads
+    assert not {"script", "link", "iframe", "img"} & set(parsed.tags)
+    assert "url(" not in page
+    assert "@import" not in page
+    assert HOSTILE not in page
+
+
+def test_the_page_marks_each_crash_and_draws_each_kind_of_time(logdir: Path) -> None:
+    page = make_page(read_story(logdir, SystemClock()))
+    marks = re.search(r'<div class="marks">(.*?)</div>', page, re.DOTALL)
+    assert marks is not None
+    assert marks[1].count("<i ") == 1
+    assert 'name="viewport"' in page
+    assert "@media print" in page
+
+
+def test_the_page_is_written_where_it_is_asked_for(logdir: Path) -> None:
+    target = logdir / "report.html"
+    said = procsv("report", str(logdir), "--html", str(target))
+    assert said.returncode == 0
+    assert target.read_text().startswith("<!doctype html>")
+    refused = procsv("report", str(logdir), "--html", str(logdir / "no" / "such" / "place.html"))
+    assert refused.returncode == 2
+    assert "place.html" in refused.stderr
+
+
+def test_a_directory_without_a_run_is_one_clear_error(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "nowhere"):
+        said = procsv("report", str(directory))
+        assert said.returncode == 2
+        assert str(directory) in said.stderr
+        assert "Traceback" not in said.stderr
+
+
+def test_the_report_loads_no_tensorflow(logdir: Path) -> None:
+    code = f"import sys; from procsv.cli.main import main\ntry: main(['report', {str(logdir)!r}])\nexcept SystemExit: pass\nassert 'tensorflow' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
