@@ -1,7 +1,7 @@
 """What is kept of a supervisor's session, and by which way: decided once, before its graph is finalized.
 
-Called by the Supervisor's constructor.  Adds one op to the graph (the capture), after the `.meta` of its checkpoints
-has been exported without it.
+Called by the Supervisor's constructor.  Adds one op to the graph, the capture, which is for the session alone: neither
+the program nor anything that is written of the graph shows it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from procsv.ipc.atomic import replace_file
 from procsv.ipc.messages import Durable, SaverPlan
 from procsv.training.cadence import Cadence
 from procsv.training.capture import Capture
+from procsv.training.hidden_ops import hiding_ops
 from procsv.training.runtime import Runtime
 from procsv.training.save_graph import Unsupported, read_save_graph
 from procsv.training.training_run import Kept
@@ -64,7 +65,7 @@ class Keeping:
             saved = read_save_graph(saver, graph)
             with graph.as_default():
                 meta = saver.export_meta_graph().SerializeToString(deterministic=True)
-            with unfinalized(graph):
+            with unfinalized(graph), hiding_ops(graph):
                 capture = Capture(saved, graph, step)
         except Unsupported as reason:
             why_not = str(reason)

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import tensorflow as tf
-from tensorflow.python.framework import meta_graph
 from tensorflow.python.training import supervisor as tf_supervisor
 
 from procsv.ipc.clock import SystemClock
@@ -121,15 +120,6 @@ class Supervisor(tf_supervisor.Supervisor):
         self._keeping = Keeping.prepare(self, snapshot_secs) if self._runtime is not None else None
         is_savers = isinstance(self._saver, tf1.train.Saver) and self._save_path is not None
         self._own_saves = OwnSaves(self._saver, self._save_path) if self._keeping is not None and is_savers else None
-        if self._keeping is not None and self._keeping.capture is not None:
-            self._describe_graph_anew()
-
-    def _describe_graph_anew(self) -> None:
-        """The graph has one op more, the capture: what the event file says of it is what the program sees."""
-        with self._graph.as_default():
-            self._meta_graph_def = meta_graph.create_meta_graph_def(
-                graph_def=self._graph.as_graph_def(add_shapes=True), saver_def=self._saver.saver_def
-            )
 
     # -- defaults --------------------------------------------------------------------------------------------
     def _init_session_manager(self, session_manager: Any = None) -> None:

@@ -1,8 +1,6 @@
 """What is in the logdir, and when: services, event order, checkpoints, the `checkpoint` file, restoring."""
 
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,10 @@ import tensorflow as tf
 from google.protobuf import text_format  # type: ignore[import-untyped]
 
 from tests.conformance.differences import Kind
+from tests.conformance.logdirs import events, has_checkpoint, listed, said, saved, wait_for
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault
-WAIT_S_MAX = 30.0
 
 
 class Model:
@@ -26,39 +24,6 @@ class Model:
         self.value = tf1.get_variable("weight", [], tf.float32, initializer=tf1.zeros_initializer())
         self.train = tf.group(tf1.assign_add(self.step, 1), tf1.assign_add(self.value, 1.0))
         tf1.summary.scalar("value", self.value)
-
-
-def wait_for(found: Callable[[], Any]) -> Any:
-    deadline_s, pause = time.monotonic() + WAIT_S_MAX, threading.Event()
-    while not (result := found()):
-        assert time.monotonic() < deadline_s
-        pause.wait(0.02)
-    return result
-
-
-def events(logdir: Path) -> list[Any]:
-    return [e for path in sorted(logdir.glob("events.out*")) for e in tf1.train.summary_iterator(str(path))]
-
-
-def said(event: Any) -> str:
-    """One word for an event."""
-    what = event.WhichOneof("what")
-    if what == "session_log":
-        return str(tf1.SessionLog.SessionStatus.Name(event.session_log.status))
-    return str(event.summary.value[0].tag) if what == "summary" else str(what)
-
-
-def listed(logdir: Path) -> tuple[str, list[str]]:
-    state = tf.train.get_checkpoint_state(str(logdir))
-    return state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
-
-
-def has_checkpoint(logdir: Path, name: str) -> Callable[[], bool]:
-    return lambda: (logdir / "checkpoint").exists() and listed(logdir)[0] == str(logdir / name)
-
-
-def saved(logdir: Path, key: str) -> Any:
-    return tf.train.load_checkpoint(str(logdir)).get_tensor(key)
 
 
 def test_the_services_are_three_threads_in_this_order(kind: Kind, tmp_path: Path) -> None:

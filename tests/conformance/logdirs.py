@@ -1,0 +1,53 @@
+"""Looks into a logdir: its events, its checkpoints, and waiting for either.
+
+Used by the tests of this folder.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+WAIT_S_MAX = 30.0
+
+
+def wait_for(found: Callable[[], Any]) -> Any:
+    deadline_s, pause = time.monotonic() + WAIT_S_MAX, threading.Event()
+    while not (result := found()):
+        assert time.monotonic() < deadline_s
+        pause.wait(0.02)
+    return result
+
+
+def events(logdir: Path) -> list[Any]:
+    return [e for path in sorted(logdir.glob("events.out*")) for e in tf1.train.summary_iterator(str(path))]
+
+
+def said(event: Any) -> str:
+    """One word for an event."""
+    what = event.WhichOneof("what")
+    if what == "session_log":
+        return str(tf1.SessionLog.SessionStatus.Name(event.session_log.status))
+    return str(event.summary.value[0].tag) if what == "summary" else str(what)
+
+
+def listed(logdir: Path) -> tuple[str, list[str]]:
+    """The `checkpoint` file: the latest, and all."""
+    state = tf.train.get_checkpoint_state(str(logdir))
+    return state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
+
+
+def has_checkpoint(logdir: Path, name: str) -> Callable[[], bool]:
+    """Whether `name` is the latest one."""
+    return lambda: (logdir / "checkpoint").exists() and listed(logdir)[0] == str(logdir / name)
+
+
+def saved(logdir: Path, key: str) -> Any:
+    """The value of a variable in the latest checkpoint."""
+    return tf.train.load_checkpoint(str(logdir)).get_tensor(key)
