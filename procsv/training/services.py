@@ -168,3 +168,18 @@ class SVTimerCheckpointThread(ServiceThread):
         while not self._wait_for_end(1.0):
             pass
         return True
+
+
+def start_standard(supervisor: Any, session: Any, run: TrainingRun, clock: Clock) -> list[ServiceThread]:
+    """The services that `supervisor` is set up for, started, in the order of TensorFlow's."""
+    threads: list[ServiceThread] = []
+    if supervisor.save_summaries_secs and supervisor.summary_writer:
+        if supervisor.summary_op is not None:
+            threads.append(SVSummaryThread(supervisor, session, run, clock))
+        if supervisor.global_step is not None:
+            threads.append(SVStepCounterThread(supervisor, session, run, clock))
+    if run.snapshots is not None:
+        threads.append(SVTimerCheckpointThread(supervisor, session, run, clock))
+    for thread in threads:
+        thread.start()
+    return threads

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -23,6 +24,7 @@ from procsv.ipc.pulse import Phase
 from procsv.training import services
 from procsv.training.attach import attach
 from procsv.training.coordinator import Coordinator
+from procsv.training.ending import NOT_SAVED, managed, save_last
 from procsv.training.keeping import Keeping
 from procsv.training.local_master import resolve_master
 from procsv.training.own_saves import OwnSaves
@@ -37,6 +39,7 @@ log = tf1.logging
 
 # TensorFlow's constructor without the decorator that tells people to use something else.
 _construct = getattr(tf_supervisor.Supervisor.__init__, "__wrapped__", tf_supervisor.Supervisor.__init__)
+_TENSORFLOWS_ARGUMENTS = frozenset(inspect.signature(_construct).parameters) - {"self"}
 
 
 class Supervisor(tf_supervisor.Supervisor):
@@ -77,49 +80,43 @@ class Supervisor(tf_supervisor.Supervisor):
         snapshot_secs: float | Literal["auto"] | int = USE_DEFAULT,
         final_checkpoint: bool = True,
     ) -> None:
+        given = {name: value for name, value in tuple(locals().items()) if name in _TENSORFLOWS_ARGUMENTS}
         if tf.executing_eagerly():
             raise RuntimeError("Supervisors are incompatible with eager execution.")
         self._final_checkpoint = final_checkpoint
-        self._runtime: Runtime | None = None
+        self._begin_without_anything()
+        self._attach(given)
+        _construct(self, **given)
+        self._coord = Coordinator()
+        self._decide_what_is_kept(snapshot_secs)
+
+    def _begin_without_anything(self) -> None:
+        self._runtime: Runtime | None = None  # None: TensorFlow's class would do
+        self._sink: HeldSink | None = None
+        self._keeping: Keeping | None = None
         self._run: TrainingRun | None = None
         self._own_saves: OwnSaves | None = None
         self._began = False  # this supervisor is a user of the runtime
         self._graph_text_written = False
-        self._sink: HeldSink | None = None
         self._graph_added_to_summary = False
-        graph = graph if graph is not None else tf1.get_default_graph()
-        if is_chief:
-            self._runtime, logdir = attach(logdir, may_save=saver is not None)
-            if summary_writer is Supervisor.USE_DEFAULT and self._runtime is not None:
-                self._sink = HeldSink(self._runtime)
-                summary_writer = SummaryWriter(logdir, sink=self._sink)
-        _construct(
-            self,
-            graph,
-            ready_op,
-            ready_for_local_init_op,
-            is_chief,
-            init_op,
-            init_feed_dict,
-            local_init_op,
-            logdir,
-            summary_op,
-            saver,
-            global_step,
-            save_summaries_secs,
-            save_model_secs,
-            recovery_wait_secs,
-            stop_grace_secs,
-            checkpoint_basename,
-            session_manager,
-            summary_writer,
-            init_fn,
-            local_init_run_options,
-        )
-        self._coord = Coordinator()
-        self._keeping = Keeping.prepare(self, snapshot_secs) if self._runtime is not None else None
-        is_savers = isinstance(self._saver, tf1.train.Saver) and self._save_path is not None
-        self._own_saves = OwnSaves(self._saver, self._save_path) if self._keeping is not None and is_savers else None
+
+    def _attach(self, given: dict[str, Any]) -> None:
+        """Finds the run that a chief belongs to, and makes its summary writer; both change what was given."""
+        if given["graph"] is None:
+            given["graph"] = tf1.get_default_graph()
+        if not given["is_chief"]:
+            return
+        self._runtime, given["logdir"] = attach(given["logdir"], may_save=given["saver"] is not None)
+        if given["summary_writer"] is Supervisor.USE_DEFAULT and self._runtime is not None:
+            self._sink = HeldSink(self._runtime)
+            given["summary_writer"] = SummaryWriter(given["logdir"], sink=self._sink)
+
+    def _decide_what_is_kept(self, snapshot_secs: Any) -> None:
+        if self._runtime is None:
+            return
+        self._keeping = Keeping.prepare(self, snapshot_secs)
+        if isinstance(self._saver, tf1.train.Saver) and self._save_path is not None:
+            self._own_saves = OwnSaves(self._saver, self._save_path)
 
     # -- defaults --------------------------------------------------------------------------------------------
     def _init_session_manager(self, session_manager: Any = None) -> None:
@@ -218,18 +215,7 @@ class Supervisor(tf_supervisor.Supervisor):
             start = tf1.SessionLog(status=tf1.SessionLog.START)
             self._summary_writer.add_session_log(start, services.read_step(sess, self._global_step))
         run = self._begin_run(self._runtime, sess, saves=True)
-        its = (self, sess, run, self._runtime.clock)
-        threads: list[Any] = []
-        if self._save_summaries_secs and self._summary_writer:
-            if self._summary_op is not None:
-                threads.append(services.SVSummaryThread(*its))
-            if self._global_step is not None:
-                threads.append(services.SVStepCounterThread(*its))
-        if run.snapshots is not None:
-            threads.append(services.SVTimerCheckpointThread(*its))
-        for thread in threads:
-            thread.start()
-        return threads
+        return services.start_standard(self, sess, run, self._runtime.clock)
 
     def _begin_run(self, runtime: Runtime, sess: Any, saves: bool) -> TrainingRun:
         """What procsv does for `sess` begins; what it does for a session before ends."""
@@ -280,7 +266,7 @@ class Supervisor(tf_supervisor.Supervisor):
         """Stops services and threads, saves the last state, closes the summary writer.  Does not close the session."""
         self._coord.request_stop()
         run, self._run = self._run, None
-        saved_step = self._save_last(run, -2)
+        saved_step = self._save_last(run, NOT_SAVED)
         try:
             super().stop(threads, close_summary_writer=False, ignore_live_threads=ignore_live_threads)
         finally:
@@ -295,21 +281,6 @@ class Supervisor(tf_supervisor.Supervisor):
                 self._sink.hold()  # the writer stays open: its file goes on with the next session
             self._end_runtime()
 
-    def _save_last(self, run: TrainingRun | None, saved_step: int) -> int:
-        """The last checkpoint, unless step `saved_step` is in one; the step that is now saved."""
-        if run is None or run.snapshots is None or not self._final_checkpoint:
-            return saved_step
-        try:
-            step = run.read_step()
-        except (RuntimeError, tf.errors.OpError) as error:
-            log.warning("procsv: no last checkpoint, the session is not usable any more: %s", error)
-            return saved_step
-        if step == saved_step:
-            return saved_step
-        assert self._runtime is not None
-        reason: Reason = self._runtime.stop_reason or "final"
-        return step if run.save(reason, run.final_save_s()) else saved_step
-
     def _end_runtime(self) -> None:
         if self._runtime is not None and self._began:
             self._began = False
@@ -319,47 +290,21 @@ class Supervisor(tf_supervisor.Supervisor):
             self._runtime.phase = Phase.STOP
             self._runtime.end()
 
-    @contextlib.contextmanager
+    def _save_last(self, run: TrainingRun | None, saved_step: int) -> int:
+        """The last checkpoint, unless step `saved_step` is in one; the step that is now saved."""
+        if run is None or self._runtime is None or not self._final_checkpoint:
+            return saved_step
+        return save_last(run, self._runtime.stop_reason or "final", saved_step)
+
     def managed_session(
         self,
         master: str = "",
         config: Any = None,
         start_standard_services: bool = True,
         close_summary_writer: bool = True,
-    ) -> Iterator[Any]:
+    ) -> AbstractContextManager[Any]:
         """A session with the newest state, its services around it; stopped, saved and closed at the end."""
-        try:
-            sess = self.prepare_or_wait_for_session(
-                master=master, config=config, start_standard_services=start_standard_services
-            )
-        except BaseException:
-            self._abandon()
-            raise
-        self._coord.free = sess.close
-        try:
-            yield sess
-        except Exception as error:  # noqa: BLE001  recorded here, raised again by stop()
-            self.request_stop(error)
-        except BaseException:  # an interrupt, or the way out of the program: nothing else takes its place
-            self._stop_quietly(sess, close_summary_writer)
-            raise
-        try:
-            self.stop(close_summary_writer=close_summary_writer)
-        finally:
-            self._close(sess)
-
-    def _stop_quietly(self, sess: Any, close_summary_writer: bool) -> None:
-        try:
-            self.stop(close_summary_writer=close_summary_writer)
-        except Exception as error:  # noqa: BLE001  what goes through the block already is what counts
-            log.error("procsv: besides, while the session was stopped: %s: %s", type(error).__name__, error)
-        finally:
-            self._close(sess)
-
-    def _close(self, sess: Any) -> None:
-        self._coord.free = None
-        with contextlib.suppress(Exception):
-            sess.close()
+        return managed(self, master, config, start_standard_services, close_summary_writer)
 
     def _abandon(self) -> None:
         """The session could not be made: nothing of it stays."""
