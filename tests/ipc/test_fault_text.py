@@ -1,0 +1,159 @@
+"""Fault plans: what a person writes is what happens, and what cannot be read is named with its line."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procsv.ipc.errors import UserError
+from procsv.ipc.fault_text import parse_fault, parse_plan
+from procsv.ipc.faults import ACTIONS, HOWS, Fault, Plan, count_done, describe, interval_s
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("kill trainer at step 50", Fault("trainer", "kill", at_step=50)),
+        ("kill checkpoint after 10s, 3 times", Fault("checkpoint", "kill", after_s=10, times=3)),
+        ("kill trainer every 100 steps", Fault("trainer", "kill", every_steps=100, times=0)),
+        ("exit trainer with 3 after 1m", Fault("trainer", "exit", 3, after_s=60)),
+        ("exit trainer 3 at step 4", Fault("trainer", "exit", 3, at_step=4)),
+        ("stop summary for 5s every 20 steps", Fault("summary", "stop", 5, every_steps=20, times=0)),
+        ("preempt trainer with grace 10s at step 8", Fault("trainer", "preempt", 10, at_step=8)),
+        ("preempt watchdog at step 8", Fault("watchdog", "preempt", 30, at_step=8)),
+        ("corrupt the newest checkpoint by flip at step 9", Fault("logdir", "corrupt", how="flip", at_step=9)),
+        ("fill disk for 10s at step 6", Fault("logdir", "fill", 10, at_step=6)),
+        ("drop messages of trainer for 2s after 0s", Fault("trainer", "drop", 2, after_s=0)),
+        ("kill trainer at random every 30s, 5 times", Fault("trainer", "kill", every_s=30, is_random=True, times=5)),
+        ("kill trainer at step 3 always", Fault("trainer", "kill", at_step=3, times=0)),
+        ("raise trainer every 9s once", Fault("trainer", "raise", every_s=9, times=1)),
+    ],
+)
+def test_a_fault_is_read_from_words(text: str, fault: Fault) -> None:
+    assert parse_fault(text) == fault
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("klil trainer at step 5", "did you mean 'kill'?"),
+        ("kill trianer at step 5", "did you mean 'trainer'?"),
+        ("kill logdir at step 5", "kill is for trainer or checkpoint or summary or watchdog, not for logdir"),
+        ("kill trainer at stpe 5", "cannot read 'at stpe 5'"),
+        ("kill trainer", "says not when"),
+        ("kill", "says not what is to happen to whom"),
+        ("kill trainer at step 5 after 3s", "in two ways"),
+        ("kill trainer with 3 at step 5", "kill has no use for 'code'"),
+        ("exit trainer at step 5", "exit needs an exit code"),
+        ("exit trainer with 999 at step 5", "'999'"),
+        ("stop trainer for ever at step 5", "is not a duration"),
+        ("corrupt logdir by magic at step 5", "'magic'"),
+        ("kill trainer at step many", "'many'"),
+        ("kill trainer every 0s", "above 0"),
+    ],
+)
+def test_an_unknown_word_is_an_error_that_names_it(text: str, named: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_fault(text)
+    assert named in str(error.value)
+
+
+PLAN = """
+seed = 7
+
+[[fault]]
+do = "kill trainer at step 50"
+
+[[fault]]
+target = "trainer"
+action = "exit"
+code = 3
+every = "200 steps"
+times = 4
+
+[[fault]]
+target = "trainer"
+action = "kill"
+every = "30s"
+random = true
+"""
+
+
+def test_a_plan_is_read_from_a_file() -> None:
+    assert parse_plan(PLAN, "plan.toml") == Plan(
+        (
+            Fault("trainer", "kill", at_step=50),
+            Fault("trainer", "exit", 3, every_steps=200, times=4),
+            Fault("trainer", "kill", every_s=30, is_random=True, times=0),
+        ),
+        7,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "line"),
+    [
+        ("seed", "seeed", 2),
+        ('do = "kill', 'do = "klil', 5),
+        ("code = 3", "cod = 3", 10),
+        ('every = "200 steps"', 'every = "often"', 11),
+        ("times = 4", "times = true", 12),
+        ('action = "kill"', 'action = "smite"', 16),
+        ("random = true", 'how = "flip"', 18),
+    ],
+)
+def test_an_error_in_a_file_names_its_line(wrong: str, right: str, line: int) -> None:
+    with pytest.raises(UserError) as error:
+        parse_plan(PLAN.replace(wrong, right), "plan.toml")
+    assert f"plan.toml, line {line}:" in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "named"), [("fault = [", "is not TOML"), ("seed = 1", "no [[fault]]")])
+def test_a_file_that_is_no_plan_is_one_error(text: str, named: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_plan(text, "plan.toml")
+    assert named in str(error.value)
+
+
+_SECONDS = st.integers(1, 10_000).map(lambda tenths: tenths / 10)
+
+
+@st.composite
+def faults(draw: st.DrawFn) -> Fault:
+    action = draw(st.sampled_from(sorted(ACTIONS)))
+    kind = ACTIONS[action]
+    number, how = 0.0, ""
+    match kind.argument:
+        case "code":
+            number = float(draw(st.integers(0, 255)))
+        case "seconds" | "grace":
+            number = draw(_SECONDS)
+        case "how":
+            how = draw(st.sampled_from(HOWS))
+    when = draw(
+        st.one_of(
+            st.fixed_dictionaries({"at_step": st.integers(0, 10**6), "times": st.integers(0, 5)}),
+            st.fixed_dictionaries({"after_s": _SECONDS, "times": st.integers(0, 5)}),
+            st.fixed_dictionaries({"every_steps": st.integers(1, 10**6), "times": st.integers(0, 5)}),
+            st.fixed_dictionaries({"every_s": _SECONDS, "times": st.integers(0, 5), "is_random": st.booleans()}),
+        )
+    )
+    return Fault(draw(st.sampled_from(kind.targets)), action, number, how, **when)  # type: ignore[arg-type]
+
+
+@given(faults())
+def test_what_a_fault_says_of_itself_reads_back_as_the_same_fault(fault: Fault) -> None:
+    assert parse_fault(str(fault)) == fault
+    assert describe(fault)
+
+
+def test_what_has_happened_is_counted_from_the_journal() -> None:
+    plan = Plan((parse_fault("kill trainer at step 5"), parse_fault("kill summary every 9s")))
+    lines = [{"event": "fault", "fault": str(plan.faults[1])}] * 3 + [{"event": "fault", "fault": "another plan's"}]
+    assert count_done(plan, [{"event": "ready"}, *lines]) == [0, 3]
+
+
+def test_the_same_seed_gives_the_same_random_intervals() -> None:
+    fault = parse_fault("kill trainer at random every 30s")
+    schedules = [[interval_s(Plan((fault,), seed), 0, done) for done in range(200)] for seed in (7, 7, 8)]
+    assert schedules[0] == schedules[1] != schedules[2]
+    assert 20 < sum(schedules[0]) / 200 < 40
