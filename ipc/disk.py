@@ -13,6 +13,10 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from procsv.ipc.failpoints import declare, failpoint
+
+declare("disk.full")
+
 COPY_BYTES = 4 * 2**20
 
 # What a test that watches the disk has to stand in for.
@@ -22,11 +26,13 @@ CALLS = ("create", "write", "fsync", "datasync", "fsync_path", "rename", "link",
 # -- operations -----------------------------------------------------------------------------------------------
 def create(path: Path, mode: int = 0o666, *, replace: bool = False) -> int:
     """A new file's descriptor, for writing; with `replace` an older one is emptied, without it FileExistsError."""
+    failpoint("disk.full")
     return os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL) | os.O_CLOEXEC, mode)
 
 
 def write(fd: int, data: bytes | memoryview) -> int:
     """Appends; how many bytes the system took."""
+    failpoint("disk.full")
     return os.write(fd, data)
 
 

@@ -17,7 +17,10 @@ from procsv.ipc.clock import Clock
 from procsv.ipc.codec import decode, encode
 from procsv.ipc.delivery import Inbox, Outbox
 from procsv.ipc.errors import PeerError
+from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import PROTOCOL, Ack, Body, Envelope, Message
+
+declare("channel.receive")
 
 DROPPED_REASONS_MAX = 50  # different reasons that are counted apart; more are counted together
 COMMAND_LINE = "cli"  # a role of no run: it may speak to any, and hears any
@@ -133,6 +136,9 @@ class ServerDoor(Door):
         """The next message that is news, or None when nothing waits."""
         while (taken := self._take()) is not None:
             who, *frames = taken
+            if failpoint("channel.receive"):
+                self._drop("a fault of the plan")
+                continue
             if len(frames) != 1:
                 self._drop("wrong number of frames")
                 continue
@@ -225,6 +231,9 @@ class ClientDoor(Door):
     def receive(self) -> Heard | None:
         """The next message that is news, or None when nothing waits."""
         while (frames := self._take()) is not None:
+            if failpoint("channel.receive"):
+                self._drop("a fault of the plan")
+                continue
             if len(frames) != 1:
                 self._drop("wrong number of frames")
                 continue

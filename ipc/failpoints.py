@@ -59,6 +59,18 @@ _plan = parse(os.environ.get("PROCSV_FAILPOINTS", ""))
 _lock = threading.Lock()
 
 
+def arm(text: str) -> None:
+    """Adds `text`, in the grammar of the variable, while the process runs; what it names replaces what was there."""
+    plan = parse(text)
+    with _lock:
+        _plan.update(plan)
+
+
+def disarm(name: str) -> None:
+    with _lock:
+        _plan.pop(name, None)
+
+
 def declare(*names: str) -> None:
     """Makes names known, at import of the module that uses them."""
     DECLARED.update(names)
@@ -69,7 +81,7 @@ def failpoint(name: str) -> bool:
     if not _plan or name not in _plan:
         return False
     with _lock:
-        task = _next_task(_plan[name])
+        task = _next_task(_plan.get(name, []))
     return task is not None and _act(name, task)
 
 

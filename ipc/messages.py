@@ -266,6 +266,17 @@ class StopTraining(Message, frozen=True):
     reason: Reason
 
 
+class Inject(Message, frozen=True):
+    """Watchdog -> trainer or service: have this fault now, because a plan of the user's says so.  Answered by Ack.
+
+    raise, exit (`number`: the code) and hang befall the next moment between two steps, or between two messages.  fill and
+    drop last for `number` seconds: writing to the disk fails, messages that come in are dropped.
+    """
+
+    action: Literal["raise", "exit", "hang", "fill", "drop"]
+    number: float
+
+
 # -- command line -> watchdog ------------------------------------------------------------------------------
 class StatusRequest(Message, frozen=True):
     """Command line -> watchdog.  Answered by Status at once, whatever the trainer does."""
@@ -306,6 +317,7 @@ Body = (
     | Recovered
     | Note
     | StopTraining
+    | Inject
     | StatusRequest
     | Status
     | StopRun

@@ -20,7 +20,9 @@ from procsv.ipc.channel import Address, Heard, Server, Waiter, new_context
 from procsv.ipc.clock import Clock, SystemClock
 from procsv.ipc.door import ServerDoor
 from procsv.ipc.errors import UserError
+from procsv.ipc.injected import Injected
 from procsv.ipc.locks import FileLock
+from procsv.ipc.messages import Inject
 from procsv.ipc.output import keep_output_going
 from procsv.ipc.places import make_private_dir
 from procsv.ipc.pulse import Phase, PulseWriter
@@ -109,12 +111,13 @@ def _loop(service: Service, tools: Tools, server: Server, wake_fd: int) -> None:
     waiter = Waiter()
     waiter.add(server)
     waiter.add(wake_fd)
-    lifeline = tools.start.lifeline_fd
+    lifeline, injected = tools.start.lifeline_fd, Injected()
     if lifeline >= 0:
         waiter.add(lifeline)
     while not service.is_finished():
         now_s = tools.clock.monotonic()
         tools.pulse.beat(now_s)
+        injected.tick(now_s)
         pause_s = min(TICK_S_MAX, max(0.0, service.tick(now_s)))
         if service.is_finished():
             break
@@ -125,7 +128,12 @@ def _loop(service: Service, tools: Tools, server: Server, wake_fd: int) -> None:
             waiter.remove(lifeline)
             service.orphaned()
         while (heard := server.receive()) is not None:
-            service.handle(heard)
+            if isinstance(heard.body, Inject):
+                server.acknowledge(heard)
+                injected.take(heard.body, now_s)
+                injected.moment()
+            else:
+                service.handle(heard)
         server.tick()
 
 

@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from procsv.cli.config import load_config
+from procsv.cli.plans import make_plan
 from procsv.cli.values import Duration, DurationRange, Range
 from procsv.ipc.errors import LogdirLocked
 from procsv.ipc.places import check_socket_paths, find_places
@@ -73,6 +74,27 @@ _AUTO_S = -1.0
     help="What a stop may take, everything included.",
 )
 @click.option(
+    "--fault",
+    multiple=True,
+    metavar="TEXT",
+    help="Have this fault, to see what becomes of it: 'kill trainer at step 50'. Any number of times.",
+)
+@click.option("--plan", type=click.Path(dir_okay=False), metavar="FILE", help="A TOML file of faults.")
+@click.option(
+    "--preempt-every",
+    type=Duration(least_s=0.1),
+    metavar="S",
+    help="Preempt the program at random intervals of this mean: notice, grace, kill, start again.",
+)
+@click.option(
+    "--preempt-grace",
+    type=Duration(),
+    default="30s",
+    metavar="S",
+    help="From the notice to the kill, with --preempt-every.",
+)
+@click.option("--preempt-seed", type=int, default=0, metavar="N", help="The same seed, the same schedule.")
+@click.option(
     "--config",
     type=click.Path(dir_okay=False),
     is_eager=True,
@@ -89,6 +111,11 @@ def command(
     max_failures: int,
     backoff: Range,
     grace: float,
+    fault: tuple[str, ...],
+    plan: str | None,
+    preempt_every: float | None,
+    preempt_grace: float,
+    preempt_seed: int,
     config: str | None,
     target: str,
     args: tuple[str, ...],
@@ -103,6 +130,9 @@ def command(
         "backoff-min-s": str(backoff.least_s),
         "backoff-max-s": str(backoff.most_s),
     }
+    faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
+    if faults.faults:
+        options["plan"] = msgspec.json.encode(faults).decode()
     start = make_start(logdir, target, args, snapshot_secs, grace, options)
     start = msgspec.structs.replace(start, drop_in=drop_in)
     sys.stdout.flush()

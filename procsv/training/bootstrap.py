@@ -19,7 +19,7 @@ import msgspec
 
 from procsv.ipc.atomic import replace_file
 from procsv.ipc.errors import UserError
-from procsv.ipc.messages import Reason, StopTraining
+from procsv.ipc.messages import Inject, Reason, StopTraining
 from procsv.ipc.output import keep_output_going
 from procsv.ipc.pulse import Phase
 from procsv.ipc.start import Start, take_start
@@ -62,6 +62,8 @@ def _join(start: Start) -> Runtime:
     runtime.begin()
     link = runtime.link
     link.on(StopTraining, lambda heard: runtime.request_stop(_reason(heard.body)))
+    link.on(Inject, lambda heard: _have_fault(runtime, heard.body))
+    link.on_tick.append(lambda: runtime.injected.tick(runtime.clock.monotonic()))
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
         link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))
@@ -74,6 +76,11 @@ def _join(start: Start) -> Runtime:
 def _reason(body: object) -> Reason:
     assert isinstance(body, StopTraining)
     return body.reason
+
+
+def _have_fault(runtime: Runtime, body: object) -> None:
+    assert isinstance(body, Inject)
+    runtime.injected.take(body, runtime.clock.monotonic())
 
 
 def _on_lifeline(runtime: Runtime, fd: int) -> None:

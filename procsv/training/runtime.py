@@ -15,6 +15,7 @@ from typing import Protocol
 
 from procsv.ipc.clock import Clock, SystemClock
 from procsv.ipc.errors import UserError
+from procsv.ipc.injected import Injected
 from procsv.ipc.messages import Message, Note, Reason, Recovered
 from procsv.ipc.places import Places
 from procsv.ipc.pulse import Phase, PulseWriter
@@ -45,6 +46,7 @@ class Runtime:
         self.streams = EventStreams(self.clock)
         self.streams.on_need = self._wake
         self.host = host
+        self.injected = Injected()  # faults that a plan has in store for this process
         self.sequence = 0  # of the newest snapshot known
         self.stop_reason: Reason | None = None
         self.stop_asked_s = 0.0
@@ -120,6 +122,14 @@ class Runtime:
         pulse = link.pulse
         if pulse is not None:
             pulse.phase, pulse.step, pulse.work = self.phase, self.step, self.runs
+
+    def say_step(self, step: int) -> None:
+        """Writes `step` into the pulse now, from any thread; the link's thread writes it five times a second."""
+        self.step = step
+        link = self._link
+        if link is not None and link.pulse is not None:
+            self._beat(link)
+            link.pulse.beat(self.clock.monotonic())
 
     def end(self) -> None:
         """One user less; the last one ends the conversation, and the services where they are ours."""

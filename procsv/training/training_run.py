@@ -17,6 +17,7 @@ from procsv.ipc.channel import Heard
 from procsv.ipc.messages import Durable, Reason, Recovered, Rejected, SaveFailed, Source
 from procsv.ipc.pulse import Phase
 from procsv.training.cadence import Cadence
+from procsv.training.faults import StepFaults
 from procsv.training.progress import Progress, StepReader
 from procsv.training.restore import Origin
 from procsv.training.runtime import Runtime
@@ -50,6 +51,7 @@ class TrainingRun:
         self.first_step = runtime.step = self._steps.read()
         self._is_ready = False
         self._last_durable = (0, "")
+        self._faults = StepFaults(runtime.start, runtime.clock, runtime.injected, runtime.say_step)
         self._progress = Progress(runtime, self._steps, lambda: self.boundary.runs)
         self.snapshots: Snapshotter | None = None
         self.is_over = False
@@ -65,6 +67,7 @@ class TrainingRun:
         if not adopt(self._session, self.boundary):
             log.warning("procsv: %s is no tf.Session: snapshots are taken beside it", type(self._session).__name__)
         self._runtime.on_stop(self._on_stop)
+        self._runtime.injected.on_waiting = self._look_soon
         self._runtime.phase = Phase.COMPILE
         self.boundary.due = True  # until the first step has ended
         self._progress.begin()
@@ -83,6 +86,9 @@ class TrainingRun:
     def _visit(self) -> None:
         """On the training thread (or for it), lock held.  Cleared first: whoever sets `due` meanwhile is seen next."""
         self.boundary.due = False
+        if self._faults.is_watching:
+            self.boundary.due = True
+            self._faults.look(self._steps.read())
         if not self._is_ready:
             self._look_whether_ready()
         if self.snapshots is not None:
@@ -112,6 +118,9 @@ class TrainingRun:
 
     # -- news ------------------------------------------------------------------------------------------------
     def _on_stop(self, reason: Reason) -> None:
+        self.boundary.due = True
+
+    def _look_soon(self) -> None:
         self.boundary.due = True
 
     def _on_durable(self, heard: Heard) -> None:
@@ -187,6 +196,7 @@ class TrainingRun:
         """The session is about to be closed: nothing of ours touches it any more."""
         self.is_over = True
         self._runtime.forget_stop(self._on_stop)
+        self._runtime.injected.on_waiting = lambda: None
         self._progress.end()
         if self.snapshots is not None:
             self.snapshots.close()

@@ -32,6 +32,7 @@ from procsv.watchdog.events import (
     Journal,
     KillTree,
     NotSpawned,
+    PreemptAsked,
     Quit,
     Said,
     Say,
@@ -129,6 +130,9 @@ class Core:
                 self._ticked(event, now_s)
             case StopAsked():
                 self._stop_asked(event, now_s)
+            case PreemptAsked(grace_s, source):
+                if not self.is_ending:
+                    self.task.preempt(grace_s, source, now_s)
         self._go_on(now_s)
         return self._take()
 

@@ -91,7 +91,15 @@ class StopAsked:
     now: bool
 
 
-Event = Spawned | NotSpawned | Ended | TreeGone | Said | ServiceReady | Ticked | StopAsked
+@dataclass(frozen=True, slots=True)
+class PreemptAsked:
+    """The trainer is to have this notice, and be killed when the grace is over; then it is started again."""
+
+    grace_s: float
+    source: str
+
+
+Event = Spawned | NotSpawned | Ended | TreeGone | Said | ServiceReady | Ticked | StopAsked | PreemptAsked
 
 
 # -- actions -------------------------------------------------------------------------------------------------

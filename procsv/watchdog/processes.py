@@ -102,7 +102,9 @@ class Processes:
 
     def _start(self, role: str, incarnation: int) -> Start:
         changes = {"role": role, "incarnation": incarnation, "lifeline_fd": self._lifeline[0], "options": {}}
-        if role != TRAINER:
+        if role == TRAINER:
+            changes["options"] = {"plan": self.start.options["plan"]} if "plan" in self.start.options else {}
+        else:
             changes |= {"target": "", "args": ()}  # a service serves any program
         return msgspec.structs.replace(self.start, **changes)
 

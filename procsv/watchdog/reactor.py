@@ -29,6 +29,7 @@ from procsv.watchdog.events import (
     Journal,
     KillTree,
     NotSpawned,
+    PreemptAsked,
     Quit,
     Report,
     Said,
@@ -43,6 +44,7 @@ from procsv.watchdog.events import (
     TreeGone,
     WriteRun,
 )
+from procsv.watchdog.injector import Injector, plan_of
 from procsv.watchdog.ledger import Ledger
 from procsv.watchdog.processes import Processes, Running, measure
 from procsv.watchdog.restart import LastWords
@@ -94,6 +96,7 @@ class Reactor:
         self._quit_s = 0.0
         self._tick_s = self._run_json_s = clock.monotonic()
         self._socket_s = clock.monotonic() + SOCKET_S
+        self._injector = Injector(plan_of(start), self._places, self, clock.monotonic())
         self._waiter = Waiter()
         self._waiter.add(self._server)
         self._waiter.add(signals.fd)
@@ -112,6 +115,7 @@ class Reactor:
             self._hear()
             self._look_at_tree()
             self._tick()
+            self._injector.tick(self._clock.monotonic(), self._core.task.step)
         return self._quit
 
     def _has_remains(self) -> bool:
@@ -120,7 +124,7 @@ class Reactor:
 
     def _pause_s(self) -> float:
         now_s = self._clock.monotonic()
-        dues = [self._tick_s, self._core.next_due_s() or self._tick_s]
+        dues = [self._tick_s, self._core.next_due_s() or self._tick_s, self._injector.next_due_s(now_s) or self._tick_s]
         if self._clearing is not None:
             dues.append(now_s + CLEAR_S)
         return max(WAIT_S_MIN, min(dues) - now_s)
@@ -306,6 +310,19 @@ class Reactor:
         usage = {role: self._processes.usage(role) for role in (TRAINER, *SERVICES)}
         usage[WATCHDOG] = {"uptime": uptime, **measure(self._usage)}
         return status_object(self._run_file(), self._core, beats, usage)
+
+    # -- what the faults of a plan may do ------------------------------------------------------------------
+    def find_running(self, role: str) -> Running | None:
+        return self._processes.running.get(role)
+
+    def tell(self, role: str, body: Message) -> None:
+        self._tell(role, body)
+
+    def journal(self, event: str, role: str, incarnation: int, fields: dict[str, object]) -> None:
+        self.ledger.append(event, role, incarnation, fields)
+
+    def preempt(self, grace_s: float) -> None:
+        self._handle(PreemptAsked(grace_s, "a fault of the plan"))
 
     def close(self) -> RunFile:
         """Lets go of everything but the lock; the last state, for run.json."""

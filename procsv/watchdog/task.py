@@ -93,6 +93,7 @@ class Task:
         self._kill_at_s: float | None = None
         self._killed_s: float | None = None
         self._we_killed = ""
+        self._grace_over_s: float | None = None  # monotonic time of the kill that follows a notice of preemption
         self._verdict: GiveUp | None = None  # stands if what is being saved is no progress
 
     # -- what happens --------------------------------------------------------------------------------------
@@ -170,6 +171,7 @@ class Task:
         if cause.word not in ("completed", "stopped") and classify(ended.exit) is not Kind.CHECKPOINTED:
             self._out.append(self._report(ended, cause))
         self._death_s, self.pid, self._last_death = now_s, 0, ended
+        self._grace_over_s = None
         kind = classify(ended.exit)
         clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
         self.unsettled = TrainerEnded(self.incarnation, clean)
@@ -206,7 +208,26 @@ class Task:
         self._verdict = None
         self._handle(On.KILL_ASKED if now else On.STOP_ASKED, now_s, why)
 
+    def preempt(self, grace_s: float, source: str, now_s: float) -> None:
+        """The trainer is told that its machine goes away, and killed when the grace is over; then it is started again."""
+        if not self.pid or self._grace_over_s is not None:
+            return
+        fields = {"grace": grace_s, "source": source}
+        self._out.append(Journal("preempt_notice", TRAINER, self.incarnation, fields))
+        self._out.append(Say(f"{source}: preempting the program, {show_duration(grace_s)} of grace"))
+        self._grace_over_s = now_s + grace_s
+        self._out.append(Tell(TRAINER, StopTraining(grace_s, "preempt")))
+        self._out.append(Signal(TRAINER, self.incarnation, signal.SIGTERM))
+        self._out.append(Signal(TRAINER, self.incarnation, signal.SIGCONT))
+
+    def _end_grace(self, now_s: float) -> None:
+        self._we_killed = "preempted, and the grace was over"
+        self._grace_over_s = None
+        self._do((Do.KILL_TREE,), now_s)
+
     def tick(self, now_s: float) -> None:
+        if self._grace_over_s is not None and now_s >= self._grace_over_s:
+            self._end_grace(now_s)
         if self._kill_at_s is not None and now_s >= self._kill_at_s and self.life.state is State.STOPPING:
             self._we_killed = f"it did not stop within {show_duration(self.stop_s)}"
             self._kill_at_s = None
@@ -225,7 +246,8 @@ class Task:
         """When `tick` will have something to do."""
         restart_s = self.restart_s if self._tree_is_gone else None
         killed_s = None if self._killed_s is None else self._killed_s + TREE_S_MAX
-        return min((due for due in (restart_s, self._kill_at_s, killed_s) if due is not None), default=None)
+        dues = (restart_s, self._kill_at_s, killed_s, self._grace_over_s)
+        return min((due for due in dues if due is not None), default=None)
 
     # -- what is seen --------------------------------------------------------------------------------------
     @property
@@ -286,6 +308,9 @@ class Task:
     def _weigh(self, now_s: float) -> None:
         ended = self._last_death
         assert ended is not None, "weighed without a death"
+        if self._we_killed:  # not its doing
+            self._restart(Restart(0.0), now_s)
+            return
         verdict = self.history.weigh(Death(ended.exit, ended.words, self._own_step))
         if isinstance(verdict, Restart):
             self._restart(verdict, now_s)

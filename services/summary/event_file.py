@@ -115,6 +115,7 @@ class EventFile:
             os.pwrite(self._fd, data[: max(1, len(data) - 5)], at)
             failpoint("summary.mid_record")  # `1*torn->kill`: killed with half a record in the file
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
+        failpoint("disk.full")
         view = memoryview(data)
         while view:
             done = os.pwrite(self._fd, view, at)  # killed within: a torn record behind the position; repair cuts it
