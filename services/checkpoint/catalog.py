@@ -6,6 +6,7 @@ Called by the store, on the disk thread.  Never deletes: a checkpoint that must 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from dataclasses import dataclass, replace
@@ -101,7 +102,8 @@ class Catalog:
             try:
                 step = self.verify(candidate.path)
             except BadCheckpoint as bad:
-                self._quarantine(candidate.path)
+                with contextlib.suppress(OSError):  # a disk that cannot be written: it is passed over again next time
+                    self._quarantine(candidate.path)
                 rejected.append(Rejection(candidate.path, str(bad)))
                 continue
             except OSError as trouble:
@@ -176,7 +178,8 @@ class Catalog:
         older = [c for c in older if c.listed] if good.listed and not listing.trouble else older
         older = older[: plan.max_to_keep - 1] if plan.max_to_keep > 0 else []
         paths = [c.path for c in reversed(older)] + [good.path]
-        write_state(state_file_of(plan), plan.save_path, paths, plan.save_relative_paths)
+        with contextlib.suppress(OSError):  # the same
+            write_state(state_file_of(plan), plan.save_path, paths, plan.save_relative_paths)
         return tuple(paths)
 
 

@@ -19,6 +19,7 @@ import msgspec
 from procsv.ipc import disk
 from procsv.ipc.atomic import fsync_dir, replace_file
 from procsv.ipc.failpoints import declare, failpoint
+from procsv.ipc.turns import turn
 from procsv.services.checkpoint.manifest import (
     BadCheckpoint,
     Manifest,
@@ -27,12 +28,11 @@ from procsv.services.checkpoint.manifest import (
     verify_file,
 )
 from procsv.services.checkpoint.names import all_files, base_of, manifest_of, placing_order
-from procsv.services.checkpoint.state_file import write_state
+from procsv.services.checkpoint.state_file import GarbledStateFile, read_state, write_state
 
 INTENT = "intent.json"
 
 declare(
-    "checkpoint.before_fsync",
     "checkpoint.before_rename",
     "checkpoint.before_directory_fsync",
     "checkpoint.before_manifest",
@@ -52,6 +52,7 @@ class Intent(msgspec.Struct, frozen=True):
     listed: tuple[str, ...]  # what the `checkpoint` file will list, oldest first; the last is `path`
     delete: tuple[str, ...]  # older checkpoints that go once this one is in place
     state_before: str | None  # what the `checkpoint` file says now, for an undo; None: there is none
+    replaces: bool  # there is a checkpoint of this name, which is set aside before any file is placed
 
     @property
     def directory(self) -> Path:
@@ -77,15 +78,12 @@ class Workshop:
     def commit(self, staging: Path, intent: Intent) -> list[str]:
         """Puts the files of `staging` into place; the old checkpoints that could not be deleted.
 
-        On an error everything is as it was before.
-        OSError passes through; a file whose fsync failed is thrown away with the whole staging directory.
+        The contents of the files are on the disk.  On an error everything is as it was before; OSError passes through.
         """
         try:
-            failpoint("checkpoint.before_fsync")
-            for name in intent.manifest.files:
-                disk.fsync_path(staging / name)
+            fsync_dir(staging)  # the names of the files: an intent never outlives a loss of power that they do not
             # killed here: no intent, so the next start sweeps the directory
-            replace_file(staging / INTENT, msgspec.json.encode(intent))  # and its directory's entries with it
+            replace_file(staging / INTENT, msgspec.json.encode(intent))
             fsync_dir(staging.parent)
         except BaseException:
             disk.try_to_remove_tree(staging)
@@ -108,18 +106,25 @@ class Workshop:
         for staging in sorted(self._own_directories(self.staging), key=lambda p: int(p.name)):
             intent = _read_intent(staging)
             if intent is not None and self._is_newest(intent):
-                try:
-                    _verify_wherever(staging, intent)
-                except (BadCheckpoint, OSError):
-                    self._undo(staging, intent)
-                else:
-                    self._carry_out(staging, intent)
-                    self._delete_old(intent)
-                    done.append(intent)
+                with turn(intent.directory):  # a trainer that outlived the last service may be saving by itself
+                    if self._take_up(staging, intent):
+                        done.append(intent)
             self._tidy(staging)
-        for leftover in self._own_directories(self.replaced):
+        for leftover in [*self._own_directories(self.replaced), *self.replaced.glob(".*.new")]:
             disk.try_to_remove_tree(leftover)  # its commit was over: only the tidying was cut short
         return done
+
+    def _take_up(self, staging: Path, intent: Intent) -> bool:
+        """Whether an interrupted commit is in place now; if not, nothing of it is."""
+        try:
+            _verify_wherever(staging, intent)
+        except (BadCheckpoint, OSError):
+            self._undo(staging, intent)
+            return False
+        listed = _listed_since(intent)
+        self._carry_out(staging, msgspec.structs.replace(intent, listed=listed))
+        self._delete_old(intent)
+        return True
 
     def _own_directories(self, where: Path) -> Iterator[Path]:
         if where.is_dir():
@@ -160,6 +165,12 @@ class Workshop:
                 delete_checkpoint(path)
             except OSError:
                 undeleted.append(path)  # an old one that stays harms nobody; the next commit tries again
+        # killed here, or the power is lost, which may bring any of the files back: the intent is still there, and they go
+        for directory in {Path(path).parent for path in intent.delete}:
+            with contextlib.suppress(
+                OSError
+            ):  # gone, with all that was in it; or on a disk of which the next commit tells
+                fsync_dir(directory)
         return undeleted
 
     def _set_aside(self, intent: Intent) -> None:
@@ -170,7 +181,7 @@ class Workshop:
         old = all_files(intent.path)
         if not old:
             return
-        making = kept.with_name(f".{kept.name}.new")
+        making = _making(kept)
         disk.remove_tree(making)
         disk.make_dirs(making)
         for path in old:
@@ -184,7 +195,8 @@ class Workshop:
     def _undo(self, staging: Path, intent: Intent) -> None:
         """Takes back what was placed and puts the older checkpoint of this name, if any, into place again."""
         kept = self.replaced / str(intent.manifest.sequence)
-        for name in intent.manifest.files:
+        is_placed = kept.exists() or not intent.replaces  # else what is in place is still the older one, untouched
+        for name in intent.manifest.files if is_placed else ():
             if not (staging / name).exists():
                 disk.unlink_if_there(intent.directory / name)
         with contextlib.suppress(BadCheckpoint):
@@ -201,11 +213,40 @@ class Workshop:
 
     def _tidy(self, staging: Path) -> None:
         """Removes the traces of a commit, the intent last of all that matters."""
-        disk.try_to_remove_tree(self.replaced / staging.name)
+        kept = self.replaced / staging.name
+        disk.try_to_remove_tree(_making(kept))
+        disk.try_to_remove_tree(kept)
         # killed here: carried out once more at the next start, which changes nothing
         with contextlib.suppress(OSError):
             disk.unlink_if_there(staging / INTENT)
         disk.try_to_remove_tree(staging)
+
+
+def _making(kept: Path) -> Path:
+    """Where the links to the files of an older checkpoint are made, before they count as `kept`."""
+    return kept.with_name(f".{kept.name}.new")
+
+
+def _listed_since(intent: Intent) -> tuple[str, ...]:
+    """What the `checkpoint` file is to list when an interrupted commit is carried out.
+
+    That is what the intent says, unless somebody else (a Saver in the trainer) has written it since: its latest stays so.
+    """
+    now = read_text(Path(intent.state_file))
+    if now is None or now == intent.state_before:
+        return intent.listed
+    try:
+        state = read_state(Path(intent.state_file))
+    except GarbledStateFile:
+        return intent.listed
+    assert state is not None, "it was read just now"
+    there = [
+        str(intent.directory / path) for path in state.all_paths if str(intent.directory / path) not in intent.delete
+    ]
+    latest = str(intent.directory / state.latest)
+    if latest in intent.listed:
+        return intent.listed
+    return (*(p for p in there if p != latest), *(p for p in intent.listed if p not in there), latest)
 
 
 def read_text(path: Path) -> str | None:

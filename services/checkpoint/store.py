@@ -38,13 +38,21 @@ from procsv.services.checkpoint.manifest import (
     read_manifest,
     sum_file,
 )
-from procsv.services.checkpoint.names import absolute_save_path, base_of, manifest_of, model_files, state_file_of
+from procsv.services.checkpoint.names import (
+    META_SUFFIX,
+    absolute_save_path,
+    all_files,
+    base_of,
+    manifest_of,
+    model_files,
+    state_file_of,
+)
 from procsv.services.checkpoint.retention import Kept, first_keep, retain
 
 MEMORY = "checkpoints.json"
 ROOM_MARGIN_BYTES = 8 * 2**20  # beside the tensors: index, meta, manifest; less free than that is a full disk
 
-declare("checkpoint.temporary_created")
+declare("checkpoint.temporary_created", "checkpoint.before_fsync")
 
 
 class SlotGone(Exception):
@@ -98,7 +106,7 @@ class Store:
 
     def take_stock(self, plan: SaverPlan) -> Stock:
         """What is there; the newest is verified if it is to be believed that a snapshot is durable."""
-        self._prepare(plan)
+        self._prepare_to_look(plan)
         listing = take_stock(plan)
         top = max((c.sequence for c in listing.candidates), default=0)
         if not listing.candidates:
@@ -116,6 +124,11 @@ class Store:
                 return _durable(manifest, newest.path, 0.0, kept)
         return None
 
+    def _prepare_to_look(self, plan: SaverPlan) -> None:
+        """As `_prepare`, as far as it goes: from a disk that cannot be written what is whole can still be restored."""
+        with contextlib.suppress(OSError):
+            self._prepare(plan)
+
     def _prepare(self, plan: SaverPlan) -> Workshop:
         """The workshop for a plan's checkpoints, with what was interrupted there ended."""
         save_path = absolute_save_path(plan)
@@ -123,8 +136,7 @@ class Store:
         home = self._start.places.home
         if not directory.is_dir():
             return Workshop(home)  # nothing is there, and nothing can be saved
-        with contextlib.suppress(OSError):  # a logdir that cannot be written can still be restored from
-            disk.make_dirs(home)
+        disk.make_dirs(home)
         same_disk = not home.is_dir() or directory.stat().st_dev == home.stat().st_dev
         workshop = Workshop(home if same_disk else directory / ".procsv")
         self._recover(workshop)
@@ -146,7 +158,7 @@ class Store:
     # -- restoring -------------------------------------------------------------------------------------------
     def find(self, plan: SaverPlan) -> Found:
         """The checkpoint to restore from; it is not deleted until `release`."""
-        self._prepare(plan)
+        self._prepare_to_look(plan)
         found = self._catalog.find(plan)
         self._serving = found.checkpoint.path if found.checkpoint else ""
         return found
@@ -205,6 +217,8 @@ class Store:
         """Writes and reads back; the path that the `checkpoint` file will list, and the sums that are known."""
         try:
             written = writer.write(contents, reader.map, str(staging / Path(path).name))
+            _add_meta(contents.plan, staging, path)
+            failpoint("checkpoint.before_fsync")
             with ThreadPoolExecutor(1, "fsync") as beside:  # the disk works while what was written is read back
                 flushed = beside.submit(disk.fsync_files, staging)
                 writer.read_back(contents, reader.map, written)
@@ -215,6 +229,7 @@ class Store:
             except PeerError as error:
                 raise SlotBad(str(error)) from error
             raise  # the slot is good: the disk is not; the files are thrown away and written again
+        # killed here: complete and on the disk, and nothing says so: swept at the next start
         return str(Path(path).parent / Path(written.path).name), written.sums
 
     def _persist_staged(self, state: State, reason: Reason, plan: SaverPlan, started_s: float) -> Durable:
@@ -227,10 +242,13 @@ class Store:
         try:
             for file in [*files, *[p for p in (Path(base_of(state.staged) + ".meta"),) if p.is_file()]]:
                 disk.link_or_copy(file, staging / file.name)
+            _add_meta(plan, staging, state.staged)
             try:
                 self._catalog.verify(str(staging / Path(state.staged).name))
             except BadCheckpoint as error:
                 raise SlotBad(str(error)) from error
+            failpoint("checkpoint.before_fsync")
+            disk.fsync_files(staging)
         except BaseException:
             disk.try_to_remove_tree(staging)
             raise
@@ -265,10 +283,6 @@ class Store:
         reason: Reason,
         started_s: float,
     ) -> Durable:
-        meta = staging / (Path(base_of(path)).name + ".meta")
-        if plan.meta_path and not meta.exists():
-            with contextlib.suppress(FileNotFoundError):  # it makes no difference to what can be restored
-                disk.copy(Path(plan.meta_path), meta)
         names = sorted(entry.name for entry in staging.iterdir())
         sums = {name: sums.get(name) or sum_file(staging / name) for name in names}  # as read back, where it was
         now = self._clock.wall()
@@ -299,6 +313,7 @@ class Store:
             listed=listed,
             delete=delete,
             state_before=read_text(state_file),
+            replaces=bool(all_files(path)),
         )
         try:
             self._undeleted = workshop.commit(staging, intent)
@@ -323,6 +338,13 @@ class Store:
             memory.runs = self._remember().runs
             with contextlib.suppress(OSError):  # forgotten: one checkpoint more or less is kept for good
                 replace_file(self._start.places.home / MEMORY, msgspec.json.encode(memory))
+
+
+def _add_meta(plan: SaverPlan, staging: Path, path: str) -> None:
+    meta = staging / (Path(base_of(path)).name + META_SUFFIX)
+    if plan.meta_path and not meta.exists():
+        with contextlib.suppress(FileNotFoundError):  # it makes no difference to what can be restored
+            disk.copy(Path(plan.meta_path), meta)
 
 
 def _durable(manifest: Manifest, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
