@@ -96,6 +96,10 @@ def played(request: pytest.FixtureRequest, make_case: Any) -> Played:
     return done
 
 
+def always(case: Commits, told: Acknowledged | None, to_come: Acknowledged | None = None) -> Callable[[int], Any]:
+    return lambda _: case.check(told, to_come)
+
+
 def each_state(start: Tree, ops: list[Op], top: Path, check: Callable[[int], Any]) -> int:
     """Makes each state that may be found, and checks it; how many there were."""
     number = 0
@@ -136,7 +140,7 @@ def test_a_recovery_that_is_cut_off_after_any_call_is_taken_up_again(played: Pla
         with Recording(case.logdir) as recovery:
             case.search()
         assert recovery.unseen == [], "the disk was changed past its gate"
-        number += each_state(recovery.start, recovery.ops, case.logdir, lambda _, t=told, c=to_come: case.check(t, c))
+        number += each_state(recovery.start, recovery.ops, case.logdir, always(case, told, to_come))
     assert number > 100, "nothing was recovered"
 
 
@@ -153,7 +157,7 @@ def test_moving_a_damaged_checkpoint_aside_is_taken_up_again_after_any_call(make
     assert [Path(r.path).name for r in found.rejected] == ["model.ckpt-4"]
     assert recording.unseen == [], "the disk was changed past its gate"
 
-    number = each_state(recording.start, recording.ops, case.logdir, lambda _: case.check(older))
+    number = each_state(recording.start, recording.ops, case.logdir, always(case, older))
 
     assert number > 20, "the disk was not watched"
 

@@ -128,7 +128,7 @@ class Commits:
         assert {Path(r.path).name for r in found.rejected} <= self.bad, "something incomplete was nearly chosen"
         assert found.error == ""
         if found.checkpoint is None:
-            assert told is None, f"step {told and told.step} is lost"
+            assert told is None, f"{told} is lost"
             assert not found.exists
         else:
             steps = {known.step for known in (told, to_come) if known is not None}
