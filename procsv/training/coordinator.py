@@ -21,10 +21,11 @@ tf1 = tf.compat.v1
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
-IDLE_S = 5.0  # a process that has used no CPU for so long waits for what does not come
+IDLE_S = 2.0  # a process that has used no CPU for so long, with a thread in its session, waits for what does not come
 IDLE_CPU_SHARE_MAX = 0.05  # of one core: what the threads that only look for news use
 LATE_SHARE = 0.75  # of the grace: then threads are freed whatever they do
 LOOK_S = 0.05
+_SESSION_FILE = tf1.Session.run.__code__.co_filename
 
 
 class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tensorflow is untyped
@@ -78,7 +79,8 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
         idle = _Idleness()
         free = self.free
         while any(t.is_alive() for t in threads) and (lasted_s := time.monotonic() - begun_s) < grace_s:
-            is_blocked = idle.lasted_s() >= IDLE_S and not self.may_be_idle
+            is_idle = idle.lasted_s() >= IDLE_S and not self.may_be_idle
+            is_blocked = is_idle and any(_is_in_a_session(t) for t in threads)
             if free is not None and (is_blocked or lasted_s >= grace_s * LATE_SHARE):
                 names = " ".join(t.name for t in threads if t.is_alive())
                 tf1.logging.info("procsv: threads still running: %s: the session is closed, which frees them", names)
@@ -93,6 +95,12 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
             yield
         except BaseException:  # noqa: BLE001  raised again by join
             self.request_stop(sys.exc_info())
+
+
+def _is_in_a_session(thread: threading.Thread) -> bool:
+    """Whether what `thread` does now is a call of a session, which ends when the session is closed."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code.co_filename == _SESSION_FILE
 
 
 class _Idleness:

@@ -1,0 +1,171 @@
+"""Every way out of a managed session, in processes that end by themselves, in every mode of TensorFlow."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tests.support.launched import NEWS_S_MAX, environment
+
+pytestmark = pytest.mark.fault
+ENDS_S_MAX = 60.0  # half of the grace, which TensorFlow's class waits out where a thread is blocked
+
+PROGRAM = """
+import json, sys, threading, time
+import tensorflow as tf
+import procsv
+
+tf1 = tf.compat.v1
+{mode}
+
+
+class Mishap(Exception):
+    pass
+
+
+def supervised(logdir, **options):
+    step = tf1.train.get_or_create_global_step()
+    return procsv.Supervisor(logdir=logdir and f"{{sys.argv[1]}}/{{logdir}}", **options), step
+
+
+def fail():
+    raise Mishap
+
+
+def queue_runners_that_have_not_ended():
+    queue = tf.queue.FIFOQueue(2, [tf.float32], shapes=[[]])
+    tf1.train.add_queue_runner(tf1.train.QueueRunner(queue, [queue.enqueue(1.0)] * 2))
+    get, full = queue.dequeue(), queue.size()
+    supervisor, _ = supervised(None)
+    with supervisor.managed_session() as session:
+        session.run(get)
+        while session.run(full) < 2:
+            pass
+
+
+def end_of_a_queue():
+    numbers = tf1.train.limit_epochs(tf.constant([1.0]), num_epochs=3)
+    queue = tf.queue.FIFOQueue(4, [tf.float32], shapes=[[1]])
+    tf1.train.add_queue_runner(tf1.train.QueueRunner(queue, [queue.enqueue(numbers)]))
+    get = queue.dequeue()
+    supervisor, _ = supervised(None)
+    with supervisor.managed_session() as session:
+        while True:
+            session.run(get)
+
+
+def end_of_a_dataset():
+    batch = tf1.data.make_one_shot_iterator(tf1.data.Dataset.range(50)).get_next()
+    with tf.control_dependencies([batch]):
+        train = tf1.assign_add(tf1.train.get_or_create_global_step(), 1)
+    supervisor, _ = supervised("dataset")
+    with supervisor.managed_session() as session:
+        while not supervisor.should_stop():
+            session.run(train)
+
+
+def a_service_that_raises():
+    supervisor, step = supervised(None)
+    with supervisor.managed_session() as session:
+        supervisor.loop(0.01, fail)
+        while not supervisor.should_stop():
+            session.run(step)
+
+
+def the_program_raises():
+    supervisor, step = supervised(None)
+    with supervisor.managed_session() as session:
+        session.run(step)
+        fail()
+
+
+def a_blocked_thread():
+    get = tf.queue.FIFOQueue(1, [tf.float32]).dequeue()
+    supervisor, step = supervised(None)
+    with supervisor.managed_session() as session:
+        supervisor.loop(None, session.run, args=(get,))
+        session.run(step)
+
+
+def an_interrupt():
+    train = tf1.assign_add(tf1.train.get_or_create_global_step(), 1)
+    supervisor, _ = supervised("interrupt")
+    with supervisor.managed_session() as session:
+        session.run(train)
+        print(json.dumps(["waits for the interrupt"]), flush=True)
+        while True:
+            session.run(train)
+            threading.Event().wait(0.05)
+
+
+for way in (
+    queue_runners_that_have_not_ended, end_of_a_queue, end_of_a_dataset, a_service_that_raises, the_program_raises,
+    a_blocked_thread, an_interrupt,
+):
+    raised, begun_s = "", time.monotonic()
+    with tf.Graph().as_default():
+        try:
+            way()
+        except Mishap as error:
+            raised = type(error).__name__
+    print(json.dumps([way.__name__, raised, time.monotonic() - begun_s]), flush=True)
+"""
+MODES = {
+    "v1": "tf1.disable_v2_behavior()",
+    "no eager": "tf1.disable_eager_execution()",
+    "plain": "",
+}
+
+
+def _said(trainer: subprocess.Popen[str]) -> list[object]:
+    assert trainer.stdout is not None
+    line = trainer.stdout.readline()
+    assert line, trainer.communicate()[1]
+    said = json.loads(line)
+    assert isinstance(said, list)
+    return said
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """One process for each mode, all at once."""
+    with contextlib.ExitStack() as stack:
+        started = {}
+        for mode, switch in MODES.items():
+            (tmp_path / mode).mkdir()
+            argv = [sys.executable, "-c", PROGRAM.format(mode=switch), str(tmp_path / mode)]
+            program = subprocess.Popen(
+                argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            started[mode] = stack.enter_context(program)
+            stack.callback(program.kill)
+        yield started
+
+
+def test_each_ends_by_itself_with_what_was_raised_and_an_interrupt_ends_the_process(
+    tmp_path: Path, programs: dict[str, subprocess.Popen[str]]
+) -> None:
+    for mode, program in programs.items():
+        results = [_said(program) for _ in range(6)]
+        assert [way[:2] for way in results] == [
+            ["queue_runners_that_have_not_ended", ""],
+            ["end_of_a_queue", ""],
+            ["end_of_a_dataset", ""],
+            ["a_service_that_raises", "Mishap"],
+            ["the_program_raises", "Mishap"],
+            ["a_blocked_thread", ""],
+        ]
+        assert all(isinstance(seconds, float) and seconds < ENDS_S_MAX for _, _, seconds in results)
+        assert _said(program) == ["waits for the interrupt"]
+        program.send_signal(signal.SIGINT)
+        _, errors = program.communicate(timeout=NEWS_S_MAX)
+        assert program.returncode == -signal.SIGINT
+        assert "KeyboardInterrupt" in errors
+        assert tf.train.load_checkpoint(str(tmp_path / mode / "dataset")).get_tensor("global_step") == 50
+        assert tf.train.load_checkpoint(str(tmp_path / mode / "interrupt")).get_tensor("global_step") > 0
