@@ -11,13 +11,48 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from procsv.training.drop_in import install, uninstall
+    from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
+    from procsv.training.monitored.monitored_session import MonitoredSession, SingularMonitoredSession
+    from procsv.training.monitored.scaffold import (
+        ChiefSessionCreator,
+        Scaffold,
+        SessionCreator,
+        WorkerSessionCreator,
+    )
+    from procsv.training.monitored.summary_hooks import StepCounterHook, SummarySaverHook
+    from procsv.training.monitored.training_session import MonitoredTrainingSession
     from procsv.training.supervisor import Supervisor
 
 __version__ = "0.1.0"
-__all__ = ["Supervisor", "__version__", "install", "uninstall"]
+__all__ = [
+    "CheckpointSaverHook",
+    "ChiefSessionCreator",
+    "MonitoredSession",
+    "MonitoredTrainingSession",
+    "Scaffold",
+    "SessionCreator",
+    "SingularMonitoredSession",
+    "StepCounterHook",
+    "SummarySaverHook",
+    "Supervisor",
+    "WorkerSessionCreator",
+    "__version__",
+    "install",
+    "uninstall",
+]
 
 _HOME = {  # public name -> the module that defines it
+    "CheckpointSaverHook": "procsv.training.monitored.checkpoint_hook",
+    "ChiefSessionCreator": "procsv.training.monitored.scaffold",
+    "MonitoredSession": "procsv.training.monitored.monitored_session",
+    "MonitoredTrainingSession": "procsv.training.monitored.training_session",
+    "Scaffold": "procsv.training.monitored.scaffold",
+    "SessionCreator": "procsv.training.monitored.scaffold",
+    "SingularMonitoredSession": "procsv.training.monitored.monitored_session",
+    "StepCounterHook": "procsv.training.monitored.summary_hooks",
+    "SummarySaverHook": "procsv.training.monitored.summary_hooks",
     "Supervisor": "procsv.training.supervisor",
+    "WorkerSessionCreator": "procsv.training.monitored.scaffold",
     "install": "procsv.training.drop_in",
     "uninstall": "procsv.training.drop_in",
 }

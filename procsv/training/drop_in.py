@@ -49,7 +49,12 @@ def install_later() -> None:
 def _pairs() -> list[tuple[str, Any, Any]]:
     train = importlib.import_module("tensorflow").compat.v1.train
     names = [name for name in procsv.__all__ if hasattr(train, name)]
-    return [(name, getattr(train, name), getattr(procsv, name)) for name in names]
+    pairs = [(name, getattr(train, name), getattr(procsv, name)) for name in names]
+    # Layers of a monitored session, which libraries build themselves.
+    theirs = importlib.import_module("tensorflow.python.training.monitored_session")
+    ours = importlib.import_module("procsv.training.monitored.sessions")
+    pairs += [(name, getattr(theirs, name), getattr(ours, name)) for name in ours.LAYERS]
+    return [(name, old, new) for name, old, new in pairs if old is not new]
 
 
 def _replace(name: str, old: Any, new: Any) -> None:
@@ -63,7 +68,7 @@ def _replace(name: str, old: Any, new: Any) -> None:
             setattr(module, attribute, new)
     public = importlib.import_module("tensorflow").compat
     for api in (public.v1.train, public.v2.compat.v1.train):
-        if getattr(api, name, None) is old:  # these load their names late
+        if not name.startswith("_") and getattr(api, name, None) is old:  # these load their names late
             setattr(api, name, new)
 
 

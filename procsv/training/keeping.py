@@ -30,6 +30,8 @@ from procsv.training.ways import SlotWay, StagingWay, Way
 tf1 = tf.compat.v1
 log = tf1.logging
 
+SNAPSHOT_SECS_DEFAULT = 0  # as everywhere in TensorFlow's signatures: `--snapshot-secs` decides, which is auto
+
 
 @dataclass(slots=True)
 class Keeping:
@@ -43,33 +45,37 @@ class Keeping:
     why_not: str
     meta: bytes
     snapshot_s: float | None  # None: auto
-
-    @property
-    def saves(self) -> bool:
-        """Whether this session's state is to be saved by time and at its end."""
-        return self.plan is not None and self.plan.save_secs > 0
+    saves: bool = False  # whether the session's state is to be saved, by time or when somebody asks, and at its end
 
     @staticmethod
     def prepare(supervisor: Any, snapshot_secs: Any) -> Keeping:
         """What `supervisor` (constructed, its graph finalized) keeps."""
         saver, graph, step = supervisor._saver, supervisor._graph, supervisor._global_step
         save_secs = float(supervisor._save_model_secs or 0.0)
-        snapshot_s = _snapshot_seconds(snapshot_secs, save_secs, supervisor)
+        snapshot_s = snapshot_seconds(snapshot_secs, save_secs, supervisor._runtime)
         if saver is None or not supervisor._save_path:
             return Keeping(saver, graph, step, None, None, "there is no Saver", b"", snapshot_s)
         plan = plan_of(saver, supervisor._save_path, save_secs)
         if not save_secs:
             return Keeping(saver, graph, step, plan, None, "save_model_secs is 0", b"", snapshot_s)
+        return Keeping.of(saver, graph, step, plan, snapshot_s)
+
+    @staticmethod
+    def of(
+        saver: Any, graph: Any, step: Any, plan: SaverPlan, snapshot_s: float | None, has_meta: bool = True
+    ) -> Keeping:
+        """What `saver` saves of the finalized `graph`; `has_meta`: its checkpoints have a .meta."""
         capture, why_not, meta = None, "", b""
         try:
             saved = read_save_graph(saver, graph)
-            with graph.as_default():
-                meta = saver.export_meta_graph().SerializeToString(deterministic=True)
+            if has_meta:
+                with graph.as_default():
+                    meta = saver.export_meta_graph().SerializeToString(deterministic=True)
             with unfinalized(graph), hiding_ops(graph):
                 capture = Capture(saved, graph, step)
         except Unsupported as reason:
             why_not = str(reason)
-        return Keeping(saver, graph, step, plan, capture, why_not, meta, snapshot_s)
+        return Keeping(saver, graph, step, plan, capture, why_not, meta, snapshot_s, saves=True)
 
     def introduce(self, runtime: Runtime) -> None:
         """Tells the checkpoint service, now and after every restart of it, how checkpoints are named and kept."""
@@ -131,10 +137,10 @@ def plan_of(saver: Any, save_path: str, save_secs: float) -> SaverPlan:
     )
 
 
-def _snapshot_seconds(wanted: Any, save_secs: float, supervisor: Any) -> float | None:
+def snapshot_seconds(wanted: Any, save_secs: float, runtime: Runtime) -> float | None:
     """Seconds between snapshots, None for auto.  Off (None, or 0 by the command line) leaves the checkpoints' own."""
-    if wanted is supervisor.USE_DEFAULT:
-        told = supervisor._runtime.told_snapshot_secs
+    if wanted is SNAPSHOT_SECS_DEFAULT:
+        told = runtime.told_snapshot_secs
         if told < 0:
             return None
         return float(told) or save_secs

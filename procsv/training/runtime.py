@@ -53,6 +53,7 @@ class Runtime:
         self.phase = Phase.IMPORT
         self.runs = 0  # calls of the session that have ended
         self.step = -1
+        self.training: object = None  # what the process trains with now, if that is a monitored session
         self._start = start
         self._roles = roles
         self._link: Link | None = None
@@ -224,7 +225,7 @@ def check_logdir(runtime: Runtime, logdir: str) -> None:
     """Under `procsv launch` there is one logdir; another one in the program is an error that says what to pass."""
     if os.path.realpath(logdir) != os.path.realpath(runtime.start.logdir):
         raise UserError(
-            f"the Supervisor's logdir is {os.path.abspath(logdir)}, but the run's is {runtime.start.logdir}; "
+            f"the program's logdir is {os.path.abspath(logdir)}, but the run's is {runtime.start.logdir}; "
             f"start it with `procsv launch --logdir {logdir} …`, or leave logdir out of the program"
         )
 

@@ -42,9 +42,12 @@ class Boundary:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keeps the training thread between two calls, from any thread."""
+        """Keeps the training thread between two calls, from any thread; on that thread, from within a call, too."""
+        is_training_thread = threading.get_ident() == self.thread
+        if is_training_thread and self.inside:
+            yield
+            return
         with self.lock:
-            is_training_thread = threading.get_ident() == self.thread
             if is_training_thread:
                 self.inside = True
             try:
@@ -92,18 +95,19 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
         return result
 
     def partial_run(self, handle: Any, fetches: Any, feed_dict: Any = None) -> Any:
-        return _pass_boundary(self._procsv_boundary, super().partial_run, (handle, fetches, feed_dict), {})
+        return pass_boundary(self._procsv_boundary, super().partial_run, (handle, fetches, feed_dict), {})
 
     def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
         call, boundary = super().make_callable(fetches, feed_list, accept_options), self._procsv_boundary
 
         def bounded(*args: Any, **kwargs: Any) -> Any:
-            return _pass_boundary(boundary, call, args, kwargs)
+            return pass_boundary(boundary, call, args, kwargs)
 
         return bounded
 
 
-def _pass_boundary(boundary: Boundary, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pass_boundary(boundary: Boundary, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`call` as one call of the training thread: the boundary is at its end, and calls of the session within are part of it."""
     if boundary.inside or threading.get_ident() != boundary.thread:
         result = call(*args, **kwargs)
         boundary.elsewhere += 1

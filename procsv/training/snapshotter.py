@@ -15,6 +15,7 @@ import tensorflow as tf
 from procsv.ipc.arena import NoRoom
 from procsv.ipc.channel import Heard
 from procsv.ipc.messages import Durable, Message, SaveFailed
+from procsv.ipc.pulse import Phase
 from procsv.training.cadence import Cadence
 from procsv.training.runtime import Runtime
 from procsv.training.session import Boundary
@@ -48,6 +49,10 @@ class Snapshotter:
         self._failure: Exception | None = None
         self._due_s = 0.0  # 0.0: none is due
         self._publishing = threading.Lock()
+        self._owed: tuple[Want, bool] | None = None  # asked for within a call, to be taken at its end; whether exactly
+        self._exact = 0  # the newest snapshot that is to become a checkpoint as it is, whatever comes after it
+        self._copies: list[threading.Thread] = []
+        self.asked_sequence = 0  # of the newest one that somebody asked for
         self.durable_sequence = 0
         self.last_failure: SaveFailed | None = None
 
@@ -74,6 +79,8 @@ class Snapshotter:
 
     def close(self) -> None:
         """Lets go of session and slots; what lies in the slots stays for whoever needs it."""
+        for copy in self._copies:
+            copy.join()
         self._way.close()
 
     # -- asked for -------------------------------------------------------------------------------------------
@@ -88,8 +95,9 @@ class Snapshotter:
             with self._boundary.held():
                 finish, stall_s = self._capture(want)
             if finish is not None:
+                self.asked_sequence = self._runtime.sequence
                 self._finish(finish, stall_s)
-                return self._runtime.sequence
+                return self.asked_sequence
             if self._clock.monotonic() > deadline_s:
                 raise TimeoutError(f"no snapshot slot became free in {SLOT_WAIT_S_MAX:.0f} s: is the disk very slow?")
             with self._changed:
@@ -99,6 +107,83 @@ class Snapshotter:
         """Whether snapshot `sequence` (or a newer one) is a verified checkpoint, within `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self.durable_sequence >= sequence, timeout_s)
+
+    def wait_told(self, sequence: int, timeout_s: float) -> bool:
+        """Whether snapshot `sequence` is a verified checkpoint; False as soon as a try to save it has failed, too."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_told(sequence), timeout_s)
+            return self.durable_sequence >= sequence
+
+    def _is_told(self, sequence: int) -> bool:
+        failed = self.last_failure
+        return self.durable_sequence >= sequence or (failed is not None and failed.sequence >= sequence)
+
+    # -- owed by the call that is going on ---------------------------------------------------------------------
+    def owe(self, want: Want, exactly: bool) -> None:
+        """On the training thread, within a call: takes a snapshot at its end, and copies it in the background.
+
+        `exactly`: that very step becomes a checkpoint, if need be by waiting for the one before it.  Else a later step
+        does where no slot is free.
+        """
+        self._owed = (want, exactly)
+        self._boundary.due = True
+
+    @property
+    def owes(self) -> bool:
+        return self._owed is not None
+
+    def take_behind(self, want: Want) -> bool:
+        """Takes a snapshot now, the training thread being held, and copies it in the background; False if that failed."""
+        self._owed = (want, True)
+        before = self.asked_sequence
+        self._pay()
+        return self.asked_sequence != before
+
+    def _pay(self) -> None:
+        """At the boundary, its lock held: takes what is owed, or leaves it owed where no slot is free."""
+        assert self._owed is not None
+        want, exactly = self._owed
+        before, self._runtime.phase = self._runtime.phase, Phase.SAVE  # it may wait for the disk
+        try:
+            finish, stall_s = self._capture_exactly(want) if exactly else self._capture(want)
+        except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault
+            self._owed = None
+            log.error("procsv: no checkpoint of this step, training goes on: %s", failure)
+            return
+        finally:
+            self._runtime.phase = before
+        if finish is None:
+            self._boundary.due = True
+            return
+        self._owed, self.asked_sequence = None, self._runtime.sequence
+        self._exact = self.asked_sequence if exactly else self._exact
+        with self._changed:
+            if self._due_s:  # the cadence has one, too
+                self._due_s, self._captured = 0.0, (finish, stall_s)
+                self._changed.notify_all()
+                return
+        copy = threading.Thread(target=self._copy, args=(finish, stall_s), name="procsv-copy", daemon=True)
+        self._copies = [other for other in self._copies if other.is_alive()] + [copy]
+        copy.start()
+
+    def _capture_exactly(self, want: Want) -> tuple[Finish | None, float]:
+        """Once the one before is on disk, so that it is saved as it is; TimeoutError if no slot becomes free."""
+        deadline_s = self._clock.monotonic() + SLOT_WAIT_S_MAX
+        self.wait_told(self._exact, SLOT_WAIT_S_MAX)
+        while True:
+            finish, stall_s = self._capture(want)
+            if finish is not None:
+                return finish, stall_s
+            if self._clock.monotonic() > deadline_s:
+                raise TimeoutError(f"no snapshot slot became free in {SLOT_WAIT_S_MAX:.0f} s")
+            with self._changed:
+                self._changed.wait(AGAIN_S)
+
+    def _copy(self, finish: Finish, stall_s: float) -> None:
+        failure = self._try_finish(finish, stall_s)
+        if failure is not None:
+            log.error("procsv: no checkpoint of a step, training goes on: %s", failure)
+            self._exact = 0
 
     def on_durable(self, heard: Heard) -> None:
         news = cast(Durable, heard.body)
@@ -115,8 +200,12 @@ class Snapshotter:
     # -- by the cadence --------------------------------------------------------------------------------------
     def visit(self) -> None:
         """At the boundary, its lock held: captures if a snapshot is due."""
+        if self._owed is not None:
+            self._pay()
         if not self._due_s or self._clock.monotonic() < self._due_s:
             return
+        if not self._is_told(self._exact):
+            return  # it would take the place of one that is to be saved as it is
         try:
             finish, stall_s = self._capture("")
         except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault: logged below

@@ -156,15 +156,53 @@ class TrainingRun:
             calls, sequence = self._asked_for
             if calls != self._calls():  # else nothing has happened since: that snapshot is the last one, too
                 sequence = self._take(reason)
-            if self.snapshots.wait_durable(sequence, timeout_s):
-                return True
-            failed = self.snapshots.last_failure
-            log.error("procsv: not saved within %.0f s: %s", timeout_s, failed.error if failed else "no answer yet")
+            return self._wait(sequence, timeout_s)
         except (RuntimeError, TimeoutError, OSError, NoRoom, tf.errors.OpError) as failure:
             log.error("procsv: the last state could not be taken: %s", failure)
         finally:
             self._runtime.phase = before
         return False
+
+    def wait_asked(self, timeout_s: float) -> bool:
+        """Whether the newest snapshot that was asked for is a durable checkpoint; False, with the reason logged, if not."""
+        if self.snapshots is None:
+            return False
+        before, self._runtime.phase = self._runtime.phase, Phase.SAVE
+        try:
+            return self._wait(self.snapshots.asked_sequence, timeout_s)
+        finally:
+            self._runtime.phase = before
+
+    def _wait(self, sequence: int, timeout_s: float) -> bool:
+        assert self.snapshots is not None
+        if self.snapshots.wait_durable(sequence, timeout_s):
+            return True
+        failed = self.snapshots.last_failure
+        log.error("procsv: not saved within %.0f s: %s", timeout_s, failed.error if failed else "no answer yet")
+        return False
+
+    def save_soon(self, exactly: bool) -> None:
+        """Within a call on the training thread: the state at its end becomes a checkpoint, without waiting for it."""
+        if self.snapshots is not None:
+            self.snapshots.owe("periodic", exactly)
+
+    def save_begun(self, reason: Reason) -> bool:
+        """A checkpoint of this moment, without waiting for it; False, with the reason logged, if it cannot be taken."""
+        if self.snapshots is None:
+            return False
+        self.snapshots.reserve()
+        with self.boundary.held():
+            return self.snapshots.take_behind(reason)
+
+    def save_now(self, reason: Reason) -> bool:
+        """A checkpoint of this moment, waited for until it is durable or has failed (which is logged as it happens)."""
+        if self.snapshots is None:
+            return False
+        before, self._runtime.phase = self._runtime.phase, Phase.SAVE
+        try:
+            return self.snapshots.wait_told(self._take(reason), FINAL_SAVE_S_MAX)
+        finally:
+            self._runtime.phase = before
 
     def _take(self, reason: Reason) -> int:
         assert self.snapshots is not None

@@ -1,0 +1,1 @@
+"""MonitoredSession and its family: TensorFlow's classes, on procsv's services."""

@@ -1,0 +1,77 @@
+"""CheckpointSaverHook: TensorFlow's, saving by snapshot where a monitored session of ours looks after it.
+
+Its timer, its listeners and when it saves are TensorFlow's.  In a monitored session of procsv's the state is captured
+between two steps and written by the checkpoint service; the training thread waits for no disk, but for two promises:
+`save_steps` means every so many steps exactly, and `after_save` means that the checkpoint is there, before the
+next step.  Anywhere else, and as a second such hook of a session, it is TensorFlow's to the letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.python.training import basic_session_run_hooks as tf_hooks
+
+log = tf.compat.v1.logging
+
+
+class Keeper(Protocol):
+    """Who saves for the hook while its session lasts (care.py)."""
+
+    def describe_graph(self, graph: Any, saver: Any, has_text: bool) -> None: ...
+    def is_saved(self, step: int) -> bool: ...
+    def save(self, step: int, exactly: bool, at_once: bool) -> None: ...
+    def save_and_wait(self, step: int) -> bool: ...
+
+
+class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
+    """tf.compat.v1.train.CheckpointSaverHook that does not hold up the training."""
+
+    _care: Keeper | None = None
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Graph files and events; saves the state that the session begins with, unless that comes from a checkpoint."""
+        if self._care is None:
+            super().after_create_session(session, coord)
+            return
+        step = session.run(self._global_step_tensor)
+        self._care.describe_graph(session.graph, self._get_saver(), has_text=self._save_graph_def)
+        if self._listeners or not self._care.is_saved(step):
+            self._save(session, step)
+        self._timer.update_last_triggered_step(step)
+
+    def _save(self, session: Any, step: Any) -> bool:
+        """Saves as its listeners need it; whether one of them asks for a stop."""
+        if self._care is None:
+            return bool(super()._save(session, step))
+        if self._listeners:
+            log.info("Calling checkpoint listeners before saving checkpoint %d...", step)
+        for listener in self._listeners:
+            listener.before_save(session, step)
+        log.info("Saving checkpoints for %d into %s.", step, self._save_path)
+        waiting = [listener for listener in self._listeners if _has_its_own(listener, "after_save")]
+        if not waiting:
+            is_by_steps = getattr(self._timer, "_every_steps", None) is not None
+            self._care.save(step, exactly=is_by_steps or bool(self._listeners), at_once=bool(self._listeners))
+            return False
+        if not self._care.save_and_wait(step):
+            log.error("procsv: checkpoint %d is not on disk: listeners are not told that it is", step)
+            return False
+        log.info("Calling checkpoint listeners after saving checkpoint %d...", step)
+        return _ask(waiting, lambda listener: listener.after_save(session, step))
+
+
+def _has_its_own(listener: Any, method: str) -> bool:
+    return getattr(type(listener), method, None) is not getattr(tf_hooks.CheckpointSaverListener, method)
+
+
+def _ask(listeners: list[Any], call: Callable[[Any], Any]) -> bool:
+    """Calls all of them; whether any said that training is to stop."""
+    should_stop = False
+    for listener in listeners:
+        if call(listener):
+            log.info("A CheckpointSaverListener requested that training be stopped. listener: %s", listener)
+            should_stop = True
+    return should_stop

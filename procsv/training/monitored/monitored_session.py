@@ -1,0 +1,241 @@
+"""MonitoredSession and SingularMonitoredSession.
+
+Used by programs, by MonitoredTrainingSession, and in TensorFlow's place after `procsv.install()`.  Order of calls,
+layers and errors are TensorFlow's; a session whose hooks save checkpoints is looked after by care.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_coordinator_context
+from tensorflow.python.training import monitored_session as tf_monitored
+
+from procsv.training.coordinator import Coordinator
+from procsv.training.keeping import SNAPSHOT_SECS_DEFAULT
+from procsv.training.local_master import resolve_master
+from procsv.training.monitored.care import Care, take_care
+from procsv.training.monitored.scaffold import ChiefSessionCreator
+from procsv.training.monitored.sessions import _CoordinatedSession, _HookedSession, _RecoverableSession
+
+tf1 = tf.compat.v1
+log = tf1.logging
+
+SILENT_ENDS = (tf.errors.OutOfRangeError, StopIteration)  # exactly these end a `with` block without an error
+
+
+class CoordinatedSessionCreator(tf_monitored.SessionCreator):
+    """Makes a session, starts its threads and shows it to the hooks; what cannot be finished is closed again."""
+
+    def __init__(
+        self, session_creator: Any, hooks: list[Any], stop_grace_period_secs: float, care: Care | None
+    ) -> None:
+        self._session_creator, self._hooks, self._care = session_creator, hooks, care
+        self._stop_grace_period_secs = stop_grace_period_secs
+        self.coord: Any = None
+        self.tf_sess: Any = None
+
+    def create_session(self) -> Any:
+        """The new session with its coordinator and hooks around it."""
+        care, creator = self._care, self._session_creator
+        if hasattr(creator, "_master"):
+            creator._master = resolve_master(creator._master)
+        if care is not None:
+            care.before_session(creator)
+        self.tf_sess = creator.create_session()
+        coord = self.coord = Coordinator(clean_stop_exception_types=[])
+        try:
+            coord.may_be_idle = bool(getattr(creator, "_master", ""))
+            coord.free = self.tf_sess.close
+            if care is not None:
+                care.begin_run(self.tf_sess, coord)
+            if tf1.get_collection(tf1.GraphKeys.QUEUE_RUNNERS):
+                tf1.train.start_queue_runners(sess=self.tf_sess, coord=coord)
+            for hook in self._hooks:
+                hook.after_create_session(self.tf_sess, coord)
+            if care is not None:
+                care.session_is_ready(self.tf_sess.graph)
+        except BaseException:
+            self._drop()
+            raise
+        hooked = _HookedSession(self.tf_sess, self._hooks)
+        before_close = care.end_run if care is not None else None
+        return _CoordinatedSession(hooked, coord, self._stop_grace_period_secs, before_close)
+
+    def _drop(self) -> None:
+        """Ends what was begun; the error that kept it from being finished is the one that counts."""
+        if self._care is not None:
+            self._care.end_run()
+        self.coord.request_stop()
+        with contextlib.suppress(Exception):
+            self.coord.join(stop_grace_period_secs=self._stop_grace_period_secs, ignore_live_threads=True)
+        with contextlib.suppress(Exception):
+            self.tf_sess.close()
+        self.tf_sess = self.coord = None
+
+
+class Monitored:
+    """What both kinds of session have in common; goes before TensorFlow's class among the bases."""
+
+    _CoordinatedSessionCreator = CoordinatedSessionCreator
+
+    def _begin(
+        self,
+        session_creator: Any,
+        hooks: Any,
+        should_recover: bool,
+        stop_grace_period_secs: float,
+        snapshot_secs: Any,
+        final_checkpoint: bool,
+    ) -> None:
+        self._graph_was_finalized = tf1.get_default_graph().finalized
+        self._hooks = list(hooks or [])
+        self._raised_by_run: BaseException | None = None
+        self._sess: Any = None
+        worker_context = distribute_coordinator_context.get_current_worker_context()
+        if not session_creator and not worker_context:
+            session_creator = ChiefSessionCreator()
+        self._care = None
+        if not worker_context:
+            self._care = take_care(self._hooks, session_creator, snapshot_secs, final_checkpoint)
+        try:
+            if self._care is not None:
+                self._care.open(self._hooks)
+            for hook in self._hooks:
+                hook.begin()
+            self._coordinated_creator = self._CoordinatedSessionCreator(
+                session_creator or worker_context.session_creator(), self._hooks, stop_grace_period_secs, self._care
+            )
+            if should_recover:
+                wait = self._care.wait if self._care is not None else None
+                self._sess = _RecoverableSession(self._coordinated_creator, wait)
+            else:
+                self._sess = self._coordinated_creator.create_session()
+        except BaseException:
+            self._end_care()
+            raise
+
+    def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        """As `tf.compat.v1.Session.run`, with the hooks around it."""
+        try:
+            return self._sess.run(fetches, feed_dict=feed_dict, options=options, run_metadata=run_metadata)
+        except SILENT_ENDS as error:
+            self._raised_by_run = error
+            raise
+
+    def run_step_fn(self, step_fn: Any) -> Any:
+        """Calls `step_fn(step_context)`; ValueError if it takes anything else."""
+        try:
+            return super().run_step_fn(step_fn)  # type: ignore[misc]  # TensorFlow's
+        except SILENT_ENDS as error:
+            self._raised_by_run = error
+            raise
+
+    def __exit__(
+        self, exception_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if exception_type in SILENT_ENDS:
+            if error is not self._raised_by_run:
+                log.warning("Training ends, as at the end of its input, by %s", _whence(error, trace))
+            exception_type = None
+        if exception_type is None or issubclass(exception_type, Exception):
+            self._close_internal(exception_type)
+        else:
+            self._close_quietly(exception_type)
+        return exception_type is None
+
+    def _close_quietly(self, exception_type: type[BaseException]) -> None:
+        """An interrupt, or the way out of the program, is on its way: nothing else takes its place."""
+        try:
+            self._close_internal(exception_type)
+        except Exception as besides:  # noqa: BLE001  what goes through the block already is what counts
+            log.error("procsv: besides, while the session was closed: %s: %s", type(besides).__name__, besides)
+
+    def _close_internal(self, exception_type: type[BaseException] | None = None) -> None:
+        if self._sess is None:
+            raise RuntimeError("Session is already closed.")
+        try:
+            if self._care is not None:
+                self._care.begin_end()
+            if not exception_type:
+                for hook in self._hooks:
+                    hook.end(self._coordinated_creator.tf_sess)
+        finally:
+            try:
+                if self._care is not None:
+                    self._care.save_last(exception_type)
+            finally:
+                self._close_session()
+
+    def _close_session(self) -> None:
+        try:
+            self._sess.close()
+        finally:
+            self._sess = None
+            self._coordinated_creator.tf_sess = None
+            self._coordinated_creator.coord = None
+            if not self._graph_was_finalized:
+                tf1.get_default_graph()._unsafe_unfinalize()
+            self._end_care()
+
+    def _end_care(self) -> None:
+        care, self._care = self._care, None
+        if care is not None:
+            care.end()
+
+
+def _whence(error: BaseException | None, trace: TracebackType | None) -> str:
+    """An error that no run has raised, and where it comes from."""
+    frames = traceback.extract_tb(trace)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
+    return f"{type(error).__name__}({error}) raised at {where}, not by a run of the session"
+
+
+class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
+    """Session-like object that handles initialization, recovery and hooks, as tf.compat.v1.train.MonitoredSession.
+
+    Keyword-only, besides, for sessions with a CheckpointSaverHook:
+
+      snapshot_secs: seconds between snapshots in memory, which bound what a crash costs.  "auto", the default, spaces
+        them so that they cost at most 1 % of the training time.
+      final_checkpoint: whether any end of the session, an error too, leaves a checkpoint of its last state.  Default
+        True; False leaves it to the hooks, which TensorFlow calls at a clean end only.
+    """
+
+    def __init__(
+        self,
+        session_creator: Any = None,
+        hooks: Any = None,
+        stop_grace_period_secs: float = 120,
+        *,
+        snapshot_secs: Any = SNAPSHOT_SECS_DEFAULT,
+        final_checkpoint: bool = True,
+    ) -> None:
+        self._begin(session_creator, hooks, True, stop_grace_period_secs, snapshot_secs, final_checkpoint)
+
+
+class SingularMonitoredSession(Monitored, tf_monitored.SingularMonitoredSession):
+    """As tf.compat.v1.train.SingularMonitoredSession: a chief's, without recovery, with `raw_session()`.
+
+    Keyword-only arguments as for MonitoredSession.
+    """
+
+    def __init__(
+        self,
+        hooks: Any = None,
+        scaffold: Any = None,
+        master: Any = "",
+        config: Any = None,
+        checkpoint_dir: Any = None,
+        stop_grace_period_secs: float = 120,
+        checkpoint_filename_with_path: Any = None,
+        *,
+        snapshot_secs: Any = SNAPSHOT_SECS_DEFAULT,
+        final_checkpoint: bool = True,
+    ) -> None:
+        creator = ChiefSessionCreator(scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path)
+        self._begin(creator, hooks, False, stop_grace_period_secs, snapshot_secs, final_checkpoint)

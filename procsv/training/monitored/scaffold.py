@@ -1,0 +1,104 @@
+"""Scaffold and the creators of sessions: TensorFlow's, with clear errors and workers that do not wait in vain.
+
+Used by programs and by monitored sessions.  Know nothing of services: where a chief's state comes from is decided by the
+session manager that `care.py` gives it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.training import monitored_session as tf_monitored
+
+from procsv.training.waiting import WaitingSessionManager
+
+tf1 = tf.compat.v1
+
+RECOVERY_WAIT_SECS = 30  # the longest pause between two looks of a worker, as TensorFlow's
+
+SessionCreator = tf_monitored.SessionCreator
+
+
+class Scaffold(tf_monitored.Scaffold):
+    """tf.compat.v1.train.Scaffold; an ambiguous collection is named in a readable error."""
+
+    _finalized: Any = None  # the graph that this was done for
+
+    def finalize(self) -> Any:
+        """Creates what is missing, finalizes the graph; RuntimeError if a collection leaves the choice open."""
+        graph = tf1.get_default_graph()
+        if graph is self._finalized and graph.finalized:
+            return self
+        keys = tf1.GraphKeys
+        for name, key, given in (
+            ("init_op", keys.INIT_OP, self._init_op),
+            ("ready_op", keys.READY_OP, self._ready_op),
+            ("ready_for_local_init_op", keys.READY_FOR_LOCAL_INIT_OP, self._ready_for_local_init_op),
+            ("local_init_op", keys.LOCAL_INIT_OP, self._local_init_op),
+            ("summary_op", keys.SUMMARY_OP, self._summary_op),
+        ):
+            if given is None:
+                _check_unambiguous(name, key)
+        super().finalize()
+        self._finalized = graph
+        return self
+
+    @staticmethod
+    def get_or_default(arg_name: str, collection_key: str, default_constructor: Any) -> Any:
+        """The one item of a collection, or a new one that is put there."""
+        _check_unambiguous(arg_name, collection_key)
+        return _get_or_default(arg_name, collection_key, default_constructor)
+
+
+_get_or_default = tf_monitored.Scaffold.get_or_default
+
+
+def _check_unambiguous(name: str, key: str) -> None:
+    if len(tf1.get_collection(key)) > 1:
+        raise RuntimeError(
+            f'More than one item in the collection "{key}". Please indicate which one to use by passing it to '
+            f"the tf.Scaffold constructor as:  tf.Scaffold({name}=item to use)"
+        )
+
+
+def session_manager(scaffold: Any, graph: Any) -> WaitingSessionManager:
+    """The manager for a finalized scaffold."""
+    return WaitingSessionManager(
+        local_init_op=scaffold.local_init_op,
+        local_init_feed_dict=scaffold.local_init_feed_dict,
+        ready_op=scaffold.ready_op,
+        ready_for_local_init_op=scaffold.ready_for_local_init_op,
+        graph=graph,
+        recovery_wait_secs=RECOVERY_WAIT_SECS,
+    )
+
+
+class ChiefSessionCreator(tf_monitored.ChiefSessionCreator):
+    """tf.compat.v1.train.ChiefSessionCreator with a Scaffold of ours by default."""
+
+    def __init__(
+        self,
+        scaffold: Any = None,
+        master: Any = "",
+        config: Any = None,
+        checkpoint_dir: Any = None,
+        checkpoint_filename_with_path: Any = None,
+    ) -> None:
+        super().__init__(scaffold or Scaffold(), master, config, checkpoint_dir, checkpoint_filename_with_path)
+
+
+class WorkerSessionCreator(tf_monitored.WorkerSessionCreator):
+    """tf.compat.v1.train.WorkerSessionCreator that looks often at first, and waits for all of `max_wait_secs`."""
+
+    def __init__(
+        self, scaffold: Any = None, master: Any = "", config: Any = None, max_wait_secs: float = 30 * 60
+    ) -> None:
+        super().__init__(scaffold or Scaffold(), master, config, max_wait_secs)
+
+    _session_manager: Any
+
+    def _get_session_manager(self) -> Any:
+        if self._session_manager is None:
+            self._session_manager = session_manager(self._scaffold, tf1.get_default_graph())
+        return self._session_manager

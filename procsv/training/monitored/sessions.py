@@ -1,0 +1,155 @@
+"""The layers of a monitored session around its raw one, each TensorFlow's with what was wrong mended.
+
+    _RecoverableSession   makes a new session after AbortedError and UnavailableError, with growing pauses
+    _CoordinatedSession   stops and joins the threads when it is closed
+    _HookedSession        calls the hooks around each run
+
+Built by MonitoredSession.  A call with all its hooks is one call of the training thread: the boundary, where snapshots
+are taken, is at its end, so that what a hook does after a step belongs to that step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.training import monitored_session as tf_monitored
+
+from procsv.training.session import pass_boundary
+
+log = tf.compat.v1.logging
+
+PREEMPTION_ERRORS = (tf.errors.AbortedError, tf.errors.UnavailableError)
+PAUSE_S_MIN = 0.1  # before the second attempt in a row; the first comes at once
+PAUSE_S_MAX = 30.0
+
+LAYERS = ("_HookedSession", "_CoordinatedSession", "_RecoverableSession")  # of TensorFlow's names, those that are here
+
+_WrappedSession = tf_monitored._WrappedSession
+
+
+def _boundary_of(session: Any) -> Any:
+    return getattr(session, "_procsv_boundary", None)
+
+
+class _HookedSession(tf_monitored._HookedSession):
+    """Runs with hooks, each as one call."""
+
+    def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        boundary = _boundary_of(self._sess)
+        if boundary is None:
+            return super().run(fetches, feed_dict, options, run_metadata)
+        return pass_boundary(boundary, super().run, (fetches, feed_dict, options, run_metadata), {})
+
+
+class _CoordinatedSession(tf_monitored._CoordinatedSession):
+    """Threads end with the session; `before_close` is told first."""
+
+    def __init__(
+        self,
+        sess: Any,
+        coord: Any,
+        stop_grace_period_secs: float = 120,
+        before_close: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(sess, coord, stop_grace_period_secs)
+        self._before_close = before_close
+
+    def run_step_fn(self, step_fn: Any, raw_session: Any, run_with_hooks: Any) -> Any:
+        boundary = _boundary_of(raw_session)
+        if boundary is None:
+            return super().run_step_fn(step_fn, raw_session, run_with_hooks)
+        return pass_boundary(boundary, super().run_step_fn, (step_fn, raw_session, run_with_hooks), {})
+
+    def close(self) -> None:
+        before_close, self._before_close = self._before_close, None
+        try:
+            if before_close is not None:
+                before_close()
+        finally:
+            super().close()
+
+
+class _RecoverableSession(tf_monitored._RecoverableSession):
+    """Recovers for as long as it takes, with pauses that double up to PAUSE_S_MAX; one line is logged an attempt."""
+
+    _sess: Any
+
+    def __init__(self, sess_creator: Any, wait: Callable[[float], None] | None = None) -> None:
+        """`wait(seconds)` pauses; it may raise to end the attempts."""
+        self._wait = wait or _wait
+        self._failures = 0  # in a row
+        super().__init__(sess_creator)
+
+    def _create_session(self) -> Any:
+        while True:
+            try:
+                return self._sess_creator.create_session()
+            except PREEMPTION_ERRORS as error:
+                self._pause("while a session was being created", error)
+
+    def _pause(self, when: str, error: Exception) -> None:
+        pause_s = min(PAUSE_S_MAX, PAUSE_S_MIN * 2 ** min(self._failures - 1, 10)) if self._failures else 0.0
+        self._failures += 1
+        log.info(
+            "An error was raised %s. This may be due to a preemption of, or a lost connection to, a worker or "
+            "parameter server. A new session will be created in %.1f s (attempt %d). Error: %s",
+            when,
+            pause_s,
+            self._failures,
+            error,
+        )
+        if pause_s:
+            self._wait(pause_s)
+
+    def _check_stop(self) -> bool:
+        try:
+            return bool(self._sess._check_stop()) if self._sess else True
+        except PREEMPTION_ERRORS as error:
+            self._begin_anew("while considering whether the session is complete", error)
+            self._sess = self._create_session()
+            return False
+        except Exception:  # noqa: BLE001  it is in the coordinator, and raised by close()
+            return True
+
+    def _begin_anew(self, when: str, error: Exception) -> None:
+        self.close()
+        self._sess = None
+        self._pause(when, error)
+
+    def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        while True:
+            try:
+                if not self._sess:
+                    self._sess = self._create_session()
+                result = self._sess.run(fetches, feed_dict=feed_dict, options=options, run_metadata=run_metadata)
+            except PREEMPTION_ERRORS as error:
+                self._begin_anew("by a run", error)
+            else:
+                self._failures = 0
+                return result
+
+    def run_step_fn(self, step_fn: Any, raw_session: Any, run_with_hooks: Any) -> Any:
+        while True:
+            try:
+                if not self._sess:
+                    self._sess = self._create_session()
+                    raw_session = _raw(self._sess)  # the one before is closed
+                result = self._sess.run_step_fn(step_fn, raw_session, self._sess.run)
+            except PREEMPTION_ERRORS as error:
+                self._begin_anew("by a step function", error)
+            else:
+                self._failures = 0
+                return result
+
+
+def _raw(session: Any) -> Any:
+    while isinstance(session, _WrappedSession):
+        session = session._sess
+    return session
+
+
+def _wait(seconds: float) -> None:
+    threading.Event().wait(seconds)

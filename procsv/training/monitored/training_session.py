@@ -1,0 +1,157 @@
+"""MonitoredTrainingSession: a MonitoredSession with the hooks that training usually has.
+
+Used by programs.  The hooks, their order and their defaults are TensorFlow's.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_coordinator_context
+from tensorflow.python.training import monitored_session as tf_monitored
+
+from procsv.training.keeping import SNAPSHOT_SECS_DEFAULT
+from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
+from procsv.training.monitored.monitored_session import MonitoredSession
+from procsv.training.monitored.scaffold import ChiefSessionCreator, Scaffold, WorkerSessionCreator
+from procsv.training.monitored.summary_hooks import StepCounterHook, SummarySaverHook
+from procsv.training.runtime import current
+
+tf1 = tf.compat.v1
+log = tf1.logging
+
+USE_DEFAULT = tf_monitored.USE_DEFAULT
+
+_COLLECTIVE = ("CollectiveAllReduceStrategy", "CollectiveAllReduceStrategyV1", "MultiWorkerMirroredStrategy")
+
+
+def MonitoredTrainingSession(
+    master: Any = "",
+    is_chief: bool = True,
+    checkpoint_dir: Any = None,
+    scaffold: Any = None,
+    hooks: Any = None,
+    chief_only_hooks: Any = None,
+    save_checkpoint_secs: Any = USE_DEFAULT,
+    save_summaries_steps: Any = USE_DEFAULT,
+    save_summaries_secs: Any = USE_DEFAULT,
+    config: Any = None,
+    stop_grace_period_secs: float = 120,
+    log_step_count_steps: Any = 100,
+    max_wait_secs: float = 7200,
+    save_checkpoint_steps: Any = USE_DEFAULT,
+    summary_dir: Any = None,
+    save_graph_def: bool = True,
+    *,
+    snapshot_secs: Any = USE_DEFAULT,
+    final_checkpoint: bool = True,
+) -> MonitoredSession:
+    """A MonitoredSession for training; arguments as tf.compat.v1.train.MonitoredTrainingSession's.
+
+    Under `procsv launch` a chief without `checkpoint_dir` whose graph has a global step uses the run's logdir.
+    `snapshot_secs` and `final_checkpoint`: as MonitoredSession's.
+    """
+    summaries = _one_of(save_summaries_steps, save_summaries_secs, (100, None))
+    checkpoints = _one_of(save_checkpoint_steps, save_checkpoint_secs, (None, 600))
+    scaffold = scaffold or Scaffold()
+    more: dict[str, Any] = {
+        "stop_grace_period_secs": stop_grace_period_secs,
+        "snapshot_secs": SNAPSHOT_SECS_DEFAULT if snapshot_secs is USE_DEFAULT else snapshot_secs,
+        "final_checkpoint": final_checkpoint,
+    }
+    context = distribute_coordinator_context.get_current_worker_context()
+    if context:
+        checkpoints = _fit_for_collectives(context, checkpoints, summaries)
+        elsewhere = _elsewhere(context)
+        own = [*(hooks or ()), *((chief_only_hooks or ()) if context.is_chief else ())]
+        own += _summary_hooks(
+            _place(summary_dir or checkpoint_dir, context.should_save_summary, elsewhere),
+            log_step_count_steps,
+            summaries,
+            scaffold,
+        )
+        place = _place(checkpoint_dir, context.should_checkpoint, elsewhere)
+        own += _checkpoint_hooks(place, checkpoints, scaffold, save_graph_def)
+        log.info("all_hooks %r", own)
+        creator = context.session_creator(
+            scaffold, config=config, checkpoint_dir=checkpoint_dir, max_wait_secs=max_wait_secs
+        )
+        return MonitoredSession(creator, own, **more)
+    if not is_chief:
+        worker = WorkerSessionCreator(scaffold, master, config, max_wait_secs)
+        return MonitoredSession(worker, list(hooks or ()), **more)
+    launched = current()
+    if checkpoint_dir is None and launched is not None and tf1.train.get_global_step() is not None:
+        checkpoint_dir = launched.start.logdir
+    own = list(chief_only_hooks or ())
+    own += _summary_hooks(summary_dir or checkpoint_dir, log_step_count_steps, summaries, scaffold)
+    own += _checkpoint_hooks(checkpoint_dir, checkpoints, scaffold, save_graph_def)
+    chief = ChiefSessionCreator(scaffold, master, config, checkpoint_dir)
+    return MonitoredSession(chief, [*own, *(hooks or ())], **more)
+
+
+def _one_of(steps: Any, secs: Any, default: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Steps and seconds, what is not given being None; `default` if neither is."""
+    if steps == USE_DEFAULT and secs == USE_DEFAULT:
+        return default
+    return (None if steps == USE_DEFAULT else steps), (None if secs == USE_DEFAULT else secs)
+
+
+def _is_on(every: Any) -> bool:
+    return bool(every and every > 0)
+
+
+def _summary_hooks(directory: Any, log_steps: Any, every: tuple[Any, Any], scaffold: Any) -> list[Any]:
+    if not directory:
+        return []
+    steps, secs = every
+    found: list[Any] = []
+    if _is_on(log_steps):
+        found.append(StepCounterHook(output_dir=directory, every_n_steps=log_steps))
+    if _is_on(steps) or _is_on(secs):
+        found.append(SummarySaverHook(scaffold=scaffold, save_steps=steps, save_secs=secs, output_dir=directory))
+    return found
+
+
+def _checkpoint_hooks(directory: Any, every: tuple[Any, Any], scaffold: Any, save_graph_def: bool) -> list[Any]:
+    steps, secs = every
+    if not directory or not (_is_on(steps) or _is_on(secs)):
+        return []
+    return [
+        CheckpointSaverHook(
+            directory, save_steps=steps, save_secs=secs, scaffold=scaffold, save_graph_def=save_graph_def
+        )
+    ]
+
+
+# -- in a worker of a distribution strategy ------------------------------------------------------------------
+def _elsewhere(context: Any) -> str | None:
+    """Where workers write that must take part in saving, though nobody needs their files; None if they need not."""
+    if type(context._strategy).__name__ not in _COLLECTIVE:
+        return None
+    return f"tmp_{context.task_type}_{context.task_id}" if context.task_type else "tmp"
+
+
+def _place(directory: Any, is_ours: bool, elsewhere: str | None) -> Any:
+    if not directory or is_ours:
+        return directory
+    return os.path.join(directory, elsewhere) if elsewhere else None
+
+
+def _fit_for_collectives(context: Any, checkpoints: tuple[Any, Any], summaries: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Workers save at the same steps, or wait for each other for ever."""
+    if _elsewhere(context) is None:
+        return checkpoints
+    if summaries[1]:
+        log.warning(
+            "Collective ops may run out of sync with`save_summaries_secs`, please use `save_summaries_steps` instead."
+        )
+    if not checkpoints[1]:
+        return checkpoints
+    log.warning(
+        "Collective ops may deadlock with `save_checkpoints_secs` please use `save_checkpoint_steps` instead. "
+        "Clearing `save_checkpoint_secs` and setting `save_checkpoint_steps` to 1000 now."
+    )
+    return 1000, None
