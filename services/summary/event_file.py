@@ -179,3 +179,15 @@ def _whole_record(file: BinaryIO) -> int | None:
     if file.read(_CRC.size) != _masked(crc):
         return None
     return int(_HEAD_BYTES + length + _CRC.size)
+
+
+def read_records(path: Path) -> tuple[list[bytes], int]:
+    """The whole records of a file, and how many bytes at its end are none."""
+    records: list[bytes] = []
+    with path.open("rb") as file:
+        while True:
+            at = file.tell()
+            size = _whole_record(file)
+            if size is None:
+                return records, path.stat().st_size - at
+            records.append(os.pread(file.fileno(), size - _HEAD_BYTES - _CRC.size, at + _HEAD_BYTES))

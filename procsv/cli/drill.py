@@ -1,0 +1,90 @@
+"""`procsv drill TARGET`: proves that a program survives, by training it once without faults and once with them.
+
+Called by main.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from procsv.cli.plans import make_plan
+from procsv.cli.values import Duration
+
+FAILED = 1  # it did not hold
+
+
+@click.command("drill", context_settings={"allow_interspersed_args": False, "show_default": True})
+@click.option(
+    "--plan",
+    type=click.Path(dir_okay=False),
+    metavar="PLAN.toml",
+    show_default="each kind of fault once, spread over the training",
+    help="The faults to have.",
+)
+@click.option("--fault", multiple=True, metavar="TEXT", help="One more fault: 'kill trainer at step 50'.")
+@click.option("--seed", type=int, default=0, metavar="N", help="Of what is random in the plan.")
+@click.option(
+    "--logdir",
+    required=True,
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Where both trainings go: DIR/baseline and DIR/drilled.",
+)
+@click.option(
+    "--rtol", type=click.FloatRange(min=0.0), default=0.0, metavar="X", help="How much, relatively, may differ."
+)
+@click.option("--drop-in", is_flag=True, help="As of launch: the program knows nothing of procsv.")
+@click.option("--snapshot-secs", metavar="auto|S|0", help="As of launch.")
+@click.option("--grace", type=Duration(least_s=1.0), metavar="S", help="As of launch.")
+@click.option("--config", type=click.Path(dir_okay=False), metavar="FILE", help="As of launch: its other options.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.argument("target", metavar="TARGET")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def command(
+    plan: str | None,
+    fault: tuple[str, ...],
+    seed: int,
+    logdir: str,
+    rtol: float,
+    drop_in: bool,
+    snapshot_secs: str | None,
+    grace: float | None,
+    config: str | None,
+    as_json: bool,
+    target: str,
+    args: tuple[str, ...],
+) -> None:
+    """Train TARGET once without faults and once with them, and compare what both end with.
+
+    Exit code 0 if it held: it survived, with the same final variables (bit by bit, or within --rtol), and continuous
+    summaries. 1 if it did not.
+    """
+    from procsv.drill.course import Course, run_drill
+    from procsv.drill.showing import as_data, show
+
+    faults = make_plan(plan, fault, None, 0.0, seed)
+    options = ["--drop-in"] if drop_in else []
+    for name, value in (("--snapshot-secs", snapshot_secs), ("--grace", grace), ("--config", config)):
+        options += [name, str(value)] if value is not None else []
+    own = args[1:] if args[:1] == ("--",) else args
+    course = Course(Path(logdir), target, own, tuple(options), rtol)
+    found = run_drill(course, faults if faults.faults else None, _say)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(as_data(found)), indent=2).decode())
+    else:
+        from rich.console import Console
+
+        show(found, Console(highlight=False))
+    sys.exit(0 if found.held else FAILED)
+
+
+def _say(text: str) -> None:
+    """Progress, for a person who waits: steps only on a terminal, each in the place of the last."""
+    if not text.startswith(" "):
+        click.echo(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, err=True)
+    elif sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text}", err=True, nl=False)

@@ -1,0 +1,172 @@
+"""What a drill has found, and whether it held.  Pure.
+
+Used by `procsv drill`.  What is compared was read by course.py; here it is weighed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from procsv.ipc.faults import FAULT_EVENT, Fault, describe
+from procsv.report.ledger import Account, Incarnation, Remark
+
+OUTSIDE_THE_GRAPH = (
+    "the same program without faults ends with the same variables every time, so it is the restarts that make the "
+    "difference: the program keeps state outside the graph (a counter or a position in the data in Python, an unseeded "
+    "random source, a file that it appends to). What is made before the session begins anew at each start; let it follow "
+    "from the global step"
+)
+NOT_DETERMINISTIC = (
+    "the program ends differently without any fault, too: it is not deterministic, and a drill cannot tell a lost step from "
+    "its noise. Seed it, run its operations on one thread (or tf.config.experimental.enable_op_determinism()), or say how "
+    "much may differ with --rtol"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One training, with faults or without."""
+
+    logdir: str
+    exit_codes: tuple[int, ...]  # of each launch; negative: killed by that signal
+    account: Account
+    last_words: str  # the end of what it printed
+
+    @property
+    def survived(self) -> bool:
+        return bool(self.exit_codes) and self.exit_codes[-1] == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """A fault that happened, and what it cost."""
+
+    fault: str
+    what: str
+    step: int
+    incarnation: int
+    ended_trainer: bool
+    lost_steps: int
+    down_s: float  # from the death to the end of the first new step
+    source: str  # memory, checkpoint, fresh: what the next trainer went on from
+
+
+@dataclass(slots=True)
+class Findings:
+    """The drill's result.  `held`: nothing is wrong."""
+
+    baseline: Trial
+    drilled: Trial
+    blows: list[Blow]
+    missed: list[str]  # faults that never happened
+    comparison: dict[str, Any]
+    continuity: dict[str, Any]
+    rtol: float
+    is_deterministic: bool | None = None  # None: not tried, for there was no need
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def held(self) -> bool:
+        return not self.problems
+
+    @property
+    def variables(self) -> str:
+        """`identical`, `close` (within --rtol), `different`, or `unknown` where there is nothing to compare."""
+        if not self.comparison:
+            return "unknown"
+        if self.comparison["is_identical"]:
+            return "identical"
+        return "close" if self.rtol > 0 and self.comparison["is_close"] else "different"
+
+
+def find_blows(account: Account, faults: tuple[Fault, ...]) -> tuple[list[Blow], list[str]]:
+    """What happened to the run, and the faults that did not."""
+    texts = {str(fault): fault for fault in faults}
+    happened = [remark for remark in account.remarks if remark.event == FAULT_EVENT]
+    blows = [
+        _blow(remark, texts.get(str(remark.fields.get("fault", ""))), account, _until(happened, number, account))
+        for number, remark in enumerate(happened)
+    ]
+    seen = {blow.fault for blow in blows}
+    return blows, [text for text in texts if text not in seen]
+
+
+def _until(happened: list[Remark], number: int, account: Account) -> float:
+    return happened[number + 1].time_s if number + 1 < len(happened) else account.end_s
+
+
+def _blow(remark: Remark, fault: Fault | None, account: Account, until_s: float) -> Blow:
+    """Whoever dies before the next fault, dies of this one."""
+    died, following = None, None
+    for one, after in zip(account.incarnations, [*account.incarnations[1:], None], strict=False):
+        if one.end_s is not None and remark.time_s <= one.end_s <= until_s and one.cause not in ("completed", ""):
+            died, following = one, after
+            break
+        if fault is not None and fault.target == "watchdog" and one.start_s <= remark.time_s <= (one.end_s or until_s):
+            died, following = one, after
+            break
+    return Blow(
+        fault=str(remark.fields.get("fault", "")),
+        what=describe(fault) if fault is not None else str(remark.fields.get("fault", "")),
+        step=int(remark.fields.get("step", -1)),
+        incarnation=died.number if died is not None else remark.incarnation,
+        ended_trainer=died is not None,
+        lost_steps=died.lost_steps if died is not None else 0,
+        down_s=_down_s(died, following),
+        source=following.source if following is not None and died is not None else "",
+    )
+
+
+def _down_s(died: Incarnation | None, following: Incarnation | None) -> float:
+    if died is None or following is None or following.ready_s is None or died.end_s is None:
+        return 0.0
+    return following.ready_s - died.end_s
+
+
+def weigh(found: Findings) -> None:
+    """Fills in the problems: what a person has to know before trusting the program to restarts."""
+    problems = found.problems
+    if not found.baseline.survived:
+        problems.append(f"without faults it does not end well: {_exits(found.baseline)}")
+        return
+    if not found.drilled.survived:
+        problems.append(f"it did not survive: {_exits(found.drilled)}")
+    elif found.variables == "different":
+        problems.append(_difference(found))
+    elif found.variables == "unknown":
+        problems.append("there is no final checkpoint to compare")
+    if not found.blows:
+        problems.append("no fault happened: the training was over before the first was due")
+    problems.extend(f"summaries: {problem}" for problem in found.continuity.get("problems", ()))
+    problems.extend(f"summaries: {tag} is missing" for tag in found.continuity.get("missing_tags", ()))
+
+
+def _exits(trial: Trial) -> str:
+    codes = ", ".join(str(code) for code in trial.exit_codes)
+    return f"procsv launch ended with {codes}; see `procsv report {trial.logdir}` and {trial.logdir}/procsv/crashes"
+
+
+def _difference(found: Findings) -> str:
+    comparison = found.comparison
+    names = ", ".join(
+        f"{one['name']} ({_by_how_much(one)})" for one in comparison["different"][:3] if not one["is_close"]
+    )
+    alone = [*comparison["only_in_first"], *comparison["only_in_second"]]
+    parts = [f"{comparison['different_count']} of {comparison['variables']} final variables differ: {names}"]
+    if alone:
+        parts = [f"variables that only one of both has: {', '.join(alone[:5])}", *(parts if names else [])]
+    text = "; ".join(parts)
+    if found.is_deterministic is None:
+        return text
+    return f"{text}. {_sentence(OUTSIDE_THE_GRAPH if found.is_deterministic else NOT_DETERMINISTIC)}"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _by_how_much(one: dict[str, Any]) -> str:
+    if one["max_abs"] is None:
+        return f"{one['elements']} elements"
+    return f"by {one['max_abs']:.3g}, relative {one['max_rel']:.3g}"

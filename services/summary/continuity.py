@@ -1,0 +1,95 @@
+"""`python -m procsv.services.summary.continuity DIR`: are the event files of a run whole and continuous?  As JSON.
+
+Run by `procsv drill`.  Continuous means what TensorBoard would show of them: no record torn in the middle, no step going
+backwards unless a START mark says that it does, no value of one tag at one step twice.  Only reads.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from procsv.services.summary.event_file import read_records
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+PROBLEMS_MAX = 20
+
+
+class Continuity(msgspec.Struct, kw_only=True):
+    files: int
+    records: int
+    tags: list[str]
+    problems: list[str]
+
+
+def look(directory: Path) -> Continuity:
+    """Everything below `directory`, each folder as one series of files, as TensorBoard takes them."""
+    found = Continuity(files=0, records=0, tags=[], problems=[])
+    folders = sorted({path.parent for path in directory.rglob("events.out.tfevents.*")})
+    for folder in folders:
+        if "procsv" not in folder.relative_to(directory).parts:
+            _look_at_folder(folder, found)
+    del found.problems[PROBLEMS_MAX:]
+    return found
+
+
+def _look_at_folder(folder: Path, found: Continuity) -> None:
+    seen: dict[str, dict[int, str]] = {}  # tag -> the steps that count, each with its file
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        found.files += 1
+        for event in _events(path, found):
+            found.records += 1
+            if event.HasField("session_log") and event.session_log.status == event.session_log.START:
+                _purge(seen, event.step)
+            elif event.HasField("summary"):
+                _enter(event, path, seen, found)
+    found.tags += sorted(seen)
+
+
+def _events(path: Path, found: Continuity) -> Iterator[Event]:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    records, rest = read_records(path)
+    if rest:
+        found.problems.append(f"{path.name}: {rest} bytes at its end are no whole record")
+    for record in records:
+        yield Event.FromString(record)
+
+
+def _purge(seen: dict[str, dict[int, str]], step: int) -> None:
+    """A restart at `step`: what was recorded of later steps is not shown any more."""
+    for steps in seen.values():
+        for later in [one for one in steps if one >= step]:
+            del steps[later]
+
+
+def _enter(event: Event, path: Path, seen: dict[str, dict[int, str]], found: Continuity) -> None:
+    for value in event.summary.value:
+        steps = seen.setdefault(value.tag, {})
+        if event.step in steps:
+            found.problems.append(f"{path.name}: {value.tag} at step {event.step} is there twice")
+        elif steps and event.step < max(steps):
+            found.problems.append(
+                f"{path.name}: {value.tag} goes from step {max(steps)} back to {event.step}, unmarked"
+            )
+        steps[event.step] = path.name
+
+
+def main(argv: list[str]) -> int:
+    try:
+        found = look(Path(argv[0]))
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""`procsv drill` over real programs: one that survives everything, and one that only seems to."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from procsv.ipc.journal import read_journal
+from tests.support.launched import procsv
+
+pytestmark = pytest.mark.fault
+
+MIXED = """
+seed = 5
+[[fault]]
+do = "kill trainer at step 150"
+[[fault]]
+do = "kill checkpoint every 400 steps, 3 times"
+[[fault]]
+do = "kill summary every 300 steps, 3 times"
+[[fault]]
+do = "raise trainer at step 450"
+[[fault]]
+do = "stop checkpoint for 1s at step 500"
+[[fault]]
+do = "stop summary for 1s at step 550"
+[[fault]]
+do = "segfault trainer at step 700"
+[[fault]]
+do = "fill disk for 1s at step 750"
+[[fault]]
+do = "drop messages of checkpoint for 1s at step 800"
+[[fault]]
+do = "drop messages of summary for 1s at step 850"
+[[fault]]
+do = "preempt trainer with grace 30s at step 950"
+[[fault]]
+do = "stop trainer for 1s at step 1050"
+[[fault]]
+do = "corrupt logdir by flip at step 1100"
+[[fault]]
+do = "exit trainer with 3 at step 1200"
+[[fault]]
+do = "drop messages of trainer for 1s at step 1250"
+[[fault]]
+do = "kill watchdog at step 1300"
+"""
+HAPPENED = 20
+
+
+def test_twenty_mixed_faults_leave_digits_bit_identical(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(MIXED)
+    options = ("--plan", str(plan), "--logdir", str(tmp_path / "drill"), "--snapshot-secs", "0.5", "--json")
+    done = procsv("drill", *options, "procsv.examples.digits", "--steps", "1500", "--step-ms", "4", timeout_s=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    assert said["held"]
+    assert said["variables"] == "identical"
+    assert said["not_happened"] == []
+    assert len(said["faults"]) == HAPPENED
+    assert [fault["lost_steps"] for fault in said["faults"] if "preempt" in fault["fault"]] == [0]
+    assert said["drilled"]["exit_codes"][0] == -9, "the watchdog was killed, and the same command went on"
+    for name in ("baseline", "drilled"):
+        seconds = said[name]["seconds"]
+        assert sum(seconds.values()) == pytest.approx(said[name]["wall_seconds"], rel=0.01)
+    faults = [e for e in read_journal(tmp_path / "drill/drilled/procsv/journal.jsonl") if e["event"] == "fault"]
+    assert [e["step"] for e in faults if e["fault"] == "kill trainer at step 150"] == [150]
+
+
+FORGETFUL = """
+import tensorflow as tf
+import procsv
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+step = tf1.train.get_or_create_global_step()
+total = tf1.get_variable("total", [], tf.float64, tf1.zeros_initializer(), use_resource=True)
+amount = tf1.placeholder(tf.float64, [])
+train = tf1.group(tf1.assign_add(total, amount), tf1.assign_add(step, 1))
+sv = procsv.Supervisor(summary_op=None, save_model_secs=600)
+seen = 0  # state outside the graph: a restart begins it anew
+with sv.managed_session() as sess:
+    while not sv.should_stop() and sess.run(step) < 100:
+        seen += 1
+        sess.run(train, {amount: float(seen)})
+        sv.coord.wait_for_stop(0.02)
+"""
+
+
+def test_a_program_that_keeps_state_outside_the_graph_is_found_out(tmp_path: Path) -> None:
+    program = tmp_path / "forgetful.py"
+    program.write_text(FORGETFUL)
+    done = procsv(
+        "drill",
+        "--fault",
+        "kill trainer at step 60",
+        "--snapshot-secs",
+        "0.2",
+        "--logdir",
+        str(tmp_path / "drill"),
+        str(program),
+        timeout_s=300,
+    )
+    assert done.returncode == 1, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "did not hold" in said
+    assert "total (by " in said
+    assert "state outside the graph" in said
+
+
+def test_a_drill_does_not_touch_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "drilled").mkdir()
+    done = procsv("drill", "--logdir", str(tmp_path), "procsv.examples.digits")
+    assert done.returncode == 2
+    assert "of an earlier drill" in done.stderr
+
+
+def test_a_word_that_is_no_fault_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    done = procsv(
+        "drill", "--fault", "klil trainer at step 3", "--logdir", str(tmp_path / "drill"), "procsv.examples.digits"
+    )
+    assert done.returncode == 2
+    assert "did you mean 'kill'?" in done.stderr
+    assert not (tmp_path / "drill").exists()

@@ -1,0 +1,152 @@
+"""What a drill concludes: it holds only if the program survived, with the same variables and whole summaries."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from procsv.drill.course import as_toml
+from procsv.drill.default_plan import default_plan
+from procsv.drill.findings import Findings, Trial, find_blows, weigh
+from procsv.ipc.errors import UserError
+from procsv.ipc.fault_text import parse_fault, parse_plan
+from procsv.ipc.faults import Plan
+from procsv.report.ledger import Account, take_account
+
+SAME = {"is_identical": True, "is_close": True, "variables": 3, "different": [], "different_count": 0}
+OTHER: dict[str, Any] = {
+    "is_identical": False,
+    "is_close": True,
+    "variables": 3,
+    "different_count": 1,
+    "different": [{"name": "w", "max_abs": 1e-7, "max_rel": 1e-6, "elements": 4, "is_close": False}],
+    "only_in_first": [],
+    "only_in_second": [],
+}
+WHOLE: dict[str, Any] = {"files": 1, "records": 2, "tags": ["loss"], "problems": [], "missing_tags": []}
+
+
+def _at(time: float, event: str, role: str, incarnation: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"time": 1000.0 + time, "event": event, "role": role, "incarnation": incarnation, **fields}
+
+
+def _account() -> Account:
+    """A trainer killed at step 50, a service killed at step 70."""
+    entries = [
+        _at(0, "run_started", "watchdog"),
+        _at(0, "spawned", "trainer", pid=1),
+        _at(5, "ready", "trainer", step=1),
+        _at(5, "recovered", "trainer", step=0, source="fresh", seconds=5.0),
+        _at(20, "fault", "trainer", fault="kill trainer at step 50", step=50),
+        _at(20, "exited", "trainer", code=None, signal="SIGKILL", cause="killed", evidence="", step=50),
+        _at(21, "spawned", "trainer", 2, pid=2),
+        _at(26, "ready", "trainer", 2, step=47),
+        _at(26, "recovered", "trainer", 2, step=46, source="memory", seconds=6.0),
+        _at(30, "fault", "checkpoint", fault="kill checkpoint at step 70", step=70),
+        _at(40, "exited", "trainer", 2, code=0, signal=None, cause="completed", evidence="", step=100),
+        _at(41, "run_completed", "trainer", 2, step=100, goodput=0.5),
+    ]
+    account = take_account(entries)
+    assert account is not None
+    return account
+
+
+def _findings(**changes: Any) -> Findings:
+    trial = Trial("logdir", (0,), _account(), "")
+    faults = tuple(parse_fault(text) for text in ("kill trainer at step 50", "kill checkpoint at step 70"))
+    blows, missed = find_blows(trial.account, faults)
+    settings: dict[str, Any] = {"comparison": SAME, "continuity": WHOLE, "rtol": 0.0, "drilled": trial} | changes
+    found = Findings(
+        trial, settings["drilled"], blows, missed, settings["comparison"], settings["continuity"], settings["rtol"]
+    )
+    found.is_deterministic = changes.get("is_deterministic")
+    weigh(found)
+    return found
+
+
+def test_a_drill_that_ends_the_same_has_held() -> None:
+    found = _findings()
+    assert found.held
+    assert found.variables == "identical"
+
+
+def test_each_fault_is_told_with_what_it_cost() -> None:
+    killed, service = _findings().blows
+    assert (killed.ended_trainer, killed.lost_steps, killed.down_s, killed.source) == (True, 4, 6.0, "memory")
+    assert (service.ended_trainer, service.lost_steps, service.down_s) == (False, 0, 0.0)
+
+
+def test_a_fault_that_never_came_is_named() -> None:
+    _, missed = find_blows(_account(), (parse_fault("kill summary at step 9999"),))
+    assert missed == ["kill summary at step 9999"]
+
+
+def test_different_variables_do_not_hold_and_say_which_and_by_how_much() -> None:
+    found = _findings(comparison=OTHER)
+    assert not found.held
+    assert "w (by 1e-07, relative 1e-06)" in found.problems[0]
+
+
+def test_a_tolerance_that_is_kept_holds() -> None:
+    close = {**OTHER, "different": [{**OTHER["different"][0], "is_close": True}]}
+    assert _findings(comparison=close, rtol=1e-3).held
+    assert not _findings(comparison=close).held
+
+
+def test_state_outside_the_graph_is_told_from_a_program_that_is_not_deterministic() -> None:
+    assert "state outside the graph" in _findings(comparison=OTHER, is_deterministic=True).problems[0]
+    assert "not deterministic" in _findings(comparison=OTHER, is_deterministic=False).problems[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"drilled": Trial("logdir", (-9, 70), _account(), "")}, "did not survive"),
+        ({"comparison": {}}, "no final checkpoint"),
+        ({"continuity": {**WHOLE, "problems": ["loss at step 3 is there twice"]}}, "twice"),
+        ({"continuity": {**WHOLE, "missing_tags": ["accuracy"]}}, "accuracy is missing"),
+    ],
+)
+def test_whatever_is_wrong_is_said(changes: dict[str, Any], said: str) -> None:
+    found = _findings(**changes)
+    assert not found.held
+    assert said in "; ".join(found.problems)
+
+
+def test_the_plan_of_a_drill_without_one_has_every_kind_of_fault_within_the_training() -> None:
+    plan = default_plan(1000)
+    assert {fault.target for fault in plan.faults} == {"trainer", "checkpoint", "summary", "watchdog"}
+    assert all(0 < fault.at_step < 1000 for fault in plan.faults)
+    with pytest.raises(UserError, match="12 global steps"):
+        default_plan(12)
+
+
+def test_a_plan_written_for_launch_reads_back_as_the_same_plan() -> None:
+    plan = Plan(default_plan(500).faults, 9)
+    assert parse_plan(as_toml(plan), "plan.toml") == plan
+
+
+def test_a_continuity_check_finds_steps_that_go_backwards_unmarked(tmp_path: Path) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    from procsv.services.summary.continuity import look
+    from procsv.services.summary.event_file import frame
+
+    def scalar(step: int) -> Event:
+        return Event(step=step, summary=Summary(value=[Summary.Value(tag="loss", simple_value=1.0)]))
+
+    def write(name: str, events: list[Event], rest: bytes = b"") -> None:
+        data = b"".join(frame(event.SerializeToString()) for event in events)
+        (tmp_path / f"events.out.tfevents.{name}").write_bytes(data + rest)
+
+    restart = Event(step=5, session_log=SessionLog(status=SessionLog.START))
+    write("1", [scalar(1), scalar(9)])
+    write("2", [restart, scalar(5), scalar(9)])
+    assert look(tmp_path).problems == []
+    write("3", [scalar(7)])
+    assert ["back to 7" in problem for problem in look(tmp_path).problems] == [True]
+    write("3", [scalar(9)])
+    assert ["twice" in problem for problem in look(tmp_path).problems] == [True]
+    write("3", [], b"torn")
+    assert ["no whole record" in problem for problem in look(tmp_path).problems] == [True]
