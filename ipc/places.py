@@ -88,6 +88,10 @@ class Places:
         """What a trainer's excepthook wrote of the exception that ended it."""
         return self.run_dir / f"last_words.{incarnation}.json"
 
+    def stacks(self, incarnation: int) -> Path:
+        """What faulthandler has written of a trainer's threads."""
+        return self.run_dir / f"stacks.{incarnation}.txt"
+
     def event_position(self, writer: str) -> Path:
         return self.run_dir / f"events.{writer}.pos"
 

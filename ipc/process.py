@@ -67,6 +67,11 @@ def _state_and_start(pid: int) -> tuple[str, float]:
     return fields[0], int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
+def process_state(pid: int) -> str:
+    """The letter of its state in /proc: R, S, D, T …; psutil.NoSuchProcess if it is gone."""
+    return _state_and_start(pid)[0]
+
+
 def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -56,6 +56,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     no_progress_count: int = 0  # failures since a step last became durable
     last_exit: LastExit | None = None
     next_restart_in: float | None = None  # seconds, while backing off
+    step_s: float = 0.0  # what a step takes, by the median; 0.0 as long as nobody knows
     goodput: float = 0.0  # share of the run's time that went into steps which were kept
     started_at: float
     ended_at: float | None = None

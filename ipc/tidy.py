@@ -12,7 +12,17 @@ from pathlib import Path
 
 from procsv.ipc.places import Places
 
-RUN_FILES = ("*.sock", "*.pulse", "last_words.*.json", "events.*.pos", "event.*", "parcel.*", "meta.*", "*.lock")
+RUN_FILES = (
+    "*.sock",
+    "*.pulse",
+    "last_words.*.json",
+    "stacks.*.txt",
+    "events.*.pos",
+    "event.*",
+    "parcel.*",
+    "meta.*",
+    "*.lock",
+)
 KILLED_FILES = (".*.new",)  # what a process that was killed within atomic.replace_file left
 SHM_FILES = ("slot.*", "meta.*", "parcel.*", "event.*")
 SHM_DIRS = ("staged.*",)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from procsv.training.drop_in import install, uninstall
+    from procsv.training.extending import extend
     from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
     from procsv.training.monitored.monitored_session import MonitoredSession, SingularMonitoredSession
     from procsv.training.monitored.scaffold import (
@@ -37,6 +38,7 @@ __all__ = [
     "Supervisor",
     "WorkerSessionCreator",
     "__version__",
+    "extend",
     "install",
     "uninstall",
 ]
@@ -53,6 +55,7 @@ _HOME = {  # public name -> the module that defines it
     "SummarySaverHook": "procsv.training.monitored.summary_hooks",
     "Supervisor": "procsv.training.supervisor",
     "WorkerSessionCreator": "procsv.training.monitored.scaffold",
+    "extend": "procsv.training.extending",
     "install": "procsv.training.drop_in",
     "uninstall": "procsv.training.drop_in",
 }

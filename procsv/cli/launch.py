@@ -15,13 +15,13 @@ import msgspec
 
 from procsv.cli.config import load_config
 from procsv.cli.plans import make_plan
-from procsv.cli.values import Duration, DurationRange, Range
+from procsv.cli.values import Duration, DurationRange, PhaseLimits, Range
 from procsv.ipc.errors import LogdirLocked
 from procsv.ipc.places import check_socket_paths, find_places
 from procsv.ipc.start import Start
 from procsv.ipc.target import find_target
 
-_AUTO_S = -1.0
+_AUTO_S, _OFF_S = -1.0, -2.0
 
 
 @click.command(
@@ -67,6 +67,21 @@ _AUTO_S = -1.0
     help="Delay before a restart: the first, doubling with each failure up to the last.",
 )
 @click.option(
+    "--hang-timeout",
+    type=Duration({"auto": _AUTO_S, "off": _OFF_S}, least_s=0.1),
+    default="auto",
+    metavar="auto|S|off",
+    help="How long one step may take; then the program hangs, and is ended and started again. auto: 20 times the median "
+    "step, 2 minutes at least and 30 at most. procsv.extend(seconds) in the program gives it more.",
+)
+@click.option(
+    "--hang-limits",
+    type=PhaseLimits(),
+    default="import=5m,connect=30m,restore=10m,compile=30m,save=15m,stop=15m",
+    metavar="PHASE=S,...",
+    help="How long each other phase may go without progress; those that are not named keep their default.",
+)
+@click.option(
     "--grace",
     type=Duration(least_s=1.0),
     default="25s",
@@ -110,6 +125,8 @@ def command(
     snapshot_secs: float,
     max_failures: int,
     backoff: Range,
+    hang_timeout: float,
+    hang_limits: dict[str, float],
     grace: float,
     fault: tuple[str, ...],
     plan: str | None,
@@ -129,6 +146,8 @@ def command(
         "max-failures": str(max_failures),
         "backoff-min-s": str(backoff.least_s),
         "backoff-max-s": str(backoff.most_s),
+        "hang-timeout": {_AUTO_S: "auto", _OFF_S: "off"}.get(hang_timeout, str(hang_timeout)),
+        **{f"hang-{phase}-s": str(limit_s) for phase, limit_s in hang_limits.items()},
     }
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
     if faults.faults:

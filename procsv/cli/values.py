@@ -23,8 +23,9 @@ class Range:
 if TYPE_CHECKING:  # generic to the checker; in older releases of click it is not
     _FloatType = click.ParamType[float]
     _RangeType = click.ParamType[Range]
+    _LimitsType = click.ParamType[dict[str, float]]
 else:
-    _FloatType = _RangeType = click.ParamType
+    _FloatType = _RangeType = _LimitsType = click.ParamType
 
 
 class Duration(_FloatType):
@@ -47,6 +48,27 @@ class Duration(_FloatType):
         if seconds < self._least_s:
             self.fail(f"{value} is less than {self._least_s:g} s", param, ctx)
         return seconds
+
+
+class PhaseLimits(_LimitsType):
+    """`import=10m,save=1h`: seconds by phase."""
+
+    name = "limits"
+    phases = ("import", "connect", "restore", "compile", "save", "stop")
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
+        if isinstance(value, dict):
+            return value
+        found = {}
+        for part in filter(None, (part.strip() for part in str(value).split(","))):
+            phase, _, text = part.partition("=")
+            if phase not in self.phases:
+                self.fail(f"there is no phase {phase!r}; there are: {', '.join(self.phases)}", param, ctx)
+            try:
+                found[phase] = parse_duration(text)
+            except ValueError as error:
+                self.fail(f"{part!r}: {error}", param, ctx)
+        return found
 
 
 class DurationRange(_RangeType):

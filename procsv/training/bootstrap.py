@@ -22,6 +22,7 @@ from procsv.ipc.errors import UserError
 from procsv.ipc.messages import Inject, Reason, StopTraining
 from procsv.ipc.output import keep_output_going
 from procsv.ipc.pulse import Phase
+from procsv.ipc.stacks import arm
 from procsv.ipc.start import Start, take_start
 from procsv.ipc.target import find_target
 from procsv.training.drop_in import install_later
@@ -46,6 +47,7 @@ def main() -> None:
     """Runs the target; ends the process with its exit code."""
     keep_output_going()
     start = take_start("trainer")
+    arm(start.places.stacks(start.incarnation))
     runtime = _join(start)
     code = _run(runtime, start)
     if code == 0 and runtime.stop_reason is not None:

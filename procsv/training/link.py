@@ -1,6 +1,6 @@
 """The trainer's one thread that talks: to the watchdog, the checkpoint service and the summary service.
 
-Other threads hand it messages (`tell`, `ask`) and never touch a socket.  It also beats the pulse, and hears the
+Other threads hand it messages (`tell`, `ask`) and never touch a socket.  Its ticks beat the pulse (runtime.py), and it hears the
 lifeline and the signals first, even while the main thread sits in a C call.  It decides nothing: what is heard
 goes to handlers.
 """
@@ -118,8 +118,6 @@ class Link:
                 self._tick(role, client)
             for listener in self.on_tick:
                 listener()
-            if self.pulse is not None:
-                self.pulse.beat(self._clock.monotonic())
             if self._ending and self._is_all_said(clients):
                 return  # streams are flushed by those who close them
             for thing in waiter.wait(TICK_S if not self._ending else 0.02):

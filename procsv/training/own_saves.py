@@ -7,6 +7,7 @@ Saves to other places, and those that leave the list alone, pass straight throug
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from procsv.ipc.turns import turn
 from procsv.training.restore import written_at
+from procsv.training.runtime import current
 
 tf1 = tf.compat.v1
 
@@ -45,7 +47,9 @@ class OwnSaves:
             return self._save(sess, save_path, *args, **kwargs)
         if not isinstance(sess, tf1.Session):
             return self._save(sess, save_path, *args, **kwargs)  # it says what is wrong
-        with self._lock, turn(self._directory):
+        runtime = current()
+        as_a_save = contextlib.nullcontext() if runtime is None else runtime.saving()
+        with as_a_save, self._lock, turn(self._directory):
             self._take_stock()
             with sess.graph.as_default():  # a new thread of a plain program is in eager mode
                 return self._save(sess, save_path, *args, **kwargs)

@@ -36,8 +36,8 @@ class StepReader:
 class Progress:
     """The thread that keeps `runtime.step` fresh."""
 
-    def __init__(self, runtime: Runtime, reader: StepReader, count_runs: Callable[[], int]) -> None:
-        self._runtime, self._reader, self._count_runs = runtime, reader, count_runs
+    def __init__(self, runtime: Runtime, reader: StepReader) -> None:
+        self._runtime, self._reader = runtime, reader
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="procsv-progress", daemon=True)
 
@@ -54,4 +54,3 @@ class Progress:
                 self._runtime.step = self._reader.read()
             except (RuntimeError, tf.errors.OpError):
                 return  # the session is closed or broken: whoever trains with it will hear of it
-            self._runtime.runs = self._count_runs()

@@ -51,12 +51,15 @@ class Runtime:
         self.stop_reason: Reason | None = None
         self.stop_asked_s = 0.0
         self.phase = Phase.IMPORT
-        self.runs = 0  # calls of the session that have ended
+        self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread
         self.step = -1
         self.training: object = None  # what the process trains with now, if that is a monitored session
         self._start = start
         self._roles = roles
         self._link: Link | None = None
+        self._extended_s = 0.0
+        self._beating = threading.RLock()
+        self._saves = 0  # under way
         self._users = 0
         self._lock = threading.RLock()
         self._stop_listeners: list[Callable[[Reason], None]] = []
@@ -120,9 +123,32 @@ class Runtime:
             self.link.begin()
 
     def _beat(self, link: Link) -> None:
-        pulse = link.pulse
-        if pulse is not None:
-            pulse.phase, pulse.step, pulse.work = self.phase, self.step, self.runs
+        with self._beating:
+            pulse = link.pulse
+            if pulse is None:
+                return
+            pulse.phase = Phase.SAVE if self._saves else self.phase
+            pulse.step, pulse.extended_s = self.step, self._extended_s
+            pulse.work = len(sys.modules) if self.phase is Phase.IMPORT else self.count_runs()
+            pulse.beat(self.clock.monotonic())
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """What is done within is a save, and may take as long as one.  Any thread."""
+        with self._beating:
+            self._saves += 1
+        try:
+            yield
+        finally:
+            with self._beating:
+                self._saves -= 1
+
+    def extend(self, seconds: float) -> None:
+        """Nothing is called a hang within the next `seconds`.  In the pulse when this returns: the GIL may be taken next."""
+        self._extended_s = max(self._extended_s, self.clock.monotonic() + seconds)
+        link = self._link
+        if link is not None:
+            self._beat(link)
 
     def say_step(self, step: int) -> None:
         """Writes `step` into the pulse now, from any thread; the link's thread writes it five times a second."""
@@ -150,9 +176,10 @@ class Runtime:
             finally:
                 self.streams.end()
                 if link.pulse is not None:
-                    self._beat(link)
-                    link.pulse.beat(self.clock.monotonic())  # the last step is what the journal will say
-                    link.pulse.close()
+                    self._beat(link)  # the last step is what the journal will say
+                    with self._beating:
+                        link.pulse.close()
+                        link.pulse = None
 
     def tell_checkpoint(self, body: Message) -> None:
         self.link.tell("checkpoint", body)

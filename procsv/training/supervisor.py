@@ -158,6 +158,8 @@ class Supervisor(tf_supervisor.Supervisor):
         runtime = self._runtime
         self._begin_runtime(runtime)
         runtime.phase = Phase.CONNECT
+        if not self._is_chief:
+            runtime.extend(max_wait_secs)
         manager = self._session_manager
         is_ours = isinstance(manager, SessionManager)
         if is_ours:
@@ -266,6 +268,8 @@ class Supervisor(tf_supervisor.Supervisor):
         """Stops services and threads, saves the last state, closes the summary writer.  Does not close the session."""
         self._coord.request_stop()
         run, self._run = self._run, None
+        if self._runtime is not None and self._began:
+            self._runtime.phase = Phase.STOP
         saved_step = self._save_last(run, NOT_SAVED)
         try:
             super().stop(threads, close_summary_writer=False, ignore_live_threads=ignore_live_threads)
@@ -287,7 +291,7 @@ class Supervisor(tf_supervisor.Supervisor):
             if self._own_saves is not None:
                 self._own_saves.end()
             self._runtime.forget_stop(self._on_stop)
-            self._runtime.phase = Phase.STOP
+            self._runtime.phase = Phase.IDLE  # what the program does without a session may take any time
             self._runtime.end()
 
     def _save_last(self, run: TrainingRun | None, saved_step: int) -> int:

@@ -17,6 +17,7 @@ from procsv.ipc.channel import Heard
 from procsv.ipc.messages import Durable, Reason, Recovered, Rejected, SaveFailed, Source
 from procsv.ipc.pulse import Phase
 from procsv.training.cadence import Cadence
+from procsv.training.calls_here import CallsHere
 from procsv.training.faults import StepFaults
 from procsv.training.progress import Progress, StepReader
 from procsv.training.restore import Origin
@@ -52,7 +53,8 @@ class TrainingRun:
         self._is_ready = False
         self._last_durable = (0, "")
         self._faults = StepFaults(runtime.start, runtime.clock, runtime.injected, runtime.say_step)
-        self._progress = Progress(runtime, self._steps, lambda: self.boundary.runs)
+        self._progress = Progress(runtime, self._steps)
+        self._calls_here = CallsHere()
         self.snapshots: Snapshotter | None = None
         self.is_over = False
         self._asked_for = (-1, -1)  # the calls that had ended when the last snapshot was asked for, and its sequence
@@ -68,6 +70,8 @@ class TrainingRun:
             log.warning("procsv: %s is no tf.Session: snapshots are taken beside it", type(self._session).__name__)
         self._runtime.on_stop(self._on_stop)
         self._runtime.injected.on_waiting = self._look_soon
+        self._calls_here.begin()
+        self._runtime.count_runs = lambda: self.boundary.runs + self._calls_here.count
         self._runtime.phase = Phase.COMPILE
         self.boundary.due = True  # until the first step has ended
         self._progress.begin()
@@ -151,27 +155,22 @@ class TrainingRun:
         """A durable checkpoint of the state between two steps; False, with the reason logged, if there is none."""
         if self.snapshots is None:
             return False
-        before, self._runtime.phase = self._runtime.phase, Phase.SAVE
         try:
-            calls, sequence = self._asked_for
-            if calls != self._calls():  # else nothing has happened since: that snapshot is the last one, too
-                sequence = self._take(reason)
-            return self._wait(sequence, timeout_s)
+            with self._runtime.saving():
+                calls, sequence = self._asked_for
+                if calls != self._calls():  # else nothing has happened since: that snapshot is the last one, too
+                    sequence = self._take(reason)
+                return self._wait(sequence, timeout_s)
         except (RuntimeError, TimeoutError, OSError, NoRoom, tf.errors.OpError) as failure:
             log.error("procsv: the last state could not be taken: %s", failure)
-        finally:
-            self._runtime.phase = before
         return False
 
     def wait_asked(self, timeout_s: float) -> bool:
         """Whether the newest snapshot that was asked for is a durable checkpoint; False, with the reason logged, if not."""
         if self.snapshots is None:
             return False
-        before, self._runtime.phase = self._runtime.phase, Phase.SAVE
-        try:
+        with self._runtime.saving():
             return self._wait(self.snapshots.asked_sequence, timeout_s)
-        finally:
-            self._runtime.phase = before
 
     def _wait(self, sequence: int, timeout_s: float) -> bool:
         assert self.snapshots is not None
@@ -198,11 +197,8 @@ class TrainingRun:
         """A checkpoint of this moment, waited for until it is durable or has failed (which is logged as it happens)."""
         if self.snapshots is None:
             return False
-        before, self._runtime.phase = self._runtime.phase, Phase.SAVE
-        try:
+        with self._runtime.saving():
             return self.snapshots.wait_told(self._take(reason), FINAL_SAVE_S_MAX)
-        finally:
-            self._runtime.phase = before
 
     def _take(self, reason: Reason) -> int:
         assert self.snapshots is not None
@@ -236,6 +232,7 @@ class TrainingRun:
         self._runtime.forget_stop(self._on_stop)
         self._runtime.injected.on_waiting = lambda: None
         self._progress.end()
+        self._calls_here.end()
         if self.snapshots is not None:
             self.snapshots.close()
         link = self._runtime.link

@@ -9,6 +9,7 @@ StagingWay   the Saver's own op writes into a staging directory on the shared-me
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from procsv.ipc.places import make_private_dir
 from procsv.training.capture import Capture, Taken
 from procsv.training.filling import fill_and_publish
 from procsv.training.progress import StepReader
+from procsv.training.runtime import current
 
 PAGE_BYTES = 4096
 SPARE_SHARE_MAX = 1 / 16  # of the free shared memory: a slot up to this size is reserved once more
@@ -125,11 +127,12 @@ class StagingWay:
     def warm_up(self, session: Any) -> None: ...
 
     def capture(self, session: Any, sequence: int, want: Want) -> Callable[[], Message] | None:
-        step = StepReader(session, self.global_step).read()
+        step, runtime = StepReader(session, self.global_step).read(), current()
         while True:
             directory = self.directories[0] / f"staged.{sequence}"
             try:
-                prefix = self._save(session, directory, step)
+                with contextlib.nullcontext() if runtime is None else runtime.saving():
+                    prefix = self._save(session, directory, step)
             except (tf.errors.OpError, OSError):
                 shutil.rmtree(directory, ignore_errors=True)
                 if len(self.directories) == 1:

@@ -14,7 +14,6 @@ the run: starting in order, hearing the services' news, and ending in order:
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from procsv.ipc.messages import Durable, Finish, Rejected, SaveFailed, Settled, TrainerEnded
@@ -47,6 +46,7 @@ from procsv.watchdog.events import (
 )
 from procsv.watchdog.keeper import Keeper, ServiceState
 from procsv.watchdog.lifecycle import State
+from procsv.watchdog.settings import Settings
 from procsv.watchdog.task import TREE_S_MAX, Task
 
 if TYPE_CHECKING:
@@ -57,20 +57,12 @@ FINISH_S_MAX = 900.0  # for the services, after training is done: big checkpoint
 NEWS_REMEMBERED_MAX = 1000  # sequence numbers of checkpoints already in the journal
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """As `procsv launch` was told."""
-
-    policy: restart.Policy = field(default_factory=restart.Policy)
-    grace_s: float = 25.0  # for a stop, everything included: trainer 17, services 5, margin 3
-
-
 class Core:
     def __init__(self, settings: Settings, first_incarnation: int, rng: Random, now_s: float) -> None:
         self.settings = settings
         self.started_s = now_s
         self._out: list[Action] = []
-        self.tasks = [Task(first_incarnation, settings.policy, settings.grace_s, rng, now_s, self._out)]
+        self.tasks = [Task(first_incarnation, settings, rng, now_s, self._out)]
         self.keepers = {role: Keeper(role) for role in SERVICES}
         self.stop_source = ""  # who asked for the end; set before anything is done about it
         self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
@@ -259,6 +251,7 @@ class Core:
                 self.keepers[role].beat(beat)
         if self.task.pid:
             self.task.memory_step = event.memory_step
+            self.task.watch(event.beats.get(TRAINER), event.is_stopped, now_s)
         self.task.tick(now_s)
 
     def _stop_asked(self, event: StopAsked, now_s: float) -> None:

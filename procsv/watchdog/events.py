@@ -48,6 +48,7 @@ class Ended:
     beat: Beat | None = None
     words: LastWords | None = None
     memory_step: int = NO_STEP  # of the newest whole snapshot it left
+    stacks: str = ""  # what faulthandler has written
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Ticked:
 
     beats: dict[str, Beat] = field(default_factory=dict)
     memory_step: int = NO_STEP
+    is_stopped: bool = False  # the trainer is frozen by SIGSTOP
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,7 @@ class Report:
     words: LastWords | None
     step: int
     resume_step: int  # NO_STEP: from the beginning
+    stacks: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,28 +16,17 @@ from procsv.ipc.errors import UserError
 from procsv.ipc.process import identify
 from procsv.ipc.start import Start
 from procsv.watchdog.console import Console
-from procsv.watchdog.core import Core, Settings
+from procsv.watchdog.core import Core
 from procsv.watchdog.events import WATCHDOG, Quit
 from procsv.watchdog.opening import Opened, Unwanted, open_run, remove_run
 from procsv.watchdog.processes import Argv, Processes
 from procsv.watchdog.reactor import Reactor
-from procsv.watchdog.restart import Policy
+from procsv.watchdog.settings import settings_of
 from procsv.watchdog.signals import Signals
 from procsv.watchdog.status import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-def settings_of(start: Start) -> Settings:
-    """What `procsv launch` has checked and put into the start's options."""
-    options = start.options
-    policy = Policy(
-        failures_max=int(options.get("max-failures", Policy().failures_max)),
-        delay_s_min=float(options.get("backoff-min-s", Policy().delay_s_min)),
-        delay_s_max=float(options.get("backoff-max-s", Policy().delay_s_max)),
-    )
-    return Settings(policy, start.grace_s)
 
 
 def run(start: Start, argv: Argv = Start.argv, environment: Mapping[str, str] | None = None) -> int:
@@ -74,7 +63,8 @@ def _run(
     console: Console,
 ) -> int:
     facts = Facts(start, identify(os.getpid()), clock.wall())
-    core = Core(settings_of(start), opened.first_incarnation, random.Random(start.run), clock.monotonic())
+    settings = settings_of(start, opened.step_s)
+    core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
     processes = Processes(start, clock, argv, environment)
     reactor = Reactor(facts, core, start, processes, console, clock, signals)
     reactor.ledger.append(

@@ -45,6 +45,7 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     exception: str
     message: str
     traceback: str
+    stacks: str  # of all threads, as faulthandler wrote them; "" if it was not asked to
     log: str
     last_lines: list[str]
 
@@ -81,6 +82,7 @@ class Ledger:
             exception=words.type if words else "",
             message=words.message if words else "",
             traceback=words.traceback if words else "",
+            stacks=report.stacks,
             log=str(log),
             last_lines=last_lines(log, LOG_LINES_SHOWN),
         )
@@ -123,6 +125,8 @@ def _as_text(crash: CrashReport) -> str:
     ]
     if crash.traceback:
         parts += ["", crash.traceback.rstrip()]
+    if crash.stacks:
+        parts += ["", "the stacks of its threads, the main thread last:", crash.stacks.rstrip()]
     if crash.last_lines:
         parts += [
             "",

@@ -9,6 +9,7 @@ bug and raises with the story so far; "nothing to do" is a row.
     RESTORING    it loads the state it goes on from
     COMPILING    from the restored session to the end of the first step
     RUNNING      it trains
+    HUNG         found hanging; its stacks are written down, then it is ended
     STOPPING     asked to stop at the next boundary
     BACKOFF      dead; waiting for its tree to be gone, and for its delay, before the next start
     UNKILLABLE   killed, and still there: nothing else may write to the logdir
@@ -38,6 +39,7 @@ class State(Enum):
     RESTORING = auto()
     COMPILING = auto()
     RUNNING = auto()
+    HUNG = auto()
     STOPPING = auto()
     BACKOFF = auto()
     UNKILLABLE = auto()
@@ -66,6 +68,7 @@ class Event(Enum):
     CRASHED = auto()  # anything else
     NOT_SPAWNED = auto()  # the system would not start it
     # what the watchdog decides
+    HANGS = auto()  # no progress for longer than its phase may take
     STOP_ASKED = auto()
     KILL_ASKED = auto()  # stop now, or the grace is over
     GAVE_UP = auto()
@@ -76,6 +79,7 @@ class Event(Enum):
 
 class Action(Enum):
     SPAWN = auto()
+    DUMP_STACKS = auto()  # the first rung of the hang ladder
     TELL_STOP = auto()
     KILL_TREE = auto()
     BURY = auto()  # clear away its tree; tell the checkpoint service, which saves what it left
@@ -116,15 +120,23 @@ def _table() -> dict[tuple[State, Event], Edge]:
         table[state, _E.CRASHED] = Edge(_S.BACKOFF, (_A.BURY, _A.WEIGH))
         table[state, _E.STOP_ASKED] = Edge(_S.STOPPING, (_A.TELL_STOP,))
         table[state, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
+        table[state, _E.HANGS] = Edge(_S.HUNG, (_A.DUMP_STACKS,))
     table[_S.PENDING, _E.NOT_SPAWNED] = Edge(_S.BACKOFF, (_A.WEIGH,))  # there is nobody to bury
 
+    table[_S.HUNG, _E.FINISHED] = Edge(_S.DONE, (_A.BURY, _A.END_RUN))
+    table[_S.HUNG, _E.CHECKPOINTED] = table[_S.HUNG, _E.CRASHED] = Edge(_S.BACKOFF, (_A.BURY, _A.WEIGH))
+    # It would not hear that it is to stop; what it had is in memory.
+    table[_S.HUNG, _E.STOP_ASKED] = table[_S.HUNG, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
+    table[_S.HUNG, _E.TREE_STAYS] = Edge(_S.UNKILLABLE, (_A.ALERT,))
+
     for news in _NEWS:
+        table[_S.HUNG, news] = Edge(_S.HUNG)
         table[_S.STOPPING, news] = Edge(_S.STOPPING)
         table[_S.UNKILLABLE, news] = Edge(_S.UNKILLABLE)
     table[_S.STOPPING, _E.HELLO] = Edge(_S.STOPPING, (_A.TELL_STOP,))  # asked before it could hear
     for death in (_E.FINISHED, _E.CHECKPOINTED, _E.CRASHED):
         table[_S.STOPPING, death] = Edge(_S.STOPPED, (_A.BURY, _A.END_RUN))
-        table[_S.UNKILLABLE, death] = Edge(_S.STOPPED, (_A.BURY, _A.END_RUN))
+        table[_S.UNKILLABLE, death] = Edge(_S.BACKOFF, (_A.BURY, _A.WEIGH))  # after all; a run that ends does not weigh
     table[_S.STOPPING, _E.STOP_ASKED] = Edge(_S.STOPPING)
     table[_S.STOPPING, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
     table[_S.STOPPING, _E.TREE_STAYS] = Edge(_S.UNKILLABLE, (_A.ALERT, _A.END_RUN))

@@ -37,6 +37,7 @@ class Opened:
     lock: FileLock
     first_incarnation: int
     seen_until: float | None  # Unix time: the run before was killed, and wrote run.json then for the last time
+    step_s: float = 0.0  # how long a step took in the run before; 0.0 if nobody knows
 
 
 def open_run(places: Places, clock: Clock, grace_s: float, wait: Wait, say: Callable[[str], None], what: str) -> Opened:
@@ -59,7 +60,8 @@ def open_run(places: Places, clock: Clock, grace_s: float, wait: Wait, say: Call
         )
     clear_run_dir(places, lock)
     make_private_dir(places.shm_dir)
-    return Opened(lock, _last_incarnation(places, before) + 1, _seen_until(places, before))
+    step_s = before.step_s if before is not None else 0.0
+    return Opened(lock, _last_incarnation(places, before) + 1, _seen_until(places, before), step_s)
 
 
 def _seen_until(places: Places, before: RunFile | None) -> float | None:

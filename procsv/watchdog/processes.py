@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from procsv.ipc.locks import FileLock
-from procsv.ipc.process import Child, spawn
+from procsv.ipc.process import Child, process_state, spawn
 from procsv.ipc.start import Start
 from procsv.watchdog.events import TRAINER
 
@@ -150,6 +150,13 @@ class Processes:
                 if dead.si_pid in ours:
                     return
                 os.waitpid(dead.si_pid, os.WNOHANG)
+
+    def is_stopped(self, role: str) -> bool:
+        """Whether its process is frozen by a signal (SIGSTOP, SIGTSTP)."""
+        running = self.running.get(role)
+        with contextlib.suppress(psutil.Error):
+            return running is not None and process_state(running.child.pid) in ("T", "t")
+        return False
 
     def usage(self, role: str) -> dict[str, float | int]:
         """Uptime in seconds, resident bytes, and percent of a core since the last asking."""

@@ -63,6 +63,7 @@ TICK_S = 0.5  # how often pulses are read; a step in `status` is at most this ol
 RUN_JSON_S = 1.0  # how often run.json follows the step
 CLEAR_S = 0.02  # how often a dead trainer's tree is looked at until it is gone
 SOCKET_S = 5.0  # how often the control socket is looked at: temp sweepers delete sockets
+STACKS_BYTES_MAX = 2**20  # of what faulthandler has written; hundreds of threads fit in
 REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to be gone
 WAIT_S_MIN = 0.005  # a deadline that is past and changes nothing does not make the loop spin
 
@@ -153,7 +154,7 @@ class Reactor:
     def _reading(self) -> Ticked:
         """The pulses and the memory as they are now."""
         beats = {role: beat for role, reader in self._pulses.items() if (beat := reader.read()) is not None}
-        return Ticked(beats, self._memory_step())
+        return Ticked(beats, self._memory_step(), self._processes.is_stopped(TRAINER))
 
     def _memory_step(self) -> int:
         try:
@@ -174,8 +175,8 @@ class Reactor:
                 reader.path.unlink(missing_ok=True)
             if running.role == TRAINER:
                 self._server.forget(TRAINER, running.incarnation)
-                words = self._last_words(running.incarnation)
-                event = Ended(TRAINER, running.incarnation, exit, beat, words, self._memory_step())
+                words, stacks = self._last_words(running.incarnation), self._stacks(running.incarnation)
+                event = Ended(TRAINER, running.incarnation, exit, beat, words, self._memory_step(), stacks)
             else:
                 self._clients[running.role].peer.outbox.forget()  # its successor is told anew by the core
                 self._asked[running.role].clear()
@@ -187,6 +188,13 @@ class Reactor:
             return msgspec.json.decode(self._places.last_words(incarnation).read_bytes(), type=LastWords)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
+
+    def _stacks(self, incarnation: int) -> str:
+        try:
+            with self._places.stacks(incarnation).open("rb") as file:
+                return file.read(STACKS_BYTES_MAX).decode(errors="replace")
+        except OSError:
+            return ""
 
     def _look_at_tree(self) -> None:
         if self._clearing is not None and self._processes.clear_tree():
@@ -309,7 +317,7 @@ class Reactor:
         uptime = round(self._clock.monotonic() - self._core.started_s, 1)
         usage = {role: self._processes.usage(role) for role in (TRAINER, *SERVICES)}
         usage[WATCHDOG] = {"uptime": uptime, **measure(self._usage)}
-        return status_object(self._run_file(), self._core, beats, usage)
+        return status_object(self._run_file(), self._core, beats, usage, self._clock.monotonic())
 
     # -- what the faults of a plan may do ------------------------------------------------------------------
     def find_running(self, role: str) -> Running | None:

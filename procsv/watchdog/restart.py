@@ -75,8 +75,13 @@ def classify(exit: Exit) -> Kind:
     return Kind.PERMANENT if exit.code in EXITS_PERMANENT else Kind.FAILURE
 
 
-def find_cause(exit: Exit, words: LastWords | None, stop_asked: bool, we_killed: str) -> Cause:
-    """The cause of an exit.  `we_killed` says why the watchdog itself has sent SIGKILL ("" if it has not)."""
+def find_cause(exit: Exit, words: LastWords | None, stop_asked: bool, we_killed: str, hang: str = "") -> Cause:
+    """The cause of an exit.
+
+    `we_killed` says why the watchdog itself has sent SIGKILL, `hang` why it has ended a trainer that hung ("" if it has not).
+    """
+    if hang:
+        return Cause("hang", hang)
     if exit.signal == signal.SIGKILL and we_killed:
         return Cause("stopped", f"SIGKILL, sent by procsv: {we_killed}")
     if exit.code not in (None, EXIT_DONE, EXIT_CHECKPOINTED) and words is not None and words.type:

@@ -57,6 +57,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
         no_progress_count=task.history.no_progress_count,
         last_exit=task.last_exit,
         next_restart_in=round(max(0.0, task.restart_s - now_s), 3) if waits and task.restart_s is not None else None,
+        step_s=round(task.hanging.liveness.steps.median_s, 6),
         goodput=task.goodput.value(now_s),
         started_at=facts.started_at,
         ended_at=wall_s if is_over else None,
@@ -65,14 +66,19 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
 
 
 def status_object(
-    run: RunFile, core: Core, beats: Mapping[str, Beat], usage: Mapping[str, Mapping[str, float | int]]
+    run: RunFile,
+    core: Core,
+    beats: Mapping[str, Beat],
+    usage: Mapping[str, Mapping[str, float | int]],
+    now_s: float,
 ) -> dict[str, Any]:
     """What `procsv status --json` prints.  `usage` has uptime, rss and cpu of every process, by role."""
     shown: dict[str, Any] = {"running": True, **msgspec.to_builtins(run)}
     for name in _NOT_SHOWN:
         del shown[name]
     rows = [(WATCHDOG, run.pid, "running", "")]
-    rows.append((TRAINER, core.task.pid, core.task.life.state.word, _phase(beats.get(TRAINER))))
+    word = "suspect" if core.task.is_suspect(now_s) else core.task.life.state.word
+    rows.append((TRAINER, core.task.pid, word, _phase(beats.get(TRAINER))))
     for role, keeper in core.keepers.items():
         rows.append((role, keeper.pid, keeper.state.word, _phase(beats.get(role))))
     shown["processes"] = [

@@ -29,9 +29,11 @@ from procsv.watchdog.events import (
     WriteRun,
 )
 from procsv.watchdog.goodput import Goodput
+from procsv.watchdog.hanging import Hanging
 from procsv.watchdog.lifecycle import Action as Do
 from procsv.watchdog.lifecycle import Event as On
 from procsv.watchdog.lifecycle import Lifecycle, State
+from procsv.watchdog.liveness import Liveness, StepTimes
 from procsv.watchdog.restart import (
     Cause,
     Death,
@@ -39,7 +41,6 @@ from procsv.watchdog.restart import (
     History,
     Kind,
     LastWords,
-    Policy,
     Restart,
     classify,
     find_cause,
@@ -47,6 +48,8 @@ from procsv.watchdog.restart import (
 
 if TYPE_CHECKING:
     from random import Random
+
+    from procsv.watchdog.settings import Settings
 
 TREE_S_MAX = 30.0  # what was killed and is still there after this long is called unkillable
 
@@ -63,11 +66,11 @@ _DEATHS = {Kind.DONE: On.FINISHED, Kind.CHECKPOINTED: On.CHECKPOINTED}
 class Task:
     """The trainer.  `out` takes the actions."""
 
-    def __init__(
-        self, incarnation: int, policy: Policy, grace_s: float, rng: Random, now_s: float, out: list[Action]
-    ) -> None:
+    def __init__(self, incarnation: int, settings: Settings, rng: Random, now_s: float, out: list[Action]) -> None:
         self.life = Lifecycle()
-        self.history = History(policy, rng)
+        self.history = History(settings.policy, rng)
+        liveness = Liveness(settings.limits, StepTimes(settings.learned_step_s))
+        self.hanging = Hanging(liveness, settings.waits, out)
         self.goodput = Goodput(now_s)
         self.incarnation = incarnation  # of the trainer that runs, or of the next one
         self.pid = 0
@@ -82,7 +85,7 @@ class Task:
         self.unsettled: TrainerEnded | None = None  # what the checkpoint service has still to answer
         self.unsaved = ""  # why the newest state of the last trainer is not on disk
         self.restart_s: float | None = None  # monotonic time of the next start
-        self._grace_s = grace_s
+        self._grace_s = settings.grace_s
         self._out = out
         self._death_s = now_s  # of the old trainer; of none, the start of the run
         self._last_death: Ended | None = None
@@ -159,8 +162,9 @@ class Task:
             return
         self._read(ended.beat)
         self.memory_step = ended.memory_step
-        stopping = self.life.state in (State.STOPPING, State.UNKILLABLE)
-        cause = find_cause(ended.exit, ended.words, stopping, self._we_killed)
+        stopping = self.life.state is State.STOPPING or self.ends_run
+        hang = self.hanging.evidence(ended.exit, ended.stacks)
+        cause = find_cause(ended.exit, ended.words, stopping, self._we_killed, hang)
         code, name = ended.exit.code, ended.exit.signal_name
         self.last_exit = LastExit(code, name, cause.word, cause.evidence, self._own_step)
         self.last_words = ended.words
@@ -170,6 +174,7 @@ class Task:
         self.goodput.ended(now_s, self._own_step, self._own_step if is_done else self.resume_step)
         if cause.word not in ("completed", "stopped") and classify(ended.exit) is not Kind.CHECKPOINTED:
             self._out.append(self._report(ended, cause))
+        self.hanging.end()
         self._death_s, self.pid, self._last_death = now_s, 0, ended
         self._grace_over_s = None
         kind = classify(ended.exit)
@@ -225,7 +230,14 @@ class Task:
         self._grace_over_s = None
         self._do((Do.KILL_TREE,), now_s)
 
+    def watch(self, beat: Beat | None, is_stopped: bool, now_s: float) -> None:
+        """Looks whether the trainer that runs gets anywhere."""
+        if self.pid and self.hanging.is_found(beat, is_stopped, now_s):
+            self._handle(On.HANGS, now_s)
+
     def tick(self, now_s: float) -> None:
+        if self.life.state is State.HUNG and self.hanging.is_to_be_killed(self.incarnation, now_s):
+            self._do((Do.KILL_TREE,), now_s)
         if self._grace_over_s is not None and now_s >= self._grace_over_s:
             self._end_grace(now_s)
         if self._kill_at_s is not None and now_s >= self._kill_at_s and self.life.state is State.STOPPING:
@@ -246,7 +258,7 @@ class Task:
         """When `tick` will have something to do."""
         restart_s = self.restart_s if self._tree_is_gone else None
         killed_s = None if self._killed_s is None else self._killed_s + TREE_S_MAX
-        dues = (restart_s, self._kill_at_s, killed_s, self._grace_over_s)
+        dues = (restart_s, self._kill_at_s, killed_s, self._grace_over_s, self.hanging.next_due_s())
         return min((due for due in dues if due is not None), default=None)
 
     # -- what is seen --------------------------------------------------------------------------------------
@@ -254,6 +266,10 @@ class Task:
     def stop_s(self) -> float:
         """The trainer's share of the grace: 17 s of 25."""
         return self._grace_s * 17 / 25
+
+    def is_suspect(self, now_s: float) -> bool:
+        """Whether its pulse has stopped.  Shown, and nothing else: it may be in a long call that holds the GIL."""
+        return bool(self.pid) and self.hanging.liveness.is_silent(now_s)
 
     @property
     def resume_step(self) -> int:
@@ -271,12 +287,15 @@ class Task:
         for action in actions:
             match action:
                 case Do.SPAWN:
-                    self._spawn()
+                    self._spawn(now_s)
+                case Do.DUMP_STACKS:
+                    self.hanging.begin_ladder(self.incarnation, now_s)
                 case Do.TELL_STOP:
                     self._tell_stop(now_s)
                 case Do.KILL_TREE:
                     self._out.append(KillTree(TRAINER, self.incarnation))
                     self._killed_s, self._kill_at_s = now_s, None
+                    self.hanging.end()
                 case Do.BURY:
                     self._tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
                     self._out.append(ClearTree(self.incarnation))
@@ -288,16 +307,18 @@ class Task:
                 case Do.END_RUN:
                     self.ends_run, self.restart_s = True, None
 
-    def _spawn(self) -> None:
+    def _spawn(self, now_s: float) -> None:
         self.restart_s, self.phase = None, None
         self._own_step = NO_STEP
         if self._last_death is not None and self._last_death.incarnation == self.incarnation:
             self.incarnation += 1
             self.restarts += 1
         self._we_killed, self._stop_is_told = "", False
+        self.hanging.begin(now_s)
         self._out.append(Spawn(TRAINER, self.incarnation))
 
     def _tell_stop(self, now_s: float) -> None:
+        self.hanging.end()
         self._out.append(Tell(TRAINER, StopTraining(self.stop_s, "final")))
         if not self._stop_is_told:
             self._stop_is_told = True
@@ -308,6 +329,8 @@ class Task:
     def _weigh(self, now_s: float) -> None:
         ended = self._last_death
         assert ended is not None, "weighed without a death"
+        if self.ends_run:
+            return
         if self._we_killed:  # not its doing
             self._restart(Restart(0.0), now_s)
             return
@@ -353,10 +376,12 @@ class Task:
             ended.words,
             self._own_step,
             self.resume_step,
+            ended.stacks,
         )
 
     def _sentence(self, cause: str, evidence: str) -> str:
-        verb = {"killed": "was killed by", "crashed": "crashed with"}.get(cause, "ended with")
+        verbs = {"killed": "was killed by", "crashed": "crashed with", "hang": "hung:"}
+        verb = verbs.get(cause, "ended with")
         if self._own_step >= 0:
             return f"{verb} {evidence}, at step {self._own_step}"
         return f"{verb} {evidence}, before its first step"

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +115,16 @@ def procsv(*args: str, timeout_s: float = 60.0, **env: str) -> subprocess.Comple
 
 
 @contextlib.contextmanager
-def launched(logdir: Path, *args: str, cwd: Path | None = None, **env: str) -> Iterator[Launched]:
-    """`procsv launch --logdir LOGDIR ARGS…`; ended, with all its processes, when the block is left."""
+def launched(
+    logdir: Path, *args: str, cwd: Path | None = None, launcher: Sequence[str] = (), **env: str
+) -> Iterator[Launched]:
+    """`procsv launch --logdir LOGDIR ARGS…` (or `launcher LOGDIR ARGS…`); ended, processes and all, with the block."""
+    command = launcher or [sys.executable, "-m", "procsv", "launch", "--logdir"]
     logdir.parent.mkdir(parents=True, exist_ok=True)
     output = logdir.with_name(f"{logdir.name}.out")
     with output.open("a") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "procsv", "launch", "--logdir", str(logdir), *args],
+            [*command, str(logdir), *args],
             env=environment(**env),
             cwd=cwd,
             stdin=subprocess.DEVNULL,

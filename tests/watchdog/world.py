@@ -15,7 +15,7 @@ from procsv.ipc.messages import Durable, Finish, Hello, Message, Recovered, Sett
 from procsv.ipc.process import Exit
 from procsv.ipc.pulse import Beat, Phase
 from procsv.ipc.runfile import NO_STEP
-from procsv.watchdog.core import Core, Settings
+from procsv.watchdog.core import Core
 from procsv.watchdog.events import (
     CHECKPOINT,
     TRAINER,
@@ -38,6 +38,7 @@ from procsv.watchdog.events import (
     Ticked,
     TreeGone,
 )
+from procsv.watchdog.settings import Settings
 
 if TYPE_CHECKING:
     from procsv.watchdog.restart import LastWords
@@ -55,11 +56,16 @@ class Process:
 
 @dataclass(slots=True)
 class World:
-    """The core under test and everything around it.  `stubborn`: a killed trainer's tree stays."""
+    """The core under test and everything around it.  `stubborn`: a killed trainer's tree stays.  `frozen`: it is stopped.
+    `immortal`: SIGKILL changes nothing (it waits for a disk that is gone).
+    """
 
     settings: Settings = field(default_factory=Settings)
     seed: int = 0
     stubborn: bool = False
+    frozen: bool = False
+    immortal: bool = False
+    stacks: str = ""
     answers_settled: bool = True
     settle_error: str = ""
     now_s: float = 100.0
@@ -115,7 +121,12 @@ class World:
     def _signal(self, role: str, incarnation: int, number: int) -> None:
         self.signals.append((role, number))
         process = self.alive.get(role)
-        if number == signal.SIGKILL and process is not None and process.incarnation == incarnation:
+        if (
+            number == signal.SIGKILL
+            and not self.immortal
+            and process is not None
+            and process.incarnation == incarnation
+        ):
             self.end(role, KILLED)
 
     def _tell(self, role: str, body: Message) -> None:
@@ -155,7 +166,7 @@ class World:
             due_s = self.core.next_due_s() or until_s
             self.now_s = min(until_s, max(min(due_s, self.now_s + 0.5), self.now_s + 0.001))
             beats = {role: process.beat for role, process in self.alive.items() if process.beat is not None}
-            self.handle(Ticked(beats, self.memory_step))
+            self.handle(Ticked(beats, self.memory_step, self.frozen))
 
     def ready(self, *roles: str) -> World:
         """These services now hear what they are told."""
@@ -189,7 +200,7 @@ class World:
 
     def end(self, role: str, exit: Exit, words: LastWords | None = None) -> None:
         process = self.alive.pop(role)
-        self.handle(Ended(role, process.incarnation, exit, process.beat, words, self.memory_step))
+        self.handle(Ended(role, process.incarnation, exit, process.beat, words, self.memory_step, self.stacks))
 
     def crash(self, exit: Exit = KILLED, words: LastWords | None = None) -> None:
         self.end(TRAINER, exit, words)

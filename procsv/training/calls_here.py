@@ -1,0 +1,60 @@
+"""Counts the calls of any session that end on one thread: progress, where a program evaluates in a session of its own.
+
+Used by a TrainingRun for its training thread.  While somebody counts, TensorFlow's `Session.run` is wrapped; what it
+does and returns stays as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+_home: Any = next(kind for kind in tf1.Session.__mro__ if "run" in vars(kind))
+_lock = threading.Lock()
+_counters: list[CallsHere] = []
+_original: Any = None
+
+
+class CallsHere:
+    """Made on the thread that it counts for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._thread = threading.get_ident()
+
+    def begin(self) -> None:
+        global _original
+        with _lock:
+            _counters.append(self)
+            if len(_counters) == 1:
+                _original = _home.run
+                _home.run = _counted(_original)
+
+    def end(self) -> None:
+        with _lock:
+            if self not in _counters:
+                return
+            _counters.remove(self)
+            if not _counters and getattr(_home.run, "__wrapped__", None) is _original:
+                _home.run = _original  # somebody else's wrapper around ours stays, and ours in it
+
+    def ended_on(self, thread: int) -> None:
+        if thread == self._thread:
+            self.count += 1
+
+
+def _counted(run: Any) -> Any:
+    @functools.wraps(run)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        result = run(*args, **kwargs)
+        thread = threading.get_ident()
+        for counter in _counters:
+            counter.ended_on(thread)
+        return result
+
+    return counted

@@ -1,0 +1,53 @@
+"""What `procsv launch` was told, as the watchdog's parts take it.
+
+Made by host.py from the start's options, which the command line has checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from procsv.ipc.pulse import Phase
+from procsv.watchdog.hanging import Waits
+from procsv.watchdog.liveness import PHASE_S_MAX, Limits
+from procsv.watchdog.restart import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from procsv.ipc.start import Start
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    policy: Policy = field(default_factory=Policy)
+    grace_s: float = 25.0  # for a stop, everything included: trainer 17, services 5, margin 3
+    limits: Limits = field(default_factory=Limits)
+    waits: Waits = field(default_factory=Waits)
+    learned_step_s: float = 0.0  # the median of an earlier launch in this logdir; 0.0: none is known
+
+
+def settings_of(start: Start, learned_step_s: float = 0.0) -> Settings:
+    """The options in `start`; what is not there has its default."""
+    options = start.options
+
+    def seconds(name: str, default: float) -> float:
+        return float(options.get(name, default))
+
+    policy = Policy(
+        failures_max=int(options.get("max-failures", Policy().failures_max)),
+        delay_s_min=seconds("backoff-min-s", Policy().delay_s_min),
+        delay_s_max=seconds("backoff-max-s", Policy().delay_s_max),
+    )
+    waits = Waits(seconds("hang-abort-s", Waits().abort_s), seconds("hang-kill-s", Waits().kill_s))
+    return Settings(policy, start.grace_s, _limits(options), waits, learned_step_s)
+
+
+def _limits(options: Mapping[str, str]) -> Limits:
+    told = options.get("hang-timeout", "auto")
+    phase_s = {
+        phase: float(options.get(f"hang-{phase.name.lower()}-s", default_s)) for phase, default_s in PHASE_S_MAX.items()
+    }
+    phase_s[Phase.STEP] = 0.0  # it has a rule of its own
+    return Limits(told != "off", None if told in ("auto", "off") else float(told), phase_s)

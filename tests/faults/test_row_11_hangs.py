@@ -1,0 +1,100 @@
+"""Rows 10 and 11: a trainer that gets nowhere is found, its stacks are written down, and training goes on without it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import launched
+
+pytestmark = pytest.mark.fault
+
+PROGRAM = """
+import ctypes, os, signal, sys, threading, time
+import tensorflow as tf
+import procsv
+
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+incarnation = int(os.environ["PROCSV_INCARNATION"])
+
+
+def spins_with_the_gil():
+    sys.setswitchinterval(1e6)
+    while True:
+        pass
+
+
+def calls_c_for_ever():
+    reader, _ = os.pipe()
+    ctypes.PyDLL(None).read(reader, ctypes.create_string_buffer(1), 1)  # PyDLL keeps the GIL
+
+
+def deadlocks():
+    first, second, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
+
+    def other():
+        with second:
+            both.wait()
+            first.acquire()
+
+    threading.Thread(target=other, daemon=True).start()
+    with first:
+        both.wait()
+        second.acquire()
+
+
+def freezes():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+HANGS = [spins_with_the_gil, calls_c_for_ever, deadlocks, freezes]
+
+step = tf1.train.get_or_create_global_step()
+train = step.assign_add(1)
+sv = procsv.Supervisor(save_model_secs=60)
+with sv.managed_session() as session:
+    while not sv.should_stop() and session.run(train) < 100 * incarnation:
+        time.sleep(0.01)
+    if incarnation <= len(HANGS):
+        HANGS[incarnation - 1]()
+"""
+
+
+def test_row_11_and_row_10_every_kind_of_hang_is_found_and_its_frame_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    options: dict[str, object] = {
+        "hang-timeout": "3",
+        "hang-abort-s": "0.3",
+        "backoff-min-s": "0.1",
+        "backoff-max-s": "0.1",
+        "snapshot_s": 0.3,
+    }
+    launcher = [sys.executable, str(Path(__file__).with_name("launch.py"))]
+    with launched(tmp_path / "logdir", json.dumps(options), str(program), launcher=launcher) as run:
+        assert run.wait_end() == 0
+    found = run.events("hang_detected")
+    assert [entry["phase"] for entry in found] == ["step"] * 4
+    for number, entry in enumerate(found):
+        assert 100 * number < entry["step"] <= 100 * (number + 1)  # as last read: a held GIL lets nobody read
+    assert all(3.0 <= entry["seconds"] < 30.0 for entry in found)
+    exits = [entry for entry in run.events("exited") if entry["role"] == "trainer"]
+    assert [entry["cause"] for entry in exits] == ["hang"] * 4 + ["completed"]
+    names = ("spins_with_the_gil", "calls_c_for_ever", "deadlocks", "freezes")
+    for incarnation, (entry, name) in enumerate(zip(exits, names, strict=False), start=1):
+        assert entry["signal"] == signal.SIGABRT.name  # no SIGKILL was needed
+        assert f"in {name} ({program}:" in entry["evidence"], entry
+        assert ("SIGSTOP" in entry["evidence"]) == (name == "freezes")
+        report = json.loads((run.logdir / "procsv" / "crashes" / f"{incarnation}.json").read_text())
+        assert f"in {name}" in report["stacks"]
+        text = (run.logdir / "procsv" / "crashes" / f"{incarnation}.txt").read_text()
+        assert text.startswith(f"trainer {incarnation} (pid ")
+        assert "hung: no progress for" in text.splitlines()[0]
+        assert f"in {name}" in text
+    # One after the other: each trainer had its logdir to itself.
+    assert [entry["incarnation"] for entry in run.events("ready")] == [1, 2, 3, 4, 5]

@@ -1,0 +1,24 @@
+"""procsv.extend where nobody watches, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+import procsv
+
+
+def test_without_a_watchdog_it_does_nothing_says_nothing_and_loads_no_tensorflow() -> None:
+    program = "import sys, procsv; assert procsv.extend(3600) is None; assert 'tensorflow' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.inf, math.nan])
+def test_what_is_no_time_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="number of seconds"):
+        procsv.extend(seconds)

@@ -1,0 +1,179 @@
+"""The hang ladder, played against the core: stacks, SIGABRT, SIGKILL, unkillable; and what is said of it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from procsv.ipc.messages import Hello
+from procsv.ipc.process import Exit
+from procsv.ipc.pulse import Beat, Phase
+from procsv.ipc.stacks import DUMP_SIGNAL
+from procsv.watchdog.events import TRAINER, Said, TreeGone
+from procsv.watchdog.liveness import Limits
+from procsv.watchdog.settings import Settings
+from procsv.watchdog.stacks import read_stacks, where_it_crashed, where_it_stood
+from tests.watchdog.world import World
+
+ABORTED = Exit(None, signal.SIGABRT)
+QUICK = Settings(limits=Limits(step_s=3.0))
+
+LIBRARY = f"{sys.prefix}/lib/python3.11/site-packages/tensorflow/python/client/session.py"
+DUMP = f"""\
+Thread 0x00007f (most recent call first):
+  File "{LIBRARY}", line 10 in wait
+Current thread 0x00007e (most recent call first):
+  File "{LIBRARY}", line 1477 in _call_tf_sessionrun
+  File "/home/me/train.py", line 41 in one_step
+  File "/home/me/train.py", line 90 in main
+"""
+
+
+def hung(**changes: object) -> World:
+    world = World(settings=QUICK, **changes).ready().train(840)  # type: ignore[arg-type]
+    world.advance(3.6)
+    return world
+
+
+def trainer_signals(world: World) -> list[int]:
+    return [number for role, number in world.signals if role == TRAINER]
+
+
+def test_a_hang_is_journaled_with_phase_seconds_and_step_and_begins_with_the_stacks() -> None:
+    world = hung()
+
+    found = world.last("hang_detected")
+    assert (found["phase"], found["step"]) == ("step", 840)
+    assert 3.0 < found["seconds"] < 5.0
+    assert trainer_signals(world) == [DUMP_SIGNAL]
+    assert world.core.word == "hung"
+
+
+def test_the_ladder_goes_from_the_dump_to_abort_to_kill_in_its_time() -> None:
+    world = hung(stubborn=True)
+    world.advance(4.0)
+    assert trainer_signals(world) == [DUMP_SIGNAL]
+    world.advance(1.5)
+    assert trainer_signals(world) == [DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT]
+    world.advance(9.0)
+    assert trainer_signals(world)[-1] == signal.SIGCONT
+    world.advance(1.5)
+    assert trainer_signals(world)[-1] == signal.SIGKILL
+
+
+def test_a_hang_is_a_failure_like_others_and_its_cause_names_the_frame() -> None:
+    world = hung()
+    world.stacks = DUMP
+    world.advance(5.0)
+    world.crash(ABORTED)
+
+    ended = world.last("exited")
+    assert (ended["cause"], ended["signal"], ended["step"]) == ("hang", "SIGABRT", 840)
+    assert "its main thread was in one_step (/home/me/train.py:41)" in ended["evidence"]
+    assert "_call_tf_sessionrun" in ended["evidence"]
+    assert world.reports[-1].stacks == DUMP
+    assert world.reports[-1].sentence.startswith("trainer 1 (pid 1001) hung: no progress for")
+    world.advance(2.0)
+    assert world.alive[TRAINER].incarnation == 2
+    assert world.core.task.history.no_progress_count == 1
+
+
+def test_a_frozen_process_is_told_as_one() -> None:
+    world = World(settings=QUICK, frozen=True).ready().train(840)
+    world.advance(5.0)
+    world.advance(5.0)
+    world.crash(ABORTED)
+
+    assert "SIGSTOP" in world.last("exited")["evidence"]
+
+
+def test_row_10_a_killed_tree_that_stays_is_unkillable_and_nothing_is_started_beside_it() -> None:
+    world = hung(immortal=True)
+    world.advance(15.5)
+    assert trainer_signals(world)[-1] == signal.SIGKILL
+    world.advance(31.0)
+    assert world.core.word == "unkillable"
+    assert any("do not die" in text for text in world.said)
+    assert len(world.events("spawned")) == 3
+
+    world.stubborn = True
+    world.crash()  # it dies after all
+    assert world.last("exited")["cause"] == "hang"
+    world.advance(5.0)
+    assert TRAINER not in world.alive
+    world.handle(TreeGone(1))
+    world.advance(0.1)
+    assert world.alive[TRAINER].incarnation == 2
+
+
+def test_a_hung_trainer_that_ends_by_itself_after_all_is_taken_at_its_word() -> None:
+    world = hung()
+    world.crash(Exit(75, None))
+
+    assert world.last("exited")["cause"] == "exit-code"
+    world.advance(0.1)
+    assert world.alive[TRAINER].incarnation == 2
+
+
+def test_a_stop_does_not_wait_for_a_trainer_that_hangs() -> None:
+    world = hung()
+    world.stop()
+
+    assert trainer_signals(world)[-1] == signal.SIGKILL
+    assert world.exit_code == 75
+
+
+def test_a_trainer_that_stops_slowly_is_not_called_hung() -> None:
+    world = World(settings=QUICK).ready().train(840)
+    world.stop()
+    world.advance(10.0)
+
+    assert not world.events("hang_detected")
+
+
+def test_silence_makes_a_trainer_suspect_and_kills_nobody() -> None:
+    world = World().ready().train(840)
+    world.advance(60.0)
+
+    assert world.core.task.is_suspect(world.now_s)
+    assert trainer_signals(world) == []
+    world.step(841)
+    assert not world.core.task.is_suspect(world.now_s)
+
+
+def test_a_start_that_hangs_is_found_too() -> None:
+    world = World().ready()
+    world.handle(Said(TRAINER, 1, Hello(1)))
+    world.alive[TRAINER].beat = Beat(Phase.RESTORE, -1, 0, world.now_s, 0.0)
+    world.advance(602.0)
+
+    assert world.last("hang_detected")["phase"] == "restore"
+
+
+# -- reading the stacks ----------------------------------------------------------------------------------------
+def test_the_main_thread_is_the_last_one_and_the_programs_own_frame_is_named() -> None:
+    assert len(read_stacks(DUMP)) == 2
+    assert where_it_stood(DUMP) == (
+        f"one_step (/home/me/train.py:41), which had called _call_tf_sessionrun ({LIBRARY}:1477)"
+    )
+
+
+def test_only_the_first_dump_counts() -> None:
+    text = DUMP + "Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n"
+    text += '  File "/home/me/other.py", line 1 in later\n'
+
+    assert "one_step" in where_it_stood(text)
+
+
+def test_a_crash_is_where_the_current_thread_was() -> None:
+    text = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+    text += '  File "/home/me/worker.py", line 7 in native\n\nThread 0x2 (most recent call first):\n'
+    text += '  File "/home/me/train.py", line 90 in main\n\nExtension modules: numpy (total: 1)\n'
+
+    assert where_it_crashed(text) == "native (/home/me/worker.py:7)"
+
+
+def test_what_is_no_dump_has_no_frame() -> None:
+    for text in ("", "nothing of the kind", "Thread 0x1 (most recent call first):\n"):
+        assert where_it_stood(text) == ""
+        assert where_it_crashed(text) == ""

@@ -1,0 +1,219 @@
+"""When is a trainer called hung: deadlines by phase, the learned step time, and what counts as progress."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from procsv.ipc.pulse import Beat, Phase
+from procsv.watchdog.liveness import PHASE_S_MAX, Hang, Limits, Liveness, StepTimes
+
+
+class Trainer:
+    """A pulse over time, looked at twice a second as the reactor does."""
+
+    def __init__(self, limits: Limits | None = None, known_s: float = 0.0) -> None:
+        self.now_s = 1000.0
+        self.liveness = Liveness(limits or Limits(), StepTimes(known_s))
+        self.liveness.begin(self.now_s)
+        self.beat: Beat | None = None
+
+    def says(self, phase: Phase, step: int = -1, work: int = 0, extended_s: float = 0.0) -> Trainer:
+        self.beat = Beat(phase, step, work, self.now_s, extended_s)
+        self.liveness.look(self.beat, self.now_s)
+        return self
+
+    def passes(self, seconds: float, every_s: float = 0.5) -> Hang | None:
+        """Time without progress; the hang, as soon as there is one."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s = min(until_s, self.now_s + every_s)
+            self.liveness.look(self.beat, self.now_s)
+            if (hang := self.liveness.hang(self.now_s)) is not None:
+                return hang
+        return None
+
+    def trains(self, steps: int, step_s: float) -> Trainer:
+        self.says(Phase.STEP, 0)
+        for step in range(1, steps + 1):
+            assert self.passes(step_s) is None
+            self.says(Phase.STEP, step, step)
+        return self
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit_s"),
+    [
+        (Phase.IMPORT, 300.0),
+        (Phase.CONNECT, 1800.0),
+        (Phase.RESTORE, 600.0),
+        (Phase.COMPILE, 1800.0),
+        (Phase.SAVE, 900.0),
+        (Phase.STOP, 900.0),
+        (Phase.STEP, 1800.0),  # nothing is known of its steps yet
+    ],
+)
+def test_row_12_each_phase_has_its_deadline_and_is_left_alone_below_it(phase: Phase, limit_s: float) -> None:
+    trainer = Trainer().says(phase)
+
+    assert trainer.passes(limit_s - 0.6) is None
+    hang = trainer.passes(1.5)
+    assert hang is not None
+    assert (hang.phase, hang.limit_s) == (phase, limit_s)
+    assert hang.seconds > limit_s
+
+
+def test_a_trainer_that_never_beats_is_one_that_imports() -> None:
+    trainer = Trainer()
+
+    assert trainer.passes(299.0) is None
+    hang = trainer.passes(3.0)
+    assert hang is not None
+    assert (hang.phase, hang.step) == (Phase.IMPORT, -1)
+
+
+def test_what_a_program_does_without_a_session_has_no_deadline() -> None:
+    assert Trainer().says(Phase.IDLE).passes(100_000.0, every_s=5.0) is None
+
+
+def test_row_12_an_import_that_goes_on_has_no_deadline() -> None:
+    trainer = Trainer().says(Phase.IMPORT, work=1)
+    for modules in range(2, 20):
+        assert trainer.passes(250.0, every_s=5.0) is None
+        trainer.says(Phase.IMPORT, work=modules)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "limit_s"), [(0.01, 120.0), (1.0, 120.0), (10.0, 200.0), (60.0, 1200.0), (100.0, 1800.0)]
+)
+def test_a_step_may_take_twenty_times_the_median_within_its_bounds(step_s: float, limit_s: float) -> None:
+    trainer = Trainer().trains(10, step_s)
+
+    assert trainer.liveness.steps.median_s == pytest.approx(step_s)
+    assert trainer.liveness.limit_s(Phase.STEP) == pytest.approx(limit_s)
+
+
+def test_fast_steps_are_measured_between_two_looks() -> None:
+    trainer = Trainer().says(Phase.STEP, 0)
+    for look in range(1, 11):
+        trainer.passes(0.5)
+        trainer.says(Phase.STEP, look * 100)
+
+    assert trainer.liveness.steps.median_s == pytest.approx(0.005)
+
+
+def test_one_slow_step_among_many_moves_the_limit_little() -> None:
+    trainer = Trainer().trains(50, 10.0)
+    trainer.trains(1, 190.0)
+
+    assert trainer.liveness.limit_s(Phase.STEP) == pytest.approx(200.0)
+
+
+def test_calls_that_end_are_progress_though_the_step_stands_still() -> None:
+    trainer = Trainer().trains(10, 1.0)
+    for call in range(100):
+        assert trainer.passes(100.0) is None  # an evaluation: each call under the limit, all of them far beyond
+        trainer.says(Phase.STEP, 10, 1000 + call)
+
+
+def test_the_step_time_outlives_the_trainer_and_the_launch() -> None:
+    trainer = Trainer().trains(10, 10.0)
+    trainer.liveness.begin(trainer.now_s)
+
+    assert trainer.liveness.limit_s(Phase.STEP) == pytest.approx(200.0)
+    assert Trainer(known_s=10.0).liveness.limit_s(Phase.STEP) == pytest.approx(200.0)
+
+
+def test_a_new_trainer_owes_nothing_for_the_one_before() -> None:
+    trainer = Trainer().trains(10, 1.0)
+    assert trainer.passes(119.0) is None
+    trainer.beat = None
+    trainer.liveness.begin(trainer.now_s)
+
+    assert trainer.passes(299.0) is None
+
+
+def test_the_time_between_the_death_and_the_next_step_is_no_step_time() -> None:
+    trainer = Trainer().trains(10, 1.0)
+    for phase in (Phase.RESTORE, Phase.COMPILE):
+        trainer.says(phase, 10)
+        trainer.passes(200.0)
+    trainer.trains(10, 1.0)
+
+    assert trainer.liveness.steps.median_s == pytest.approx(1.0)
+
+
+def test_row_12_extend_pushes_any_deadline_and_never_shortens_one() -> None:
+    trainer = Trainer()
+    trainer.says(Phase.IMPORT, extended_s=trainer.now_s + 5000.0)
+    assert trainer.passes(4990.0) is None
+    assert trainer.passes(20.0) is not None
+
+    short = Trainer()
+    short.says(Phase.IMPORT, extended_s=short.now_s + 1.0)
+    assert short.passes(299.0) is None
+
+
+def test_what_the_user_says_a_step_may_take_holds_and_the_first_step_may_take_as_long() -> None:
+    limits = Limits(step_s=3600.0)
+
+    assert Trainer(limits).trains(10, 1.0).passes(3500.0, every_s=5.0) is None
+    assert Trainer(limits).liveness.limit_s(Phase.COMPILE) == 3600.0
+    assert Trainer(Limits(step_s=3.0)).liveness.limit_s(Phase.COMPILE) == PHASE_S_MAX[Phase.COMPILE]
+
+
+def test_off_is_off() -> None:
+    assert Trainer(Limits(is_on=False)).says(Phase.STEP, 3).passes(100_000.0, every_s=5.0) is None
+
+
+def test_a_trainer_that_was_only_slow_gets_twice_the_time_at_the_next_try_until_it_gets_on() -> None:
+    trainer = Trainer().trains(10, 1.0)
+    limits_s = []
+    for _ in range(6):
+        hang = trainer.passes(5000.0)
+        assert hang is not None
+        trainer.liveness.found(hang)
+        limits_s.append(hang.limit_s)
+        trainer.liveness.begin(trainer.now_s)
+        trainer.says(Phase.STEP, 10)
+    assert limits_s == [120.0, 240.0, 480.0, 960.0, 1800.0, 1800.0]
+
+    trainer.says(Phase.STEP, 10)
+    trainer.passes(1.0)
+    trainer.says(Phase.STEP, 11)
+    assert trainer.liveness.limit_s(Phase.STEP) == 120.0
+
+
+def test_what_the_user_has_said_is_not_doubled() -> None:
+    trainer = Trainer(Limits(step_s=3.0)).trains(2, 1.0)
+    hang = trainer.passes(10.0)
+    assert hang is not None
+    trainer.liveness.found(hang)
+
+    assert trainer.liveness.limit_s(Phase.STEP) == 3.0
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    """The watchdog was stopped, or the machine: the trainer gets its chance to show progress."""
+    trainer = Trainer().trains(10, 1.0)
+    trainer.now_s += 100_000.0
+    trainer.liveness.look(trainer.beat, trainer.now_s)
+
+    assert trainer.liveness.hang(trainer.now_s) is None
+    assert trainer.passes(121.0) is not None
+
+
+def test_a_pulse_that_stops_is_suspect_and_nothing_more() -> None:
+    trainer = Trainer().trains(10, 1.0)
+    assert trainer.passes(9.0) is None
+    assert not trainer.liveness.is_silent(trainer.now_s)
+
+    assert trainer.passes(60.0) is None
+    assert trainer.liveness.is_silent(trainer.now_s)
+
+
+def test_every_phase_has_a_limit() -> None:
+    assert set(PHASE_S_MAX) == set(Phase) - {Phase.STEP}
+    assert all(limit_s > 0 for limit_s in PHASE_S_MAX.values())
+    assert math.isinf(PHASE_S_MAX[Phase.IDLE])
