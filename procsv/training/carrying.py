@@ -1,13 +1,15 @@
-"""Whether the summaries can be fetched along with a run of the user's, so that they show that very step.
+"""How the summaries are computed from a run of the user's, so that they show that very step and take nothing more.
 
 Asked by the session on the training thread, only while a summary is due.  A summary op that is run by itself takes a batch from the
-input that no step is trained on, and draws random numbers that shift all that follow.  Looks at the graph
-only; the session does the running.
+input that no step is trained on, and draws random numbers that shift all that follow.  So what it needs of such things
+is fetched along with a training step, and the rest is computed from that right after it, by a run of its own: a
+summary that cannot be computed (NaN in a histogram) fails by itself, and no step is lost for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -23,6 +25,9 @@ _HARMLESS = frozenset(
         "ResourceGatherNd",
         "Variable",
         "VariableV2",
+        "RefIdentity",
+        "RefSwitch",
+        "RefMerge",
         "VarIsInitializedOp",
         "IsVariableInitialized",
         "HashTable",
@@ -43,76 +48,158 @@ _HARMLESS = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One computation in two: what a run of the user's takes along, and what is fed to the run after it."""
+
+    along: tuple[Any, ...]  # tensors; or the op itself, and then there is no second run
+    feeds: frozenset[str]  # names of tensors that the user feeds and the second run needs, too
+    is_whole: bool
+
+
 class Carrying:
-    """What fetching one op means, alone or with a run of the user's."""
+    """What computing one op means, alone or with a run of the user's."""
 
     def __init__(self, op: Any, graph: Any) -> None:
         """`op`: the op or tensor that is due now and then."""
         self._graph = graph
         self._op = graph.as_graph_element(op)
-        self._known: dict[tuple[frozenset[str], frozenset[str]], bool] = {}
-        needs = [o for o in self._above([self._op], frozenset()) if _takes(o)]
+        self._known: dict[tuple[frozenset[str], frozenset[str]], Split | None] = {}
+        needs = [o for o in self._above([self._op], frozenset()) if _is_noticed(o)]
         self.needs_feed = any(o.type == "Placeholder" for o in needs)
         self.is_harmless_alone = not needs  # running it by itself takes nothing from anybody
 
-    def fits(self, fetches: Any, feed_dict: Any) -> bool:
-        """Whether a run of `fetches` does all that the op needs anyway: fetching it too takes nothing more."""
+    def split(self, fetches: Any, feed_dict: Any) -> Split | None:
+        """How a run of `fetches` can take the op along; None if that would take more than the run does anyway."""
         try:
             wanted = [self._graph.as_graph_element(f) for f in tf.nest.flatten(fetches, expand_composites=True)]
             fed = frozenset(self._graph.as_graph_element(t).name for t in feed_dict or ())
         except (TypeError, ValueError, KeyError):
-            return False  # something that only TensorFlow itself knows how to fetch
+            return None  # something that only TensorFlow itself knows how to fetch
         key = (frozenset(element.name for element in wanted), fed)
         if key not in self._known:
-            self._known[key] = self._is_covered(wanted, fed)
+            self._known[key] = self._find_split(wanted, fed)
         return self._known[key]
 
-    def _is_covered(self, wanted: list[Any], fed: frozenset[str]) -> bool:
-        runs_anyway = self._above(wanted, fed)
-        if not any(_takes(op) or _changes(op) for op in runs_anyway):
-            return False  # no training step: somebody only looks at something
-        return not any(_takes(op) for op in self._above([self._op], fed) - runs_anyway)
+    def name_of(self, tensor: Any) -> str:
+        return str(self._graph.as_graph_element(tensor).name)
 
-    def _above(self, elements: list[Any], fed: frozenset[str]) -> set[Any]:
-        """All ops that must run for `elements`, given what is fed."""
+    def _find_split(self, wanted: list[Any], fed: frozenset[str]) -> Split | None:
+        runs_anyway = self._above(wanted, fed)
+        if not any(_is_noticed(op) for op in runs_anyway):
+            return None  # no training step: somebody only looks at something
+        needed = self._above([self._op], fed)
+        if any(_is_noticed(op) for op in needed - runs_anyway):
+            return None
+        return self._cut(self._needed_along(needed, runs_anyway, fed), fed)
+
+    def _needed_along(self, needed: set[Any], runs_anyway: set[Any], fed: frozenset[str]) -> set[Any]:
+        """Those of the needed ops that must be in the user's run: what is noticed, and what cannot be cut from it."""
+        users: dict[Any, list[Any]] = {op: [] for op in needed}
+        for op in needed:
+            for source in {t.op for t in op.inputs if t.name not in fed} | set(op.control_inputs):
+                users[source].append(op)
+        tainted = _closure((op for op in needed if _is_noticed(op)), lambda op: users[op])
+        return _closure(tainted & runs_anyway, lambda op: (u for u in users[op] if not self._can_cut(op, u, fed)))
+
+    def _can_cut(self, source: Any, user: Any, fed: frozenset[str]) -> bool:
+        """Whether `user` can run later than `source`, fed with what that gave."""
+        if source in user.control_inputs:
+            return False
+        return all(self._can_pass(t) for t in user.inputs if t.op is source and t.name not in fed)
+
+    def _can_pass(self, tensor: Any) -> bool:
+        """Whether the value of `tensor` can be fetched from one run and fed to another."""
+        dtype = tensor.dtype
+        if dtype._is_ref_dtype or dtype.is_quantized or dtype in (tf.variant, tf.resource):
+            return False
+        return bool(self._graph.is_fetchable(tensor) and self._graph.is_feedable(tensor))
+
+    def _cut(self, along: set[Any], fed: frozenset[str]) -> Split:
+        if (self._op if isinstance(self._op, tf.Operation) else self._op.op) in along:
+            return Split((self._op,), frozenset(), is_whole=True)
+        later = self._above([self._op], fed, along)
+        inputs = {tensor.name: tensor for op in later for tensor in op.inputs}
+        cut = tuple(t for name, t in sorted(inputs.items()) if name not in fed and t.op in along)
+        return Split(cut, fed & inputs.keys(), is_whole=False)
+
+    def _above(
+        self, elements: list[Any], fed: frozenset[str], done: frozenset[Any] | set[Any] = frozenset()
+    ) -> set[Any]:
+        """All ops that must run for `elements`, given what is fed, and which ops have run already."""
         found: set[Any] = set()
         to_see = [e if isinstance(e, tf.Operation) else e.op for e in elements if e.name not in fed]
         while to_see:
             op = to_see.pop()
-            if op not in found:
+            if op not in found and op not in done:
                 found.add(op)
                 to_see += [tensor.op for tensor in op.inputs if tensor.name not in fed]
                 to_see += op.control_inputs
         return found
 
 
-def _takes(op: Any) -> bool:
+def _closure(begin: Iterable[Any], follow: Callable[[Any], Iterable[Any]]) -> set[Any]:
+    found = set(begin)
+    to_see = list(found)
+    while to_see:
+        for other in follow(to_see.pop()):
+            if other not in found:
+                found.add(other)
+                to_see.append(other)
+    return found
+
+
+def _is_noticed(op: Any) -> bool:
     """Whether running `op` once more than the program does would be noticed, or fails."""
-    return op.type == "Placeholder" or (bool(op.op_def.is_stateful) and op.type not in _HARMLESS)
-
-
-def _changes(op: Any) -> bool:
-    """Whether `op` updates a ref variable; those ops are not marked stateful."""
-    return any(tensor.dtype._is_ref_dtype for tensor in op.outputs) and op.type not in _HARMLESS
+    if op.type in _HARMLESS:
+        return False
+    changes_a_ref = any(tensor.dtype._is_ref_dtype for tensor in op.outputs)  # such ops are not marked stateful
+    return op.type == "Placeholder" or bool(op.op_def.is_stateful) or changes_a_ref
 
 
 class Errand:
-    """One op that is due, taken along by the next run that does what it needs anyway."""
+    """One op that is due, computed with the next run that does what it needs anyway.
+
+    When `is_over`: `value` of global step `step`; or the `error` that computing it met; or neither, if that run failed.
+    """
 
     def __init__(self, carrying: Carrying, op: Any, read_step: Callable[[], int]) -> None:
-        self.op = op
         self.is_over = False
-        self.value: Any = None  # None after `is_over`: the run has failed
+        self.value: Any = None
         self.step = -1
-        self._carrying, self._read_step = carrying, read_step
+        self.error: Exception | None = None
+        self._carrying, self._op, self._read_step = carrying, op, read_step
+        self._split: Split | None = None
 
     def fits(self, fetches: Any, feed_dict: Any) -> bool:
-        return self._carrying.fits(fetches, feed_dict)
+        """Whether the run of `fetches` is one that does; `along` is then what it takes along."""
+        self._split = self._carrying.split(fetches, feed_dict)
+        return self._split is not None
 
-    def done(self, value: Any) -> None:
-        """On the training thread, between two calls: the step is the one that the value is of."""
-        self.value, self.step = value, self._read_step()
-        self.is_over = True
+    @property
+    def along(self) -> list[Any]:
+        assert self._split is not None
+        return list(self._split.along)
+
+    def finish(self, run: Callable[..., Any], taken: list[Any], feed_dict: Any) -> None:
+        """Right after that run, on the training thread and between two calls, so that the state is that step's."""
+        assert self._split is not None
+        try:
+            self.value = taken[0] if self._split.is_whole else run(self._op, self._feeds(taken, feed_dict))
+            self.step = self._read_step()
+        except Exception as error:  # noqa: BLE001  whoever waits for the value raises it: the step is not to blame
+            self.error = error
+        finally:
+            self.is_over = True
+
+    def _feeds(self, taken: list[Any], feed_dict: Any) -> dict[Any, Any]:
+        assert self._split is not None
+        users = {
+            tensor: value
+            for tensor, value in (feed_dict or {}).items()
+            if self._carrying.name_of(tensor) in self._split.feeds
+        }
+        return {**users, **dict(zip(self._split.along, taken, strict=True))}
 
     def dropped(self) -> None:
         """The run has failed: its error is the user's to see."""

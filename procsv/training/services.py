@@ -97,6 +97,8 @@ class SVSummaryThread(ServiceThread):
             if runs >= CARRY_RUNS_MIN and clock.monotonic() - from_s >= CARRY_S_MIN:
                 boundary.errand = None
                 return False
+        if errand.error is not None:
+            raise errand.error  # as an error of any service: the training stops, and it is raised from the block
         if errand.value is not None:
             self._write(errand.value, errand.step if self._supervisor.global_step is not None else None)
         return True
@@ -110,7 +112,10 @@ class SVSummaryThread(ServiceThread):
             wanted["step"] = supervisor.global_step
         try:
             got = tf1.Session.run(self._session, wanted)
-        except tf.errors.InvalidArgumentError as error:  # it needs a feed that only a training step has
+        except tf.errors.InvalidArgumentError as error:
+            if not (self._carrying.needs_feed and "placeholder" in str(error).lower()):
+                raise
+            # It needs a feed that only a training step has.
             if self._reported < REPORTS_MAX:
                 self._reported += 1
                 log.error("procsv: the summary op cannot be run by itself; training goes on without it: %s", error)

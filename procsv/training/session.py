@@ -84,14 +84,14 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
         return result
 
     def _run_with(self, errand: Errand, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
-        """One run for both; if it fails, the error is that of the user's run."""
+        """The user's run, which takes along what the errand needs of it; if it fails, the error is the user's."""
         self._procsv_boundary.errand = None
         try:
-            result, value = super().run([fetches, errand.op], feed_dict, options, run_metadata)
+            result, taken = super().run([fetches, errand.along], feed_dict, options, run_metadata)
         except BaseException:
             errand.dropped()
             raise
-        errand.done(value)
+        errand.finish(super().run, taken, feed_dict)
         return result
 
     def partial_run(self, handle: Any, fetches: Any, feed_dict: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Looks into a logdir: its events, its checkpoints, and waiting for either.
+"""A small model to train, and looks into its logdir: events, checkpoints, and waiting for either.
 
 Used by the tests of this folder.
 """
@@ -15,6 +15,16 @@ import tensorflow as tf
 
 tf1 = tf.compat.v1
 WAIT_S_MAX = 30.0
+
+
+class Model:
+    """A step, a variable that equals it, and a summary of it."""
+
+    def __init__(self) -> None:
+        self.step = tf1.train.get_or_create_global_step()
+        self.value = tf1.get_variable("weight", [], tf.float32, initializer=tf1.zeros_initializer())
+        self.train = tf.group(tf1.assign_add(self.step, 1), tf1.assign_add(self.value, 1.0))
+        tf1.summary.scalar("value", self.value)
 
 
 def wait_for(found: Callable[[], Any]) -> Any:
