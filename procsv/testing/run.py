@@ -1,0 +1,191 @@
+"""A run of `procsv launch` under test: real processes, watched through the files that a user has.
+
+Used by the plugin's fixture, and by procsv's own tests.  Every wait is for news in the journal, never for time, and has a
+deadline; a wait that is in vain fails with the journal and what the program has printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from procsv.ipc.clock import SystemClock
+from procsv.ipc.journal import read_journal
+from procsv.ipc.places import find_places
+from procsv.ipc.runfile import read_run
+from procsv.ipc.tidy import remove_dirs, remove_run_files, remove_shm_files
+from procsv.report.ledger import Account
+from procsv.report.reading import read_story
+
+NEWS_S_MAX = 90.0  # how long any single piece of news may take on a busy machine; PROCSV_TEST_DEADLINE says otherwise
+LOOK_S = 0.02
+END_S_MAX = 20.0  # what a run that is told to end at once may take; then it is killed
+SHOWN_CHARS = 3000  # of what the program has printed, in the message of a failed wait
+
+Entry = dict[str, Any]
+T = TypeVar("T")
+
+
+def news_s_max() -> float:
+    return float(os.environ.get("PROCSV_TEST_DEADLINE", NEWS_S_MAX))
+
+
+class Run:
+    """One `procsv launch`."""
+
+    def __init__(self, logdir: Path, process: subprocess.Popen[str], output: Path) -> None:
+        self.logdir, self.process, self.output = logdir, process, output
+
+    # -- what a user sees ------------------------------------------------------------------------------------
+    def journal(self) -> list[Entry]:
+        """The journal's lines so far."""
+        return list(read_journal(self.logdir / "procsv" / "journal.jsonl"))
+
+    def events(self, name: str, role: str | None = None) -> list[Entry]:
+        """Those of one name, and of one role where it is given."""
+        return [entry for entry in self.journal() if entry["event"] == name and role in (None, entry["role"])]
+
+    def said(self) -> str:
+        """What watchdog and program have printed."""
+        return self.output.read_text(errors="replace")
+
+    def status(self) -> Entry:
+        """What `procsv status --json` says now."""
+        argv = [sys.executable, "-m", "procsv", "status", str(self.logdir), "--json"]
+        answer = subprocess.run(argv, capture_output=True, text=True, timeout=news_s_max(), check=True)
+        status: Entry = json.loads(answer.stdout)
+        return status
+
+    def step(self) -> int:
+        """The global step as last read, from run.json; -1 if there is none yet."""
+        run = read_run(find_places(self.logdir).run_json)
+        return run.step if run is not None else -1
+
+    def account(self) -> Account:
+        """What became of the time, as `procsv report` says it."""
+        return read_story(self.logdir, SystemClock()).account
+
+    def lost_steps(self) -> int:
+        """How many steps had to be made again, over all crashes."""
+        return self.account().lost_steps
+
+    def pid(self, role: str) -> int:
+        """The newest process of that role."""
+        if role == "watchdog":
+            return self.process.pid
+        return int(self.events("spawned", role)[-1]["pid"])
+
+    # -- waiting for news ------------------------------------------------------------------------------------
+    def wait_for(self, what: str, found: Callable[[], T]) -> T:
+        """Waits until `found()` is true, and returns it; `what` names it if that is in vain."""
+        limit_s = news_s_max()
+        deadline_s, pause = time.monotonic() + limit_s, threading.Event()
+        while not (result := found()):
+            assert time.monotonic() < deadline_s, f"no {what} in {limit_s:.0f} s; journal: {self.journal()}"
+            is_over = self.process.poll() is not None
+            assert not is_over or found(), f"ended before {what}: {self.said()[-SHOWN_CHARS:]}"
+            pause.wait(LOOK_S)
+        return result
+
+    def wait_event(self, name: str, count: int = 1, role: str | None = None) -> list[Entry]:
+        """Waits until `name` stands in the journal `count` times."""
+
+        def enough() -> list[Entry]:
+            entries = self.events(name, role)
+            return entries if len(entries) >= count else []
+
+        return self.wait_for(f"{count} x {name}", enough)
+
+    def wait_spawned(self, role: str, count: int = 1) -> None:
+        """Waits until that role has been started `count` times."""
+        self.wait_event("spawned", count, role)
+
+    def wait_step(self, step: int) -> None:
+        """Waits until the program has come to `step`."""
+        self.wait_for(f"step {step}", lambda: self.step() >= step)
+
+    def wait_end(self) -> int:
+        """The exit code of `procsv launch`; negative if a signal has ended it."""
+        try:
+            return self.process.wait(news_s_max())
+        except subprocess.TimeoutExpired:
+            said = self.said()[-SHOWN_CHARS:]
+            raise AssertionError(f"has not ended; journal: {self.journal()[-5:]}; said {said}") from None
+
+    # -- faults ----------------------------------------------------------------------------------------------
+    def kill(self, role: str, number: int = signal.SIGKILL) -> int:
+        """Sends a signal to the newest process of that role; its pid."""
+        pid = self.pid(role)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        return pid
+
+    def end(self) -> None:
+        """Ends whatever still runs, without waiting for the program: the way out of a test that has failed."""
+        for _ in range(2):  # the second notice means: now
+            if self.process.poll() is None:
+                self.process.terminate()
+        try:
+            self.process.wait(END_S_MAX)
+        except subprocess.TimeoutExpired:
+            self._kill_all()
+
+    def _kill_all(self) -> None:
+        """It does not even end when it is told to; nothing of it stays."""
+        pids = {entry["pid"] for entry in self.journal() if entry["event"] in ("spawned", "promoted")}
+        with contextlib.suppress(psutil.Error):
+            pids |= {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
+        self.process.kill()
+        self.process.wait()
+        for pid in pids:
+            with contextlib.suppress(psutil.Error):
+                if "procsv" in " ".join(psutil.Process(pid).cmdline()):
+                    psutil.Process(pid).kill()
+        places = find_places(self.logdir)
+        remove_shm_files(places)
+        remove_run_files(places, keep=frozenset())
+        remove_dirs(places)
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """What a program under test gets: no GPU, and output as it comes."""
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **quiet, **more}
+
+
+def start(
+    logdir: Path,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    launcher: Sequence[str] = (),
+) -> Run:
+    """`procsv launch --logdir LOGDIR ARGS…`, in the background; it prints to a file beside the logdir.
+
+    `launcher` stands in for the words before the logdir.
+    """
+    command = launcher or (sys.executable, "-m", "procsv", "launch", "--logdir")
+    logdir.parent.mkdir(parents=True, exist_ok=True)
+    output = logdir.with_name(f"{logdir.name}.out")
+    with output.open("a") as stream:
+        process = subprocess.Popen(
+            [*command, str(logdir), *args],
+            env=environment(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    return Run(logdir, process, output)
