@@ -16,7 +16,7 @@ from typing import Protocol
 from procsv.ipc.clock import Clock, SystemClock
 from procsv.ipc.errors import UserError
 from procsv.ipc.injected import Injected
-from procsv.ipc.messages import Message, Note, Reason, Recovered
+from procsv.ipc.messages import Message, Note, Reason, Recovered, UserSave
 from procsv.ipc.places import Places
 from procsv.ipc.pulse import Phase, PulseWriter
 from procsv.ipc.start import Start
@@ -183,6 +183,11 @@ class Runtime:
 
     def tell_checkpoint(self, body: Message) -> None:
         self.link.tell("checkpoint", body)
+
+    def tell_own_save(self, path: str) -> None:
+        """The program has saved `path` by the supervised Saver.  Nothing to tell where no service is there to care."""
+        if self._link is not None:
+            self.tell_checkpoint(UserSave(path))
 
     def note(self, event: str, **fields: str | int | float | bool | None) -> None:
         """A line for the journal."""

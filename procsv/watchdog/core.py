@@ -13,10 +13,9 @@ the run: starting in order, hearing the services' news, and ending in order:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from procsv.ipc.messages import Durable, Finish, Rejected, SaveFailed, Settled, TrainerEnded
+from procsv.ipc.messages import Durable, Finish, Rejected, SaveFailed, Settled, TrainerEnded, Unwritable
 from procsv.ipc.runfile import NO_STEP
 from procsv.ipc.units import show_duration
 from procsv.watchdog import restart
@@ -46,6 +45,7 @@ from procsv.watchdog.events import (
 )
 from procsv.watchdog.keeper import Keeper, ServiceState
 from procsv.watchdog.lifecycle import State
+from procsv.watchdog.saves import Saves
 from procsv.watchdog.settings import Settings
 from procsv.watchdog.task import TREE_S_MAX, Task
 
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 EXIT_DONE, EXIT_GAVE_UP, EXIT_STOPPED = 0, 70, 75
 FINISH_S_MAX = 900.0  # for the services, after training is done: big checkpoints on slow disks; then they are killed
-NEWS_REMEMBERED_MAX = 1000  # sequence numbers of checkpoints already in the journal
 
 
 class Core:
@@ -71,8 +70,7 @@ class Core:
         self._stop_s = 0.0
         self._end_s: float | None = None  # deadline of the services, once the run is ending
         self._told_ended = 0  # the trainer whose death the checkpoint service that runs has been told of
-        self._journaled: OrderedDict[int, None] = OrderedDict()
-        self._failed_saves: dict[int, str] = {}
+        self.saves = Saves()
 
     @property
     def task(self) -> Task:
@@ -200,13 +198,10 @@ class Core:
         match said.body:
             case Durable() as news:
                 self._durable(news, keeper)
-            case SaveFailed(sequence, step, error):
-                if self._failed_saves.get(sequence) != error:  # it is tried again and again: said once
-                    self._failed_saves = {sequence: error}
-                    fields = {"step": step, "error": error}
-                    self._out.append(Journal("checkpoint_failed", keeper.role, keeper.incarnation, fields))
-                    text = f"the checkpoint of step {step} could not be saved: {error}; the last good one stands"
-                    self._out.append(Say(text, is_bad=True))
+            case SaveFailed() as news:
+                self._out += self.saves.failed(news, keeper.incarnation, now_s)
+            case Unwritable() as news:
+                self._out += self.saves.unwritable(news, keeper.incarnation, self.task.step)
             case Rejected(path, why) as news:
                 fields = {"path": path, "why": why}
                 self._out.append(Journal("checkpoint_rejected", keeper.role, keeper.incarnation, fields))
@@ -218,23 +213,10 @@ class Core:
                 pass
 
     def _durable(self, news: Durable, keeper: Keeper) -> None:
-        if news.sequence in self._journaled:
-            return
-        self._journaled[news.sequence] = None
-        while len(self._journaled) > NEWS_REMEMBERED_MAX:
-            self._journaled.popitem(last=False)
-        keeper.history.worked()
-        self._failed_saves.clear()
-        fields = {
-            "step": news.step,
-            "path": news.path,
-            "reason": news.reason,
-            "bytes": news.bytes,
-            "seconds": round(news.seconds, 3),
-            "trainer": news.incarnation,
-        }
-        self._out.append(Journal("checkpoint_durable", keeper.role, keeper.incarnation, fields))
-        self.task.durable(news)
+        if self.saves.is_news(news):
+            keeper.history.worked()
+            self._out += self.saves.durable(news, keeper.incarnation)
+            self.task.durable(news)
 
     def _settled(self, news: Settled, answers: TrainerEnded | Finish | None, now_s: float) -> None:
         if isinstance(answers, TrainerEnded):

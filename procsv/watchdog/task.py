@@ -188,7 +188,8 @@ class Task:
             self._handle(On.TREE_GONE, now_s)
 
     def durable(self, news: Durable) -> None:
-        self.durable_step = news.step
+        if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # else a later state was there already
+            self.durable_step = news.step
         self.history.durable(news.step)
 
     def rejected(self, news: Rejected) -> None:

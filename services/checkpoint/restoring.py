@@ -22,6 +22,7 @@ TRIES_FOR_RESTORE_MAX = 3
 class _Question:
     asker: Heard
     durable_only: bool
+    after_look: int  # it is answered after the directory was looked at so many times: what a user has just saved counts
     stage: str = "waiting"  # waiting, verifying, searching
     saves_failed: int = 0
     searched: Found | None = None
@@ -45,9 +46,9 @@ class Restoring:
         return self._question is not None
 
     # -- what happens -----------------------------------------------------------------------------------------
-    def ask(self, asker: Heard, durable_only: bool) -> None:
+    def ask(self, asker: Heard, durable_only: bool, after_look: int) -> None:
         """A restart of the same question (a session built anew) takes the place of the one before."""
-        self._question, self.served = _Question(asker, durable_only), ""
+        self._question, self.served = _Question(asker, durable_only, after_look), ""
 
     def has_restored(self, incarnation: int) -> None:
         self.restored, self.served = max(self.restored, incarnation), ""
@@ -108,10 +109,10 @@ class Restoring:
         self._verifying.add(slot)
         return [VerifySlot(slot)]
 
-    def go_on(self, plan: SaverPlan | None) -> list[Action]:
+    def go_on(self, plan: SaverPlan | None, looks: int) -> list[Action]:
         """Moves the trainer's question on.  `plan` None: what is on disk is not known yet."""
         asked, states = self._question, self.states
-        if asked is None or asked.stage != "waiting" or plan is None:
+        if asked is None or asked.stage != "waiting" or plan is None or looks < asked.after_look:
             return []
         slot, staged = states.newest_slot, states.newest_staged
         newer_staged = staged is not None and (slot is None or staged.sequence > slot.sequence)
