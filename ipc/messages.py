@@ -276,6 +276,13 @@ class Recovered(Message, frozen=True):
     ended_s: float
 
 
+class Loaded(Message, frozen=True):
+    """Trainer -> watchdog: it trains, and what it has imported is written down (places.loaded).  Answered by Ack.
+
+    A standby can be made from now on.
+    """
+
+
 class Note(Message, frozen=True):
     """Trainer -> watchdog: a fact for the journal that only the trainer knows.  Answered by Ack."""
 
@@ -345,6 +352,7 @@ Body = (
     | Written
     | GraphText
     | Recovered
+    | Loaded
     | Note
     | StopTraining
     | Inject

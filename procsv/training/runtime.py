@@ -54,6 +54,7 @@ class Runtime:
         self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread
         self.step = -1
         self.training: object = None  # what the process trains with now, if that is a monitored session
+        self.on_ready: Callable[[], None] = _nothing  # called once, on the training thread
         self._start = start
         self._roles = roles
         self._link: Link | None = None
@@ -202,6 +203,14 @@ class Runtime:
             self.host.recovered(body)
         else:
             self.link.tell("watchdog", body)
+        on_ready, self.on_ready = self.on_ready, _nothing
+        on_ready()
+
+    def tell_watchdog(self, body: Message) -> None:
+        """Nothing where there is no watchdog, or where the conversation is over."""
+        link = self._link
+        if link is not None:
+            link.tell("watchdog", body)
 
     # -- stop requests ---------------------------------------------------------------------------------------
     def on_stop(self, listener: Callable[[Reason], None]) -> None:
@@ -230,6 +239,10 @@ class Runtime:
             listeners = list(self._stop_listeners)
         for listener in listeners:
             listener(reason)
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 _current: Runtime | None = None

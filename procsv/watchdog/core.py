@@ -22,6 +22,7 @@ from procsv.watchdog import restart
 from procsv.watchdog.events import (
     CHECKPOINT,
     SERVICES,
+    STANDBY,
     SUMMARY,
     TRAINER,
     Action,
@@ -29,14 +30,17 @@ from procsv.watchdog.events import (
     Event,
     Journal,
     KillTree,
+    NotPromoted,
     NotSpawned,
     PreemptAsked,
+    Promoted,
     Quit,
     Said,
     Say,
     ServiceReady,
     Spawn,
     Spawned,
+    StandbySaid,
     StopAsked,
     Tell,
     Ticked,
@@ -47,6 +51,7 @@ from procsv.watchdog.keeper import Keeper, ServiceState
 from procsv.watchdog.lifecycle import State
 from procsv.watchdog.saves import Saves
 from procsv.watchdog.settings import Settings
+from procsv.watchdog.standby import Standby
 from procsv.watchdog.task import TREE_S_MAX, Task
 
 if TYPE_CHECKING:
@@ -61,7 +66,8 @@ class Core:
         self.settings = settings
         self.started_s = now_s
         self._out: list[Action] = []
-        self.tasks = [Task(first_incarnation, settings, rng, now_s, self._out)]
+        self.standby = Standby(settings.standby, self._out)
+        self.tasks = [Task(first_incarnation, settings, rng, now_s, self.standby, self._out)]
         self.keepers = {role: Keeper(role) for role in SERVICES}
         self.stop_source = ""  # who asked for the end; set before anything is done about it
         self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
@@ -105,7 +111,9 @@ class Core:
             case NotSpawned():
                 self._not_spawned(event, now_s)
             case Ended(role=role) if role == TRAINER:
-                self.task.died(event, now_s)
+                self._trainer_ended(event, now_s)
+            case Ended(role=role) if role == STANDBY:
+                self.standby.died(event, now_s)
             case Ended():
                 self._service_ended(event, now_s)
             case TreeGone(incarnation):
@@ -118,6 +126,13 @@ class Core:
                 self.keepers[role].ready(incarnation)
             case Ticked():
                 self._ticked(event, now_s)
+            case StandbySaid():
+                self.standby.said(event, now_s)
+            case Promoted():
+                self._promoted(event, now_s)
+            case NotPromoted():
+                self.standby.not_promoted(event, now_s)
+                self.task.not_promoted(now_s)
             case StopAsked():
                 self._stop_asked(event, now_s)
             case PreemptAsked(grace_s, source):
@@ -128,7 +143,12 @@ class Core:
 
     def next_due_s(self) -> float | None:
         """When a Ticked will have something to do, whatever else happens."""
-        dues = [self.task.next_due_s(), self._end_s, *(keeper.restart_s for keeper in self.keepers.values())]
+        dues = [
+            self.task.next_due_s(),
+            self.standby.next_due_s(),
+            self._end_s,
+            *(keeper.restart_s for keeper in self.keepers.values()),
+        ]
         return min((due for due in dues if due is not None), default=None)
 
     def _take(self) -> list[Action]:
@@ -142,6 +162,9 @@ class Core:
         if event.role == TRAINER:
             self.task.pid = event.pid
             return
+        if event.role == STANDBY:
+            self.standby.spawned(event)
+            return
         self.keepers[event.role].pid = event.pid
         if event.incarnation > 1:
             self._out.append(Journal("service_restarted", event.role, event.incarnation, {"pid": event.pid}))
@@ -149,8 +172,26 @@ class Core:
     def _not_spawned(self, event: NotSpawned, now_s: float) -> None:
         if event.role == TRAINER:
             self.task.not_spawned(event.error, now_s)
+        elif event.role == STANDBY:
+            self.standby.not_spawned(event, now_s)
         else:
             self.keepers[event.role].not_spawned(event.error, now_s)
+
+    def _promoted(self, event: Promoted, now_s: float) -> None:
+        self.standby.promoted(event, now_s)
+        fields = {"pid": event.pid, "standby": event.number}
+        self._out.append(Journal("promoted", TRAINER, event.incarnation, fields))
+        self._spawned(Spawned(TRAINER, event.incarnation, event.pid))
+
+    def _trainer_ended(self, event: Ended, now_s: float) -> None:
+        """A standby that had not answered yet was no trainer, unless somebody had asked the trainer to end."""
+        if self.standby.is_becoming(event.incarnation):
+            if self.task.life.state is State.PENDING:
+                self.standby.died(event, now_s)
+                self.task.not_promoted(now_s)
+                return
+            self._promoted(Promoted(self.standby.number, event.incarnation, self.standby.pid), now_s)
+        self.task.died(event, now_s)
 
     def _service_ended(self, event: Ended, now_s: float) -> None:
         keeper = self.keepers[event.role]
@@ -235,6 +276,7 @@ class Core:
             self.task.memory_step = event.memory_step
             self.task.watch(event.beats.get(TRAINER), event.is_stopped, now_s)
         self.task.tick(now_s)
+        self.standby.tick(now_s, event.room_bytes)
 
     def _stop_asked(self, event: StopAsked, now_s: float) -> None:
         again = bool(self.stop_source)
@@ -267,6 +309,8 @@ class Core:
         if ended is not None and self.keepers[CHECKPOINT].is_up and self._told_ended != ended.incarnation:
             self._told_ended = ended.incarnation
             self._out.append(Tell(CHECKPOINT, ended))
+        if self.is_ending or self.task.ends_run:
+            self.standby.unwanted(now_s, "the run ends")
         if self.task.ends_run and self.exit_code is None:
             self._end(now_s)
         for keeper in self.keepers.values():
@@ -291,8 +335,11 @@ class Core:
                 self._out.append(Tell(keeper.role, Finish()))
                 keeper.finish()
         is_hopeless = now_s >= self._end_s + TREE_S_MAX  # killed, and still there
-        if is_hopeless or all(keeper.is_over and not keeper.pid for keeper in self.keepers.values()):
+        if is_hopeless or self._are_all_gone():
             self._quit(now_s)
+
+    def _are_all_gone(self) -> bool:
+        return not self.standby.pid and all(keeper.is_over and not keeper.pid for keeper in self.keepers.values())
 
     def _services_end_s(self, now_s: float) -> float:
         """When a stopped run's services must be done: 22 s of 25 after the stop, and never less than 5 s from now."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from procsv.ipc.runfile import RunFile
-from procsv.watchdog.events import TRAINER, WATCHDOG
+from procsv.watchdog.events import STANDBY, TRAINER, WATCHDOG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,6 +81,8 @@ def status_object(
     rows = [(WATCHDOG, run.pid, "running", "")]
     word = "suspect" if core.task.is_suspect(now_s) else core.task.life.state.word
     rows.append((TRAINER, core.task.pid, word, _phase(beats.get(TRAINER))))
+    if core.standby.pid:
+        rows.append((STANDBY, core.standby.pid, core.standby.state.word, ""))
     for role, keeper in core.keepers.items():
         rows.append((role, keeper.pid, keeper.state.word, _phase(beats.get(role))))
     shown["processes"] = [

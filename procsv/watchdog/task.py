@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from procsv.ipc.messages import Durable, Hello, Note, Recovered, Rejected, Settled, StopTraining, TrainerEnded
+from procsv.ipc.messages import Durable, Hello, Loaded, Note, Recovered, Rejected, Settled, StopTraining, TrainerEnded
 from procsv.ipc.pulse import Beat, Phase
 from procsv.ipc.runfile import NO_STEP, LastExit
 from procsv.ipc.units import show_duration
@@ -24,7 +24,6 @@ from procsv.watchdog.events import (
     Said,
     Say,
     Signal,
-    Spawn,
     Tell,
     WriteRun,
 )
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from procsv.watchdog.settings import Settings
+    from procsv.watchdog.standby import Standby
 
 TREE_S_MAX = 30.0  # what was killed and is still there after this long is called unkillable
 
@@ -66,7 +66,9 @@ _DEATHS = {Kind.DONE: On.FINISHED, Kind.CHECKPOINTED: On.CHECKPOINTED}
 class Task:
     """The trainer.  `out` takes the actions."""
 
-    def __init__(self, incarnation: int, settings: Settings, rng: Random, now_s: float, out: list[Action]) -> None:
+    def __init__(
+        self, incarnation: int, settings: Settings, rng: Random, now_s: float, standby: Standby, out: list[Action]
+    ) -> None:
         self.life = Lifecycle()
         self.history = History(settings.policy, rng)
         liveness = Liveness(settings.limits, StepTimes(settings.learned_step_s))
@@ -86,6 +88,7 @@ class Task:
         self.unsaved = ""  # why the newest state of the last trainer is not on disk
         self.restart_s: float | None = None  # monotonic time of the next start
         self._grace_s = settings.grace_s
+        self._standby = standby
         self._out = out
         self._death_s = now_s  # of the old trainer; of none, the start of the run
         self._last_death: Ended | None = None
@@ -107,6 +110,13 @@ class Task:
         self._out.append(Say(f"cannot start the trainer: {error}; trying again", is_bad=True))
         self.restart_s = now_s + self.history.not_spawned().delay_s
         self.life.handle(On.NOT_SPAWNED, error)
+
+    def not_promoted(self, now_s: float) -> None:
+        """The standby that was to be the trainer is not: a cold start follows, as soon as nothing of it is left."""
+        self.restart_s = now_s
+        self.life.handle(On.NOT_SPAWNED, "the standby")
+        self._tree_is_gone, self._killed_s = False, now_s
+        self._out.append(ClearTree(self.incarnation))
 
     def beat(self, beat: Beat, now_s: float) -> None:
         """The pulse of the trainer that runs, as read now."""
@@ -133,6 +143,8 @@ class Task:
                 self._handle(On.HELLO, now_s)
             case Recovered() as recovered:
                 self._recovered(recovered, now_s)
+            case Loaded():
+                self._standby.wanted()
             case Note(event, fields):
                 self._out.append(Journal(event, TRAINER, self.incarnation, dict(fields)))
             case _:
@@ -160,6 +172,7 @@ class Task:
         """The trainer is dead and reaped."""
         if ended.incarnation != self.incarnation:
             return
+        self._standby.trainer_died()
         self._read(ended.beat)
         self.memory_step = ended.memory_step
         stopping = self.life.state is State.STOPPING or self.ends_run
@@ -316,7 +329,7 @@ class Task:
             self.restarts += 1
         self._we_killed, self._stop_is_told = "", False
         self.hanging.begin(now_s)
-        self._out.append(Spawn(TRAINER, self.incarnation))
+        self._out.append(self._standby.start_of(self.incarnation, now_s))
 
     def _tell_stop(self, now_s: float) -> None:
         self.hanging.end()
@@ -335,7 +348,7 @@ class Task:
         if self._we_killed:  # not its doing
             self._restart(Restart(0.0), now_s)
             return
-        verdict = self.history.weigh(Death(ended.exit, ended.words, self._own_step))
+        verdict = self.history.weigh(Death(ended.exit, ended.words, self._own_step), self._standby.is_ready)
         if isinstance(verdict, Restart):
             self._restart(verdict, now_s)
         elif verdict.is_final:
