@@ -37,7 +37,7 @@ class Begun(msgspec.Struct, frozen=True, tag=True):
 
 Word = Waiting | Become | Begun
 
-_decoder = msgspec.msgpack.Decoder(Word)
+_decoder: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)
 
 
 class Line:
@@ -84,8 +84,7 @@ class Line:
         data, files, _, _ = socket.recv_fds(self._socket, PACKET_BYTES_MAX, FILES_MAX)
         for fd in files:
             os.set_inheritable(fd, False)
-        word: Word | None = _decoder.decode(data) if data else None
-        return word, files
+        return (_decoder.decode(data) if data else None), files
 
     def close(self) -> None:
         self._socket.close()
