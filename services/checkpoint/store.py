@@ -11,11 +11,12 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from procsv.ipc import disk
 from procsv.ipc.arena import SlotInfo, SlotReader, scan
-from procsv.ipc.atomic import replace_file
+from procsv.ipc.atomic import fsync_dir, replace_file
 from procsv.ipc.clock import Clock
 from procsv.ipc.contents import Contents, prefix_of
 from procsv.ipc.errors import PeerError
@@ -119,7 +120,7 @@ class Store:
             self._catalog.verify(newest.path)
             manifest = read_manifest(manifest_of(newest.path))
             if manifest is not None:
-                return _durable(manifest, newest.path, 0.0, kept)
+                return durable_of(manifest, newest.path, 0.0, kept)
         return None
 
     def _prepare_to_look(self, plan: SaverPlan) -> None:
@@ -199,11 +200,14 @@ class Store:
             manifest = Manifest(
                 MANIFEST_VERSION, examined.step, 0, incarnation, self._start.run, "manual", now, files, guest
             )
+            for name in files:  # whoever saved it has not: no loss of power shall take what we vouch for
+                disk.fsync_path(Path(path).parent / name)
+            fsync_dir(Path(path).parent)
             replace_file(manifest_of(path), encode_manifest(manifest))
             # killed here: it is known; that others are over `max_to_keep` is seen at the next save
             self._catalog.trust(path)
             listed = self._mend_list(plan) if is_our_turn else take_stock(plan).kept
-        durable = _durable(manifest, path, examined.seconds, self._rotation.own(listed, plan))
+        durable = durable_of(manifest, path, examined.seconds, self._rotation.own(listed, plan))
         return TakenIn(examined, durable, is_latest=listed[-1:] == (path,))
 
     def _mend_list(self, plan: SaverPlan) -> tuple[str, ...]:
@@ -245,26 +249,26 @@ class Store:
         reader = self._read(info)
         try:
             contents = reader.contents
-            path = str(Path(absolute_save_path(contents.plan)).parent / Path(prefix_of(contents)).name)
             workshop = self._begin(contents.plan, sum(e.size for shard in contents.shards for e in shard))
             staging = workshop.begin(state.sequence)
             failpoint("checkpoint.temporary_created")
             try:
-                path, sums = self._write(contents, reader, staging, path)
+                path, sums = self._write(contents, reader, staging, Path(prefix_of(contents)).name)
             except BaseException:
                 disk.try_to_remove_tree(staging)
                 raise
         finally:
             reader.close()  # from here on the trainer may have the slot again
-        return self._commit(workshop, staging, contents.plan, path, sums, state, reason, started_s)
+        manifest = self._manifest(staging, sums, state, reason)
+        return self._commit(workshop, staging, contents.plan, path, manifest, started_s)
 
     def _write(
-        self, contents: Contents, reader: SlotReader, staging: Path, path: str
+        self, contents: Contents, reader: SlotReader, staging: Path, name: str
     ) -> tuple[str, dict[str, FileSum]]:
         """Writes and reads back; the path that the `checkpoint` file will list, and the sums that are known."""
         try:
-            written = writer.write(contents, reader.map, str(staging / Path(path).name))
-            _add_meta(contents.plan, staging, path)
+            written = writer.write(contents, reader.map, str(staging / name))
+            _add_meta(contents.plan, staging, name)
             failpoint("checkpoint.before_fsync")
             with ThreadPoolExecutor(1, "fsync") as beside:  # the disk works while what was written is read back
                 flushed = beside.submit(disk.fsync_files, staging)
@@ -277,7 +281,7 @@ class Store:
                 raise SlotBad(str(error)) from error
             raise  # the slot is good: the disk is not; the files are thrown away and written again
         # killed here: complete and on the disk, and nothing says so: swept at the next start
-        return str(Path(path).parent / Path(written.path).name), written.sums
+        return self._path(contents.plan, Path(written.path).name), written.sums
 
     def _persist_staged(self, state: State, reason: Reason, plan: SaverPlan, started_s: float) -> Durable:
         files = model_files(state.staged)
@@ -299,8 +303,20 @@ class Store:
         except BaseException:
             disk.try_to_remove_tree(staging)
             raise
-        path = str(Path(absolute_save_path(plan)).parent / Path(state.staged).name)
-        return self._commit(workshop, staging, plan, path, {}, state, reason, started_s)
+        path = self._path(plan, Path(state.staged).name)
+        durable = self._commit(workshop, staging, plan, path, self._manifest(staging, {}, state, reason), started_s)
+        disk.try_to_remove_tree(Path(state.staged).parent)
+        return durable
+
+    def _path(self, plan: SaverPlan, name: str) -> str:
+        """Where checkpoint `name` of a plan goes."""
+        return str(Path(absolute_save_path(plan)).parent / name)
+
+    def _manifest(self, staging: Path, sums: dict[str, FileSum], state: State, reason: Reason) -> Manifest:
+        names = sorted(entry.name for entry in staging.iterdir())
+        sums = {name: sums.get(name) or sum_file(staging / name) for name in names}  # as read back, where it was
+        now = self._clock.wall()
+        return Manifest(MANIFEST_VERSION, state.step, state.sequence, state.incarnation, state.run, reason, now, sums)
 
     def _begin(self, plan: SaverPlan, size: int) -> Workshop:
         """Looks before it writes: for the directory, and for room."""
@@ -308,37 +324,23 @@ class Store:
         if not directory.is_dir():
             raise FileNotFoundError(f"{directory} does not exist any more")
         workshop = self._prepare(plan)
-        there = os.statvfs(directory)
-        free = there.f_bavail * there.f_frsize
-        if free < size + ROOM_MARGIN_BYTES:
-            raise OSError(f"no room in {directory}: {show_size(free)} are free, the checkpoint needs {show_size(size)}")
+        check_room(directory, size)
         return workshop
 
-    def _commit(self, workshop: Workshop, staging: Path, plan: SaverPlan, *what: Any) -> Durable:
+    def _commit(
+        self, workshop: Workshop, staging: Path, plan: SaverPlan, path: str, manifest: Manifest, started_s: float
+    ) -> Durable:
         """From taking stock to the `checkpoint` file: nobody else writes it meanwhile."""
         with turn(Path(absolute_save_path(plan)).parent):
-            return self._commit_in_turn(workshop, staging, plan, *what)
+            return self._commit_in_turn(workshop, staging, plan, path, manifest, started_s)
 
     def _commit_in_turn(
-        self,
-        workshop: Workshop,
-        staging: Path,
-        plan: SaverPlan,
-        path: str,
-        sums: dict[str, FileSum],
-        state: State,
-        reason: Reason,
-        started_s: float,
+        self, workshop: Workshop, staging: Path, plan: SaverPlan, path: str, manifest: Manifest, started_s: float
     ) -> Durable:
-        names = sorted(entry.name for entry in staging.iterdir())
-        sums = {name: sums.get(name) or sum_file(staging / name) for name in names}  # as read back, where it was
-        now = self._clock.wall()
         listing = take_stock(plan)
-        is_guest = self._rotation.is_known_guest(path)  # which is replaced, and stays what it was
-        manifest = Manifest(
-            MANIFEST_VERSION, state.step, state.sequence, state.incarnation, state.run, reason, now, sums, is_guest
-        )
-        outcome = self._rotation.with_new(plan, listing, path, state.step, now)
+        # One that is replaced stays what it was.
+        manifest = msgspec.structs.replace(manifest, guest=self._rotation.is_known_guest(path))
+        outcome = self._rotation.with_new(plan, listing, path, manifest.step, manifest.time)
         served = tuple(p for p in outcome.delete if p == self._serving)
         listed = served + outcome.listed  # what is being restored from stays until the next time
         delete = tuple(p for p in (*self._undeleted, *outcome.delete) if p != self._serving)
@@ -361,10 +363,16 @@ class Store:
             raise
         self._catalog.trust(path)
         self._rotation.is_written(plan, listed, outcome.next_keep)
-        if state.staged:
-            disk.try_to_remove_tree(Path(state.staged).parent)
         own = self._rotation.own(listed, plan)
-        return _durable(manifest, path, self._clock.monotonic() - started_s, own)
+        return durable_of(manifest, path, self._clock.monotonic() - started_s, own)
+
+
+def check_room(directory: Path, size: int) -> None:
+    """OSError if a checkpoint of `size` bytes does not fit there."""
+    there = os.statvfs(directory)
+    free = there.f_bavail * there.f_frsize
+    if free < size + ROOM_MARGIN_BYTES:
+        raise OSError(f"no room in {directory}: {show_size(free)} are free, the checkpoint needs {show_size(size)}")
 
 
 def _add_meta(plan: SaverPlan, staging: Path, path: str) -> None:
@@ -374,7 +382,7 @@ def _add_meta(plan: SaverPlan, staging: Path, path: str) -> None:
             disk.copy(Path(plan.meta_path), meta)
 
 
-def _durable(manifest: Manifest, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
+def durable_of(manifest: Manifest, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
     return Durable(
         manifest.sequence,
         manifest.step,
