@@ -26,13 +26,16 @@ class Boundary:
     call.  Whoever else holds `lock` knows that the training thread is between two calls.
     """
 
-    __slots__ = ("due", "elsewhere", "errand", "inside", "lock", "runs", "thread", "visit")
+    __slots__ = ("due", "elsewhere", "errand", "fetches", "inside", "lock", "runs", "thread", "visit")
 
     def __init__(self, visit: Callable[[], None]) -> None:
         self.lock = threading.Lock()
         self.due = False
         self.runs = 0  # calls that have ended; progress for the pulse
         self.elsewhere = 0  # calls on other threads, about
+        self.fetches: Any = (
+            None  # of the call on the training thread that is going on, or was the last; None: not known
+        )
         self.errand: Errand | None = None  # what the next call that fits takes along
         # The training thread is in a call or at the boundary: a call of its own from there (a callback's, a Saver's)
         # passes straight through.  Set by that thread alone.
@@ -70,6 +73,7 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
             return result
         with boundary.lock:
             boundary.inside = True
+            boundary.fetches = fetches
             try:
                 errand = boundary.errand
                 if errand is None or not errand.fits(fetches, feed_dict):
@@ -101,19 +105,25 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
         call, boundary = super().make_callable(fetches, feed_list, accept_options), self._procsv_boundary
 
         def bounded(*args: Any, **kwargs: Any) -> Any:
-            return pass_boundary(boundary, call, args, kwargs)
+            return pass_boundary(boundary, call, args, kwargs, fetches)
 
         return bounded
 
 
-def pass_boundary(boundary: Boundary, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`call` as one call of the training thread: the boundary is at its end, and calls of the session within are part of it."""
+def pass_boundary(
+    boundary: Boundary, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], fetches: Any = None
+) -> Any:
+    """`call` as one call of the training thread: the boundary is at its end, and calls of the session within are part of it.
+
+    `fetches`: what it fetches, where that is known.
+    """
     if boundary.inside or threading.get_ident() != boundary.thread:
         result = call(*args, **kwargs)
         boundary.elsewhere += 1
         return result
     with boundary.lock:
         boundary.inside = True
+        boundary.fetches = fetches
         try:
             result = call(*args, **kwargs)
             boundary.runs += 1

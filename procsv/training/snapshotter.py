@@ -19,7 +19,7 @@ from procsv.ipc.pulse import Phase
 from procsv.training.cadence import Cadence
 from procsv.training.runtime import Runtime
 from procsv.training.session import Boundary
-from procsv.training.ways import Want, Way
+from procsv.training.ways import Want, Way, always
 
 PATIENCE_S = 1.0  # how long a due snapshot waits for the training thread to come by
 AGAIN_S = 0.1  # no slot is free: the service still reads the other one
@@ -49,6 +49,7 @@ class Snapshotter:
         self._failure: Exception | None = None
         self._due_s = 0.0  # 0.0: none is due
         self._publishing = threading.Lock()
+        self._capturing = threading.Lock()  # one at a time, also beside a call
         self._owed: tuple[Want, bool] | None = None  # asked for within a call, to be taken at its end; whether exactly
         self._exact = 0  # the newest snapshot that is to become a checkpoint as it is, whatever comes after it
         self._copies: list[threading.Thread] = []
@@ -102,6 +103,23 @@ class Snapshotter:
                 raise TimeoutError(f"no snapshot slot became free in {SLOT_WAIT_S_MAX:.0f} s: is the disk very slow?")
             with self._changed:
                 self._changed.wait(AGAIN_S)
+
+    def take_beside(self, want: Want, is_whole: Callable[[], bool]) -> bool:
+        """Takes a snapshot while the training thread is in a call that changes nothing; False if there was none.
+
+        `is_whole` says afterwards whether it still was in that call.
+        """
+        self.reserve()
+        finish, stall_s = self._capture(want, is_whole)
+        if finish is None:
+            return False
+        self.asked_sequence = self._runtime.sequence
+        self._finish(finish, stall_s)
+        return True
+
+    def saved_tensors(self) -> list[Any] | None:
+        """What a snapshot reads; None where the Saver's own op decides."""
+        return self._way.saved_tensors()
 
     def wait_durable(self, sequence: int, timeout_s: float) -> bool:
         """Whether snapshot `sequence` (or a newer one) is a verified checkpoint, within `timeout_s`."""
@@ -256,13 +274,17 @@ class Snapshotter:
         return None
 
     # -- the work --------------------------------------------------------------------------------------------
-    def _capture(self, want: Want) -> tuple[Finish | None, float]:
-        """Takes the state, the training thread being between two calls; numbered in the order of taking."""
+    def _capture(self, want: Want, is_whole: Callable[[], bool] = always) -> tuple[Finish | None, float]:
+        """Takes the state, the training thread being between two calls; numbered in the order of taking.
+
+        `is_whole` is asked when it has been taken; what may be torn is thrown away.
+        """
         begun_s = self._clock.monotonic()
-        sequence = self._runtime.sequence + 1
-        finish = self._way.capture(self._session, sequence, want)
-        if finish is not None:
-            self._runtime.sequence = sequence
+        with self._capturing:
+            sequence = self._runtime.sequence + 1
+            finish = self._way.capture(self._session, sequence, want, is_whole)
+            if finish is not None:
+                self._runtime.sequence = sequence
         return finish, self._clock.monotonic() - begun_s
 
     def _finish(self, finish: Finish, stall_s: float) -> None:

@@ -20,6 +20,7 @@ from procsv.ipc.text import gist
 from procsv.training.cadence import Cadence
 from procsv.training.calls_here import CallsHere
 from procsv.training.faults import StepFaults
+from procsv.training.notice import Notice
 from procsv.training.progress import Progress, StepReader
 from procsv.training.restore import Origin
 from procsv.training.runtime import Runtime
@@ -59,6 +60,7 @@ class TrainingRun:
         self._calls_here = CallsHere()
         self.snapshots: Snapshotter | None = None
         self.is_over = False
+        self._notice: Notice | None = None  # what is done about a stop request
         self._asked_for = (-1, -1)  # the calls that had ended when the last snapshot was asked for, and its sequence
 
     def begin(self) -> None:
@@ -126,6 +128,9 @@ class TrainingRun:
     # -- news ------------------------------------------------------------------------------------------------
     def _on_stop(self, reason: Reason) -> None:
         self.boundary.due = True
+        if self.snapshots is not None and self._notice is None:
+            self._notice = Notice(self.boundary, self.snapshots, self._session.graph, reason, self._take)
+            self._notice.answer()
 
     def _look_soon(self) -> None:
         self.boundary.due = True
@@ -245,6 +250,8 @@ class TrainingRun:
         """The session is about to be closed: nothing of ours touches it any more."""
         self.is_over = True
         self._runtime.forget_stop(self._on_stop)
+        if self._notice is not None:
+            self._notice.end()
         self._runtime.injected.on_waiting = lambda: None
         self._progress.end()
         self._calls_here.end()

@@ -37,6 +37,10 @@ Want = Reason | Literal[""]
 declare("trainer.capture")
 
 
+def always() -> bool:
+    return True
+
+
 class Way(Protocol):
     """How a snapshot is taken.  `capture` runs with the training thread between two calls."""
 
@@ -46,8 +50,16 @@ class Way(Protocol):
     def warm_up(self, session: Any) -> None:
         """Makes the first snapshot cost what the others do."""
 
-    def capture(self, session: Any, sequence: int, want: Want) -> Callable[[], Message] | None:
-        """Takes the state; what it returns finishes the work off the training thread and gives the message."""
+    def saved_tensors(self) -> list[Any] | None:
+        """What `capture` reads; None where the Saver's own op decides."""
+
+    def capture(
+        self, session: Any, sequence: int, want: Want, is_whole: Callable[[], bool] = ...
+    ) -> Callable[[], Message] | None:
+        """Takes the state; what it returns finishes the work off the training thread and gives the message.
+
+        None if there is no room for it now, or if `is_whole`, asked when it is taken, says that it may be torn.
+        """
 
     def close(self) -> None: ...
 
@@ -83,7 +95,12 @@ class SlotWay:
     def warm_up(self, session: Any) -> None:
         self.saved.warm_up(session)
 
-    def capture(self, session: Any, sequence: int, want: Want) -> Callable[[], Message] | None:
+    def saved_tensors(self) -> list[Any] | None:
+        return [item.tensor for item in self.saved.distinct]
+
+    def capture(
+        self, session: Any, sequence: int, want: Want, is_whole: Callable[[], bool] = always
+    ) -> Callable[[], Message] | None:
         """None if the service still reads every slot but the newest READY one."""
         writer = self.arena.begin()
         if writer is None:
@@ -94,6 +111,9 @@ class SlotWay:
         except BaseException:
             writer.abandon()
             raise
+        if not is_whole():
+            writer.abandon()
+            return None
         return lambda: self._publish(writer, taken, sequence, want)
 
     def _publish(self, writer: SlotWriter, taken: Taken, sequence: int, want: Want) -> Message:
@@ -126,7 +146,12 @@ class StagingWay:
 
     def warm_up(self, session: Any) -> None: ...
 
-    def capture(self, session: Any, sequence: int, want: Want) -> Callable[[], Message] | None:
+    def saved_tensors(self) -> list[Any] | None:
+        return None
+
+    def capture(
+        self, session: Any, sequence: int, want: Want, is_whole: Callable[[], bool] = always
+    ) -> Callable[[], Message] | None:
         step, runtime = StepReader(session, self.global_step).read(), current()
         while True:
             directory = self.directories[0] / f"staged.{sequence}"
