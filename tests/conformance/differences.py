@@ -26,6 +26,8 @@ DIFFERENCES = {
     "errors outside a handler": "B12: the exception that is given is the one that is raised",
     "fewer checkpoints to keep": "B14: all that are too many are deleted",
     "broken checkpoints": "B8: an older one that is whole is used instead",
+    "unreadable list": "B8: the checkpoints that lie in the logdir are used",
+    "moved logdirs": "B8: checkpoints are found beside the list that names them",
     "master local": "B18: it is the target of a local server, as documented",
     "quick waiting": "B24: first looks come quickly, and the whole of max_wait_secs is waited",
     "interrupts stay": "B28: an interrupt is what is raised, whatever fails besides",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import procsv
 from tests.conformance.conftest import TENSORFLOWS
@@ -69,6 +70,10 @@ def test_use_default_is_zero(kind: Kind) -> None:
     assert kind.Supervisor.USE_DEFAULT == 0  # type: ignore[attr-defined]
 
 
+def test_it_is_known_by_its_public_name(kind: Kind) -> None:
+    assert kind.Supervisor._tf_api_names_v1 == ["train.Supervisor"]  # type: ignore[attr-defined]
+
+
 def test_our_class_is_one_of_tensorflows() -> None:
     assert issubclass(procsv.Supervisor, TENSORFLOWS)
 
@@ -79,6 +84,8 @@ def test_properties_are_there_and_cannot_be_set(kind: Kind) -> None:
         getattr(supervisor, name)
         with pytest.raises(AttributeError):
             setattr(supervisor, name, None)
+    for name in ("graph", "logdir", "stop_grace_secs"):
+        assert not hasattr(supervisor, name)
 
 
 def test_an_empty_graph_gets_neither_saver_nor_step_nor_summaries(kind: Kind) -> None:
@@ -132,13 +139,36 @@ def test_the_first_of_a_collection_is_the_default(kind: Kind) -> None:
 
 def test_none_switches_off_and_false_is_not_the_default(kind: Kind) -> None:
     tf1.get_variable("v", [], tf.float32)
-    supervisor = kind.Supervisor(
-        ready_op=None, init_op=None, local_init_op=None, summary_op=None, saver=None, global_step=None, graph=None
-    )
+    options = dict.fromkeys(["ready_op", "init_op", "local_init_op", "summary_op", "saver", "global_step", "graph"])
+    supervisor = kind.Supervisor(**options)
     assert supervisor.ready_op is None
     assert supervisor.init_op is None
+    assert supervisor._local_init_op is None
     assert supervisor.saver is None
     assert supervisor.global_step is None
+    with tf.Graph().as_default():
+        tf1.get_variable("v", [], tf.float32)
+        assert kind.Supervisor(saver=False).saver is False
+
+
+def test_the_default_saver_keeps_five_whole_checkpoints_and_tables_alone_get_none(kind: Kind) -> None:
+    with tf.Graph().as_default():
+        tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+        assert kind.Supervisor().saver is None
+    tf1.get_variable("v", [], tf.float32)
+    saver_def = kind.Supervisor().saver.saver_def
+    assert (saver_def.max_to_keep, saver_def.sharded) == (5, False)
+
+
+def test_what_it_found_in_the_graph_is_logged(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+    tf.get_logger().propagate = True
+    tf.get_logger().setLevel("INFO")
+    for _ in range(2):
+        tf1.add_to_collection(Keys.INIT_OP, tf.no_op())
+    tf1.get_variable("global_step", [], tf.float32, use_resource=False)
+    kind.Supervisor()
+    assert f"Found 2 {Keys.INIT_OP} operations. Returning the first one." in caplog.text
+    assert "Found 'global_step' is not an int type: " in caplog.text
 
 
 def test_private_names_that_libraries_use_are_there(kind: Kind) -> None:
@@ -184,8 +214,6 @@ def test_under_eager_execution_it_refuses(kind: Kind) -> None:
 
 
 def _construct_eagerly(kind: Kind) -> None:
-    from tensorflow.python.eager import context
-
     with context.eager_mode():
         kind.Supervisor()
 
@@ -229,6 +257,7 @@ def test_the_save_path_is_made_of_logdir_and_basename(kind: Kind, tmp_path: Path
     assert supervisor.save_path == str(tmp_path / "logdir" / "mine")
     assert supervisor.summary_writer.get_logdir() == str(tmp_path / "logdir")
     assert (tmp_path / "logdir").is_dir()
+    assert not list((tmp_path / "logdir").glob("events*"))  # the file comes with the first event
     supervisor.summary_writer.close()
 
 
@@ -237,7 +266,15 @@ def test_a_session_manager_of_the_users_is_taken_as_it_is(kind: Kind) -> None:
     assert kind.Supervisor(session_manager=manager).session_manager is manager
 
 
-def test_services_without_a_logdir_are_none_and_a_warning(kind: Kind) -> None:
+def test_services_without_a_logdir_are_none_and_a_warning(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+    tf.get_logger().propagate = True
     supervisor = kind.Supervisor()
     with tf1.Session() as session:
         assert supervisor.start_standard_services(session) is None
+    assert "Standard services need a 'logdir' passed to the SessionManager" in caplog.text
+
+
+def test_queues_are_not_for_eager_execution(kind: Kind) -> None:
+    supervisor = kind.Supervisor()
+    with context.eager_mode(), pytest.raises(RuntimeError, match=r"Queues are not compatible with eager execution\."):
+        supervisor.start_queue_runners(None)

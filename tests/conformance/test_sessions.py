@@ -111,7 +111,7 @@ def test_what_a_stop_itself_brings_about_is_no_error(supervisor: Any, error: Exc
         fail(error)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_an_interrupt_goes_through(supervisor: Any, error: type[BaseException]) -> None:
     with pytest.raises(error), supervisor.managed_session() as session:
         fail(error())
@@ -160,49 +160,25 @@ def test_an_error_after_the_threads_were_joined_is_raised_at_once(supervisor: An
             supervisor.request_stop(error)
 
 
-def test_end_of_input_while_preparing(kind: Kind) -> None:
-    tf1.train.get_or_create_global_step()
-    supervisor = kind.Supervisor(init_fn=lambda session: fail(tf.errors.OutOfRangeError(None, None, "truncated")))
-    differs = kind.differs("end of input while preparing")
-    expected = tf.errors.OutOfRangeError if differs else RuntimeError
-    with pytest.raises(expected, match="truncated" if differs else "generator didn't yield"):
-        supervisor.managed_session().__enter__()
+def test_a_loop_may_be_left_by_break_or_return(supervisor: Any) -> None:
+    def first_step() -> Any:
+        with supervisor.managed_session() as session:
+            return session.run(supervisor.global_step)
+
+    assert first_step() == 0
+    while True:
+        with supervisor.managed_session():
+            break
+    assert supervisor.coord.joined
 
 
-def test_an_error_while_preparing_is_raised(kind: Kind) -> None:
-    tf1.train.get_or_create_global_step()
-    supervisor = kind.Supervisor(init_fn=lambda session: fail(Mishap()))
-    with pytest.raises(Mishap):
-        supervisor.managed_session().__enter__()
-
-
-def test_without_any_initialization_it_says_so(kind: Kind) -> None:
-    tf1.train.get_or_create_global_step()
-    supervisor = kind.Supervisor(init_op=None, local_init_op=None)
-    with pytest.raises(RuntimeError) as caught:
-        supervisor.prepare_or_wait_for_session()
-    assert str(caught.value) == "Model is not initialized and no init_op or init_fn or local_init_op was given"
-
-
-def test_an_initialization_that_leaves_something_out_is_named(kind: Kind) -> None:
-    tf1.get_variable("forgotten", [], tf.float32)
-    supervisor = kind.Supervisor(init_op=tf.no_op())
-    with pytest.raises(
-        RuntimeError, match=r"(?s)Init operations did not make model ready.*Variables not init.*forgotten"
-    ):
-        supervisor.prepare_or_wait_for_session()
-
-
-def test_feeds_and_init_fn_reach_the_initialization(kind: Kind) -> None:
-    value = tf1.placeholder(tf.float32, [])
-    variable = tf1.get_variable("v", initializer=value)
-    seen: list[Any] = []
-    supervisor = kind.Supervisor(
-        init_feed_dict={value: 3.0}, init_fn=lambda session: seen.append(session.run(variable))
-    )
-    assert supervisor.init_feed_dict == {value: 3.0}
-    with supervisor.managed_session():
-        assert seen == [3.0]
+def test_a_second_session_after_an_error_knows_nothing_of_it(supervisor: Any) -> None:
+    with pytest.raises(Mishap), supervisor.managed_session():
+        fail(Mishap())
+    with supervisor.managed_session() as session:
+        assert not supervisor.should_stop()
+        assert not supervisor.coord.joined
+        session.run(supervisor.global_step)
 
 
 def test_a_second_session_begins_where_nobody_has_stopped(supervisor: Any) -> None:
@@ -261,127 +237,9 @@ def test_a_thread_that_is_blocked_in_the_session(kind: Kind) -> None:
     assert not thread.is_alive()
 
 
-def test_queue_runners_run_and_end_with_the_session(kind: Kind) -> None:
-    queue = tf.queue.FIFOQueue(4, [tf.float32], shapes=[[]])
-    tf1.train.add_queue_runner(tf1.train.QueueRunner(queue, [queue.enqueue(1.0)]))
-    get = queue.dequeue()
-    supervisor = kind.Supervisor()
-    with supervisor.managed_session() as session:
-        assert [session.run(get) for _ in range(6)] == [1.0] * 6
-        assert supervisor.start_queue_runners(session) == []  # they run already
-    assert supervisor.coord.joined
-
-
-def test_without_standard_services_no_queue_runners_either(kind: Kind) -> None:
-    queue = tf.queue.FIFOQueue(4, [tf.float32], shapes=[[]])
-    tf1.train.add_queue_runner(tf1.train.QueueRunner(queue, [queue.enqueue(1.0)]))
-    size = queue.size()
-    supervisor = kind.Supervisor()
-    with supervisor.managed_session(start_standard_services=False) as session:
-        assert session.run(size) == 0
-        threads = supervisor.start_queue_runners(session)
-        assert len(threads) == 2
-        assert all(thread.is_alive() for thread in threads)
-
-
-def test_the_end_of_a_queue_is_a_normal_end(kind: Kind) -> None:
-    limited = tf1.train.limit_epochs(tf.constant([1.0]), num_epochs=3)
-    queue = tf.queue.FIFOQueue(4, [tf.float32], shapes=[[1]])
-    tf1.train.add_queue_runner(tf1.train.QueueRunner(queue, [queue.enqueue(limited)]))
-    get, seen = queue.dequeue(), []
-    supervisor = kind.Supervisor()
-    with supervisor.managed_session() as session:
-        while True:
-            seen.append(session.run(get)[0])
-    assert seen == [1.0] * 3
-
-
-def test_loop_calls_until_the_stop(supervisor: Any) -> None:
-    calls, enough = [], threading.Event()
-
-    def call(first: int, second: int) -> None:
-        calls.append((first, second))
-        if len(calls) == 3:
-            enough.set()
-
-    with supervisor.managed_session():
-        looper = supervisor.loop(0.01, call, args=(1,), kwargs={"second": 2})
-        assert isinstance(looper, tf1.train.LooperThread)
-        assert looper.daemon
-        assert enough.wait(20)
-    assert not looper.is_alive()
-    assert set(calls) == {(1, 2)}
-
-
-def test_loop_without_interval_calls_back_to_back(supervisor: Any) -> None:
-    enough = threading.Event()
-    calls: list[int] = []
-
-    def call() -> None:
-        calls.append(1)
-        if len(calls) > 100:
-            enough.set()
-
-    with supervisor.managed_session():
-        supervisor.loop(None, call)
-        assert enough.wait(20)
-
-
-def test_loop_wants_a_target_for_its_arguments(supervisor: Any) -> None:
-    with pytest.raises(ValueError, match="'args' and 'kwargs' argument require that you also pass 'target'"):
-        supervisor.loop(1, None, args=(1,))
-
-
-def test_an_error_in_a_loop_is_raised_from_the_block(supervisor: Any) -> None:
-    with pytest.raises(Mishap), supervisor.managed_session():  # noqa: PT012
-        supervisor.loop(0.01, lambda: fail(Mishap()))
-        assert supervisor.wait_for_stop() is None
-        assert supervisor.should_stop()
-
-
 def test_a_stopped_session_may_stop_again(kind: Kind, tmp_path: Path) -> None:
     supervisor = kind.Supervisor(logdir=str(tmp_path / "logdir"))
     supervisor.prepare_or_wait_for_session().close()
     supervisor.stop()
     with pytest.warns(UserWarning, match="Attempting to use a closed FileWriter"):
         supervisor.stop()
-
-
-def test_local_is_a_master(kind: Kind) -> None:
-    supervisor = kind.Supervisor()
-    if kind.differs("master local"):
-        with supervisor.managed_session("local") as session:
-            assert session.sess_str.startswith(b"grpc://")
-    else:
-        with pytest.raises(tf.errors.NotFoundError):
-            supervisor.managed_session("local").__enter__()
-
-
-def test_a_worker_gives_up_after_the_time_it_was_given(kind: Kind) -> None:
-    server = tf1.train.Server.create_local_server()
-    tf1.get_variable("waited_for", [], tf.float32)
-    worker = kind.Supervisor(is_chief=False, recovery_wait_secs=30)
-    with pytest.raises(tf.errors.DeadlineExceededError, match=r"Session was not ready after waiting 1 secs\."):
-        worker.prepare_or_wait_for_session(server.target, max_wait_secs=1)
-
-
-def test_a_worker_whose_chief_comes_a_moment_later(kind: Kind) -> None:
-    server = tf1.train.Server.create_local_server()
-    tf1.get_variable("waited_for_a_moment", [], tf.float32)
-    worker = kind.Supervisor(is_chief=False, recovery_wait_secs=30)
-
-    def initialize() -> None:
-        with tf1.Session(server.target, graph=worker._graph) as session:
-            session.run(worker.init_op)
-
-    chief = threading.Timer(0.5, initialize)
-    chief.start()
-    if kind.differs("quick waiting"):
-        session = worker.prepare_or_wait_for_session(server.target, max_wait_secs=20)
-        assert session.run(worker.ready_op).size == 0
-        session.close()
-        worker.stop()
-    else:  # it looks once, and its next look would come too late
-        with pytest.raises(tf.errors.DeadlineExceededError):
-            worker.prepare_or_wait_for_session(server.target, max_wait_secs=20)
-    chief.join()
