@@ -91,6 +91,7 @@ class Snapshotter:
         TimeoutError if no slot becomes free.  `want` makes the service save it at once, for that reason.
         """
         self.reserve()
+        self._let_exact_pass()
         deadline_s = self._clock.monotonic() + SLOT_WAIT_S_MAX
         while True:
             with self._boundary.held():
@@ -186,8 +187,8 @@ class Snapshotter:
 
     def _capture_exactly(self, want: Want) -> tuple[Finish | None, float]:
         """Once the one before is on disk, so that it is saved as it is; TimeoutError if no slot becomes free."""
+        self._let_exact_pass()
         deadline_s = self._clock.monotonic() + SLOT_WAIT_S_MAX
-        self.wait_told(self._exact, SLOT_WAIT_S_MAX)
         while True:
             finish, stall_s = self._capture(want)
             if finish is not None:
@@ -196,6 +197,11 @@ class Snapshotter:
                 raise TimeoutError(f"no snapshot slot became free in {SLOT_WAIT_S_MAX:.0f} s")
             with self._changed:
                 self._changed.wait(AGAIN_S)
+
+    def _let_exact_pass(self) -> None:
+        """Waits until nothing that is asked for takes the place of a checkpoint that is to be saved as it is."""
+        if self._runtime.stop_reason is None:  # else the last state is what counts, and time is short
+            self.wait_told(self._exact, SLOT_WAIT_S_MAX)
 
     def _copy(self, finish: Finish, stall_s: float) -> None:
         failure = self._try_finish(finish, stall_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,26 @@ import procsv
 from tests.conformance.differences import Kind
 
 TENSORFLOWS = tf_supervisor.Supervisor
+MONITORED = (
+    "CheckpointSaverHook",
+    "ChiefSessionCreator",
+    "MonitoredSession",
+    "MonitoredTrainingSession",
+    "Scaffold",
+    "SingularMonitoredSession",
+    "StepCounterHook",
+    "SummarySaverHook",
+    "WorkerSessionCreator",
+)
+THEIRS = SimpleNamespace(**{name: getattr(tf.compat.v1.train, name) for name in MONITORED})
 
 
 @pytest.fixture(params=["tensorflow", "procsv"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Whose class this test has."""
-    return Kind(request.param, TENSORFLOWS if request.param == "tensorflow" else procsv.Supervisor)
+    if request.param == "tensorflow":
+        return Kind(request.param, TENSORFLOWS, THEIRS)
+    return Kind(request.param, procsv.Supervisor, procsv)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Where procsv.Supervisor differs from TensorFlow's class on purpose.  What is not in this table is the same.
+"""Where procsv's classes differ from TensorFlow's on purpose.  What is not in this table is the same.
 
 Used by the tests of this folder: `kind.differs(name)` is true for our class, and an error for a name that is not listed.
 """
@@ -33,6 +33,14 @@ DIFFERENCES = {
     "interrupts stay": "B28: an interrupt is what is raised, whatever fails besides",
     "CHECKPOINT step": "B2: the event has the step of the checkpoint",
     "no rewriting at the start": "B26: a restored checkpoint is not written again",
+    "failing hooks": "B13: what a hook's error leaves unfinished is closed",
+    "pauses between recoveries": "B15: attempts in a row wait longer and longer",
+    "readable errors": "B19: the text of an ambiguous collection is a text",
+    "open sessions for step functions": "B20: a step function that is called again gets the new session",
+    "ends that nobody asked for": "B21: a StopIteration or OutOfRangeError of the program's own is told",
+    "graphs once": "B22: a file has each graph once, and graph.pbtxt is written once",
+    "whole calls": "B0: a checkpoint has what hooks did after the step, too",
+    "marks at the start": "a session that goes on from a checkpoint says so in its event file",
 }
 
 
@@ -42,6 +50,7 @@ class Kind:
 
     name: str
     Supervisor: Callable[..., Any]
+    train: Any  # where the other names are
 
     def differs(self, name: str) -> bool:
         """Whether this is our class, for a behaviour that is listed."""
