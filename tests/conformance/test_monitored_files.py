@@ -298,4 +298,17 @@ def test_a_summary_that_needs_a_feed(kind: Kind, tmp_path: Path) -> None:
             return
         assert session.run(model.step) == 0
         assert session.run(trained, {fed: 3.0}) == 3.0
-    assert 3.0 in [e.summary.value[-1].simple_value for e in all_events(tmp_path) if e.HasField("summary")]
+    values = [v.simple_value for e in all_events(tmp_path) for v in e.summary.value if v.tag == "fed"]
+    assert values == [3.0]
+
+
+def test_a_summary_that_a_hook_feeds(kind: Kind, tmp_path: Path) -> None:
+    model = Model()
+    fed = tf1.placeholder(tf.float32, [])
+    with tf1.control_dependencies([model.train]):
+        trained = tf.identity(fed)
+    tf1.summary.scalar("fed", fed)
+    hooks = [tf1.train.FeedFnHook(lambda: {fed: 3.0})]
+    with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=hooks) as session:
+        assert session.run(trained) == 3.0
+    assert [v.simple_value for e in all_events(tmp_path) for v in e.summary.value if v.tag == "fed"] == [3.0]

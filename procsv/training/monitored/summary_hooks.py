@@ -11,8 +11,6 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training import basic_session_run_hooks as tf_hooks
 
-from procsv.training.carrying import Carrying
-
 tf1 = tf.compat.v1
 log = tf1.logging
 
@@ -20,31 +18,59 @@ log = tf1.logging
 class SummarySaverHook(tf_hooks.SummarySaverHook):
     """tf.compat.v1.train.SummarySaverHook that never makes a run fail for want of a feed."""
 
-    _carrying: Any = None
-    _has_reported = False
     _request_summary: bool
+    _needed: frozenset[str] | None = None  # placeholders of the summaries
+    _known: dict[Any, bool]
+    _has_reported = False
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Starts anew: after a recovery, too, the first run has summaries, and the file says where it goes on."""
         self._next_step = None
         self._timer.reset()
-        op = self._get_summary_op()
-        self._carrying = [Carrying(each, session.graph) for each in op or ()]
+        self._known = {}
+        self._needed = _placeholders_above(self._get_summary_op() or [], frozenset())
 
     def before_run(self, run_context: Any) -> Any:
         """Asks for the summaries when they are due, along with a run that feeds what they need."""
         request = super().before_run(run_context)
-        if self._request_summary and not self._can_be_had(run_context.original_args):
+        if self._request_summary and self._needed and not self._is_fed(run_context):
             self._request_summary = False
             request.fetches.pop("summary", None)
+            if not self._has_reported:
+                self._has_reported = True
+                log.info("procsv: summaries wait for a run that feeds what they need")
         return request
 
-    def _can_be_had(self, args: Any) -> bool:
-        lacking = [c for c in self._carrying or () if c.needs_feed and not c.fits(args.fetches, args.feed_dict)]
-        if lacking and not self._has_reported:
-            self._has_reported = True
-            log.info("procsv: summaries wait for a run that feeds what they need")
-        return not lacking
+    def _is_fed(self, run_context: Any) -> bool:
+        """Whether each placeholder of the summaries is fed by this run, or needed by it, and so fed by some hook."""
+        graph, args = run_context.session.graph, run_context.original_args
+        try:
+            wanted = [graph.as_graph_element(f) for f in tf.nest.flatten(args.fetches, expand_composites=True)]
+            fed = frozenset(graph.as_graph_element(t).name for t in args.feed_dict or ())
+        except (TypeError, ValueError, KeyError):
+            return True  # something that only TensorFlow itself knows how to fetch
+        key = (frozenset(element.name for element in wanted), fed)
+        if key not in self._known:
+            needed = _placeholders_above(self._get_summary_op(), fed)
+            self._known[key] = needed <= _placeholders_above(wanted, fed)
+        return self._known[key]
+
+
+def _placeholders_above(elements: Any, fed: frozenset[str]) -> frozenset[str]:
+    """Names of the placeholders without default that a run of `elements` needs, besides those that are `fed`."""
+    found: set[str] = set()
+    seen: set[Any] = set()
+    to_see = [e if isinstance(e, tf.Operation) else e.op for e in elements if e.name not in fed]
+    while to_see:
+        op = to_see.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op.type == "Placeholder":
+            found.add(op.name)
+        to_see += [tensor.op for tensor in op.inputs if tensor.name not in fed]
+        to_see += op.control_inputs
+    return frozenset(found)
 
 
 class StepCounterHook(tf_hooks.StepCounterHook):
