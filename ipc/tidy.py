@@ -17,7 +17,6 @@ RUN_FILES = (
     "*.pulse",
     "last_words.*.json",
     "stacks.*.txt",
-    "loaded.json",
     "events.*.pos",
     "event.*",
     "parcel.*",

@@ -14,8 +14,9 @@ import click
 import msgspec
 
 from procsv.cli.config import load_config
+from procsv.cli.detach import launch_detached
 from procsv.cli.plans import make_plan
-from procsv.cli.values import Duration, DurationRange, PhaseLimits, Range
+from procsv.cli.values import Duration, DurationRange, PhaseLimits, Range, Size
 from procsv.ipc.errors import LogdirLocked
 from procsv.ipc.places import check_socket_paths, find_places
 from procsv.ipc.start import Start
@@ -53,13 +54,6 @@ _AUTO_S, _OFF_S = -1.0, -2.0
     help="Time between snapshots in memory: what a crash may cost. auto: as often as 1 % of the time allows; 0: none.",
 )
 @click.option(
-    "--standby",
-    type=click.Choice(("warm", "hot", "off")),
-    default="warm",
-    help="Keep a process that has imported TensorFlow and becomes the trainer at a crash. "
-    "hot: it has also run the program's own start, which so runs twice.",
-)
-@click.option(
     "--max-failures",
     type=click.IntRange(min=1),
     default=5,
@@ -72,6 +66,41 @@ _AUTO_S, _OFF_S = -1.0, -2.0
     default="1s..60s",
     metavar="MIN..MAX",
     help="Delay before a restart: the first, doubling with each failure up to the last.",
+)
+@click.option(
+    "--early-failures",
+    type=click.IntRange(min=1),
+    default=2,
+    metavar="N",
+    help="Give up after this many exceptions or exit codes before the first step ever.",
+)
+@click.option(
+    "--same-failures",
+    type=click.IntRange(min=2),
+    default=3,
+    metavar="N",
+    help="Give up after the same exception at the same step so many times.",
+)
+@click.option(
+    "--suspect-crashes",
+    type=click.IntRange(min=1),
+    default=2,
+    metavar="N",
+    help="After so many crashes of what was resumed from one state, resume from the checkpoint before it.",
+)
+@click.option(
+    "--service-failures",
+    type=click.IntRange(min=1),
+    default=5,
+    metavar="N",
+    help="Give up when a service has failed so many times within the service period.",
+)
+@click.option(
+    "--service-period",
+    type=Duration(least_s=1.0),
+    default="300s",
+    metavar="S",
+    help="The time in which a service's failures are counted.",
 )
 @click.option(
     "--hang-timeout",
@@ -87,6 +116,34 @@ _AUTO_S, _OFF_S = -1.0, -2.0
     default="import=5m,connect=30m,restore=10m,compile=30m,save=15m,stop=15m",
     metavar="PHASE=S,...",
     help="How long each other phase may go without progress; those that are not named keep their default.",
+)
+@click.option(
+    "--memory-limit",
+    type=Size(),
+    default="0",
+    show_default="none",
+    metavar="SIZE",
+    help="What the program and its children may use; beyond it, it saves and is started again, free of charge.",
+)
+@click.option(
+    "--on-event",
+    default="",
+    show_default="none",
+    metavar="CMD",
+    help="Run CMD (split as a shell would, without one) at a crash, a hang, a failed checkpoint, a preemption and the end, "
+    "with the event's JSON on its standard input. It is killed after --on-event-timeout.",
+)
+@click.option(
+    "--on-event-timeout",
+    type=Duration(least_s=0.1),
+    default="30s",
+    metavar="S",
+    help="How long the command of --on-event may take.",
+)
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="Return as soon as the run has begun, and let it go on without this terminal.",
 )
 @click.option(
     "--grace",
@@ -130,11 +187,19 @@ def command(
     logdir: str | None,
     drop_in: bool,
     snapshot_secs: float,
-    standby: str,
     max_failures: int,
     backoff: Range,
+    early_failures: int,
+    same_failures: int,
+    suspect_crashes: int,
+    service_failures: int,
+    service_period: float,
     hang_timeout: float,
     hang_limits: dict[str, float],
+    memory_limit: int,
+    on_event: str,
+    on_event_timeout: float,
+    detach: bool,
     grace: float,
     fault: tuple[str, ...],
     plan: str | None,
@@ -154,6 +219,14 @@ def command(
         "max-failures": str(max_failures),
         "backoff-min-s": str(backoff.least_s),
         "backoff-max-s": str(backoff.most_s),
+        "early-failures": str(early_failures),
+        "same-failures": str(same_failures),
+        "suspect-crashes": str(suspect_crashes),
+        "service-failures": str(service_failures),
+        "service-period-s": str(service_period),
+        "memory-limit": str(memory_limit),
+        "on-event": on_event,
+        "on-event-s": str(on_event_timeout),
         "hang-timeout": {_AUTO_S: "auto", _OFF_S: "off"}.get(hang_timeout, str(hang_timeout)),
         **{f"hang-{phase}-s": str(limit_s) for phase, limit_s in hang_limits.items()},
     }
@@ -161,9 +234,11 @@ def command(
     if faults.faults:
         options["plan"] = msgspec.json.encode(faults).decode()
     start = make_start(logdir, target, args, snapshot_secs, grace, options)
-    start = msgspec.structs.replace(start, drop_in=drop_in, standby=standby)
+    start = msgspec.structs.replace(start, drop_in=drop_in)
     sys.stdout.flush()
     sys.stderr.flush()
+    if detach:
+        sys.exit(launch_detached(start))
     os.execve(sys.executable, start.argv(), start.environment(os.environ))
 
 

@@ -19,9 +19,9 @@ COMMANDS = {  # name -> (module, what it does); in the order of the help
     "launch": ("procsv.cli.launch", "Run a program, and run it again when it crashes."),
     "status": ("procsv.cli.status", "Show how a run stands."),
     "stop": ("procsv.cli.stop", "End a run; its state is saved first."),
+    "restart": ("procsv.cli.restart", "Save, and start the program again."),
     "checkpoints": ("procsv.cli.checkpoints", "List what is saved, and whether it is whole."),
     "report": ("procsv.cli.report", "Account for every second of a run."),
-    "preempt": ("procsv.cli.preempt", "Take the machine away from a run, as a platform does."),
     "drill": ("procsv.cli.drill", "Prove that a program survives: train it with faults and without."),
     "logs": ("procsv.cli.logs", "Show what a process of a run has printed."),
 }

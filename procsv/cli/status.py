@@ -43,7 +43,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
         del shown[name]
     shown["processes"] = []
     if not alive:
-        shown["next_restart_in"] = shown["next_save_in"] = None
+        shown["next_restart_in"] = None
         if run.state not in FINAL_STATES:
             shown["state"] = INTERRUPTED
     return shown
@@ -88,12 +88,13 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(("last exit", f"{last['cause']}: {last['evidence']}, at step {_step(last['step'])}"))
     if status["next_restart_in"] is not None:
         facts.append(("next start", f"in {show_duration(status['next_restart_in'])}"))
-    if status["save_error"] is not None:
-        again = status["next_save_in"]
-        when = f"; next try in {show_duration(again)}" if status["running"] and again is not None else ""
-        facts.append(("not saved", status["save_error"] + when))
     if status["exit_code"] is not None:
         facts.append(("exit code", str(status["exit_code"])))
+    if "memory" in status:
+        memory = status["memory"]
+        facts.append(
+            ("memory", f"{show_size(memory['available'])} of {show_size(memory['total'])} free on this machine")
+        )
     facts.append(("goodput", f"{status['goodput']:.1%}"))
     return facts
 

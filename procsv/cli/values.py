@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from procsv.ipc.units import parse_duration
+from procsv.ipc.units import parse_duration, parse_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,9 @@ if TYPE_CHECKING:  # generic to the checker; in older releases of click it is no
     _FloatType = click.ParamType[float]
     _RangeType = click.ParamType[Range]
     _LimitsType = click.ParamType[dict[str, float]]
+    _IntType = click.ParamType[int]
 else:
-    _FloatType = _RangeType = _LimitsType = click.ParamType
+    _FloatType = _RangeType = _LimitsType = _IntType = click.ParamType
 
 
 class Duration(_FloatType):
@@ -48,6 +49,18 @@ class Duration(_FloatType):
         if seconds < self._least_s:
             self.fail(f"{value} is less than {self._least_s:g} s", param, ctx)
         return seconds
+
+
+class Size(_IntType):
+    """`8GiB`; bytes."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else parse_size(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class PhaseLimits(_LimitsType):

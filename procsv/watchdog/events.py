@@ -14,12 +14,10 @@ from procsv.ipc.runfile import NO_STEP
 if TYPE_CHECKING:
     from procsv.ipc.messages import Body, Finish, Message, TrainerEnded
     from procsv.ipc.process import Exit
-    from procsv.ipc.promotion import Word
     from procsv.ipc.pulse import Beat
     from procsv.watchdog.restart import LastWords
 
 TRAINER, CHECKPOINT, SUMMARY, WATCHDOG = "trainer", "checkpoint", "summary", "watchdog"
-STANDBY = "standby"  # its incarnation is a number of its own
 SERVICES = (CHECKPOINT, SUMMARY)  # in the order in which they are started
 
 
@@ -51,6 +49,7 @@ class Ended:
     words: LastWords | None = None
     memory_step: int = NO_STEP  # of the newest whole snapshot it left
     stacks: str = ""  # what faulthandler has written
+    oom: str = ""  # the kernel's evidence that something was killed for want of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,33 +84,14 @@ class Ticked:
     beats: dict[str, Beat] = field(default_factory=dict)
     memory_step: int = NO_STEP
     is_stopped: bool = False  # the trainer is frozen by SIGSTOP
-    room_bytes: int | None = None  # free memory, if it was looked at
 
 
 @dataclass(frozen=True, slots=True)
-class StandbySaid:
-    """A standby has said a word on its line."""
+class RecycleAsked:
+    """The trainer is to save, end, and be started again, free of charge."""
 
-    number: int
-    word: Word
-
-
-@dataclass(frozen=True, slots=True)
-class Promoted:
-    """Standby `number` has answered: it is the trainer."""
-
-    number: int
-    incarnation: int
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class NotPromoted:
-    """Standby `number` could not be told, and is as it was."""
-
-    number: int
-    incarnation: int
-    error: str
+    why: str
+    by_hand: bool  # then all failures are forgiven, and a delay is cut short
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,34 +110,13 @@ class PreemptAsked:
     source: str
 
 
-Event = (
-    Spawned
-    | NotSpawned
-    | Ended
-    | TreeGone
-    | Said
-    | ServiceReady
-    | Ticked
-    | StopAsked
-    | PreemptAsked
-    | StandbySaid
-    | Promoted
-    | NotPromoted
-)
+Event = Spawned | NotSpawned | Ended | TreeGone | Said | ServiceReady | Ticked | RecycleAsked | StopAsked | PreemptAsked
 
 
 # -- actions -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Spawn:
     role: str
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Promote:
-    """Standby `number` is to be trainer `incarnation`.  Answered by Promoted or NotPromoted, or it dies."""
-
-    number: int
     incarnation: int
 
 
@@ -217,6 +176,7 @@ class Report:
     exit: Exit
     words: LastWords | None
     step: int
+    lost_steps: int
     resume_step: int  # NO_STEP: from the beginning
     stacks: str = ""
 
@@ -238,4 +198,4 @@ class Quit:
     keep_memory: bool  # snapshots that could not be saved stay for the next launch
 
 
-Action = Spawn | Promote | Signal | KillTree | ClearTree | Tell | Journal | WriteRun | Report | Say | Quit
+Action = Spawn | Signal | KillTree | ClearTree | Tell | Journal | WriteRun | Report | Say | Quit

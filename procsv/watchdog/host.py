@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def run(start: Start, argv: Argv = Start.argv, environment: Mapping[str, str] | None = None) -> int:
     """Runs the run; the exit code of `procsv launch`."""
     clock, signals = SystemClock(), Signals()
-    console = Console()
+    console = Console(echo="detached" not in start.options)  # else the program's own log says it
     try:
         opened = _open(start, clock, signals, console)
         return _run(start, opened, argv, os.environ if environment is None else environment, clock, signals, console)

@@ -11,16 +11,12 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from procsv.ipc.pulse import Beat, Phase
-from procsv.watchdog.restart import (
-    SERVICE_FAILURES_MAX,
-    SERVICE_KILLS_MAX,
-    SERVICE_PERIOD_S,
-    ServiceDeath,
-    ServiceHistory,
-)
+from procsv.watchdog.restart import SERVICE_KILLS, ServiceDeath, ServiceHistory
 
 if TYPE_CHECKING:
     from procsv.ipc.process import Exit
+
+NOT_SPAWNED_S = 1.0  # until the next try, where the system would not start a process
 
 
 class ServiceState(Enum):
@@ -41,11 +37,11 @@ class Keeper:
     """One service, through its incarnations.  Its methods answer what is to be done about it."""
 
     role: str
+    history: ServiceHistory = field(default_factory=ServiceHistory)
     state: ServiceState = ServiceState.WAITING
     incarnation: int = 0
     pid: int = 0
     restart_s: float | None = None  # monotonic time of the next start
-    history: ServiceHistory = field(default_factory=ServiceHistory)
     why_lost: str = ""
     why_killed: str = ""  # by us
     _work: int = 0
@@ -113,16 +109,17 @@ class Keeper:
             return ServiceDeath.IDLE
         return ServiceDeath.KILLED if exit.signal == signal.SIGKILL else ServiceDeath.FAILED
 
-    def not_spawned(self, error: str, now_s: float) -> None:
-        self._start_again(ServiceDeath.FAILED, error, now_s)
+    def not_spawned(self, now_s: float) -> None:
+        """The system would not start it: not its failure."""
+        self.state, self.restart_s = ServiceState.WAITING, now_s + NOT_SPAWNED_S
 
     def _start_again(self, death: ServiceDeath, how: str, now_s: float) -> None:
         delay_s = self.history.died(death, now_s)
         if delay_s is None:
             self.state = ServiceState.LOST
-            times = SERVICE_KILLS_MAX if death is ServiceDeath.KILLED else SERVICE_FAILURES_MAX
-            self.why_lost = (
-                f"the {self.role} service failed {times} times within {SERVICE_PERIOD_S:.0f} s (the last time: {how})"
-            )
+            policy = self.history.policy
+            times = policy.service_failures_max * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)
+            within = f"{policy.service_period_s:.0f} s"
+            self.why_lost = f"the {self.role} service failed {times} times within {within} (the last time: {how})"
         else:
             self.state, self.restart_s = ServiceState.WAITING, now_s + delay_s

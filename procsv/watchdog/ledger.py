@@ -41,6 +41,7 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None
     signal: str | None
     step: int
+    lost_steps: int  # that have to be made again
     resume_step: int  # of the state that the next start goes on from; -1: from the beginning
     exception: str
     message: str
@@ -78,6 +79,7 @@ class Ledger:
             code=report.exit.code,
             signal=report.exit.signal_name,
             step=report.step,
+            lost_steps=report.lost_steps,
             resume_step=report.resume_step,
             exception=words.type if words else "",
             message=words.message if words else "",
@@ -120,6 +122,7 @@ def _as_text(crash: CrashReport) -> str:
         f"exit       {crash.signal or crash.code}",
         f"cause      {crash.cause}: {crash.evidence}",
         f"step       {crash.step if crash.step >= 0 else 'none yet'}",
+        f"lost       {crash.lost_steps} steps",
         f"resumes    {resume}",
         f"log        {crash.log}",
     ]

@@ -10,6 +10,7 @@ bug and raises with the story so far; "nothing to do" is a row.
     COMPILING    from the restored session to the end of the first step
     RUNNING      it trains
     HUNG         found hanging; its stacks are written down, then it is ended
+    RECYCLING    asked to save and end, to be started again, free of charge
     STOPPING     asked to stop at the next boundary
     BACKOFF      dead; waiting for its tree to be gone, and for its delay, before the next start
     UNKILLABLE   killed, and still there: nothing else may write to the logdir
@@ -40,6 +41,7 @@ class State(Enum):
     COMPILING = auto()
     RUNNING = auto()
     HUNG = auto()
+    RECYCLING = auto()
     STOPPING = auto()
     BACKOFF = auto()
     UNKILLABLE = auto()
@@ -71,6 +73,8 @@ class Event(Enum):
     HANGS = auto()  # no progress for longer than its phase may take
     STOP_ASKED = auto()
     KILL_ASKED = auto()  # stop now, or the grace is over
+    RECYCLE_ASKED = auto()  # by hand, or because it uses too much memory
+    RECYCLE_LATE = auto()  # it did not end in time
     GAVE_UP = auto()
     DELAY_OVER = auto()  # and the old tree is gone
     TREE_STAYS = auto()  # killed long ago, and still there
@@ -120,6 +124,7 @@ def _table() -> dict[tuple[State, Event], Edge]:
         table[state, _E.CRASHED] = Edge(_S.BACKOFF, (_A.BURY, _A.WEIGH))
         table[state, _E.STOP_ASKED] = Edge(_S.STOPPING, (_A.TELL_STOP,))
         table[state, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
+        table[state, _E.RECYCLE_ASKED] = Edge(_S.RECYCLING, (_A.TELL_STOP,))
         table[state, _E.HANGS] = Edge(_S.HUNG, (_A.DUMP_STACKS,))
     table[_S.PENDING, _E.NOT_SPAWNED] = Edge(_S.BACKOFF, (_A.WEIGH,))  # there is nobody to bury
 
@@ -129,11 +134,24 @@ def _table() -> dict[tuple[State, Event], Edge]:
     table[_S.HUNG, _E.STOP_ASKED] = table[_S.HUNG, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
     table[_S.HUNG, _E.TREE_STAYS] = Edge(_S.UNKILLABLE, (_A.ALERT,))
 
+    table[_S.HUNG, _E.RECYCLE_ASKED] = Edge(_S.HUNG)  # it is being ended already
+
+    table[_S.RECYCLING, _E.FINISHED] = Edge(_S.DONE, (_A.BURY, _A.END_RUN))
+    table[_S.RECYCLING, _E.CHECKPOINTED] = table[_S.RECYCLING, _E.CRASHED] = Edge(_S.BACKOFF, (_A.BURY, _A.WEIGH))
+    table[_S.RECYCLING, _E.STOP_ASKED] = Edge(_S.STOPPING, (_A.TELL_STOP,))
+    table[_S.RECYCLING, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
+    table[_S.RECYCLING, _E.RECYCLE_ASKED] = Edge(_S.RECYCLING)
+    table[_S.RECYCLING, _E.RECYCLE_LATE] = Edge(_S.RECYCLING, (_A.KILL_TREE,))
+    table[_S.RECYCLING, _E.TREE_STAYS] = Edge(_S.UNKILLABLE, (_A.ALERT,))
+
     for news in _NEWS:
         table[_S.HUNG, news] = Edge(_S.HUNG)
+        table[_S.RECYCLING, news] = Edge(_S.RECYCLING)
         table[_S.STOPPING, news] = Edge(_S.STOPPING)
         table[_S.UNKILLABLE, news] = Edge(_S.UNKILLABLE)
-    table[_S.STOPPING, _E.HELLO] = Edge(_S.STOPPING, (_A.TELL_STOP,))  # asked before it could hear
+    for state in (_S.RECYCLING, _S.STOPPING):
+        table[state, _E.HELLO] = Edge(state, (_A.TELL_STOP,))  # asked before it could hear
+    table[_S.STOPPING, _E.RECYCLE_ASKED] = Edge(_S.STOPPING)
     for death in (_E.FINISHED, _E.CHECKPOINTED, _E.CRASHED):
         table[_S.STOPPING, death] = Edge(_S.STOPPED, (_A.BURY, _A.END_RUN))
         table[_S.UNKILLABLE, death] = Edge(_S.BACKOFF, (_A.BURY, _A.WEIGH))  # after all; a run that ends does not weigh
@@ -143,6 +161,8 @@ def _table() -> dict[tuple[State, Event], Edge]:
 
     table[_S.BACKOFF, _E.DELAY_OVER] = Edge(_S.PENDING, (_A.SPAWN,))
     table[_S.BACKOFF, _E.GAVE_UP] = Edge(_S.FAILED, (_A.END_RUN,))
+    table[_S.BACKOFF, _E.RECYCLE_ASKED] = Edge(_S.BACKOFF)  # it is started again in any case
+    table[_S.UNKILLABLE, _E.RECYCLE_ASKED] = Edge(_S.UNKILLABLE)
     table[_S.BACKOFF, _E.STOP_ASKED] = Edge(_S.STOPPED, (_A.END_RUN,))
     table[_S.BACKOFF, _E.KILL_ASKED] = Edge(_S.STOPPED, (_A.END_RUN,))
     table[_S.BACKOFF, _E.TREE_STAYS] = Edge(_S.UNKILLABLE, (_A.ALERT,))
@@ -154,7 +174,7 @@ def _table() -> dict[tuple[State, Event], Edge]:
     table[_S.UNKILLABLE, _E.GAVE_UP] = Edge(_S.FAILED, (_A.END_RUN,))
 
     for state in TERMINAL:  # the end of a run takes a while, and people press keys
-        table[state, _E.STOP_ASKED] = table[state, _E.KILL_ASKED] = Edge(state)
+        table[state, _E.STOP_ASKED] = table[state, _E.KILL_ASKED] = table[state, _E.RECYCLE_ASKED] = Edge(state)
         table[state, _E.TREE_GONE] = Edge(state)
         table[state, _E.TREE_STAYS] = Edge(state, (_A.ALERT,))
     return table

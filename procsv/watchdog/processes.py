@@ -19,9 +19,8 @@ import psutil
 
 from procsv.ipc.locks import FileLock
 from procsv.ipc.process import Child, process_state, spawn
-from procsv.ipc.promotion import Line
-from procsv.ipc.start import TRAINERS, Start
-from procsv.watchdog.events import STANDBY, TRAINER
+from procsv.ipc.start import Start
+from procsv.watchdog.events import TRAINER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +48,6 @@ class Running:
     started_s: float
     usage: psutil.Process | None
     log: Path
-    line: Line | None = None  # to a standby
 
 
 @dataclass(slots=True)
@@ -61,6 +59,7 @@ class Processes:
     argv: Argv
     environment: Mapping[str, str]
     running: dict[str, Running] = field(default_factory=dict)
+    helpers: Callable[[], set[int]] = set  # pids of children of ours that are none of the run
     _lifeline: tuple[int, int] = (-1, -1)
     _innocent: frozenset[tuple[int, float]] = frozenset()
 
@@ -77,41 +76,34 @@ class Processes:
         """Starts the process.  OSError if the system refuses, or if an old trainer's tree still holds its lock."""
         places = self.start.places
         log = places.log(role, incarnation)
-        prune_logs(places.logs, role, log)
+        _prune_logs(places.logs, role, log)
         start = self._start(role, incarnation)
-        fds, lock = [self._lifeline[0]], FileLock(places.writer_lock)
-        line, end = Line.pair() if role == STANDBY else (None, None)
-        if end is not None:
-            start = msgspec.structs.replace(start, standby_fd=end.fd)
-            fds.append(end.fd)
         environment = start.environment(self.environment)
-        if role in TRAINERS:
-            environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": role}
+        fds = [self._lifeline[0]]
+        lock = FileLock(places.writer_lock)
         if role == TRAINER:
-            environment["PROCSV_INCARNATION"] = str(incarnation)
+            environment |= {
+                "PROCSV_LOGDIR": self.start.logdir,
+                "PROCSV_ROLE": role,
+                "PROCSV_INCARNATION": str(incarnation),
+            }
             if not lock.try_acquire(f"trainer {incarnation}", self.clock.wall()):
                 raise WriterLockHeld("an older trainer's processes still hold the logdir")
             fds.append(lock.fd)
         try:
             child = spawn(self.argv(start), env=environment, log=log, pass_fds=fds)
-        except OSError:
-            if line is not None:
-                line.close()
-            raise
         finally:
             lock.let_go()  # from now on it is held by the trainer's tree alone
-            if end is not None:
-                end.close()
         usage = None
         with contextlib.suppress(psutil.Error):
             usage = psutil.Process(child.pid)
             usage.cpu_percent()  # the first reading is the base of the next
-        self.running[role] = Running(role, incarnation, child, self.clock.monotonic(), usage, log, line)
+        self.running[role] = Running(role, incarnation, child, self.clock.monotonic(), usage, log)
         return self.running[role]
 
     def _start(self, role: str, incarnation: int) -> Start:
         changes = {"role": role, "incarnation": incarnation, "lifeline_fd": self._lifeline[0], "options": {}}
-        if role in TRAINERS:
+        if role == TRAINER:
             changes["options"] = {"plan": self.start.options["plan"]} if "plan" in self.start.options else {}
         else:
             changes |= {"target": "", "args": ()}  # a service serves any program
@@ -142,7 +134,7 @@ class Processes:
 
     def _strays(self) -> list[psutil.Process]:
         """Children that we did not start: orphans of the trainer's tree, which fall to us as their subreaper."""
-        ours = {running.child.pid for running in self.running.values()}
+        ours = {running.child.pid for running in self.running.values()} | self.helpers()
         found = []
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process().children():
@@ -153,7 +145,7 @@ class Processes:
 
     def reap_strays(self) -> None:
         """Takes the exit status of dead children that we did not start; those we did are left to their owner."""
-        ours = {running.child.pid for running in self.running.values()}
+        ours = {running.child.pid for running in self.running.values()} | self.helpers()
         with contextlib.suppress(ChildProcessError):
             while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if dead.si_pid in ours:
@@ -193,7 +185,7 @@ def _identity(process: psutil.Process) -> tuple[int, float]:
     return process.pid, process.create_time()
 
 
-def prune_logs(logs: Path, role: str, new: Path) -> None:
+def _prune_logs(logs: Path, role: str, new: Path) -> None:
     """Keeps the newest logs of `role`, so that a run of weeks does not fill the disk."""
     with contextlib.suppress(OSError):
         old = [path for path in logs.glob(f"{role}.*.log") if path != new]

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
 
 from procsv.ipc.arena import scan
 from procsv.ipc.channel import Address, Client, Heard, Server, Waiter, new_context
-from procsv.ipc.messages import Finish, Hello, Message, Settled, Status, StatusRequest, StopRun, TrainerEnded
-from procsv.ipc.promotion import Begun, Word
+from procsv.ipc.messages import (
+    Finish,
+    Hello,
+    Message,
+    RestartTrainer,
+    Settled,
+    Status,
+    StatusRequest,
+    StopRun,
+    TrainerEnded,
+)
 from procsv.ipc.pulse import Beat, PulseReader
 from procsv.ipc.runfile import NO_STEP, RunFile
 from procsv.watchdog.events import (
     SERVICES,
-    STANDBY,
     TRAINER,
     WATCHDOG,
     Action,
@@ -30,12 +38,10 @@ from procsv.watchdog.events import (
     Event,
     Journal,
     KillTree,
-    NotPromoted,
     NotSpawned,
     PreemptAsked,
-    Promote,
-    Promoted,
     Quit,
+    RecycleAsked,
     Report,
     Said,
     Say,
@@ -43,19 +49,20 @@ from procsv.watchdog.events import (
     Signal,
     Spawn,
     Spawned,
-    StandbySaid,
     StopAsked,
     Tell,
     Ticked,
     TreeGone,
     WriteRun,
 )
+from procsv.watchdog.gpu import Gpus
 from procsv.watchdog.injector import Injector, plan_of
 from procsv.watchdog.ledger import Ledger
+from procsv.watchdog.lifecycle import State
+from procsv.watchdog.memory import KillCounters, over_limit, tree_rss
+from procsv.watchdog.notices import LAST_S_MAX, Notices
 from procsv.watchdog.processes import Processes, Running, measure
-from procsv.watchdog.promoting import let_line_go, promote
 from procsv.watchdog.restart import LastWords
-from procsv.watchdog.room import room_bytes
 from procsv.watchdog.status import Facts, run_file, status_object
 
 if TYPE_CHECKING:
@@ -105,6 +112,9 @@ class Reactor:
         self._quit_s = 0.0
         self._tick_s = self._run_json_s = clock.monotonic()
         self._socket_s = clock.monotonic() + SOCKET_S
+        self._kills, self._gpus = KillCounters.of_this_process(), Gpus()
+        self._notices = Notices.of(start, self._console, os.environ)
+        self._processes.helpers = lambda: self._notices.pids
         self._injector = Injector(plan_of(start), self._places, self, clock.monotonic())
         self._waiter = Waiter()
         self._waiter.add(self._server)
@@ -118,7 +128,6 @@ class Reactor:
         self._perform(self._core.start(self._clock.monotonic()))
         while self._quit is None or self._has_remains():
             self._waiter.wait(self._pause_s())
-            self._hear_standby()  # first: what it has said before it died, and before it speaks as the trainer
             self._collect_dead()
             for source, number in self._signals.take():
                 self._handle(StopAsked(source, now=number > 1))
@@ -129,13 +138,16 @@ class Reactor:
         return self._quit
 
     def _has_remains(self) -> bool:
-        """Whether killed processes of the trainer's tree are still on their way out, at the end of the run."""
-        return self._clearing is not None and self._clock.monotonic() < self._quit_s + REMAINS_S_MAX
+        """At the end of the run: killed processes are on their way out, or commands hear of what has happened."""
+        past_s = self._clock.monotonic() - self._quit_s
+        return (self._clearing is not None and past_s < REMAINS_S_MAX) or (
+            self._notices.is_busy and past_s < LAST_S_MAX
+        )
 
     def _pause_s(self) -> float:
         now_s = self._clock.monotonic()
         dues = [self._tick_s, self._core.next_due_s() or self._tick_s, self._injector.next_due_s(now_s) or self._tick_s]
-        if self._clearing is not None:
+        if self._clearing is not None or self._quit is not None:
             dues.append(now_s + CLEAR_S)
         return max(WAIT_S_MIN, min(dues) - now_s)
 
@@ -148,6 +160,7 @@ class Reactor:
         if now_s < self._tick_s and (due_s is None or now_s < due_s):
             return
         self._tick_s = now_s + TICK_S
+        self._notices.tick(now_s)
         for client in self._clients.values():
             self._greet(client)
         self._server.tick()
@@ -156,6 +169,7 @@ class Reactor:
         self._handle(self._reading())
         if now_s >= self._run_json_s:
             self._write_run()
+            self._look_at_memory()
         if now_s >= self._socket_s:
             self._socket_s = now_s + SOCKET_S
             self._look_at_socket()
@@ -163,8 +177,14 @@ class Reactor:
     def _reading(self) -> Ticked:
         """The pulses and the memory as they are now."""
         beats = {role: beat for role, reader in self._pulses.items() if (beat := reader.read()) is not None}
-        room = room_bytes() if self._core.standby.is_due(self._clock.monotonic()) else None
-        return Ticked(beats, self._memory_step(), self._processes.is_stopped(TRAINER), room)
+        return Ticked(beats, self._memory_step(), self._processes.is_stopped(TRAINER))
+
+    def _look_at_memory(self) -> None:
+        running, limit = self._processes.running.get(TRAINER), self._core.settings.memory_limit
+        if limit and running is not None and self._core.task.life.state is State.RUNNING:
+            why = over_limit(tree_rss(running.child.pid), limit)
+            if why:
+                self._handle(RecycleAsked(why, by_hand=False))
 
     def _memory_step(self) -> int:
         try:
@@ -176,8 +196,8 @@ class Reactor:
     def _collect_dead(self) -> None:
         for running in self._processes.ended():
             self._waiter.remove(running.child.pidfd)
-            self._let_line_go(running)
             exit = running.child.reap()
+            oom = self._kills.news() if exit.signal == signal.SIGKILL else ""
             reader = self._pulses.pop(running.role, None)
             beat: Beat | None = None
             if reader is not None:
@@ -187,13 +207,12 @@ class Reactor:
             if running.role == TRAINER:
                 self._server.forget(TRAINER, running.incarnation)
                 words, stacks = self._last_words(running.incarnation), self._stacks(running.incarnation)
-                event = Ended(TRAINER, running.incarnation, exit, beat, words, self._memory_step(), stacks)
-            elif running.role == STANDBY:
-                event = Ended(STANDBY, running.incarnation, exit)
+                event = Ended(TRAINER, running.incarnation, exit, beat, words, self._memory_step(), stacks, oom)
+                self._gpus.expect_to_leave(running.child.pid, self._clock.monotonic())
             else:
                 self._clients[running.role].peer.outbox.forget()  # its successor is told anew by the core
                 self._asked[running.role].clear()
-                event = Ended(running.role, running.incarnation, exit, beat)
+                event = Ended(running.role, running.incarnation, exit, beat, oom=oom)
             self._handle(event)
 
     def _last_words(self, incarnation: int) -> LastWords | None:
@@ -210,8 +229,11 @@ class Reactor:
             return ""
 
     def _look_at_tree(self) -> None:
-        if self._clearing is not None and self._processes.clear_tree():
-            incarnation, self._clearing = self._clearing, None
+        incarnation = self._clearing
+        if incarnation is None or not self._processes.clear_tree():
+            return
+        if self._gpus.are_left(self._clock.monotonic()):
+            self._clearing = None
             self._handle(TreeGone(incarnation))
 
     def _spawn(self, role: str, incarnation: int) -> None:
@@ -222,44 +244,10 @@ class Reactor:
             self._handle(NotSpawned(role, incarnation, str(error)))
             return
         self._waiter.add(running.child.pidfd)
-        if running.line is not None:
-            self._waiter.add(running.line.fd)
-        else:
-            self._pulses[role] = PulseReader(self._places.pulse(role, incarnation))
+        self._pulses[role] = PulseReader(self._places.pulse(role, incarnation))
         if role == TRAINER:
             self._console.follow(running.log)
         self._handle(Spawned(role, incarnation, running.child.pid))
-
-    # -- the standby -----------------------------------------------------------------------------------------
-    def _promote(self, number: int, incarnation: int) -> None:
-        self._places.pulse(TRAINER, incarnation).unlink(missing_ok=True)
-        try:
-            running = promote(self._processes, number, incarnation)
-        except OSError as error:
-            self._handle(NotPromoted(number, incarnation, str(error)))
-            return
-        self._pulses[TRAINER] = PulseReader(self._places.pulse(TRAINER, incarnation))
-        self._console.follow(running.log)
-
-    def _hear_standby(self) -> None:
-        for running in list(self._processes.running.values()):
-            try:
-                while running.line is not None and (word := running.line.receive()) is not None:
-                    self._heard_from_standby(running, word)
-            except EOFError:
-                self._let_line_go(running)
-
-    def _heard_from_standby(self, running: Running, word: Word) -> None:
-        if isinstance(word, Begun):
-            self._let_line_go(running)
-            self._handle(Promoted(self._core.standby.number, running.incarnation, running.child.pid))
-        else:
-            self._handle(StandbySaid(running.incarnation, word))
-
-    def _let_line_go(self, running: Running) -> None:
-        if running.line is not None:
-            self._waiter.remove(running.line.fd)
-            let_line_go(running)
 
     # -- messages ------------------------------------------------------------------------------------------
     def _hear(self) -> None:
@@ -279,6 +267,9 @@ class Reactor:
             case StatusRequest():
                 self._handle(self._reading())
                 self._server.say(heard.who, Status(msgspec.json.encode(self._status())), re=heard.seq)
+            case RestartTrainer():
+                self._handle(RecycleAsked("procsv restart", by_hand=True))
+                self._server.acknowledge(heard)
             case StopRun(now):
                 self._handle(StopAsked("procsv stop", now))
                 self._server.acknowledge(heard)  # what it asks for is written down by now
@@ -326,8 +317,6 @@ class Reactor:
         match action:
             case Spawn(role, incarnation):
                 self._spawn(role, incarnation)
-            case Promote(number, incarnation):
-                self._promote(number, incarnation)
             case Signal(role, incarnation, number):
                 self._with(role, incarnation, lambda running: running.child.signal(number))
             case KillTree(role, incarnation):
@@ -338,7 +327,7 @@ class Reactor:
             case Tell(role, body):
                 self._tell(role, body)
             case Journal(event, role, incarnation, fields):
-                self.ledger.append(event, role, incarnation, fields)
+                self.journal(event, role, incarnation, fields)
             case WriteRun():
                 self._write_run()
             case Report() as report:
@@ -364,7 +353,7 @@ class Reactor:
     def _status(self) -> dict[str, object]:
         beats = {role: beat for role, reader in self._pulses.items() if (beat := reader.read()) is not None}
         uptime = round(self._clock.monotonic() - self._core.started_s, 1)
-        usage = {role: self._processes.usage(role) for role in (TRAINER, STANDBY, *SERVICES)}
+        usage = {role: self._processes.usage(role) for role in (TRAINER, *SERVICES)}
         usage[WATCHDOG] = {"uptime": uptime, **measure(self._usage)}
         return status_object(self._run_file(), self._core, beats, usage, self._clock.monotonic())
 
@@ -375,8 +364,10 @@ class Reactor:
     def tell(self, role: str, body: Message) -> None:
         self._tell(role, body)
 
-    def journal(self, event: str, role: str, incarnation: int, fields: dict[str, object]) -> None:
+    def journal(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None:
         self.ledger.append(event, role, incarnation, fields)
+        entry = {"time": self._clock.wall(), "event": event, "role": role, "incarnation": incarnation, **fields}
+        self._notices.offer(entry, self._clock.monotonic())
 
     def preempt(self, grace_s: float) -> None:
         self._handle(PreemptAsked(grace_s, "a fault of the plan"))
@@ -384,6 +375,7 @@ class Reactor:
     def close(self) -> RunFile:
         """Lets go of everything but the lock; the last state, for run.json."""
         run = self._run_file()
+        self._notices.close()
         for client in self._clients.values():
             client.close(linger_ms=0)
         self._server.close()

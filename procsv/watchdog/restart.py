@@ -28,11 +28,7 @@ EXITS_PERMANENT = {78: "configuration error", 126: "cannot be executed", 127: "n
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
 USAGE_EXIT = 2  # what argparse ends with; permanent as long as the program has never trained
 
-EARLY_FAILURES_MAX = 2  # exceptions or exit codes before the first step ever; then given up
-SAME_FAILURES_MAX = 3  # of one exception at one step; then given up as deterministic
-SERVICE_FAILURES_MAX = 5  # of one service within SERVICE_PERIOD_S; then the run fails
-SERVICE_KILLS_MAX = 20  # of SIGKILL while it started or worked, within the same time; then the run fails, too
-SERVICE_PERIOD_S = 300.0
+SERVICE_KILLS = 4  # times as many deaths by SIGKILL as others may a service die before the run fails
 JITTER = 0.2  # of every delay, either way: many runs that died of one cause do not come back at one moment
 
 _CRASH_SIGNALS = frozenset(
@@ -63,7 +59,7 @@ class Kind(Enum):
 class Cause:
     """Why a process ended, for the journal and for people; "unknown" is better than a guess."""
 
-    word: str  # completed, stopped, exception, exit-code, killed, crashed, hang, unknown
+    word: str  # completed, stopped, exception, exit-code, killed, oom, crashed, hang, unknown
     evidence: str
 
 
@@ -75,15 +71,27 @@ def classify(exit: Exit) -> Kind:
     return Kind.PERMANENT if exit.code in EXITS_PERMANENT else Kind.FAILURE
 
 
-def find_cause(exit: Exit, words: LastWords | None, stop_asked: bool, we_killed: str, hang: str = "") -> Cause:
+def find_cause(
+    exit: Exit,
+    words: LastWords | None,
+    stop_asked: bool,
+    we_killed: str,
+    hang: str = "",
+    oom: str = "",
+    where: str = "",
+) -> Cause:
     """The cause of an exit.
 
     `we_killed` says why the watchdog itself has sent SIGKILL, `hang` why it has ended a trainer that hung ("" if it has not).
+    `oom` is the kernel's evidence that it has killed for want of memory, `where` the
+    frame that a fatal signal hit.
     """
     if hang:
         return Cause("hang", hang)
     if exit.signal == signal.SIGKILL and we_killed:
         return Cause("stopped", f"SIGKILL, sent by procsv: {we_killed}")
+    if exit.signal == signal.SIGKILL and oom:
+        return Cause("oom", f"SIGKILL: {oom}")
     if exit.code not in (None, EXIT_DONE, EXIT_CHECKPOINTED) and words is not None and words.type:
         return Cause("exception", f"{words.type}: {_first_line(words.message)}".rstrip(": "))
     if stop_asked and (exit.code in (EXIT_DONE, EXIT_CHECKPOINTED) or exit.signal == signal.SIGTERM):
@@ -97,7 +105,7 @@ def find_cause(exit: Exit, words: LastWords | None, stop_asked: bool, we_killed:
     if exit.code is not None:
         return Cause("exit-code", str(exit))
     if exit.signal in _CRASH_SIGNALS:
-        return Cause("crashed", str(exit))
+        return Cause("crashed", f"{exit} in {where}" if where else str(exit))
     if exit.signal is not None:
         return Cause("killed", f"{exit}, sender unknown")
     return Cause("unknown", "no exit status")
@@ -115,6 +123,11 @@ class Policy:
     failures_max: int = 5  # consecutive ones with no newly durable step; then given up
     delay_s_min: float = 1.0
     delay_s_max: float = 60.0
+    early_failures_max: int = 2  # exceptions or exit codes before the first step ever; then given up
+    same_failures_max: int = 3  # of one exception at one step; then given up as deterministic
+    suspect_crashes_max: int = 2  # of what was resumed from one state; then an older one is resumed from
+    service_failures_max: int = 5  # of one service within service_period_s; then the run fails
+    service_period_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +167,7 @@ class History:
     _idle_returns: int = 0  # exits 75 in a row with no progress between
     _early: int = 0
     _same: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    _crashes_from: Counter[int] = field(default_factory=Counter)  # by the step that was resumed from
 
     def ready(self, restored_step: int) -> None:
         """The first step after a restore has ended: what it was restored from is no progress of this launch."""
@@ -167,15 +181,12 @@ class History:
             return False
         self.durable_step = step
         self.no_progress_count = self._idle_returns = 0
+        self._crashes_from.clear()
         self._same = Counter({key: count for key, count in self._same.items() if key[2] >= step})
         return True
 
-    def weigh(self, death: Death, has_standby: bool = False) -> Verdict:
-        """Counts a death: start again after a delay, or give up?
-
-        `has_standby`: the next trainer is there already.  The first failure after progress then costs no delay: it
-        says nothing yet of whether the next start will fare better.
-        """
+    def weigh(self, death: Death) -> Verdict:
+        """Counts a death: start again after a delay, or give up?"""
         kind = classify(death.exit)
         if kind is Kind.CHECKPOINTED:
             return self._weigh_return()
@@ -192,7 +203,7 @@ class History:
             return GiveUp(same, is_final=True)
         if self.is_spent():
             return GiveUp(self.spent_why(), is_final=False)
-        return Restart(0.0 if has_standby and self.no_progress_count == 1 else self.delay_s())
+        return Restart(self.delay_s())
 
     def is_spent(self) -> bool:
         return self.no_progress_count >= self.policy.failures_max
@@ -203,6 +214,27 @@ class History:
     def delay_s(self) -> float:
         """The delay after the failures so far."""
         return self._jittered(self.policy.delay_s_min * 2 ** min(max(self.no_progress_count - 1, 0), 32))
+
+    def suspects(self, death: Death, resumed_step: int, newest_step: int) -> bool:
+        """Whether the state that the dead trainer was resumed from may be the cause.
+
+        Its own crashes count, not what was done to it from outside; and none counts where a newer state is left.
+        """
+        by_itself = death.exit.code is not None or death.exit.signal in _CRASH_SIGNALS
+        if resumed_step < 0 or newest_step > resumed_step or not by_itself:
+            return False
+        self._crashes_from[resumed_step] += 1
+        return self._crashes_from[resumed_step] >= self.policy.suspect_crashes_max
+
+    def forgive(self) -> None:
+        """Somebody looks after it by hand: the count of failures begins anew."""
+        self.no_progress_count = self._idle_returns = self._early = 0
+        self._same.clear()
+        self._crashes_from.clear()
+
+    def weigh_recycle(self) -> Restart:
+        """A planned restart is free; one that follows another with nothing saved between is slowed down."""
+        return self._weigh_return()
 
     def not_spawned(self) -> Restart:
         """The system would not start a process (EAGAIN, ENOMEM): not the trainer's failure."""
@@ -236,7 +268,7 @@ class History:
         if self.was_ready or death.exit.code is None:
             return ""
         self._early += 1
-        return f"{self._early} failures before the first step" if self._early >= EARLY_FAILURES_MAX else ""
+        return f"{self._early} failures before the first step" if self._early >= self.policy.early_failures_max else ""
 
     def _same_failure(self, death: Death) -> str:
         words = death.words
@@ -245,7 +277,7 @@ class History:
         step = death.step if words.step is None else words.step
         key = (words.type, _fingerprint(words.message), step)
         self._same[key] += 1
-        if self._same[key] < SAME_FAILURES_MAX:
+        if self._same[key] < self.policy.same_failures_max:
             return ""
         return f"deterministic: {words.type} at step {step}, {self._same[key]} times"
 
@@ -264,8 +296,9 @@ class ServiceDeath(Enum):
 
 @dataclass(slots=True)
 class ServiceHistory:
-    """The deaths of one service that count, each kind in a window of SERVICE_PERIOD_S."""
+    """The deaths of one service that count, each kind in a window of the policy's period."""
 
+    policy: Policy = field(default_factory=Policy)
     _deaths_s: dict[ServiceDeath, list[float]] = field(default_factory=dict)
 
     def worked(self) -> None:
@@ -276,9 +309,10 @@ class ServiceHistory:
         """Seconds until the next start, or None if the run is to fail."""
         if death is ServiceDeath.IDLE:
             return 0.0
-        recent = [death_s for death_s in self._deaths_s.get(death, []) if now_s - death_s < SERVICE_PERIOD_S]
+        policy = self.policy
+        recent = [death_s for death_s in self._deaths_s.get(death, []) if now_s - death_s < policy.service_period_s]
         recent.append(now_s)
         self._deaths_s[death] = recent
         if death is ServiceDeath.KILLED:
-            return 0.1 if len(recent) < SERVICE_KILLS_MAX else None
-        return 0.1 * 4.0 ** (len(recent) - 1) if len(recent) < SERVICE_FAILURES_MAX else None
+            return 0.1 if len(recent) < SERVICE_KILLS * policy.service_failures_max else None
+        return 0.1 * 4.0 ** (len(recent) - 1) if len(recent) < policy.service_failures_max else None

@@ -25,7 +25,7 @@ class Settings:
     grace_s: float = 25.0  # for a stop, everything included: trainer 17, services 5, margin 3
     limits: Limits = field(default_factory=Limits)
     waits: Waits = field(default_factory=Waits)
-    standby: str = "off"  # warm: a process waits that has imported TensorFlow; hot: and has run the program's start
+    memory_limit: int = 0  # bytes that the trainer's tree may use; 0: as many as there are
     learned_step_s: float = 0.0  # the median of an earlier launch in this logdir; 0.0: none is known
 
 
@@ -40,9 +40,15 @@ def settings_of(start: Start, learned_step_s: float = 0.0) -> Settings:
         failures_max=int(options.get("max-failures", Policy().failures_max)),
         delay_s_min=seconds("backoff-min-s", Policy().delay_s_min),
         delay_s_max=seconds("backoff-max-s", Policy().delay_s_max),
+        early_failures_max=int(options.get("early-failures", Policy().early_failures_max)),
+        same_failures_max=int(options.get("same-failures", Policy().same_failures_max)),
+        suspect_crashes_max=int(options.get("suspect-crashes", Policy().suspect_crashes_max)),
+        service_failures_max=int(options.get("service-failures", Policy().service_failures_max)),
+        service_period_s=seconds("service-period-s", Policy().service_period_s),
     )
     waits = Waits(seconds("hang-abort-s", Waits().abort_s), seconds("hang-kill-s", Waits().kill_s))
-    return Settings(policy, start.grace_s, _limits(options), waits, start.standby, learned_step_s)
+    memory_limit = int(options.get("memory-limit", "0"))
+    return Settings(policy, start.grace_s, _limits(options), waits, memory_limit, learned_step_s)
 
 
 def _limits(options: Mapping[str, str]) -> Limits:

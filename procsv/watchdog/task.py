@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from procsv.ipc.messages import Durable, Hello, Loaded, Note, Recovered, Rejected, Settled, StopTraining, TrainerEnded
+from procsv.ipc.messages import Durable, Hello, Note, Reason, Recovered, Rejected, Settled, StopTraining, TrainerEnded
 from procsv.ipc.pulse import Beat, Phase
 from procsv.ipc.runfile import NO_STEP, LastExit
 from procsv.ipc.units import show_duration
@@ -20,10 +20,10 @@ from procsv.watchdog.events import (
     Ended,
     Journal,
     KillTree,
-    Report,
     Said,
     Say,
     Signal,
+    Spawn,
     Tell,
     WriteRun,
 )
@@ -34,7 +34,6 @@ from procsv.watchdog.lifecycle import Event as On
 from procsv.watchdog.lifecycle import Lifecycle, State
 from procsv.watchdog.liveness import Liveness, StepTimes
 from procsv.watchdog.restart import (
-    Cause,
     Death,
     GiveUp,
     History,
@@ -44,12 +43,13 @@ from procsv.watchdog.restart import (
     classify,
     find_cause,
 )
+from procsv.watchdog.stacks import where_it_crashed
+from procsv.watchdog.words import report, sentence, where_from
 
 if TYPE_CHECKING:
     from random import Random
 
     from procsv.watchdog.settings import Settings
-    from procsv.watchdog.standby import Standby
 
 TREE_S_MAX = 30.0  # what was killed and is still there after this long is called unkillable
 
@@ -66,9 +66,7 @@ _DEATHS = {Kind.DONE: On.FINISHED, Kind.CHECKPOINTED: On.CHECKPOINTED}
 class Task:
     """The trainer.  `out` takes the actions."""
 
-    def __init__(
-        self, incarnation: int, settings: Settings, rng: Random, now_s: float, standby: Standby, out: list[Action]
-    ) -> None:
+    def __init__(self, incarnation: int, settings: Settings, rng: Random, now_s: float, out: list[Action]) -> None:
         self.life = Lifecycle()
         self.history = History(settings.policy, rng)
         liveness = Liveness(settings.limits, StepTimes(settings.learned_step_s))
@@ -88,7 +86,6 @@ class Task:
         self.unsaved = ""  # why the newest state of the last trainer is not on disk
         self.restart_s: float | None = None  # monotonic time of the next start
         self._grace_s = settings.grace_s
-        self._standby = standby
         self._out = out
         self._death_s = now_s  # of the old trainer; of none, the start of the run
         self._last_death: Ended | None = None
@@ -99,6 +96,8 @@ class Task:
         self._kill_at_s: float | None = None
         self._killed_s: float | None = None
         self._we_killed = ""
+        self._resumed_step = NO_STEP  # what the trainer that runs goes on from, as far as is known
+        self._recycled = ""  # why the trainer that runs was asked to save and end
         self._grace_over_s: float | None = None  # monotonic time of the kill that follows a notice of preemption
         self._verdict: GiveUp | None = None  # stands if what is being saved is no progress
 
@@ -110,13 +109,6 @@ class Task:
         self._out.append(Say(f"cannot start the trainer: {error}; trying again", is_bad=True))
         self.restart_s = now_s + self.history.not_spawned().delay_s
         self.life.handle(On.NOT_SPAWNED, error)
-
-    def not_promoted(self, now_s: float) -> None:
-        """The standby that was to be the trainer is not: a cold start follows, as soon as nothing of it is left."""
-        self.restart_s = now_s
-        self.life.handle(On.NOT_SPAWNED, "the standby")
-        self._tree_is_gone, self._killed_s = False, now_s
-        self._out.append(ClearTree(self.incarnation))
 
     def beat(self, beat: Beat, now_s: float) -> None:
         """The pulse of the trainer that runs, as read now."""
@@ -143,8 +135,6 @@ class Task:
                 self._handle(On.HELLO, now_s)
             case Recovered() as recovered:
                 self._recovered(recovered, now_s)
-            case Loaded():
-                self._standby.wanted()
             case Note(event, fields):
                 self._out.append(Journal(event, TRAINER, self.incarnation, dict(fields)))
             case _:
@@ -154,6 +144,7 @@ class Task:
         self.step = self._own_step = max(self._own_step, recovered.step)
         if recovered.source == "checkpoint":
             self.durable_step = recovered.restored_step
+        self._resumed_step = recovered.restored_step
         self.history.ready(recovered.restored_step)
         if self._reported_ready != self.incarnation:
             self._reported_ready = self.incarnation
@@ -172,12 +163,11 @@ class Task:
         """The trainer is dead and reaped."""
         if ended.incarnation != self.incarnation:
             return
-        self._standby.trainer_died()
         self._read(ended.beat)
         self.memory_step = ended.memory_step
-        stopping = self.life.state is State.STOPPING or self.ends_run
-        hang = self.hanging.evidence(ended.exit, ended.stacks)
-        cause = find_cause(ended.exit, ended.words, stopping, self._we_killed, hang)
+        stopping = self.life.state in (State.STOPPING, State.RECYCLING) or self.ends_run
+        hang, where = self.hanging.evidence(ended.exit, ended.stacks), where_it_crashed(ended.stacks)
+        cause = find_cause(ended.exit, ended.words, stopping, self._we_killed, hang, ended.oom, where)
         code, name = ended.exit.code, ended.exit.signal_name
         self.last_exit = LastExit(code, name, cause.word, cause.evidence, self._own_step)
         self.last_words = ended.words
@@ -186,7 +176,8 @@ class Task:
         is_done = classify(ended.exit) is Kind.DONE
         self.goodput.ended(now_s, self._own_step, self._own_step if is_done else self.resume_step)
         if cause.word not in ("completed", "stopped") and classify(ended.exit) is not Kind.CHECKPOINTED:
-            self._out.append(self._report(ended, cause))
+            found = report(ended, cause, self.pid, self._own_step, self.lost_steps, self.resume_step)
+            self._out += [Say(found.sentence, is_bad=True), found]
         self.hanging.end()
         self._death_s, self.pid, self._last_death = now_s, 0, ended
         self._grace_over_s = None
@@ -201,8 +192,7 @@ class Task:
             self._handle(On.TREE_GONE, now_s)
 
     def durable(self, news: Durable) -> None:
-        if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # else a later state was there already
-            self.durable_step = news.step
+        self.durable_step = news.step
         self.history.durable(news.step)
 
     def rejected(self, news: Rejected) -> None:
@@ -226,6 +216,16 @@ class Task:
             self._we_killed = why
         self._verdict = None
         self._handle(On.KILL_ASKED if now else On.STOP_ASKED, now_s, why)
+
+    def recycle(self, why: str, by_hand: bool, now_s: float) -> None:
+        """The trainer is to save, end and be started again; a planned restart costs nothing."""
+        if by_hand:
+            self.history.forgive()
+            self.restart_s = now_s if self.restart_s is not None else None
+        if self.life.is_live:
+            self._recycled = why
+            self._out.append(Say(f"restarting the program: {why}"))
+        self._handle(On.RECYCLE_ASKED, now_s, why)
 
     def preempt(self, grace_s: float, source: str, now_s: float) -> None:
         """The trainer is told that its machine goes away, and killed when the grace is over; then it is started again."""
@@ -254,10 +254,11 @@ class Task:
             self._do((Do.KILL_TREE,), now_s)
         if self._grace_over_s is not None and now_s >= self._grace_over_s:
             self._end_grace(now_s)
-        if self._kill_at_s is not None and now_s >= self._kill_at_s and self.life.state is State.STOPPING:
+        late = {State.STOPPING: On.KILL_ASKED, State.RECYCLING: On.RECYCLE_LATE}.get(self.life.state)
+        if self._kill_at_s is not None and now_s >= self._kill_at_s and late is not None:
             self._we_killed = f"it did not stop within {show_duration(self.stop_s)}"
             self._kill_at_s = None
-            self._handle(On.KILL_ASKED, now_s, self._we_killed)
+            self._handle(late, now_s, self._we_killed)
         if self._killed_s is not None and now_s - self._killed_s >= TREE_S_MAX:
             self._killed_s = None
             self._handle(On.TREE_STAYS, now_s)
@@ -289,6 +290,11 @@ class Task:
     def resume_step(self) -> int:
         """The step that the next trainer would go on from."""
         return max(self.memory_step, self.durable_step)
+
+    @property
+    def lost_steps(self) -> int:
+        """What the next trainer has to do again."""
+        return max(0, self._own_step - max(self.resume_step, 0))
 
     # -- what follows --------------------------------------------------------------------------------------
     def _handle(self, event: On, now_s: float, detail: str = "") -> None:
@@ -322,18 +328,19 @@ class Task:
                     self.ends_run, self.restart_s = True, None
 
     def _spawn(self, now_s: float) -> None:
-        self.restart_s, self.phase = None, None
+        self.restart_s, self.phase, self._resumed_step = None, None, self.resume_step
         self._own_step = NO_STEP
         if self._last_death is not None and self._last_death.incarnation == self.incarnation:
             self.incarnation += 1
             self.restarts += 1
-        self._we_killed, self._stop_is_told = "", False
+        self._we_killed, self._recycled, self._stop_is_told = "", "", False
         self.hanging.begin(now_s)
-        self._out.append(self._standby.start_of(self.incarnation, now_s))
+        self._out.append(Spawn(TRAINER, self.incarnation))
 
     def _tell_stop(self, now_s: float) -> None:
         self.hanging.end()
-        self._out.append(Tell(TRAINER, StopTraining(self.stop_s, "final")))
+        reason: Reason = "manual" if self.life.state is State.RECYCLING else "final"
+        self._out.append(Tell(TRAINER, StopTraining(self.stop_s, reason)))
         if not self._stop_is_told:
             self._stop_is_told = True
             self._kill_at_s = now_s + self.stop_s
@@ -345,10 +352,16 @@ class Task:
         assert ended is not None, "weighed without a death"
         if self.ends_run:
             return
+        if self._recycled and (self._we_killed or classify(ended.exit) is Kind.CHECKPOINTED):
+            self._restart(self.history.weigh_recycle(), now_s)
+            return
         if self._we_killed:  # not its doing
             self._restart(Restart(0.0), now_s)
             return
-        verdict = self.history.weigh(Death(ended.exit, ended.words, self._own_step), self._standby.is_ready)
+        death = Death(ended.exit, ended.words, self._own_step)
+        verdict = self.history.weigh(death)
+        if self.history.suspects(death, self._resumed_step, self.resume_step):
+            self._go_back()
         if isinstance(verdict, Restart):
             self._restart(verdict, now_s)
         elif verdict.is_final:
@@ -356,46 +369,29 @@ class Task:
         else:
             self._verdict = verdict  # what is being saved now may be progress: looked at again in `settled`
 
+    def _go_back(self) -> None:
+        """What resumed from that state crashed again and again: the next trainer gets the one before."""
+        step = self._resumed_step
+        assert self.unsettled is not None, "weighed, and nothing to settle"
+        self.unsettled = TrainerEnded(self.incarnation, False, step)
+        text = f"what resumed from step {step} has crashed again and again: going back to the checkpoint before it"
+        self._out.append(Say(text, is_bad=True))
+        self._out.append(Journal("state_suspected", TRAINER, self.incarnation, {"step": step}))
+
     def _restart(self, verdict: Restart, now_s: float) -> None:
         self.restart_s = now_s + verdict.delay_s
-        lost = max(0, self._own_step - max(self.resume_step, 0))
-        fields = {"delay": round(verdict.delay_s, 3), "lost_steps": lost}
+        fields: dict[str, float | str] = {"delay": round(verdict.delay_s, 3), "lost_steps": self.lost_steps}
+        if self._recycled:
+            fields["why"] = self._recycled
         self._out.append(Journal("restarting", TRAINER, self.incarnation, fields))
         when = f"in {show_duration(verdict.delay_s)}" if verdict.delay_s else "at once"
-        self._out.append(Say(f"starting it again {when}, {self._where_from()}"))
-
-    def _where_from(self) -> str:
-        if self.resume_step < 0:
-            return "from the beginning"
-        return f"from step {self.resume_step}" + (" in memory" if self.memory_step > self.durable_step else "")
+        self._out.append(Say(f"starting it again {when}, {where_from(self.memory_step, self.durable_step)}"))
 
     def _give_up(self, why: str, now_s: float) -> None:
         self.gave_up = why
         self._out.append(Journal("gave_up", TRAINER, self.incarnation, {"why": why}))
-        sentence = f"gave up: {why}"
+        told = f"gave up: {why}"
         if self.last_exit is not None:
-            sentence += f". The last time: {self._sentence(self.last_exit.cause, self.last_exit.evidence)}"
-        self._out.append(Say(sentence, is_bad=True, traceback=self.last_words.traceback if self.last_words else ""))
+            told += f". The last time: {sentence(self.last_exit.cause, self.last_exit.evidence, self._own_step)}"
+        self._out.append(Say(told, is_bad=True, traceback=self.last_words.traceback if self.last_words else ""))
         self._handle(On.GAVE_UP, now_s, why)
-
-    def _report(self, ended: Ended, cause: Cause) -> Report:
-        sentence = f"trainer {self.incarnation} (pid {self.pid}) {self._sentence(cause.word, cause.evidence)}"
-        self._out.append(Say(sentence, is_bad=True))
-        return Report(
-            self.incarnation,
-            sentence,
-            cause.word,
-            cause.evidence,
-            ended.exit,
-            ended.words,
-            self._own_step,
-            self.resume_step,
-            ended.stacks,
-        )
-
-    def _sentence(self, cause: str, evidence: str) -> str:
-        verbs = {"killed": "was killed by", "crashed": "crashed with", "hang": "hung:"}
-        verb = verbs.get(cause, "ended with")
-        if self._own_step >= 0:
-            return f"{verb} {evidence}, at step {self._own_step}"
-        return f"{verb} {evidence}, before its first step"

@@ -22,7 +22,6 @@ TRIES_FOR_RESTORE_MAX = 3
 class _Question:
     asker: Heard
     durable_only: bool
-    after_look: int  # it is answered after the directory was looked at so many times: what a user has just saved counts
     stage: str = "waiting"  # waiting, verifying, searching
     saves_failed: int = 0
     searched: Found | None = None
@@ -35,6 +34,7 @@ class Restoring:
     states: States
     expects_question: bool = True  # a trainer is about to ask what to start from: the answer is prepared
     restored: int = 0  # highest incarnation of this run that has said Restored
+    avoid_step: int = -1  # states of this step and later are suspect: an older one is answered with, if there is one
     served: str = ""  # the slot that a trainer was told to restore from, until it has
     _question: _Question | None = None
     _searched_at: int = 0  # the durable sequence when the search began
@@ -46,15 +46,16 @@ class Restoring:
         return self._question is not None
 
     # -- what happens -----------------------------------------------------------------------------------------
-    def ask(self, asker: Heard, durable_only: bool, after_look: int) -> None:
+    def ask(self, asker: Heard, durable_only: bool) -> None:
         """A restart of the same question (a session built anew) takes the place of the one before."""
-        self._question, self.served = _Question(asker, durable_only, after_look), ""
+        self._question, self.served = _Question(asker, durable_only), ""
 
     def has_restored(self, incarnation: int) -> None:
         self.restored, self.served = max(self.restored, incarnation), ""
 
-    def trainer_ended(self, clean: bool) -> None:
+    def trainer_ended(self, clean: bool, avoid_step: int) -> None:
         self.served, self.expects_question = "", not clean
+        self.avoid_step = avoid_step
 
     def saved(self, state: State | None) -> None:
         """A state was saved: it was read whole to be written, and there is a newer checkpoint now."""
@@ -109,12 +110,14 @@ class Restoring:
         self._verifying.add(slot)
         return [VerifySlot(slot)]
 
-    def go_on(self, plan: SaverPlan | None, looks: int) -> list[Action]:
+    def go_on(self, plan: SaverPlan | None) -> list[Action]:
         """Moves the trainer's question on.  `plan` None: what is on disk is not known yet."""
         asked, states = self._question, self.states
-        if asked is None or asked.stage != "waiting" or plan is None or looks < asked.after_look:
+        if asked is None or asked.stage != "waiting" or plan is None:
             return []
         slot, staged = states.newest_slot, states.newest_staged
+        if self.avoid_step >= 0:
+            return self._go_back(asked, plan)
         newer_staged = staged is not None and (slot is None or staged.sequence > slot.sequence)
         if asked.durable_only or (newer_staged and states.unsaved is staged):
             if states.unsaved is not None and asked.saves_failed < TRIES_FOR_RESTORE_MAX:
@@ -132,6 +135,17 @@ class Restoring:
             return [self._answer("checkpoint", good.path, good.step, "")]
         error = asked.searched.error
         return [self._answer("checkpoint" if error else "fresh", "", -1, error)]
+
+    def _go_back(self, asked: _Question, plan: SaverPlan) -> list[Action]:
+        """The newest state is suspect: a checkpoint before it, or, where there is none, that state after all."""
+        if asked.searched is None:
+            asked.stage, self._searched_at = "searching", self.states.durable_sequence
+            return [Find(plan, self.avoid_step)]
+        good, self.avoid_step = asked.searched.checkpoint, -1
+        if good is not None:
+            return [self._answer("checkpoint", good.path, good.step, "")]
+        asked.searched = None
+        return self.go_on(plan)
 
     def _answer(self, source: str, path: str, step: int, error: str) -> Action:
         assert self._question is not None, "an answer without a question"

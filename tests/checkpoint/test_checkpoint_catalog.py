@@ -214,3 +214,16 @@ def test_the_checkpoint_file_is_written_and_read_as_tensorflow_does(tmp_path: Pa
     ours = read_state(tmp_path / "checkpoint")
     assert ours is not None
     assert (ours.latest, len(ours.all_paths)) == ("m-2", 2)
+
+
+def test_checkpoints_from_a_step_on_can_be_passed_over_and_stay_where_they_are(
+    store: Any, plan: Any, save: Any
+) -> None:
+    paths = save(1, 2, 3)
+
+    found = store.find(plan(), before=3)
+    assert found.checkpoint.path == paths[1]
+    assert found.kept == tuple(paths)
+    assert store.find(plan(), before=1).checkpoint is None
+    assert store.find(plan(), before=1).kept == tuple(paths)
+    assert store.find(plan()).checkpoint.path == paths[2]

@@ -32,7 +32,6 @@ from procsv.services.checkpoint.actions import (
     Action,
     Announce,
     Find,
-    LookAround,
     Persist,
     RemoveStaged,
     Reply,
@@ -41,7 +40,7 @@ from procsv.services.checkpoint.actions import (
     VerifySlot,
 )
 from procsv.services.checkpoint.core import Core
-from procsv.services.checkpoint.facts import Candidate, Found, Look, Rejection, State, Stock
+from procsv.services.checkpoint.facts import Candidate, Found, Rejection, State, Stock
 from procsv.services.checkpoint.restoring import TRIES_FOR_RESTORE_MAX
 from procsv.services.checkpoint.waiting import TRIES_AT_END_MAX
 
@@ -72,10 +71,6 @@ class Desk:
     seq: int = 0
 
     def see(self, actions: list[Action]) -> list[Action]:
-        """Remembers what is to be done; looks around at once, and sees nothing new."""
-        while looks := [a for a in actions if isinstance(a, LookAround)]:
-            actions = [a for a in actions if a not in looks]
-            actions += self.core.looked(Look((), None, ""), self.now_s)
         self.out += actions
         return actions
 
@@ -576,3 +571,37 @@ def test_in_any_order_of_events_nothing_acknowledged_is_lost_and_every_question_
     assert world.on_disk >= newest, f"seed {seed}"
     superseded = [b for b in world.open.values() if not isinstance(b, Restore)]
     assert superseded == [], f"seed {seed}"
+
+
+# -- a state that is suspect -----------------------------------------------------------------------------------
+def found(step: int) -> Found:
+    return Found(Candidate(f"/l/model.ckpt-{step}", step, step, True), (f"/l/model.ckpt-{step}",), (), True, "")
+
+
+def test_after_a_suspect_state_the_checkpoint_before_it_is_answered_although_the_slot_is_good() -> None:
+    desk = Desk().begun(Stock(840, 84, None, ("/l/model.ckpt-800", "/l/model.ckpt-840")))
+    desk.ready(slot(84, 840))
+    desk.say(TrainerEnded(1, False, avoid_step=840), role="watchdog")
+    assert only(desk.say(Restore(False), incarnation=2), Find).before == 840
+    answer = only(bodies(desk.see(desk.core.found(found(800), 0.0)), RestoreFrom), RestoreFrom)
+
+    assert (answer.source, answer.path, answer.step) == ("checkpoint", "/l/model.ckpt-800", 800)
+
+
+def test_a_suspect_state_with_none_before_it_is_used_after_all() -> None:
+    desk = Desk().begun(Stock(840, 84, None, ("/l/model.ckpt-840",)))
+    desk.say(TrainerEnded(1, False, avoid_step=840), role="watchdog")
+    desk.say(Restore(False), incarnation=2)
+    again = desk.see(desk.core.found(Found(None, ("/l/model.ckpt-840",), (), True, "none before it"), 0.0))
+    assert only(again, Find).before == -1
+    answer = only(bodies(desk.see(desk.core.found(found(840), 0.0)), RestoreFrom), RestoreFrom)
+
+    assert (answer.source, answer.step) == ("checkpoint", 840)
+
+
+def test_suspicion_ends_with_the_trainer_that_it_was_about() -> None:
+    desk = Desk().begun(Stock(840, 84, None, ("/l/model.ckpt-840",)))
+    desk.say(TrainerEnded(1, False, avoid_step=840), role="watchdog")
+    desk.say(TrainerEnded(2, False), role="watchdog")
+
+    assert only(desk.say(Restore(False), incarnation=3), Find).before == -1

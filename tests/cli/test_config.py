@@ -12,6 +12,11 @@ from click.testing import CliRunner
 from procsv.cli import launch
 from procsv.cli.values import Duration, DurationRange, Range
 from procsv.ipc.errors import UserError
+from procsv.ipc.pulse import Phase
+from procsv.watchdog.hanging import Waits
+from procsv.watchdog.liveness import PHASE_S_MAX
+from procsv.watchdog.restart import Policy
+from procsv.watchdog.settings import settings_of
 
 if TYPE_CHECKING:
     from procsv.ipc.start import Start
@@ -44,7 +49,12 @@ def test_the_defaults_are_those_of_the_help(made: list[Start]) -> None:
     run("train.py", "--steps", "3")
 
     start = made[0]
-    assert start.options == {"max-failures": "5", "backoff-min-s": "1.0", "backoff-max-s": "60.0"}
+    settings = settings_of(start)
+    assert settings.policy == Policy()
+    assert (settings.limits.is_on, settings.limits.step_s) == (True, None)
+    assert dict(settings.limits.phase_s) == {**PHASE_S_MAX, Phase.STEP: 0.0}
+    assert (settings.memory_limit, settings.waits) == (0, Waits())
+    assert start.options["on-event"] == ""
     assert (start.grace_s, start.snapshot_secs) == (25.0, -1.0)
     assert start.args == ("--steps", "3")
     assert start.logdir == str(Path("runs/train").resolve())

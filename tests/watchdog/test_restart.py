@@ -268,3 +268,63 @@ def test_old_failures_and_those_before_a_completed_job_do_not_count() -> None:
     for n in range(20):
         assert past.died(ServiceDeath.FAILED, now_s=float(n)) is not None
         past.worked()
+
+
+def test_what_resumed_from_one_state_and_crashed_twice_makes_it_suspect() -> None:
+    past = trained()
+    boom, segfault = code(1, LastWords("ValueError", "boom")), killed(signal.SIGSEGV)
+
+    assert not past.suspects(boom, resumed_step=840, newest_step=840)
+    assert past.suspects(segfault, resumed_step=840, newest_step=840)
+
+
+def test_a_newer_state_a_kill_from_outside_and_progress_clear_a_state_of_suspicion() -> None:
+    past = trained()
+    boom = code(1, LastWords("ValueError", "boom"))
+
+    assert not any(past.suspects(killed(), 840, 840) for _ in range(9))
+    assert not any(past.suspects(boom, 840, newest_step=845) for _ in range(9))
+    assert not any(past.suspects(boom, -1, -1) for _ in range(9))
+    past.suspects(boom, 840, 840)
+    past.durable(841)
+    assert not past.suspects(boom, 840, 840)
+
+
+def test_by_hand_everything_is_forgiven() -> None:
+    past = trained()
+    for _ in range(4):
+        past.weigh(killed())
+    past.forgive()
+
+    assert all(isinstance(past.weigh(killed()), Restart) for _ in range(4))
+
+
+def test_planned_restarts_are_free_but_a_loop_of_them_is_slowed_down() -> None:
+    past = trained()
+
+    assert past.weigh_recycle().delay_s == 0.0
+    assert past.weigh_recycle().delay_s > 0.0
+    past.durable(5)
+    assert past.weigh_recycle().delay_s == 0.0
+    assert past.no_progress_count == 0
+
+
+def test_every_number_of_the_policy_can_be_set() -> None:
+    early = history(early_failures_max=3)
+    assert [type(early.weigh(code(1, LastWords("E", "a")))) for _ in range(3)] == [Restart, Restart, GiveUp]
+    same = trained(same_failures_max=2)
+    words = LastWords("E", "a", step=7)
+    assert [type(same.weigh(code(1, words))) for _ in range(2)] == [Restart, GiveUp]
+    services = ServiceHistory(Policy(service_failures_max=2, service_period_s=10.0))
+    assert services.died(ServiceDeath.FAILED, 0.0) is not None
+    assert services.died(ServiceDeath.FAILED, 11.0) is not None
+    assert services.died(ServiceDeath.FAILED, 12.0) is None
+
+
+def test_row_13_without_evidence_a_kill_has_an_unknown_sender() -> None:
+    told = "the kernel killed for want of memory (oom_kill 0 -> 1 in /sys/fs/cgroup/memory.events)"
+
+    assert find_cause(Exit(None, 9), None, False, "", oom=told).word == "oom"
+    assert "oom_kill 0 -> 1" in find_cause(Exit(None, 9), None, False, "", oom=told).evidence
+    assert find_cause(Exit(None, 9), None, False, "").evidence == "SIGKILL, sender unknown"
+    assert find_cause(Exit(1, None), BOOM, False, "", oom=told).word == "exception"

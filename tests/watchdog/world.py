@@ -25,6 +25,7 @@ from procsv.watchdog.events import (
     Event,
     Journal,
     KillTree,
+    NotSpawned,
     Quit,
     Report,
     Said,
@@ -65,6 +66,8 @@ class World:
     stubborn: bool = False
     frozen: bool = False
     immortal: bool = False
+    refuses_spawns: bool = False
+    refused: int = 0
     stacks: str = ""
     answers_settled: bool = True
     settle_error: str = ""
@@ -95,6 +98,10 @@ class World:
             assert self.quit is None, f"{action} after the end"
             match action:
                 case Spawn(role, incarnation):
+                    if self.refuses_spawns and incarnation > 1:
+                        self.refused += 1
+                        self.handle(NotSpawned(role, incarnation, "too many open files"))
+                        continue
                     assert role not in self.alive, f"two processes of {role}"
                     self.alive[role] = Process(role, incarnation)
                     self.handle(Spawned(role, incarnation, 1000 + incarnation))

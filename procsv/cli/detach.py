@@ -1,0 +1,79 @@
+"""`procsv launch --detach`: starts the watchdog in a session of its own and waits only until its run has begun.
+
+Called by launch.py.  What the watchdog says goes to procsv/logs/watchdog.<number>.log; what the program prints is in its own
+logs, as always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import threading
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from procsv.ipc.errors import LogdirLocked
+from procsv.ipc.journal import read_journal
+from procsv.ipc.runfile import read_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from procsv.ipc.places import Places
+    from procsv.ipc.start import Start
+
+LOOK_S = 0.05
+
+
+def launch_detached(start: Start) -> int:
+    """Exit code: 0 as soon as the program has been started, or the watchdog's own if it has ended before."""
+    start = msgspec.structs.replace(start, options={**start.options, "detached": "1"})
+    log = _new_log(start.places)
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            start.argv(),
+            env=start.environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    pause = threading.Event()
+    while not _has_begun(start):
+        if process.poll() is not None:
+            click.echo(log.read_text(errors="replace"), err=True, nl=False)
+            log.unlink(missing_ok=True)  # it has been said
+            return process.returncode
+        pause.wait(LOOK_S)
+    process.returncode = 0  # it goes on, and is no child of ours any more
+    where = start.logdir
+    click.echo(f"{start.target} runs as process {process.pid} in {where}")
+    click.echo(f"  procsv status {where}    procsv logs -f {where}    procsv stop {where}")
+    return 0
+
+
+def _new_log(places: Places) -> Path:
+    try:
+        places.logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LogdirLocked(f"the logdir {places.logdir} cannot be written: {error.strerror}") from error
+    numbers = [0]
+    with contextlib.suppress(OSError):
+        names = [path.name for path in places.logs.iterdir()]
+        numbers += [int(found[1]) for name in names if (found := re.fullmatch(r"watchdog\.(\d+)\.log", name))]
+    return places.log("watchdog", max(numbers) + 1)
+
+
+def _has_begun(start: Start) -> bool:
+    """Whether the run is this one, and its program has been started."""
+    run = read_run(start.places.run_json)
+    if run is None or run.run != start.run:
+        return False
+    return any(
+        entry["event"] == "spawned" and entry["role"] == "trainer" and entry["incarnation"] == run.incarnation
+        for entry in read_journal(start.places.journal)
+    )

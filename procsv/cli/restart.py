@@ -1,0 +1,47 @@
+"""`procsv restart DIR`: the program saves, ends, and is started again; waits until the new one has begun.
+
+Called by main.py.  Interrupted, it leaves the run to its restarting.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import click
+
+from procsv.cli.asking import ask, find_run
+from procsv.ipc.errors import UserError
+from procsv.ipc.messages import RestartTrainer
+from procsv.ipc.runfile import FINAL_STATES, RunFile, host_is_alive
+
+ASK_S_MAX = 5.0
+LOOK_S = 0.1
+
+
+@click.command("restart")
+@click.argument("directory", metavar="DIR", type=click.Path())
+def command(directory: str) -> None:
+    """Save the program of the run in DIR, end it and start it again. It costs nothing: earlier failures are forgiven."""
+    run = find_run(directory)
+    if not host_is_alive(run) or run.ended_at is not None:
+        raise UserError(f"nobody runs {run.logdir}: it is {run.state}; start it with procsv launch", 1)
+    if ask(run, RestartTrainer(), ASK_S_MAX) is None:
+        raise UserError(f"process {run.pid}, which runs {run.logdir}, does not answer", 1)
+    click.echo(f"restarting {run.target} (incarnation {run.incarnation}) …")
+    after = _wait_for_next(directory, run)
+    if after.incarnation == run.incarnation:
+        raise UserError(f"it was not started again: the run is {after.state}", 1)
+    click.echo(
+        f"started again as incarnation {after.incarnation}, from step {max(after.durable_step, after.memory_step)}"
+    )
+
+
+def _wait_for_next(directory: str, before: RunFile) -> RunFile:
+    """The run as it is when there is a new trainer, or when there will be none.  The watchdog has the deadlines."""
+    pause = threading.Event()
+    while True:
+        run = find_run(directory)
+        is_over = run.state in FINAL_STATES or not host_is_alive(before)
+        if is_over or run.incarnation > before.incarnation:
+            return run
+        pause.wait(LOOK_S)

@@ -1,0 +1,121 @@
+"""--on-event: real commands that hear of events, and what they may not do to the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from procsv.watchdog.notices import RUNNING_MAX, WAITING_MAX, Notices, concerns
+
+pytestmark = pytest.mark.fault
+NEWS_S_MAX = 30.0
+
+
+class Desk:
+    def __init__(self, tmp_path: Path) -> None:
+        self.log, self.said = tmp_path / "on-event.log", list[str]()
+        self.notices: Notices
+
+    def command(self, source: str, *args: object, time_s: float = 30.0) -> Notices:
+        words = " ".join(f"'{word}'" for word in (sys.executable, "-c", source, *args))
+        self.notices = Notices(words, self.log, os.environ, self.said.append, time_s)
+        return self.notices
+
+    def wait(self) -> None:
+        until_s = time.monotonic() + NEWS_S_MAX
+        while self.notices.is_busy:
+            assert time.monotonic() < until_s, self.said
+            select.select([], [], [], 0.01)
+            self.notices.tick(time.monotonic())
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.notices.close()
+
+
+def crash(number: int = 1, **more: Any) -> dict[str, Any]:
+    return {"time": 1.5, "event": "exited", "role": "trainer", "incarnation": number, "cause": "killed", **more}
+
+
+def test_the_command_gets_the_event_as_json_and_its_name_in_the_environment(desk: Desk, tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    source = 'import os, sys; open(sys.argv[1], "w").write(os.environ["PROCSV_EVENT"] + " " + sys.stdin.read())'
+    desk.command(source, heard).offer(crash(evidence="an 'é' \ud800"), time.monotonic())
+    desk.wait()
+
+    name, _, text = heard.read_text().partition(" ")
+    assert name == "exited"
+    assert json.loads(text)["cause"] == "killed"
+    assert desk.said == []
+
+
+def test_one_that_takes_too_long_is_killed_with_its_children_and_it_is_said_once(desk: Desk) -> None:
+    source = 'import subprocess, sys; subprocess.run([sys.executable, "-c", "import signal; signal.pause()"])'
+    notices = desk.command(source, time_s=1.0)
+    notices.offer(crash(), time.monotonic())
+    notices.offer(crash(2), time.monotonic())
+    pids = notices.pids
+    assert len(pids) == 2
+    desk.wait()
+
+    assert len(desk.said) == 1
+    assert "it took more than 1 s" in desk.said[0]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_one_that_fails_or_cannot_be_started_is_said_once_and_its_words_are_kept(desk: Desk, tmp_path: Path) -> None:
+    notices = desk.command('print("no such host"); raise SystemExit(3)')
+    for number in range(3):
+        notices.offer(crash(number), time.monotonic())
+    desk.wait()
+    assert len(desk.said) == 1
+    assert "failed (exit code 3)" in desk.said[0]
+    assert "no such host" in desk.log.read_text()
+
+    absent = Notices(str(tmp_path / "absent"), desk.log, os.environ, desk.said.append, 1.0)
+    absent.offer(crash(), time.monotonic())
+    absent.offer(crash(), time.monotonic())
+    assert "cannot be started" in desk.said[-1]
+    assert len(desk.said) == 2
+
+
+def test_a_flood_of_events_neither_starts_many_nor_waits_without_end(desk: Desk) -> None:
+    notices = desk.command("import signal; signal.pause()")
+    for number in range(WAITING_MAX + 2 * RUNNING_MAX):
+        notices.offer(crash(number), time.monotonic())
+
+    assert len(notices.pids) == RUNNING_MAX
+    assert any("the oldest are dropped" in text for text in desk.said)
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "does"),
+    [
+        ("exited", {"cause": "killed"}, True),
+        ("exited", {"cause": "hang"}, True),
+        ("exited", {"cause": "completed"}, False),
+        ("exited", {"cause": "stopped"}, False),
+        ("exited", {"cause": "exit-code", "code": 75}, False),
+        ("gave_up", {}, True),
+        ("run_completed", {}, True),
+        ("checkpoint_failed", {}, True),
+        ("preempt_notice", {}, True),
+        ("hang_detected", {}, True),
+        ("checkpoint_durable", {}, False),
+        ("spawned", {}, False),
+    ],
+)
+def test_people_hear_of_ends_and_of_what_went_wrong(event: str, fields: dict[str, Any], does: bool) -> None:
+    assert concerns(event, fields) is does

@@ -1,0 +1,132 @@
+"""Planned restarts, suspect states and spawns that the system refuses, played against the core."""
+
+from __future__ import annotations
+
+import signal
+
+from procsv.ipc.messages import StopTraining, TrainerEnded
+from procsv.ipc.process import Exit
+from procsv.watchdog.events import CHECKPOINT, TRAINER, NotSpawned, RecycleAsked
+from procsv.watchdog.restart import LastWords
+from tests.watchdog.world import KILLED, World
+
+SAVED = Exit(75, None)
+BOOM = LastWords("ValueError", "boom", "Traceback …", 840)
+
+
+def running(step: int = 840, **changes: object) -> World:
+    return World(**changes).ready().train(step)  # type: ignore[arg-type]
+
+
+def by_hand(world: World) -> None:
+    world.handle(RecycleAsked("procsv restart", by_hand=True))
+
+
+def test_a_restart_by_hand_saves_ends_and_starts_again_at_once_and_free() -> None:
+    world = running()
+    by_hand(world)
+    assert world.core.word == "recycling"
+    assert [body for role, body in world.told if role == TRAINER] == [StopTraining(17.0, "manual")]
+    assert world.signals == [(TRAINER, signal.SIGTERM), (TRAINER, signal.SIGCONT)]
+    world.crash(SAVED)
+    world.advance(0.01)
+
+    assert world.alive[TRAINER].incarnation == 2
+    assert world.last("exited")["cause"] == "stopped"
+    assert (world.last("restarting")["delay"], world.last("restarting")["why"]) == (0.0, "procsv restart")
+    assert not world.reports
+    assert world.core.task.history.no_progress_count == 0
+
+
+def test_a_restart_by_hand_during_back_off_starts_at_once() -> None:
+    world = running()
+    for _ in range(3):
+        world.crash()
+        world.advance(30.0)
+        world.train(840)
+    world.crash()
+    assert TRAINER not in world.alive
+    by_hand(world)
+    world.advance(0.01)
+
+    assert world.alive[TRAINER].incarnation == 5
+    assert world.core.task.history.no_progress_count == 0
+
+
+def test_a_trainer_that_does_not_end_for_its_restart_is_killed_and_started_again() -> None:
+    world = running()
+    by_hand(world)
+    world.advance(17.5)
+
+    assert (TRAINER, signal.SIGKILL) in world.signals
+    world.advance(0.1)
+    assert world.alive[TRAINER].incarnation == 2
+    assert world.core.task.history.no_progress_count == 0
+
+
+def test_one_that_crashes_on_its_way_out_is_weighed() -> None:
+    world = running()
+    by_hand(world)
+    world.crash(Exit(1, None), BOOM)
+
+    assert world.core.task.history.no_progress_count == 1
+    assert world.last("exited")["cause"] == "exception"
+
+
+def test_a_stop_during_a_restart_ends_the_run() -> None:
+    world = running()
+    by_hand(world)
+    world.stop()
+    world.crash(SAVED)
+
+    assert world.exit_code == 75
+
+
+def test_a_program_that_is_done_on_its_way_out_is_done() -> None:
+    world = running()
+    by_hand(world)
+    world.crash(Exit(0, None))
+
+    assert world.exit_code == 0
+
+
+def test_a_state_that_was_resumed_from_and_crashed_twice_is_left_for_the_one_before() -> None:
+    world = running()
+    world.durable(840)
+    world.crash(Exit(None, signal.SIGSEGV))
+    for _ in range(2):
+        world.advance(30.0)
+        world.train(840, restored=840)
+        world.crash(Exit(None, signal.SIGSEGV))
+
+    ended = [body for role, body in world.told if role == CHECKPOINT and isinstance(body, TrainerEnded)]
+    assert [body.avoid_step for body in ended] == [-1, -1, 840]
+    assert world.last("state_suspected")["step"] == 840
+    assert any("going back to the checkpoint before it" in text for text in world.said)
+
+
+def test_row_34_a_spawn_that_the_system_refuses_is_tried_again_and_charged_to_nobody() -> None:
+    world = running(refuses_spawns=True)
+    world.crash()
+    charged = world.core.task.history.no_progress_count
+    world.advance(300.0)
+    assert world.refused > 20
+    assert world.core.task.history.no_progress_count == charged
+    assert any("too many open files" in text for text in world.said)
+
+    world.refuses_spawns = False
+    world.advance(80.0)
+    assert world.alive[TRAINER].incarnation == 2
+
+
+def test_row_34_a_service_that_the_system_refuses_to_start_is_tried_for_ever() -> None:
+    world = running()
+    world.end(CHECKPOINT, KILLED)
+    keeper = world.core.keepers[CHECKPOINT]
+    for _ in range(50):
+        world.alive.pop(CHECKPOINT, None)
+        world.handle(NotSpawned(CHECKPOINT, keeper.incarnation, "too many open files"))
+        world.advance(1.1)
+
+    assert world.exit_code is None
+    assert not keeper.is_over
