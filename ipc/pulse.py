@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-_FORMAT = struct.Struct("=8sQQqQqq")  # magic, guard, phase, step, work, beat_ns, extended_ns
-_MAGIC = b"procsv\x00\x01"
+# magic, guard, phase, step, work, beat_ns, extended_ns; then the fields of Snapshots
+_FORMAT = struct.Struct("=8sQQqQqqBdQddd")
+_MAGIC = b"procsv\x00\x02"
 _READ_TRIES_MAX = 100  # the writer holds the guard for about a microsecond
 
 
@@ -31,6 +32,62 @@ class Phase(IntEnum):
     IDLE = 7
 
 
+class Spacing(IntEnum):
+    """What decides how far apart a trainer's snapshots are."""
+
+    NONE = 0  # there are none: no Saver, or its checkpoints are switched off
+    OFF = 1  # none by time
+    TOLD = 2  # a fixed interval
+    AUTO_LEAST = 3  # auto: they cost so little that the least interval will do
+    AUTO_COST = 4  # auto: as far apart as their cost demands
+    AUTO_MOST = 5  # auto: the longest there is, whatever they cost
+    CHECKPOINTS = 6  # one for each checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """How a trainer spaces its snapshots, and what they cost the training thread (stall) and all in all."""
+
+    spacing: Spacing = Spacing.NONE
+    interval_s: float = 0.0  # 0.0: none by time
+    taken: int = 0
+    stall_s: float = 0.0  # of the last one
+    mean_stall_s: float = 0.0  # weighted towards the newest, like the next
+    mean_cost_s: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Of the training time, what snapshots cost at this interval."""
+        return self.mean_cost_s / self.interval_s if self.interval_s else 0.0
+
+    @property
+    def why(self) -> str:
+        """The choice, for people."""
+        cost = f"one costs {self.mean_cost_s * 1e3:.1f} ms, {self.share:.2%} of the time"
+        return {
+            Spacing.NONE: "there are no snapshots",
+            Spacing.OFF: "switched off",
+            Spacing.TOLD: f"as told; {cost}",
+            Spacing.AUTO_LEAST: f"auto: never closer; {cost}",
+            Spacing.AUTO_COST: f"auto: so that they cost at most 1 %; {cost}",
+            Spacing.AUTO_MOST: f"auto: never farther apart; {cost}",
+            Spacing.CHECKPOINTS: f"one for each checkpoint; {cost}",
+        }[self.spacing]
+
+    def as_status(self) -> dict[str, str | int | float]:
+        """What `procsv status --json` shows; seconds, and milliseconds where the name says so."""
+        return {
+            "spacing": self.spacing.name.lower().partition("_")[0],
+            "interval": round(self.interval_s, 3),
+            "why": self.why,
+            "taken": self.taken,
+            "stall_ms": round(self.stall_s * 1e3, 3),
+            "mean_stall_ms": round(self.mean_stall_s * 1e3, 3),
+            "mean_cost_ms": round(self.mean_cost_s * 1e3, 3),
+            "share": round(self.share, 6),
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class Beat:
     phase: Phase
@@ -38,6 +95,7 @@ class Beat:
     work: int  # what it has got done: runs of the session, durable checkpoints, records written
     beat_s: float  # monotonic time of the last writing
     extended_s: float  # monotonic deadline that procsv.extend() has pushed out; 0.0 if none
+    snapshots: Snapshots = Snapshots()  # of a trainer
 
 
 class PulseWriter:
@@ -56,10 +114,12 @@ class PulseWriter:
         self.step = -1
         self.work = 0
         self.extended_s = 0.0
+        self.snapshots = Snapshots()
 
     def beat(self, now_s: float) -> None:
         """Writes the fields down.  Killed in between: the guard stays odd and readers keep the last beat."""
         self._guard += 2
+        shown = self.snapshots
         struct.pack_into("=Q", self._map, 8, self._guard - 1)
         _FORMAT.pack_into(
             self._map,
@@ -71,6 +131,12 @@ class PulseWriter:
             self.work,
             int(now_s * 1e9),
             int(self.extended_s * 1e9),
+            int(shown.spacing),
+            shown.interval_s,
+            shown.taken,
+            shown.stall_s,
+            shown.mean_stall_s,
+            shown.mean_cost_s,
         )
         struct.pack_into("=Q", self._map, 8, self._guard)
 
@@ -100,11 +166,13 @@ class PulseReader:
             finally:
                 os.close(fd)
         for _ in range(_READ_TRIES_MAX):
-            magic, guard, phase, step, work, beat_ns, extended_ns = _FORMAT.unpack_from(self._map, 0)
+            fields = _FORMAT.unpack_from(self._map, 0)
+            magic, guard, phase, step, work, beat_ns, extended_ns, spacing, *costs = fields
             (again,) = struct.unpack_from("=Q", self._map, 8)
             # A guard of 0 is no guard: struct clears the place before it writes there.
             if magic == _MAGIC and guard == again != 0 and guard % 2 == 0:
-                self._last = Beat(Phase(phase), step, work, beat_ns / 1e9, extended_ns / 1e9)
+                snapshots = Snapshots(Spacing(spacing), *costs)
+                self._last = Beat(Phase(phase), step, work, beat_ns / 1e9, extended_ns / 1e9, snapshots)
                 break
         return self._last
 

@@ -12,6 +12,7 @@ import msgspec
 
 from procsv.cli.asking import ask, find_run
 from procsv.ipc.messages import Status, StatusRequest
+from procsv.ipc.pulse import PulseReader
 from procsv.ipc.runfile import FINAL_STATES, RunFile, host_is_alive
 from procsv.ipc.units import show_duration, show_size
 
@@ -42,11 +43,20 @@ def read_status(run: RunFile) -> dict[str, Any]:
     for name in _NOT_SHOWN:
         del shown[name]
     shown["processes"] = []
+    shown["snapshots"] = _snapshots(run) if shown["running"] else None  # its own host answers no questions
     if not alive:
         shown["next_restart_in"] = None
         if run.state not in FINAL_STATES:
             shown["state"] = INTERRUPTED
     return shown
+
+
+def _snapshots(run: RunFile) -> dict[str, str | int | float] | None:
+    """What the trainer's pulse says of its snapshots."""
+    reader = PulseReader(run.places.pulse("trainer", run.incarnation))
+    beat = reader.read()
+    reader.close()
+    return beat.snapshots.as_status() if beat is not None and beat.snapshots.spacing else None
 
 
 # -- for people ------------------------------------------------------------------------------------------------
@@ -79,6 +89,8 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
             f"{_step(status['step'])}   on disk {_step(status['durable_step'])}   in memory {_step(status['memory_step'])}",
         )
     )
+    if status["snapshots"] is not None:
+        facts.append(("snapshots", _spacing(status["snapshots"])))
     tries = f"{status['incarnation']}, restarted {status['restarts']} times in this launch"
     if status["no_progress_count"]:
         tries += f", {status['no_progress_count']} failures without progress"
@@ -97,6 +109,11 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
         )
     facts.append(("goodput", f"{status['goodput']:.1%}"))
     return facts
+
+
+def _spacing(snapshots: dict[str, Any]) -> str:
+    every = f"every {show_duration(snapshots['interval'])}" if snapshots["interval"] else "none by time"
+    return f"{every}, training waits {snapshots['mean_stall_ms']:.1f} ms for one ({snapshots['why']})"
 
 
 def _step(step: int) -> str:

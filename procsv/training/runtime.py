@@ -18,7 +18,7 @@ from procsv.ipc.errors import UserError
 from procsv.ipc.injected import Injected
 from procsv.ipc.messages import Message, Note, Reason, Recovered
 from procsv.ipc.places import Places
-from procsv.ipc.pulse import Phase, PulseWriter
+from procsv.ipc.pulse import Phase, PulseWriter, Snapshots
 from procsv.ipc.start import Start
 from procsv.training.event_sink import EventStreams
 from procsv.training.link import Link
@@ -53,6 +53,7 @@ class Runtime:
         self.phase = Phase.IMPORT
         self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread
         self.step = -1
+        self.snapshots = Snapshots()  # how they are spaced now, for the pulse
         self.training: object = None  # what the process trains with now, if that is a monitored session
         self._start = start
         self._roles = roles
@@ -129,6 +130,7 @@ class Runtime:
                 return
             pulse.phase = Phase.SAVE if self._saves else self.phase
             pulse.step, pulse.extended_s = self.step, self._extended_s
+            pulse.snapshots = self.snapshots
             pulse.work = len(sys.modules) if self.phase is Phase.IMPORT else self.count_runs()
             pulse.beat(self.clock.monotonic())
 

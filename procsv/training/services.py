@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from procsv.ipc.clock import Clock
 from procsv.training.carrying import Carrying, Errand
+from procsv.training.snapshot_scalars import SnapshotScalars
 from procsv.training.training_run import TrainingRun
 
 tf1 = tf.compat.v1
@@ -163,6 +164,11 @@ class SVTimerCheckpointThread(ServiceThread):
 
     def run(self) -> None:
         assert self._training.snapshots is not None
+        supervisor = self._supervisor
+        if supervisor.summary_writer and supervisor.save_summaries_secs:
+            every_s = supervisor.save_summaries_secs
+            scalars = SnapshotScalars(supervisor.summary_writer, every_s, self._training.read_step, self._clock)
+            self._training.snapshots.on_taken = scalars.write
         with self._coord.stop_on_exception(), self._graph.as_default():
             self._training.snapshots.run(self._wait)
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from procsv.ipc.arena import NoRoom
 from procsv.ipc.channel import Heard
 from procsv.ipc.messages import Durable, Message, SaveFailed
-from procsv.ipc.pulse import Phase
+from procsv.ipc.pulse import Phase, Snapshots
 from procsv.training.cadence import Cadence
 from procsv.training.runtime import Runtime
 from procsv.training.session import Boundary
@@ -53,6 +53,9 @@ class Snapshotter:
         self._owed: tuple[Want, bool] | None = None  # asked for within a call, to be taken at its end; whether exactly
         self._exact = 0  # the newest snapshot that is to become a checkpoint as it is, whatever comes after it
         self._copies: list[threading.Thread] = []
+        self.on_taken: Callable[[Snapshots], None] = lambda told: (
+            None
+        )  # after each snapshot by the cadence, on its thread
         self.asked_sequence = 0  # of the newest one that somebody asked for
         self.durable_sequence = 0
         self.last_failure: SaveFailed | None = None
@@ -242,6 +245,7 @@ class Snapshotter:
     def run(self, wait_for_stop: Callable[[float | None], bool]) -> None:
         """The snapshot thread's work: snapshots by the cadence until `wait_for_stop(seconds)` says True."""
         self.reserve()
+        self._runtime.snapshots = self.cadence.told()
         while not wait_for_stop(self.cadence.interval_s or None):
             failure = self._take_due(wait_for_stop)
             if failure is None:
@@ -275,7 +279,8 @@ class Snapshotter:
     def _try_finish(self, finish: Finish, stall_s: float) -> Exception | None:
         try:
             self._finish(finish, stall_s)
-        except (NoRoom, OSError) as failure:
+            self.on_taken(self.cadence.told())
+        except (NoRoom, OSError, RuntimeError, tf.errors.OpError) as failure:
             return failure
         return None
 
@@ -299,3 +304,4 @@ class Snapshotter:
             message = finish()
             self._runtime.tell_checkpoint(message)
             self.cadence.learn(stall_s, self._clock.monotonic() - begun_s)
+            self._runtime.snapshots = self.cadence.told()

@@ -87,6 +87,8 @@ def status_object(
         {"role": role, "pid": pid or None, "state": state, "phase": phase, **usage[role]}
         for role, pid, state, phase in rows
     ]
+    trainer = beats.get(TRAINER)
+    shown["snapshots"] = trainer.snapshots.as_status() if trainer is not None and trainer.snapshots.spacing else None
     return shown
 
 

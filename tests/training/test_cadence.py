@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from procsv.ipc.pulse import Spacing
 from procsv.training.cadence import COST_SHARE_MAX, INTERVAL_S_MAX, INTERVAL_S_MIN, Cadence
 
 costs = st.lists(st.floats(0.0001, 10.0), min_size=1, max_size=20)
@@ -36,3 +37,20 @@ def test_a_fixed_interval_is_taken_as_it_is() -> None:
     cadence.learn(3.0, 3.0)
 
     assert cadence.interval_s == 0.25
+
+
+def test_what_was_chosen_is_told_with_what_decided_it() -> None:
+    def choice(cadence: Cadence, cost_s: float) -> tuple[Spacing, float]:
+        cadence.learn(cost_s / 4, cost_s * 3 / 4)
+        told = cadence.told()
+        assert (told.taken, told.stall_s, told.mean_stall_s) == (1, cost_s / 4, cost_s / 4)
+        assert told.mean_cost_s == cost_s
+        return told.spacing, round(told.interval_s, 6)
+
+    assert choice(Cadence(None), 0.004) == (Spacing.AUTO_LEAST, INTERVAL_S_MIN)
+    assert choice(Cadence(None), 0.04) == (Spacing.AUTO_COST, 4.0)
+    assert choice(Cadence(None), 40.0) == (Spacing.AUTO_MOST, INTERVAL_S_MAX)
+    assert choice(Cadence(None, at_most_s=3.0), 0.04) == (Spacing.CHECKPOINTS, 3.0)
+    assert choice(Cadence(0.5, at_most_s=3.0), 0.04) == (Spacing.TOLD, 0.5)
+    assert choice(Cadence(0.0, at_most_s=3.0), 0.04) == (Spacing.CHECKPOINTS, 3.0)
+    assert choice(Cadence(0.0), 0.04) == (Spacing.OFF, 0.0)
