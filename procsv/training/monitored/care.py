@@ -19,6 +19,7 @@ from procsv.ipc.messages import Durable, GraphText, Reason
 from procsv.ipc.pulse import Phase
 from procsv.training.attach import attach
 from procsv.training.cadence import Cadence
+from procsv.training.ending import NOT_SAVED, save_last
 from procsv.training.keeping import Keeping, plan_of, snapshot_seconds
 from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
 from procsv.training.monitored.scaffold import session_manager
@@ -90,7 +91,7 @@ class Care:
         self._has_begun = False
         self._is_text_laid = False
         self._reason: Reason = "start"
-        self._saved_step = -2  # of the newest checkpoint that was asked for
+        self._saved_step = NOT_SAVED  # of the newest checkpoint that was asked for
 
     # -- beginning -------------------------------------------------------------------------------------------
     def open(self, hooks: list[Any]) -> None:
@@ -147,7 +148,7 @@ class Care:
         self._run = TrainingRun(self._runtime, session, step, origin, kept)
         self._runtime.training = self._run
         self._run.begin()
-        self._saved_step = self._run.first_step if origin.source != "fresh" else -2
+        self._saved_step = self._run.first_step if origin.source != "fresh" else NOT_SAVED
         if is_anew or origin.source != "fresh":
             self._writers.mark_start(self._run.first_step)
         self._begin_snapshots(session.graph)
@@ -197,7 +198,7 @@ class Care:
         if self._run.boundary.inside and not at_once:
             self._run.save_soon(exactly)
         elif not self._run.save_begun(self._why()):
-            self._saved_step = -2  # said why: the end tries again
+            self._saved_step = NOT_SAVED  # said why: the end tries again
 
     def save_and_wait(self, step: int) -> bool:
         """The state as it is now is a durable checkpoint when this returns True; False if that has failed."""
@@ -258,16 +259,9 @@ class Care:
             log.info("procsv: no last checkpoint of a model that has diverged")
             return
         self._reason = "final"
-        try:
-            step = run.read_step()
-        except (RuntimeError, tf.errors.OpError) as failure:
-            log.warning("procsv: no last checkpoint, the session is not usable any more: %s", failure)
-            return
-        timeout_s = run.final_save_s()
-        if step == self._saved_step and not run.snapshots.owes:
-            run.wait_asked(timeout_s)
-        elif self._final_checkpoint:
-            run.save(self._why(), timeout_s)
+        if self._final_checkpoint:
+            save_last(run, self._why(), NOT_SAVED if run.snapshots.owes else self._saved_step)
+        run.wait_asked(run.final_save_s())
 
     def end_run(self) -> None:
         """The raw session is about to be closed."""
