@@ -17,6 +17,8 @@ import msgspec
 Reason = Literal["start", "periodic", "final", "crash", "preempt", "manual"]
 Source = Literal["memory", "checkpoint", "fresh"]
 
+SavedKey = tuple[int, str, float]
+
 PROTOCOL = 1  # a peer of another protocol is refused, with both numbers in the error
 
 
@@ -120,12 +122,23 @@ class Staged(Message, frozen=True):
     want: Reason | Literal[""]
 
 
+class UserSave(Message, frozen=True):
+    """Trainer -> checkpoint: the program has saved checkpoint `path` by the supervised Saver, and is done with it.
+
+    Answered by Ack once it was verified and has its manifest, or turned out to be of no use.  If lost: resent; the
+    directory itself says the same, but not whose the checkpoint is.
+    """
+
+    path: str
+
+
 # -- checkpoint service -> trainer and watchdog ------------------------------------------------------------
 class Durable(Message, frozen=True):
     """Checkpoint -> every peer: this state is on disk and verified; it can be restored from now on.
 
     Answered by Ack.  If lost: resent; seen twice, it changes nothing.
-    `incarnation` is the trainer's whose state it is.
+    `incarnation` is the trainer's whose state it is.  `sequence` 0: no snapshot of ours, the program's own save.
+    `all_paths`: the Saver's checkpoints that are kept now, oldest first.  `time` tells one save from another.
     """
 
     sequence: int
@@ -136,16 +149,31 @@ class Durable(Message, frozen=True):
     bytes: int
     seconds: float
     all_paths: tuple[str, ...]
+    time: float = 0.0  # of its manifest (Unix seconds)
+
+    @property
+    def key(self) -> SavedKey:
+        """The same for all that is said of one save."""
+        return self.sequence, self.path, self.time
 
 
 class SaveFailed(Message, frozen=True):
     """Checkpoint -> every peer: this save failed; the last good checkpoint stands; it will be tried again.
 
-    Answered by Ack.
+    Answered by Ack.  `retry_in`: seconds until the next try, unless somebody asks for one.
     """
 
     sequence: int
     step: int
+    error: str
+    retry_in: float = 0.0
+
+
+class Unwritable(Message, frozen=True):
+    """Checkpoint -> every peer: nothing can be saved where the checkpoints are, for the reason `error` (the directory is
+    gone, or read-only); "" when that is over.  Said when it changes.  Answered by Ack.
+    """
+
     error: str
 
 
@@ -249,6 +277,13 @@ class Recovered(Message, frozen=True):
     ended_s: float
 
 
+class Loaded(Message, frozen=True):
+    """Trainer -> watchdog: it trains, and what it has imported is written down (places.loaded).  Answered by Ack.
+
+    A standby can be made from now on.
+    """
+
+
 class Note(Message, frozen=True):
     """Trainer -> watchdog: a fact for the journal that only the trainer knows.  Answered by Ack."""
 
@@ -308,8 +343,10 @@ Body = (
     | Restored
     | Snapshot
     | Staged
+    | UserSave
     | Durable
     | SaveFailed
+    | Unwritable
     | Rejected
     | TrainerEnded
     | Settled
@@ -320,6 +357,7 @@ Body = (
     | Written
     | GraphText
     | Recovered
+    | Loaded
     | Note
     | StopTraining
     | Inject

@@ -92,6 +92,11 @@ class Places:
         """What faulthandler has written of a trainer's threads."""
         return self.run_dir / f"stacks.{incarnation}.txt"
 
+    @property
+    def loaded(self) -> Path:
+        """What the newest trainer had imported when its first step had ended: what a standby imports beforehand."""
+        return self.run_dir / "loaded.json"
+
     def event_position(self, writer: str) -> Path:
         return self.run_dir / f"events.{writer}.pos"
 

@@ -57,6 +57,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     last_exit: LastExit | None = None
     next_restart_in: float | None = None  # seconds, while backing off
     step_s: float = 0.0  # what a step takes, by the median; 0.0 as long as nobody knows
+    save_error: str | None = None  # why the newest state could not be saved, as long as that lasts
+    next_save_in: float | None = None  # seconds until that is tried again
     goodput: float = 0.0  # share of the run's time that went into steps which were kept
     started_at: float
     ended_at: float | None = None

@@ -24,7 +24,9 @@ MODULES = {
     "checkpoint": "procsv.services.checkpoint",
     "summary": "procsv.services.summary",
     "trainer": "procsv.training",
+    "standby": "procsv.training",
 }
+TRAINERS = ("trainer", "standby")
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -43,6 +45,8 @@ class Start(msgspec.Struct, frozen=True):
     target: str = ""
     args: tuple[str, ...] = ()
     drop_in: bool = False  # the program finds procsv's classes where TensorFlow's own would be
+    standby: str = "off"  # warm, hot: a trainer says what it has imported; a standby imports it
+    standby_fd: int = -1  # a standby's end of its line to the watchdog (promotion.py)
     options: dict[str, str] = {}  # the watchdog's own, as `procsv launch` was given them
 
     @property
@@ -52,6 +56,8 @@ class Start(msgspec.Struct, frozen=True):
     def argv(self) -> list[str]:
         """The command line; in `ps` it says role, logdir and target."""
         shown = [self.logdir] + ([self.target, *self.args] if self.target else [])
+        if self.role in TRAINERS:
+            shown.insert(0, self.role)  # of one length: the one becomes the other (title.py)
         return [sys.executable, *safe_path(), "-m", MODULES[self.role], *shown]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -69,14 +75,14 @@ def safe_path() -> list[str]:
     return [] if is_in_tree else ["-P"]
 
 
-def take_start(role: str) -> Start:
-    """What this process was told, taken out of its environment."""
+def take_start(*roles: str) -> Start:
+    """What this process, which is one of `roles`, was told, taken out of its environment."""
     text = os.environ.pop(VARIABLE, None)
     if text is None:
         raise SystemExit(
-            f"python -m {MODULES[role]} is started by `procsv launch` or by procsv.Supervisor, not by hand"
+            f"python -m {MODULES[roles[0]]} is started by `procsv launch` or by procsv.Supervisor, not by hand"
         )
     start = msgspec.convert(json.loads(text), Start)
-    if start.role != role:
-        raise ProcsvBug(f"started as {start.role}, but this is {role}")
+    if start.role not in roles:
+        raise ProcsvBug(f"started as {start.role}, but this is {' or '.join(roles)}")
     return start

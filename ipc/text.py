@@ -5,6 +5,8 @@ Called by whatever encodes what people or the system named: messages, the journa
 
 from __future__ import annotations
 
+import re
+
 
 def escape_surrogates(value: object) -> object:
     """`value`, built of plain types, with every half surrogate in its strings written out as \\udcXX.
@@ -20,3 +22,8 @@ def escape_surrogates(value: object) -> object:
             return [escape_surrogates(item) for item in value]
         case _:
             return value
+
+
+def gist(error: str) -> str:
+    """An error's text without its numbers: the same trouble, however much is free by now and whatever was to be saved."""
+    return re.sub(r"\d+(\.\d+)?( [KMGTPE]?i?B\b)?", "#", error)

@@ -17,6 +17,7 @@ RUN_FILES = (
     "*.pulse",
     "last_words.*.json",
     "stacks.*.txt",
+    "loaded.json",
     "events.*.pos",
     "event.*",
     "parcel.*",

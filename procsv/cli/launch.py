@@ -54,6 +54,13 @@ _AUTO_S, _OFF_S = -1.0, -2.0
     help="Time between snapshots in memory: what a crash may cost. auto: as often as 1 % of the time allows; 0: none.",
 )
 @click.option(
+    "--standby",
+    type=click.Choice(("warm", "hot", "off")),
+    default="warm",
+    help="Keep a process that has imported TensorFlow and becomes the trainer at a crash. "
+    "hot: it has also run the program's own start, which so runs twice.",
+)
+@click.option(
     "--max-failures",
     type=click.IntRange(min=1),
     default=5,
@@ -187,6 +194,7 @@ def command(
     logdir: str | None,
     drop_in: bool,
     snapshot_secs: float,
+    standby: str,
     max_failures: int,
     backoff: Range,
     early_failures: int,
@@ -234,7 +242,7 @@ def command(
     if faults.faults:
         options["plan"] = msgspec.json.encode(faults).decode()
     start = make_start(logdir, target, args, snapshot_secs, grace, options)
-    start = msgspec.structs.replace(start, drop_in=drop_in)
+    start = msgspec.structs.replace(start, drop_in=drop_in, standby=standby)
     sys.stdout.flush()
     sys.stderr.flush()
     if detach:

@@ -22,6 +22,7 @@ COMMANDS = {  # name -> (module, what it does); in the order of the help
     "restart": ("procsv.cli.restart", "Save, and start the program again."),
     "checkpoints": ("procsv.cli.checkpoints", "List what is saved, and whether it is whole."),
     "report": ("procsv.cli.report", "Account for every second of a run."),
+    "preempt": ("procsv.cli.preempt", "Take the machine away from a run, as a platform does."),
     "drill": ("procsv.cli.drill", "Prove that a program survives: train it with faults and without."),
     "logs": ("procsv.cli.logs", "Show what a process of a run has printed."),
 }

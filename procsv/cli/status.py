@@ -45,7 +45,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
     shown["processes"] = []
     shown["snapshots"] = _snapshots(run) if shown["running"] else None  # its own host answers no questions
     if not alive:
-        shown["next_restart_in"] = None
+        shown["next_restart_in"] = shown["next_save_in"] = None
         if run.state not in FINAL_STATES:
             shown["state"] = INTERRUPTED
     return shown
@@ -100,6 +100,10 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(("last exit", f"{last['cause']}: {last['evidence']}, at step {_step(last['step'])}"))
     if status["next_restart_in"] is not None:
         facts.append(("next start", f"in {show_duration(status['next_restart_in'])}"))
+    if status["save_error"] is not None:
+        again = status["next_save_in"]
+        when = f"; next try in {show_duration(again)}" if status["running"] and again is not None else ""
+        facts.append(("not saved", status["save_error"] + when))
     if status["exit_code"] is not None:
         facts.append(("exit code", str(status["exit_code"])))
     if "memory" in status:

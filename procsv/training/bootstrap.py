@@ -1,8 +1,8 @@
 """The trainer's first and last lines: joins the run, then runs TARGET as `python TARGET ARGS…` would.
 
-Started by the watchdog.  The program sees its own `__main__`, `sys.argv`, `sys.path[0]`, working directory and
-multiprocessing spawn.  Imports no TensorFlow: that is the program's to do.  An exception of the program's is left as
-last words for the crash report, and printed with the program's own traceback.
+Started by the watchdog, as a trainer or as a standby that becomes one (standby.py).  The program sees its own `__main__`,
+`sys.argv`, `sys.path[0]`, working directory and multiprocessing spawn.  Imports no TensorFlow: that is the program's to
+do.  An exception of the program's is left as last words for the crash report, and printed with the program's own traceback.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ import msgspec
 
 from procsv.ipc.atomic import replace_file
 from procsv.ipc.errors import UserError
-from procsv.ipc.messages import Inject, Reason, StopTraining
+from procsv.ipc.messages import Inject, Loaded, Reason, StopTraining
 from procsv.ipc.output import keep_output_going
 from procsv.ipc.pulse import Phase
 from procsv.ipc.stacks import arm
 from procsv.ipc.start import Start, take_start
-from procsv.ipc.target import find_target
+from procsv.ipc.target import find_target, parse_target
 from procsv.training.drop_in import install_later
+from procsv.training.loaded import Observer, write_loaded
 from procsv.training.program import run_program
 from procsv.training.runtime import Runtime, set_current
+from procsv.training.standby import stand_by
 from procsv.training.training_share import FORCED_SHARE, TRAINER_SHARE
 
 STOPPED = 75  # checkpointed: start me again
@@ -46,9 +48,16 @@ class LastWords(msgspec.Struct):
 def main() -> None:
     """Runs the target; ends the process with its exit code."""
     keep_output_going()
-    start = take_start("trainer")
+    start = take_start("trainer", "standby")
+    observer = Observer()
+    if start.role == "standby":
+        start, observer.changes = stand_by(start)
     arm(start.places.stacks(start.incarnation))
+    observer.begin()
     runtime = _join(start)
+    if start.standby != "off":
+        program = parse_target(start.target, Path.cwd()).module.partition(".")[0]
+        runtime.on_ready = lambda: _tell_loaded(runtime, observer, program)
     code = _run(runtime, start)
     if code == 0 and runtime.stop_reason is not None:
         code = STOPPED  # it ended because it was asked to: there may be more to train
@@ -73,6 +82,16 @@ def _join(start: Start) -> Runtime:
     runtime.on_stop(lambda _: _force_later(runtime, start))
     runtime.talk()
     return runtime
+
+
+def _tell_loaded(runtime: Runtime, observer: Observer, program: str) -> None:
+    """On a thread of its own, beside the first steps: a standby can be made now."""
+
+    def tell() -> None:
+        write_loaded(runtime.places.loaded, observer.changes, program)
+        runtime.tell_watchdog(Loaded())
+
+    threading.Thread(target=tell, name="procsv-loaded", daemon=True).start()
 
 
 def _reason(body: object) -> Reason:

@@ -1,52 +1,32 @@
 """One session.run that takes all saved tensors at one moment, as views of TensorFlow's own buffers.
 
 Called by the snapshotter between two steps.  `numpy_function` hands its callback the runtime's own buffers.  What
-an update cannot change under our hands (resource variables are copy-on-write while a view is held; the outputs
-of export ops are fresh) is only kept, and copied later.  Everything else (ref variables, updated in place) is
-copied into the slot before the callback returns.  Facts: about 1 µs a tensor; one pass at memory speed for ref.
+an update cannot change under our hands (held_reads.py) is only kept, and copied later.  Everything else (ref variables,
+updated in place) is copied into the slot before the callback returns.  Facts: about 1.3 µs a tensor; one pass at memory
+speed for ref.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 
-from procsv.ipc.arena import HEADER_BYTES
-from procsv.ipc.contents import align
+from procsv.training.held_reads import can_be_held, without_copy
 from procsv.training.save_graph import SavedTensor, SaveGraph
+from procsv.training.slot_layout import lay_out
 
 tf1 = tf.compat.v1
 
-# Ops whose output is safe to hold while training goes on.  What is not known to be safe is copied at once.
-_HOLDABLE = {"ReadVariableOp", "LookupTableExportV2", "LookupTableExport", "Const"}
-_PASSING = {"Identity"}
-
-
-def can_be_held(tensor: Any) -> bool:
-    """Whether a view of `tensor` keeps its value while training goes on."""
-    op = tensor.op
-    while op.type in _PASSING:
-        if tensor.dtype._is_ref_dtype:
-            return False
-        tensor = op.inputs[0]
-        op = tensor.op
-    return op.type in _HOLDABLE and not tensor.dtype._is_ref_dtype
-
-
-def lay_out(sizes: list[int | None]) -> tuple[list[int], int]:
-    """Offsets in a slot for tensors of these sizes, and the first byte after them.
-
-    One of unknown size (None) gets offset -1: its place is found anew for each snapshot, behind the others.
-    """
-    offsets, at = [], HEADER_BYTES
-    for size in sizes:
-        offsets.append(-1 if size is None else at)
-        at = align(at + (size or 0))
-    return offsets, at
+# Copied up to this size in one go without giving the interpreter away (some 0.2 ms): to get it back from a busy
+# Python thread takes up to 5 ms, which training would wait for.
+KEPT_GIL_BYTES_MAX = 4 << 20
+CALLERS_THREAD = -1  # of RunOptions.inter_op_thread_pool: no hand-over to a pool and back
 
 
 def expected_sizes(saved: list[SavedTensor]) -> list[int | None]:
@@ -56,7 +36,7 @@ def expected_sizes(saved: list[SavedTensor]) -> list[int | None]:
         shape = item.tensor.shape
         if shape.is_fully_defined() and item.dtype != "string":
             dtype = np.dtype(item.tensor.dtype.base_dtype.as_numpy_dtype)
-            sizes.append(int(np.prod(shape.as_list(), dtype=np.int64)) * dtype.itemsize)
+            sizes.append(shape.num_elements() * dtype.itemsize)
         else:
             sizes.append(None)
     return sizes
@@ -72,7 +52,7 @@ class Taken:
 
 
 class Capture:
-    """The capture op of one Saver in one graph.  Adds one op and one constant-time callback to the graph."""
+    """The capture op of one Saver in one graph."""
 
     def __init__(self, saved: SaveGraph, graph: Any, global_step: Any | None) -> None:
         self.saved = saved
@@ -83,63 +63,66 @@ class Capture:
                 if item.tensor.name not in self.index:
                     self.index[item.tensor.name] = len(self.distinct)
                     self.distinct.append(item)
+        held = [can_be_held(item.tensor) for item in self.distinct]
+        later = [number for number, is_held in enumerate(held) if is_held]
+        at_once = [number for number, is_held in enumerate(held) if not is_held]
         self.sizes = expected_sizes(self.distinct)
-        self.offsets, self.end = lay_out(self.sizes)
-        self._held = [can_be_held(item.tensor) for item in self.distinct]
-        self._into: Any = None
-        self._warming = False
+        self.layout = lay_out(self.sizes, (later, at_once))
+        self._single_at_once = [number for number in self.layout.single if not held[number]]
+        self._packs_at_once = [pack for pack in self.layout.packs if not held[pack.members[0]]]
+        self._into: mmap.mmap | None = None  # None: nothing is copied
         self._taken: Taken | None = None
         self.has_step = global_step is not None
         self.op = self._add_op(graph, global_step)
         self._calls: dict[Any, Callable[[], Any]] = {}
 
-    @property
-    def copies_at_once(self) -> bool:
-        return not all(self._held)
-
     def _add_op(self, graph: Any, global_step: Any | None) -> Any:
-        inputs = [item.tensor for item in self.distinct]
         with graph.as_default(), graph.control_dependencies(None), tf1.device(None), tf1.name_scope("procsv/"):
+            inputs = [without_copy(item.tensor) for item in self.distinct]
             step = [] if global_step is None else [tf1.convert_to_tensor(global_step)]
-            return tf1.numpy_function(self._take, inputs + step, tf.int64, name="capture")
+            return tf1.numpy_function(self._take, inputs + step, tf.int64, name="capture").op
 
     def _take(self, *views: Any) -> Any:
         """Runs inside session.run.  Keeps what can be kept, copies what cannot."""
-        arrays = list(views[: len(self.distinct)])
-        step = int(np.asarray(views[-1]).reshape(())) if self.has_step else -1
+        arrays = list(views)
+        step = int(arrays.pop().reshape(())) if self.has_step else -1
         copied = [False] * len(arrays)
-        for i, held in enumerate(self._held):
-            if held or self._warming:
-                continue
-            array, offset, size = arrays[i], self.offsets[i], self.sizes[i]
-            if array.dtype == object:
-                continue  # strings reach Python as copies
-            if size is not None and array.nbytes == size:
-                np.copyto(self._into[offset : offset + size], flat_bytes(array))
-                arrays[i], copied[i] = array.shape, True
-            else:
-                arrays[i] = np.array(array, copy=True)
+        if self._into is not None:
+            self._copy_at_once(arrays, copied, self._into)
         self._taken = Taken(arrays, copied, step)
         return np.int64(step)
 
-    def run(self, session: Any, memory: Any) -> Taken:
-        """Captures now.  `memory`: the slot as a uint8 array, for what must be copied at once."""
+    def _copy_at_once(self, arrays: list[Any], copied: list[bool], into: mmap.mmap) -> None:
+        offsets, sizes = self.layout.offsets, self.sizes
+        for number in self._single_at_once:
+            array, size = arrays[number], sizes[number]
+            if array.nbytes == size:
+                _copy(into, offsets[number], array)
+                arrays[number], copied[number] = array.shape, True
+            elif array.dtype != object:  # strings reach Python as copies
+                arrays[number] = np.array(array, copy=True)
+        for pack in self._packs_at_once:
+            members = [arrays[number] for number in pack.members]
+            is_as_expected = pack.fits(members)
+            if is_as_expected:
+                into[pack.offset : pack.end] = pack.join(members)
+            for number, array in zip(pack.members, members, strict=True):
+                arrays[number] = array.shape if is_as_expected else np.array(array, copy=True)
+                copied[number] = is_as_expected
+
+    def run(self, session: Any, memory: mmap.mmap) -> Taken:
+        """Captures now.  `memory`: the slot, for what must be copied at once."""
         self._into = memory
         return self._call(session)
 
     def warm_up(self, session: Any) -> None:
         """Captures once and drops it: the first capture of a session costs 10 to 18 ms, the later ones do not."""
-        self._warming = True
-        try:
-            self._call(session)
-        finally:
-            self._warming = False
+        self._call(session)
 
     def _call(self, session: Any) -> Taken:
         call = self._calls.get(session)
         if call is None:
-            # Past the boundary's own run and make_callable: a capture is no step of the program.
-            call = tf1.Session.make_callable(session, self.op)
+            call = _callable_of(session, self.op)
             self._calls = {session: call}
         try:
             call()
@@ -152,6 +135,25 @@ class Capture:
     def forget(self) -> None:
         """Drops what ties the capture to a session that is being closed."""
         self._calls = {}
+
+
+def _callable_of(session: Any, op: Any) -> Callable[[], Any]:
+    """Runs `op`, past the boundary's own run and make_callable: a capture is no step of the program."""
+    if session.sess_str:  # of another process: there is no thread of ours to run it in
+        call: Callable[[], Any] = tf1.Session.make_callable(session, op)
+        return call
+    options = config_pb2.CallableOptions(target=[op.name])
+    options.run_options.inter_op_thread_pool = CALLERS_THREAD
+    handle: Callable[[], Any] = session._make_callable_from_options(options)
+    return handle
+
+
+def _copy(into: mmap.mmap, offset: int, array: Any) -> None:
+    size = array.nbytes
+    if size <= KEPT_GIL_BYTES_MAX:
+        into[offset : offset + size] = array
+    else:
+        np.copyto(np.frombuffer(into, np.uint8, size, offset), flat_bytes(array))
 
 
 def flat_bytes(array: Any) -> Any:

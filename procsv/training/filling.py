@@ -1,12 +1,13 @@
 """From a capture to a READY slot: copy each view, drop it at once, checksum on the way, publish.
 
 Called by the snapshotter on its own thread, in the shadow of the training steps.  numpy copies and xxhash hashes
-large memory without the GIL.  A kill anywhere here leaves a slot in WRITING: torn, never read.
+large memory without the GIL; small tensors are copied by the pack.  A kill anywhere here leaves a slot in WRITING:
+torn, never read.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import mmap
 from typing import Any
 
 import numpy as np
@@ -17,18 +18,11 @@ from procsv.ipc.contents import Contents, TensorEntry, align, pack_strings
 from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import SaverPlan
 from procsv.training.capture import Capture, Taken, flat_bytes
+from procsv.training.slot_layout import UNKNOWN, Pack
 
 CHUNK_BYTES = 1 << 20  # copied and hashed by turns, so that the hash reads what is still in the cache
 
 declare("trainer.copy")
-
-
-@dataclass(frozen=True, slots=True)
-class _Filled:
-    offset: int
-    size: int
-    shape: tuple[int, ...]
-    hash: int
 
 
 def fill_and_publish(
@@ -36,34 +30,71 @@ def fill_and_publish(
 ) -> SlotInfo:
     """Fills `writer`'s slot with `taken` and makes it READY.  NoRoom if it had to grow and could not."""
     failpoint("trainer.copy")
-    late = {i: _bytes_of(taken.arrays[i]) for i in range(len(taken.arrays)) if _needs_place(capture, taken, i)}
-    end = align(capture.end + sum(align(data.nbytes) for data in late.values()))
-    writer.make_room(end - HEADER_BYTES)
-    memory = np.frombuffer(writer.memory, np.uint8)
-    filled, at = [], capture.end
-    for i, array in enumerate(taken.arrays):
-        if taken.copied[i]:
-            offset, size = capture.offsets[i], capture.sizes[i] or 0
-            filled.append(_Filled(offset, size, tuple(array), _hash(memory[offset : offset + size])))
-            continue
-        data, offset = (late[i], at) if i in late else (flat_bytes(array), capture.offsets[i])
-        if i in late:
-            at = align(at + data.nbytes)
-        digest = _copy_and_hash(memory[offset : offset + data.nbytes], data)
-        filled.append(_Filled(offset, data.nbytes, tuple(array.shape), digest))
-        taken.arrays[i] = None  # dropped at once: the next update of this variable need not copy it
-        del array, data
-        late.pop(i, None)
-    del memory  # the mapping may have to be replaced by a larger one
-    return writer.publish(sequence, taken.step, _contents(capture, filled, plan, named, taken.step, target), end)
+    filling = _Filling(capture, taken)
+    writer.make_room(filling.end - HEADER_BYTES)
+    filling.fill(writer.memory)
+    contents = _contents(capture, filling, plan, named, taken.step, target)
+    return writer.publish(sequence, taken.step, contents, filling.end)
 
 
-def _needs_place(capture: Capture, taken: Taken, i: int) -> bool:
-    """Whether tensor `i` has no place in the static layout: a string, or not of the size that was expected."""
-    if taken.copied[i]:
-        return False
-    array = taken.arrays[i]
-    return array.dtype == object or capture.offsets[i] < 0 or array.nbytes != capture.sizes[i]
+class _Filling:
+    """One snapshot on its way into a slot: what is known of each tensor, by number."""
+
+    def __init__(self, capture: Capture, taken: Taken) -> None:
+        self._taken, self._layout = taken, capture.layout
+        self.offsets, self.sizes = capture.layout.offsets.copy(), [size or 0 for size in capture.sizes]
+        self.shapes = [
+            array if copied else array.shape for array, copied in zip(taken.arrays, taken.copied, strict=True)
+        ]
+        self.hashes = [0] * len(self.offsets)
+        self._late = self._place_the_late()
+
+    def _place_the_late(self) -> dict[int, Any]:
+        """The bytes of those that have no place in the layout: strings, and what is not of the size that was expected."""
+        late, self.end = dict[int, Any](), self._layout.end
+        for number, array in enumerate(self._taken.arrays):
+            if self._taken.copied[number]:
+                continue
+            if self.offsets[number] == UNKNOWN or array.nbytes != self.sizes[number]:
+                data = late[number] = _bytes_of(array)
+                self.offsets[number], self.sizes[number] = self.end, data.nbytes
+                self.end = align(self.end + data.nbytes)
+        return late
+
+    def fill(self, memory: mmap.mmap) -> None:
+        place = np.frombuffer(memory, np.uint8)
+        for number in self._layout.single:
+            self._fill_one(number, place)
+        for pack in self._layout.packs:
+            if self._taken.copied[pack.members[0]]:  # then all of them are
+                self._hash(pack, memory)
+            elif self._late.keys().isdisjoint(pack.members):
+                memory[pack.offset : pack.end] = pack.join([self._taken.arrays[number] for number in pack.members])
+                for number in pack.members:
+                    self._taken.arrays[number] = None
+                self._hash(pack, memory)
+            else:
+                for number in pack.members:
+                    self._fill_one(number, place)
+
+    def _fill_one(self, number: int, memory: Any) -> None:
+        """Copies one tensor and drops the view of it: the next update of this variable need not copy it then."""
+        place = memory[self.offsets[number] : self.offsets[number] + self.sizes[number]]
+        if self._taken.copied[number]:
+            self.hashes[number] = xxhash.xxh3_64_intdigest(place)
+            return
+        data = self._late.pop(number, None)
+        if data is None:
+            data = flat_bytes(self._taken.arrays[number])
+        self._taken.arrays[number] = None
+        self.hashes[number] = _copy_and_hash(place, data)
+
+    def _hash(self, pack: Pack, memory: mmap.mmap) -> None:
+        digest = xxhash.xxh3_64_intdigest
+        with memoryview(memory) as view:
+            for number, size in zip(pack.members, pack.sizes, strict=True):
+                offset = self.offsets[number]
+                self.hashes[number] = digest(view[offset : offset + size])
 
 
 def _bytes_of(array: Any) -> Any:
@@ -81,19 +112,13 @@ def _copy_and_hash(target: Any, data: Any) -> int:
     return hasher.intdigest()
 
 
-def _hash(data: Any) -> int:
-    return xxhash.xxh3_64_intdigest(data)
-
-
-def _contents(
-    capture: Capture, filled: list[_Filled], plan: SaverPlan, named: bool, step: int, target: str
-) -> Contents:
+def _contents(capture: Capture, filled: _Filling, plan: SaverPlan, named: bool, step: int, target: str) -> Contents:
     shards = []
     for shard in capture.saved.shards:
         entries = []
         for item in shard:
-            place = filled[capture.index[item.tensor.name]]
-            entry = TensorEntry(item.key, item.slice, item.dtype, place.shape, place.offset, place.size, place.hash)
-            entries.append(entry)
+            i = capture.index[item.tensor.name]
+            place = (filled.shapes[i], filled.offsets[i], filled.sizes[i], filled.hashes[i])
+            entries.append(TensorEntry(item.key, item.slice, item.dtype, *place))
         shards.append(tuple(entries))
     return Contents(plan, capture.saved.op, capture.saved.sharded, tuple(shards), step if named else -1, target)

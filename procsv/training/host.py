@@ -25,11 +25,12 @@ from procsv.ipc.clock import Clock, SystemClock
 from procsv.ipc.errors import LogdirLocked
 from procsv.ipc.journal import Journal
 from procsv.ipc.locks import FileLock
-from procsv.ipc.messages import Durable, Finish, Recovered, Rejected, SaveFailed, Settled
+from procsv.ipc.messages import Durable, Finish, Recovered, Rejected, SavedKey, SaveFailed, Settled, Unwritable
 from procsv.ipc.places import Places, check_socket_paths, find_places, make_private_dir
 from procsv.ipc.process import Child, identify, spawn
 from procsv.ipc.runfile import RunFile, host_is_alive, read_run, write_run
 from procsv.ipc.start import Start
+from procsv.ipc.text import gist
 from procsv.ipc.tidy import remove_dirs, remove_run_files, remove_shm_files
 from procsv.training.link import Link
 
@@ -69,7 +70,8 @@ class LocalHost:
         self._lifeline = (-1, -1)
         self._ending = False
         self._begun_s = 0.0
-        self._journaled = (-1, -1)  # sequence and step of the last durable checkpoint in the journal
+        self._journaled: dict[bool, SavedKey] = {}  # the last in the journal of the program's own saves, and of ours
+        self._failed = ""  # the gist of what keeps saves from succeeding
         self._wake_fd = -1
         self._thread: threading.Thread | None = None
 
@@ -146,6 +148,7 @@ class LocalHost:
         self._link = link
         link.on(Durable, self._on_durable)
         link.on(SaveFailed, self._on_failed)
+        link.on(Unwritable, self._on_unwritable)
         link.on(Rejected, self._on_rejected)
 
     # -- while it runs ---------------------------------------------------------------------------------------
@@ -181,16 +184,32 @@ class LocalHost:
 
     def _on_durable(self, heard: Heard) -> None:
         body = cast(Durable, heard.body)
-        if (body.sequence, body.step) == self._journaled:
+        is_ours = body.sequence > 0
+        if body.key == self._journaled.get(is_ours):
             return  # said to all, and once more to the one who asked
-        self._journaled = (body.sequence, body.step)
+        self._journaled[is_ours] = body.key
         fields: Fields = {"step": body.step, "path": body.path, "reason": body.reason}
         self.note("checkpoint_durable", {**fields, "bytes": body.bytes, "seconds": body.seconds})
-        self._write_run("running", durable_step=body.step)
+        if is_ours:
+            self._failed = ""
+        is_latest = body.path in body.all_paths[-1:]
+        step = body.step if is_latest else None
+        self._write_run("running", durable_step=step, save_error="" if is_ours else None)
 
     def _on_failed(self, heard: Heard) -> None:
         body = cast(SaveFailed, heard.body)
-        self.note("checkpoint_failed", {"step": body.step, "error": body.error})
+        self._failing(body.step, body.error)
+
+    def _on_unwritable(self, heard: Heard) -> None:
+        body = cast(Unwritable, heard.body)
+        self._failing(self._file.durable_step if self._file is not None else -1, body.error)
+
+    def _failing(self, step: int, error: str) -> None:
+        """Saving fails, or (`error` "") may succeed again: journaled once for each change, and in run.json."""
+        if error and gist(error) != self._failed:
+            self.note("checkpoint_failed", {"step": step, "error": error})
+        self._failed = gist(error)
+        self._write_run("running", save_error=error)
 
     def _on_rejected(self, heard: Heard) -> None:
         body = cast(Rejected, heard.body)
@@ -208,7 +227,7 @@ class LocalHost:
         self.note("ready", {"step": body.step})
         self.note("recovered", {**source, "seconds": seconds})
 
-    def _write_run(self, state: str, durable_step: int | None = None) -> None:
+    def _write_run(self, state: str, durable_step: int | None = None, save_error: str | None = None) -> None:
         if not self.may_save or self._start is None:
             return
         before = self._file
@@ -230,8 +249,9 @@ class LocalHost:
             )
         ended_at = self._clock.wall() if state != "running" else None
         step = before.durable_step if durable_step is None else durable_step
+        error = before.save_error if save_error is None else save_error or None
         self._file = msgspec.structs.replace(
-            before, state=state, step=max(before.step, step), durable_step=step, ended_at=ended_at
+            before, state=state, step=max(before.step, step), durable_step=step, save_error=error, ended_at=ended_at
         )
         with contextlib.suppress(
             OSError

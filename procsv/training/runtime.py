@@ -16,7 +16,7 @@ from typing import Protocol
 from procsv.ipc.clock import Clock, SystemClock
 from procsv.ipc.errors import UserError
 from procsv.ipc.injected import Injected
-from procsv.ipc.messages import Message, Note, Reason, Recovered
+from procsv.ipc.messages import Message, Note, Reason, Recovered, UserSave
 from procsv.ipc.places import Places
 from procsv.ipc.pulse import Phase, PulseWriter, Snapshots
 from procsv.ipc.start import Start
@@ -55,6 +55,7 @@ class Runtime:
         self.step = -1
         self.snapshots = Snapshots()  # how they are spaced now, for the pulse
         self.training: object = None  # what the process trains with now, if that is a monitored session
+        self.on_ready: Callable[[], None] = _nothing  # called once, on the training thread
         self._start = start
         self._roles = roles
         self._link: Link | None = None
@@ -186,6 +187,11 @@ class Runtime:
     def tell_checkpoint(self, body: Message) -> None:
         self.link.tell("checkpoint", body)
 
+    def tell_own_save(self, path: str) -> None:
+        """The program has saved `path` by the supervised Saver.  Nothing to tell where no service is there to care."""
+        if self._link is not None:
+            self.tell_checkpoint(UserSave(path))
+
     def note(self, event: str, **fields: str | int | float | bool | None) -> None:
         """A line for the journal."""
         if self.host is not None:
@@ -199,6 +205,14 @@ class Runtime:
             self.host.recovered(body)
         else:
             self.link.tell("watchdog", body)
+        on_ready, self.on_ready = self.on_ready, _nothing
+        on_ready()
+
+    def tell_watchdog(self, body: Message) -> None:
+        """Nothing where there is no watchdog, or where the conversation is over."""
+        link = self._link
+        if link is not None:
+            link.tell("watchdog", body)
 
     # -- stop requests ---------------------------------------------------------------------------------------
     def on_stop(self, listener: Callable[[Reason], None]) -> None:
@@ -227,6 +241,10 @@ class Runtime:
             listeners = list(self._stop_listeners)
         for listener in listeners:
             listener(reason)
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 _current: Runtime | None = None

@@ -116,7 +116,7 @@ class Supervisor(tf_supervisor.Supervisor):
             return
         self._keeping = Keeping.prepare(self, snapshot_secs)
         if isinstance(self._saver, tf1.train.Saver) and self._save_path is not None:
-            self._own_saves = OwnSaves(self._saver, self._save_path)
+            self._own_saves = OwnSaves(self._saver, self._save_path, self._runtime.tell_own_save)
 
     # -- defaults --------------------------------------------------------------------------------------------
     def _init_session_manager(self, session_manager: Any = None) -> None:
@@ -238,10 +238,11 @@ class Supervisor(tf_supervisor.Supervisor):
     def _on_durable(self, news: Durable) -> None:
         """A checkpoint is on disk: the Saver's own list and the event file say so."""
         if self._own_saves is not None:
-            self._own_saves.on_durable()
+            self._own_saves.on_durable(news.all_paths)
         else:
             self._saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in news.all_paths])
-        if self._summary_writer and self._global_step is not None:
+        is_ours = news.sequence > 0  # of what the program saves itself, TensorFlow's class says nothing
+        if is_ours and self._summary_writer and self._global_step is not None:
             saved = tf1.SessionLog(status=tf1.SessionLog.CHECKPOINT, checkpoint_path=self._save_path)
             self._summary_writer.add_session_log(saved, news.step)
 

@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from procsv.ipc.arena import NoRoom
 from procsv.ipc.channel import Heard
-from procsv.ipc.messages import Durable, Reason, Recovered, Rejected, SaveFailed, Source
+from procsv.ipc.messages import Durable, Reason, Recovered, Rejected, SavedKey, SaveFailed, Source, Unwritable
 from procsv.ipc.pulse import Phase
+from procsv.ipc.text import gist
 from procsv.training.cadence import Cadence
 from procsv.training.calls_here import CallsHere
 from procsv.training.faults import StepFaults
@@ -52,7 +53,8 @@ class TrainingRun:
         self._steps = StepReader(session, global_step)
         self.first_step = runtime.step = self._steps.read()
         self._is_ready = False
-        self._last_durable = (0, "")
+        self._last_durable: dict[bool, SavedKey] = {}  # of the program's own saves, and of ours
+        self._last_error = ""  # the gist of why saving fails
         self._faults = StepFaults(runtime.start, runtime.clock, runtime.injected, runtime.say_step)
         self._progress = Progress(runtime, self._steps)
         self._calls_here = CallsHere()
@@ -67,6 +69,7 @@ class TrainingRun:
         self._begin_snapshots()
         link.on(Durable, self._on_durable)
         link.on(SaveFailed, self._on_failed)
+        link.on(Unwritable, self._on_unwritable)
         link.on(Rejected, self._on_rejected)
         if not adopt(self._session, self.boundary):
             log.warning("procsv: %s is no tf.Session: snapshots are taken beside it", type(self._session).__name__)
@@ -134,17 +137,29 @@ class TrainingRun:
 
     def _on_durable(self, heard: Heard) -> None:
         news = cast(Durable, heard.body)
-        if (news.sequence, news.path) != self._last_durable:  # said to all, and once more to the one who asked
-            self._last_durable = (news.sequence, news.path)
+        is_ours = news.sequence > 0
+        if news.key != self._last_durable.get(is_ours):  # said to all, and once more to the one who asked
+            self._last_durable[is_ours] = news.key
+            self._last_error = "" if is_ours else self._last_error
             self._kept.on_durable(news)
         if self.snapshots is not None:
             self.snapshots.on_durable(heard)  # last: whoever waits for it finds everything done
 
     def _on_failed(self, heard: Heard) -> None:
         body = cast(SaveFailed, heard.body)
-        log.error("procsv: saving step %d failed, training goes on and it is tried again: %s", body.step, body.error)
+        if gist(body.error) != self._last_error:  # it is tried again and again
+            self._last_error = gist(body.error)
+            log.error(
+                "procsv: saving step %d failed, training goes on and it is tried again: %s", body.step, body.error
+            )
         if self.snapshots is not None:
             self.snapshots.on_failed(heard)
+
+    def _on_unwritable(self, heard: Heard) -> None:
+        error = cast(Unwritable, heard.body).error
+        if error and gist(error) != self._last_error:
+            log.error("procsv: nothing can be saved, training goes on: %s", error)
+        self._last_error = gist(error)
 
     def _on_rejected(self, heard: Heard) -> None:
         body = cast(Rejected, heard.body)
@@ -245,4 +260,5 @@ class TrainingRun:
         link = self._runtime.link
         link.forget(Durable, self._on_durable)
         link.forget(SaveFailed, self._on_failed)
+        link.forget(Unwritable, self._on_unwritable)
         link.forget(Rejected, self._on_rejected)

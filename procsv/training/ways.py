@@ -87,7 +87,7 @@ class SlotWay:
 
     def reserve(self) -> None:
         contents_size = 4096 + 2 * sum(64 + len(item.key) + len(item.slice) for item in self.saved.distinct)
-        size = self.saved.end - HEADER_BYTES + contents_size
+        size = self.saved.layout.end - HEADER_BYTES + contents_size
         self.arena.reserve(size, slots_for(size, self.arena.shm_dir), never=self.never)
         for memory in self.arena.memories():
             np.frombuffer(memory, np.uint8)[HEADER_BYTES::PAGE_BYTES] = 0  # the first touch is slow: not in a step
@@ -107,7 +107,7 @@ class SlotWay:
             return None
         failpoint("trainer.capture")
         try:
-            taken = self.saved.run(session, np.frombuffer(writer.memory, np.uint8))
+            taken = self.saved.run(session, writer.memory)
         except BaseException:
             writer.abandon()
             raise

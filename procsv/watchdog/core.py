@@ -13,16 +13,16 @@ the run: starting in order, hearing the services' news, and ending in order:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from procsv.ipc.messages import Durable, Finish, Rejected, SaveFailed, Settled, TrainerEnded
+from procsv.ipc.messages import Durable, Finish, Rejected, SaveFailed, Settled, TrainerEnded, Unwritable
 from procsv.ipc.runfile import NO_STEP
 from procsv.ipc.units import show_duration
 from procsv.watchdog import restart
 from procsv.watchdog.events import (
     CHECKPOINT,
     SERVICES,
+    STANDBY,
     SUMMARY,
     TRAINER,
     Action,
@@ -30,8 +30,10 @@ from procsv.watchdog.events import (
     Event,
     Journal,
     KillTree,
+    NotPromoted,
     NotSpawned,
     PreemptAsked,
+    Promoted,
     Quit,
     RecycleAsked,
     Said,
@@ -39,6 +41,7 @@ from procsv.watchdog.events import (
     ServiceReady,
     Spawn,
     Spawned,
+    StandbySaid,
     StopAsked,
     Tell,
     Ticked,
@@ -48,7 +51,9 @@ from procsv.watchdog.events import (
 from procsv.watchdog.keeper import Keeper, ServiceState
 from procsv.watchdog.lifecycle import State
 from procsv.watchdog.restart import ServiceHistory
+from procsv.watchdog.saves import Saves
 from procsv.watchdog.settings import Settings
+from procsv.watchdog.standby import Standby
 from procsv.watchdog.task import TREE_S_MAX, Task
 
 if TYPE_CHECKING:
@@ -56,7 +61,6 @@ if TYPE_CHECKING:
 
 EXIT_DONE, EXIT_GAVE_UP, EXIT_STOPPED = 0, 70, 75
 FINISH_S_MAX = 900.0  # for the services, after training is done: big checkpoints on slow disks; then they are killed
-NEWS_REMEMBERED_MAX = 1000  # sequence numbers of checkpoints already in the journal
 
 
 class Core:
@@ -64,7 +68,8 @@ class Core:
         self.settings = settings
         self.started_s = now_s
         self._out: list[Action] = []
-        self.tasks = [Task(first_incarnation, settings, rng, now_s, self._out)]
+        self.standby = Standby(settings.standby, self._out)
+        self.tasks = [Task(first_incarnation, settings, rng, now_s, self.standby, self._out)]
         self.keepers = {role: Keeper(role, ServiceHistory(settings.policy)) for role in SERVICES}
         self.stop_source = ""  # who asked for the end; set before anything is done about it
         self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
@@ -73,8 +78,7 @@ class Core:
         self._stop_s = 0.0
         self._end_s: float | None = None  # deadline of the services, once the run is ending
         self._told_ended = 0  # the trainer whose death the checkpoint service that runs has been told of
-        self._journaled: OrderedDict[int, None] = OrderedDict()
-        self._failed_saves: dict[int, str] = {}
+        self.saves = Saves()
 
     @property
     def task(self) -> Task:
@@ -109,7 +113,9 @@ class Core:
             case NotSpawned():
                 self._not_spawned(event, now_s)
             case Ended(role=role) if role == TRAINER:
-                self.task.died(event, now_s)
+                self._trainer_ended(event, now_s)
+            case Ended(role=role) if role == STANDBY:
+                self.standby.died(event, now_s)
             case Ended():
                 self._service_ended(event, now_s)
             case TreeGone(incarnation):
@@ -122,6 +128,13 @@ class Core:
                 self.keepers[role].ready(incarnation)
             case Ticked():
                 self._ticked(event, now_s)
+            case StandbySaid():
+                self.standby.said(event, now_s)
+            case Promoted():
+                self._promoted(event, now_s)
+            case NotPromoted():
+                self.standby.not_promoted(event, now_s)
+                self.task.not_promoted(now_s)
             case StopAsked():
                 self._stop_asked(event, now_s)
             case RecycleAsked(why, by_hand):
@@ -135,7 +148,12 @@ class Core:
 
     def next_due_s(self) -> float | None:
         """When a Ticked will have something to do, whatever else happens."""
-        dues = [self.task.next_due_s(), self._end_s, *(keeper.restart_s for keeper in self.keepers.values())]
+        dues = [
+            self.task.next_due_s(),
+            self.standby.next_due_s(),
+            self._end_s,
+            *(keeper.restart_s for keeper in self.keepers.values()),
+        ]
         return min((due for due in dues if due is not None), default=None)
 
     def _take(self) -> list[Action]:
@@ -149,6 +167,9 @@ class Core:
         if event.role == TRAINER:
             self.task.pid = event.pid
             return
+        if event.role == STANDBY:
+            self.standby.spawned(event)
+            return
         self.keepers[event.role].pid = event.pid
         if event.incarnation > 1:
             self._out.append(Journal("service_restarted", event.role, event.incarnation, {"pid": event.pid}))
@@ -156,10 +177,28 @@ class Core:
     def _not_spawned(self, event: NotSpawned, now_s: float) -> None:
         if event.role == TRAINER:
             self.task.not_spawned(event.error, now_s)
+        elif event.role == STANDBY:
+            self.standby.not_spawned(event, now_s)
         else:
             text = f"cannot start the {event.role} service: {event.error}; trying again"
             self._out.append(Say(text, is_bad=True))
             self.keepers[event.role].not_spawned(now_s)
+
+    def _promoted(self, event: Promoted, now_s: float) -> None:
+        self.standby.promoted(event, now_s)
+        fields = {"pid": event.pid, "standby": event.number}
+        self._out.append(Journal("promoted", TRAINER, event.incarnation, fields))
+        self._spawned(Spawned(TRAINER, event.incarnation, event.pid))
+
+    def _trainer_ended(self, event: Ended, now_s: float) -> None:
+        """A standby that had not answered yet was no trainer, unless somebody had asked the trainer to end."""
+        if self.standby.is_becoming(event.incarnation):
+            if self.task.life.state is State.PENDING:
+                self.standby.died(event, now_s)
+                self.task.not_promoted(now_s)
+                return
+            self._promoted(Promoted(self.standby.number, event.incarnation, self.standby.pid), now_s)
+        self.task.died(event, now_s)
 
     def _service_ended(self, event: Ended, now_s: float) -> None:
         keeper = self.keepers[event.role]
@@ -207,13 +246,10 @@ class Core:
         match said.body:
             case Durable() as news:
                 self._durable(news, keeper)
-            case SaveFailed(sequence, step, error):
-                if self._failed_saves.get(sequence) != error:  # it is tried again and again: said once
-                    self._failed_saves = {sequence: error}
-                    fields = {"step": step, "error": error}
-                    self._out.append(Journal("checkpoint_failed", keeper.role, keeper.incarnation, fields))
-                    text = f"the checkpoint of step {step} could not be saved: {error}; the last good one stands"
-                    self._out.append(Say(text, is_bad=True))
+            case SaveFailed() as news:
+                self._out += self.saves.failed(news, keeper.incarnation, now_s)
+            case Unwritable() as news:
+                self._out += self.saves.unwritable(news, keeper.incarnation, self.task.step)
             case Rejected(path, why) as news:
                 fields = {"path": path, "why": why}
                 self._out.append(Journal("checkpoint_rejected", keeper.role, keeper.incarnation, fields))
@@ -225,23 +261,10 @@ class Core:
                 pass
 
     def _durable(self, news: Durable, keeper: Keeper) -> None:
-        if news.sequence in self._journaled:
-            return
-        self._journaled[news.sequence] = None
-        while len(self._journaled) > NEWS_REMEMBERED_MAX:
-            self._journaled.popitem(last=False)
-        keeper.history.worked()
-        self._failed_saves.clear()
-        fields = {
-            "step": news.step,
-            "path": news.path,
-            "reason": news.reason,
-            "bytes": news.bytes,
-            "seconds": round(news.seconds, 3),
-            "trainer": news.incarnation,
-        }
-        self._out.append(Journal("checkpoint_durable", keeper.role, keeper.incarnation, fields))
-        self.task.durable(news)
+        if self.saves.is_news(news):
+            keeper.history.worked()
+            self._out += self.saves.durable(news, keeper.incarnation)
+            self.task.durable(news)
 
     def _settled(self, news: Settled, answers: TrainerEnded | Finish | None, now_s: float) -> None:
         if isinstance(answers, TrainerEnded):
@@ -260,6 +283,7 @@ class Core:
             self.task.memory_step = event.memory_step
             self.task.watch(event.beats.get(TRAINER), event.is_stopped, now_s)
         self.task.tick(now_s)
+        self.standby.tick(now_s, event.room_bytes)
 
     def _stop_asked(self, event: StopAsked, now_s: float) -> None:
         again = bool(self.stop_source)
@@ -292,6 +316,8 @@ class Core:
         if ended is not None and self.keepers[CHECKPOINT].is_up and self._told_ended != ended.incarnation:
             self._told_ended = ended.incarnation
             self._out.append(Tell(CHECKPOINT, ended))
+        if self.is_ending or self.task.ends_run:
+            self.standby.unwanted(now_s, "the run ends")
         if self.task.ends_run and self.exit_code is None:
             self._end(now_s)
         for keeper in self.keepers.values():
@@ -316,8 +342,11 @@ class Core:
                 self._out.append(Tell(keeper.role, Finish()))
                 keeper.finish()
         is_hopeless = now_s >= self._end_s + TREE_S_MAX  # killed, and still there
-        if is_hopeless or all(keeper.is_over and not keeper.pid for keeper in self.keepers.values()):
+        if is_hopeless or self._are_all_gone():
             self._quit(now_s)
+
+    def _are_all_gone(self) -> bool:
+        return not self.standby.pid and all(keeper.is_over and not keeper.pid for keeper in self.keepers.values())
 
     def _services_end_s(self, now_s: float) -> float:
         """When a stopped run's services must be done: 22 s of 25 after the stop, and never less than 5 s from now."""

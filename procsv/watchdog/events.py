@@ -14,10 +14,12 @@ from procsv.ipc.runfile import NO_STEP
 if TYPE_CHECKING:
     from procsv.ipc.messages import Body, Finish, Message, TrainerEnded
     from procsv.ipc.process import Exit
+    from procsv.ipc.promotion import Word
     from procsv.ipc.pulse import Beat
     from procsv.watchdog.restart import LastWords
 
 TRAINER, CHECKPOINT, SUMMARY, WATCHDOG = "trainer", "checkpoint", "summary", "watchdog"
+STANDBY = "standby"  # its incarnation is a number of its own
 SERVICES = (CHECKPOINT, SUMMARY)  # in the order in which they are started
 
 
@@ -84,6 +86,33 @@ class Ticked:
     beats: dict[str, Beat] = field(default_factory=dict)
     memory_step: int = NO_STEP
     is_stopped: bool = False  # the trainer is frozen by SIGSTOP
+    room_bytes: int | None = None  # free memory, if it was looked at
+
+
+@dataclass(frozen=True, slots=True)
+class StandbySaid:
+    """A standby has said a word on its line."""
+
+    number: int
+    word: Word
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """Standby `number` has answered: it is the trainer."""
+
+    number: int
+    incarnation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotPromoted:
+    """Standby `number` could not be told, and is as it was."""
+
+    number: int
+    incarnation: int
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +139,35 @@ class PreemptAsked:
     source: str
 
 
-Event = Spawned | NotSpawned | Ended | TreeGone | Said | ServiceReady | Ticked | RecycleAsked | StopAsked | PreemptAsked
+Event = (
+    Spawned
+    | NotSpawned
+    | Ended
+    | TreeGone
+    | Said
+    | ServiceReady
+    | Ticked
+    | RecycleAsked
+    | StopAsked
+    | PreemptAsked
+    | StandbySaid
+    | Promoted
+    | NotPromoted
+)
 
 
 # -- actions -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Spawn:
     role: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """Standby `number` is to be trainer `incarnation`.  Answered by Promoted or NotPromoted, or it dies."""
+
+    number: int
     incarnation: int
 
 
@@ -198,4 +249,4 @@ class Quit:
     keep_memory: bool  # snapshots that could not be saved stay for the next launch
 
 
-Action = Spawn | Signal | KillTree | ClearTree | Tell | Journal | WriteRun | Report | Say | Quit
+Action = Spawn | Promote | Signal | KillTree | ClearTree | Tell | Journal | WriteRun | Report | Say | Quit

@@ -19,8 +19,9 @@ import psutil
 
 from procsv.ipc.locks import FileLock
 from procsv.ipc.process import Child, process_state, spawn
-from procsv.ipc.start import Start
-from procsv.watchdog.events import TRAINER
+from procsv.ipc.promotion import Line
+from procsv.ipc.start import TRAINERS, Start
+from procsv.watchdog.events import STANDBY, TRAINER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +49,7 @@ class Running:
     started_s: float
     usage: psutil.Process | None
     log: Path
+    line: Line | None = None  # to a standby
 
 
 @dataclass(slots=True)
@@ -76,34 +78,41 @@ class Processes:
         """Starts the process.  OSError if the system refuses, or if an old trainer's tree still holds its lock."""
         places = self.start.places
         log = places.log(role, incarnation)
-        _prune_logs(places.logs, role, log)
+        prune_logs(places.logs, role, log)
         start = self._start(role, incarnation)
+        fds, lock = [self._lifeline[0]], FileLock(places.writer_lock)
+        line, end = Line.pair() if role == STANDBY else (None, None)
+        if end is not None:
+            start = msgspec.structs.replace(start, standby_fd=end.fd)
+            fds.append(end.fd)
         environment = start.environment(self.environment)
-        fds = [self._lifeline[0]]
-        lock = FileLock(places.writer_lock)
+        if role in TRAINERS:
+            environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": role}
         if role == TRAINER:
-            environment |= {
-                "PROCSV_LOGDIR": self.start.logdir,
-                "PROCSV_ROLE": role,
-                "PROCSV_INCARNATION": str(incarnation),
-            }
+            environment["PROCSV_INCARNATION"] = str(incarnation)
             if not lock.try_acquire(f"trainer {incarnation}", self.clock.wall()):
                 raise WriterLockHeld("an older trainer's processes still hold the logdir")
             fds.append(lock.fd)
         try:
             child = spawn(self.argv(start), env=environment, log=log, pass_fds=fds)
+        except OSError:
+            if line is not None:
+                line.close()
+            raise
         finally:
             lock.let_go()  # from now on it is held by the trainer's tree alone
+            if end is not None:
+                end.close()
         usage = None
         with contextlib.suppress(psutil.Error):
             usage = psutil.Process(child.pid)
             usage.cpu_percent()  # the first reading is the base of the next
-        self.running[role] = Running(role, incarnation, child, self.clock.monotonic(), usage, log)
+        self.running[role] = Running(role, incarnation, child, self.clock.monotonic(), usage, log, line)
         return self.running[role]
 
     def _start(self, role: str, incarnation: int) -> Start:
         changes = {"role": role, "incarnation": incarnation, "lifeline_fd": self._lifeline[0], "options": {}}
-        if role == TRAINER:
+        if role in TRAINERS:
             changes["options"] = {"plan": self.start.options["plan"]} if "plan" in self.start.options else {}
         else:
             changes |= {"target": "", "args": ()}  # a service serves any program
@@ -185,7 +194,7 @@ def _identity(process: psutil.Process) -> tuple[int, float]:
     return process.pid, process.create_time()
 
 
-def _prune_logs(logs: Path, role: str, new: Path) -> None:
+def prune_logs(logs: Path, role: str, new: Path) -> None:
     """Keeps the newest logs of `role`, so that a run of weeks does not fill the disk."""
     with contextlib.suppress(OSError):
         old = [path for path in logs.glob(f"{role}.*.log") if path != new]

@@ -26,10 +26,12 @@ from procsv.ipc.messages import (
     StopRun,
     TrainerEnded,
 )
+from procsv.ipc.promotion import Begun, Word
 from procsv.ipc.pulse import Beat, PulseReader
 from procsv.ipc.runfile import NO_STEP, RunFile
 from procsv.watchdog.events import (
     SERVICES,
+    STANDBY,
     TRAINER,
     WATCHDOG,
     Action,
@@ -38,8 +40,11 @@ from procsv.watchdog.events import (
     Event,
     Journal,
     KillTree,
+    NotPromoted,
     NotSpawned,
     PreemptAsked,
+    Promote,
+    Promoted,
     Quit,
     RecycleAsked,
     Report,
@@ -49,6 +54,7 @@ from procsv.watchdog.events import (
     Signal,
     Spawn,
     Spawned,
+    StandbySaid,
     StopAsked,
     Tell,
     Ticked,
@@ -62,7 +68,9 @@ from procsv.watchdog.lifecycle import State
 from procsv.watchdog.memory import KillCounters, over_limit, tree_rss
 from procsv.watchdog.notices import LAST_S_MAX, Notices
 from procsv.watchdog.processes import Processes, Running, measure
+from procsv.watchdog.promoting import let_line_go, promote
 from procsv.watchdog.restart import LastWords
+from procsv.watchdog.room import room_bytes
 from procsv.watchdog.status import Facts, run_file, status_object
 
 if TYPE_CHECKING:
@@ -128,6 +136,7 @@ class Reactor:
         self._perform(self._core.start(self._clock.monotonic()))
         while self._quit is None or self._has_remains():
             self._waiter.wait(self._pause_s())
+            self._hear_standby()  # first: what it has said before it died, and before it speaks as the trainer
             self._collect_dead()
             for source, number in self._signals.take():
                 self._handle(StopAsked(source, now=number > 1))
@@ -177,7 +186,8 @@ class Reactor:
     def _reading(self) -> Ticked:
         """The pulses and the memory as they are now."""
         beats = {role: beat for role, reader in self._pulses.items() if (beat := reader.read()) is not None}
-        return Ticked(beats, self._memory_step(), self._processes.is_stopped(TRAINER))
+        room = room_bytes() if self._core.standby.is_due(self._clock.monotonic()) else None
+        return Ticked(beats, self._memory_step(), self._processes.is_stopped(TRAINER), room)
 
     def _look_at_memory(self) -> None:
         running, limit = self._processes.running.get(TRAINER), self._core.settings.memory_limit
@@ -196,6 +206,7 @@ class Reactor:
     def _collect_dead(self) -> None:
         for running in self._processes.ended():
             self._waiter.remove(running.child.pidfd)
+            self._let_line_go(running)
             exit = running.child.reap()
             oom = self._kills.news() if exit.signal == signal.SIGKILL else ""
             reader = self._pulses.pop(running.role, None)
@@ -209,6 +220,8 @@ class Reactor:
                 words, stacks = self._last_words(running.incarnation), self._stacks(running.incarnation)
                 event = Ended(TRAINER, running.incarnation, exit, beat, words, self._memory_step(), stacks, oom)
                 self._gpus.expect_to_leave(running.child.pid, self._clock.monotonic())
+            elif running.role == STANDBY:
+                event = Ended(STANDBY, running.incarnation, exit)
             else:
                 self._clients[running.role].peer.outbox.forget()  # its successor is told anew by the core
                 self._asked[running.role].clear()
@@ -244,10 +257,44 @@ class Reactor:
             self._handle(NotSpawned(role, incarnation, str(error)))
             return
         self._waiter.add(running.child.pidfd)
-        self._pulses[role] = PulseReader(self._places.pulse(role, incarnation))
+        if running.line is not None:
+            self._waiter.add(running.line.fd)
+        else:
+            self._pulses[role] = PulseReader(self._places.pulse(role, incarnation))
         if role == TRAINER:
             self._console.follow(running.log)
         self._handle(Spawned(role, incarnation, running.child.pid))
+
+    # -- the standby -----------------------------------------------------------------------------------------
+    def _promote(self, number: int, incarnation: int) -> None:
+        self._places.pulse(TRAINER, incarnation).unlink(missing_ok=True)
+        try:
+            running = promote(self._processes, number, incarnation)
+        except OSError as error:
+            self._handle(NotPromoted(number, incarnation, str(error)))
+            return
+        self._pulses[TRAINER] = PulseReader(self._places.pulse(TRAINER, incarnation))
+        self._console.follow(running.log)
+
+    def _hear_standby(self) -> None:
+        for running in list(self._processes.running.values()):
+            try:
+                while running.line is not None and (word := running.line.receive()) is not None:
+                    self._heard_from_standby(running, word)
+            except EOFError:
+                self._let_line_go(running)
+
+    def _heard_from_standby(self, running: Running, word: Word) -> None:
+        if isinstance(word, Begun):
+            self._let_line_go(running)
+            self._handle(Promoted(self._core.standby.number, running.incarnation, running.child.pid))
+        else:
+            self._handle(StandbySaid(running.incarnation, word))
+
+    def _let_line_go(self, running: Running) -> None:
+        if running.line is not None:
+            self._waiter.remove(running.line.fd)
+            let_line_go(running)
 
     # -- messages ------------------------------------------------------------------------------------------
     def _hear(self) -> None:
@@ -317,6 +364,8 @@ class Reactor:
         match action:
             case Spawn(role, incarnation):
                 self._spawn(role, incarnation)
+            case Promote(number, incarnation):
+                self._promote(number, incarnation)
             case Signal(role, incarnation, number):
                 self._with(role, incarnation, lambda running: running.child.signal(number))
             case KillTree(role, incarnation):
@@ -353,7 +402,7 @@ class Reactor:
     def _status(self) -> dict[str, object]:
         beats = {role: beat for role, reader in self._pulses.items() if (beat := reader.read()) is not None}
         uptime = round(self._clock.monotonic() - self._core.started_s, 1)
-        usage = {role: self._processes.usage(role) for role in (TRAINER, *SERVICES)}
+        usage = {role: self._processes.usage(role) for role in (TRAINER, STANDBY, *SERVICES)}
         usage[WATCHDOG] = {"uptime": uptime, **measure(self._usage)}
         return status_object(self._run_file(), self._core, beats, usage, self._clock.monotonic())
 

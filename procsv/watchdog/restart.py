@@ -185,8 +185,12 @@ class History:
         self._same = Counter({key: count for key, count in self._same.items() if key[2] >= step})
         return True
 
-    def weigh(self, death: Death) -> Verdict:
-        """Counts a death: start again after a delay, or give up?"""
+    def weigh(self, death: Death, has_standby: bool = False) -> Verdict:
+        """Counts a death: start again after a delay, or give up?
+
+        `has_standby`: the next trainer is there already.  The first failure after progress then costs no delay: it
+        says nothing yet of whether the next start will fare better.
+        """
         kind = classify(death.exit)
         if kind is Kind.CHECKPOINTED:
             return self._weigh_return()
@@ -203,7 +207,7 @@ class History:
             return GiveUp(same, is_final=True)
         if self.is_spent():
             return GiveUp(self.spent_why(), is_final=False)
-        return Restart(self.delay_s())
+        return Restart(0.0 if has_standby and self.no_progress_count == 1 else self.delay_s())
 
     def is_spent(self) -> bool:
         return self.no_progress_count >= self.policy.failures_max

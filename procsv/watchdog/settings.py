@@ -25,6 +25,7 @@ class Settings:
     grace_s: float = 25.0  # for a stop, everything included: trainer 17, services 5, margin 3
     limits: Limits = field(default_factory=Limits)
     waits: Waits = field(default_factory=Waits)
+    standby: str = "off"  # warm: a process waits that has imported TensorFlow; hot: and has run the program's start
     memory_limit: int = 0  # bytes that the trainer's tree may use; 0: as many as there are
     learned_step_s: float = 0.0  # the median of an earlier launch in this logdir; 0.0: none is known
 
@@ -48,7 +49,7 @@ def settings_of(start: Start, learned_step_s: float = 0.0) -> Settings:
     )
     waits = Waits(seconds("hang-abort-s", Waits().abort_s), seconds("hang-kill-s", Waits().kill_s))
     memory_limit = int(options.get("memory-limit", "0"))
-    return Settings(policy, start.grace_s, _limits(options), waits, memory_limit, learned_step_s)
+    return Settings(policy, start.grace_s, _limits(options), waits, start.standby, memory_limit, learned_step_s)
 
 
 def _limits(options: Mapping[str, str]) -> Limits:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from procsv.ipc.runfile import RunFile
-from procsv.watchdog.events import TRAINER, WATCHDOG
+from procsv.watchdog.events import STANDBY, TRAINER, WATCHDOG
 from procsv.watchdog.memory import host_memory
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
         last_exit=task.last_exit,
         next_restart_in=round(max(0.0, task.restart_s - now_s), 3) if waits and task.restart_s is not None else None,
         step_s=round(task.hanging.liveness.steps.median_s, 6),
+        save_error=core.saves.error or None,
+        next_save_in=None if core.saves.try_s is None else round(max(0.0, core.saves.try_s - now_s), 3),
         goodput=task.goodput.value(now_s),
         started_at=facts.started_at,
         ended_at=wall_s if is_over else None,
@@ -80,6 +82,8 @@ def status_object(
     rows = [(WATCHDOG, run.pid, "running", "")]
     word = "suspect" if core.task.is_suspect(now_s) else core.task.life.state.word
     rows.append((TRAINER, core.task.pid, word, _phase(beats.get(TRAINER))))
+    if core.standby.pid:
+        rows.append((STANDBY, core.standby.pid, core.standby.state.word, ""))
     for role, keeper in core.keepers.items():
         rows.append((role, keeper.pid, keeper.state.word, _phase(beats.get(role))))
     shown["memory"] = host_memory()

@@ -9,7 +9,18 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from procsv.ipc.messages import Durable, Hello, Note, Reason, Recovered, Rejected, Settled, StopTraining, TrainerEnded
+from procsv.ipc.messages import (
+    Durable,
+    Hello,
+    Loaded,
+    Note,
+    Reason,
+    Recovered,
+    Rejected,
+    Settled,
+    StopTraining,
+    TrainerEnded,
+)
 from procsv.ipc.pulse import Beat, Phase
 from procsv.ipc.runfile import NO_STEP, LastExit
 from procsv.ipc.units import show_duration
@@ -23,7 +34,6 @@ from procsv.watchdog.events import (
     Said,
     Say,
     Signal,
-    Spawn,
     Tell,
     WriteRun,
 )
@@ -50,6 +60,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from procsv.watchdog.settings import Settings
+    from procsv.watchdog.standby import Standby
 
 TREE_S_MAX = 30.0  # what was killed and is still there after this long is called unkillable
 
@@ -66,7 +77,9 @@ _DEATHS = {Kind.DONE: On.FINISHED, Kind.CHECKPOINTED: On.CHECKPOINTED}
 class Task:
     """The trainer.  `out` takes the actions."""
 
-    def __init__(self, incarnation: int, settings: Settings, rng: Random, now_s: float, out: list[Action]) -> None:
+    def __init__(
+        self, incarnation: int, settings: Settings, rng: Random, now_s: float, standby: Standby, out: list[Action]
+    ) -> None:
         self.life = Lifecycle()
         self.history = History(settings.policy, rng)
         liveness = Liveness(settings.limits, StepTimes(settings.learned_step_s))
@@ -86,6 +99,7 @@ class Task:
         self.unsaved = ""  # why the newest state of the last trainer is not on disk
         self.restart_s: float | None = None  # monotonic time of the next start
         self._grace_s = settings.grace_s
+        self._standby = standby
         self._out = out
         self._death_s = now_s  # of the old trainer; of none, the start of the run
         self._last_death: Ended | None = None
@@ -109,6 +123,13 @@ class Task:
         self._out.append(Say(f"cannot start the trainer: {error}; trying again", is_bad=True))
         self.restart_s = now_s + self.history.not_spawned().delay_s
         self.life.handle(On.NOT_SPAWNED, error)
+
+    def not_promoted(self, now_s: float) -> None:
+        """The standby that was to be the trainer is not: a cold start follows, as soon as nothing of it is left."""
+        self.restart_s = now_s
+        self.life.handle(On.NOT_SPAWNED, "the standby")
+        self._tree_is_gone, self._killed_s = False, now_s
+        self._out.append(ClearTree(self.incarnation))
 
     def beat(self, beat: Beat, now_s: float) -> None:
         """The pulse of the trainer that runs, as read now."""
@@ -135,6 +156,8 @@ class Task:
                 self._handle(On.HELLO, now_s)
             case Recovered() as recovered:
                 self._recovered(recovered, now_s)
+            case Loaded():
+                self._standby.wanted()
             case Note(event, fields):
                 self._out.append(Journal(event, TRAINER, self.incarnation, dict(fields)))
             case _:
@@ -163,6 +186,7 @@ class Task:
         """The trainer is dead and reaped."""
         if ended.incarnation != self.incarnation:
             return
+        self._standby.trainer_died()
         self._read(ended.beat)
         self.memory_step = ended.memory_step
         stopping = self.life.state in (State.STOPPING, State.RECYCLING) or self.ends_run
@@ -192,7 +216,8 @@ class Task:
             self._handle(On.TREE_GONE, now_s)
 
     def durable(self, news: Durable) -> None:
-        self.durable_step = news.step
+        if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # else a later state was there already
+            self.durable_step = news.step
         self.history.durable(news.step)
 
     def rejected(self, news: Rejected) -> None:
@@ -335,7 +360,7 @@ class Task:
             self.restarts += 1
         self._we_killed, self._recycled, self._stop_is_told = "", "", False
         self.hanging.begin(now_s)
-        self._out.append(Spawn(TRAINER, self.incarnation))
+        self._out.append(self._standby.start_of(self.incarnation, now_s))
 
     def _tell_stop(self, now_s: float) -> None:
         self.hanging.end()
@@ -359,7 +384,7 @@ class Task:
             self._restart(Restart(0.0), now_s)
             return
         death = Death(ended.exit, ended.words, self._own_step)
-        verdict = self.history.weigh(death)
+        verdict = self.history.weigh(death, self._standby.is_ready)
         if self.history.suspects(death, self._resumed_step, self.resume_step):
             self._go_back()
         if isinstance(verdict, Restart):

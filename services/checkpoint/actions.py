@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from procsv.ipc.arena import SlotInfo
 from procsv.ipc.channel import Heard
 from procsv.ipc.messages import Message, Reason, SaverPlan
-from procsv.services.checkpoint.facts import State
+from procsv.services.checkpoint.facts import Examined, Sighting, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +78,45 @@ class RemoveStaged:
     state: State
 
 
-Action = Acknowledge | Reply | Announce | Persist | TakeStock | VerifySlot | Find | Release | Retire | RemoveStaged
+@dataclass(frozen=True, slots=True)
+class LookAround:
+    """At the directory, for what others have saved there.  Answered by `looked` or `look_failed`."""
+
+    plan: SaverPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Examine:
+    """Reads what somebody else has saved.  Answered by `examined`."""
+
+    sighting: Sighting
+    plan: SaverPlan
+
+
+@dataclass(frozen=True, slots=True)
+class TakeIn:
+    """Gives it a manifest, and a place on the list if it is to have one.  Answered by `taken_in` or `take_in_failed`.
+
+    `own`: the supervised Saver has saved it, so that it is counted and goes when its turn comes.
+    """
+
+    examined: Examined
+    own: bool
+    plan: SaverPlan
+
+
+Action = (
+    Acknowledge
+    | Reply
+    | Announce
+    | Persist
+    | TakeStock
+    | VerifySlot
+    | Find
+    | Release
+    | Retire
+    | RemoveStaged
+    | LookAround
+    | Examine
+    | TakeIn
+)

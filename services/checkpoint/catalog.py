@@ -16,7 +16,7 @@ from procsv.ipc import disk
 from procsv.ipc.messages import SaverPlan
 from procsv.services.checkpoint.bundle import BadBundle, Bundle, check_contents, check_structure, scalar_int
 from procsv.services.checkpoint.facts import Candidate, Found, Rejection
-from procsv.services.checkpoint.manifest import BadCheckpoint, Manifest, read_manifest, sum_file, verify_files
+from procsv.services.checkpoint.manifest import BadCheckpoint, read_manifest, verify_files
 from procsv.services.checkpoint.names import (
     absolute_save_path,
     all_files,
@@ -128,38 +128,27 @@ class Catalog:
         try:
             manifest = read_manifest(manifest_of(path))
         except BadCheckpoint:
-            if not self._was_rewritten(path, None):
+            if not _was_rewritten(path):
                 raise
             manifest = None
         if not has_files(path):
             raise BadCheckpoint("its files are gone")
         if manifest is None:
-            return _verify_foreign(path)
+            return verify_foreign(path)
         signature = _signature(path)
         if self._good.get(path) != signature:
             try:
                 verify_files(manifest, Path(path).parent)
             except BadCheckpoint:
-                if not self._was_rewritten(path, manifest):
+                if not _was_rewritten(path):
                     raise
-                return _verify_foreign(path)
+                return verify_foreign(path)
             self._good[path] = signature
         return manifest.step
 
     def trust(self, path: str) -> None:
         """This checkpoint was verified as it was written."""
         self._good[path] = _signature(path)
-
-    def _was_rewritten(self, path: str, manifest: Manifest | None) -> bool:
-        """Whether somebody else (the user's own Saver.save) has since put another index in the place of ours."""
-        index = Path(path + ".index")
-        try:
-            if manifest is None or index.stat().st_mtime <= manifest_of(path).stat().st_mtime:
-                return False
-            listed = manifest.files.get(index.name)
-            return listed is not None and sum_file(index) != listed
-        except FileNotFoundError:
-            return False
 
     def _quarantine(self, path: str) -> None:
         """Moves a checkpoint's files into `<name>.rejected/`.  Killed in between: the rest follows at the next start."""
@@ -188,13 +177,24 @@ class Catalog:
         return tuple(paths)
 
 
+def _was_rewritten(path: str) -> bool:
+    """Whether somebody else (the user's own Saver.save) has since put another index beside the manifest.
+
+    Then the manifest says nothing, and the checkpoint's own checksums count.
+    """
+    try:
+        return Path(path + ".index").stat().st_mtime_ns > manifest_of(path).stat().st_mtime_ns
+    except FileNotFoundError:
+        return False
+
+
 def _signature(path: str) -> tuple[tuple[str, int, int, int], ...]:
     found = [(file.name, file.stat()) for file in all_files(path)]
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
-def _verify_foreign(path: str) -> int:
-    """A checkpoint without manifest: TensorFlow's own, or the user's.  Its own checksums must agree."""
+def verify_foreign(path: str) -> int:
+    """The step of a checkpoint without manifest: TensorFlow's own, or the user's.  Its own checksums must agree."""
     if not Path(path + ".index").is_file():
         _verify_v1(path)
         return step_in_name(path)

@@ -7,6 +7,7 @@ no socket inside: time is an argument, slots and files are what the events say t
     saving.py     when and why one is saved; back-off
     waiting.py    who waits for one to be on disk
     restoring.py  what a trainer is told to start from
+    noticing.py   what others have saved, and is taken in
 
 Here is what each event means to each of them, and the order in which they decide.
 """
@@ -29,6 +30,8 @@ from procsv.ipc.messages import (
     Snapshot,
     Staged,
     TrainerEnded,
+    Unwritable,
+    UserSave,
 )
 from procsv.ipc.slots import SlotState
 from procsv.services.checkpoint.actions import (
@@ -40,11 +43,14 @@ from procsv.services.checkpoint.actions import (
     Retire,
     TakeStock,
 )
-from procsv.services.checkpoint.facts import Found, State, Stock
+from procsv.services.checkpoint.facts import Examined, Found, Look, State, Stock, TakenIn
+from procsv.services.checkpoint.noticing import Noticing
 from procsv.services.checkpoint.restoring import Restoring
 from procsv.services.checkpoint.saving import RETRY_S_MIN, Saving, as_reason
 from procsv.services.checkpoint.states import States
 from procsv.services.checkpoint.waiting import Waiting
+
+NOTICING_S_MAX = 5.0  # how long the end of the run waits for what the program has saved last to be taken in
 
 
 class Core:
@@ -56,12 +62,17 @@ class Core:
         self.saving = Saving()
         self.waiting = Waiting()
         self.restoring = Restoring(self.states)
+        self.noticing = Noticing()
         self.plan: SaverPlan | None = None
         self.durable_count = 0
         self._is_restarted = is_restarted
         self._is_finishing = False
         self._is_stocked = False
         self._stock_again_s: float | None = None
+        self._last_look = 0  # the one after which the run may end
+        self._notice_by_s = math.inf
+        self._looked_at = 0  # the durable sequence when the look began
+        self._trouble = ""  # with the directory, as last announced
         self._out: list[Action] = []
 
     # -- what is seen -----------------------------------------------------------------------------------------
@@ -100,8 +111,11 @@ class Core:
             case Staged(prefix, sequence, step, want):
                 self.states.take_staged(State(sequence, step, asker.incarnation, self.states.run, None, prefix))
                 self._on_want(asker, sequence, step, want)
+            case UserSave(path):
+                self.noticing.told(asker, path)
             case Restore(durable_only):
-                self.restoring.ask(asker, durable_only)
+                self.noticing.writers_are_gone(False)
+                self.restoring.ask(asker, durable_only, self._next_look())
             case Restored():
                 self.restoring.has_restored(asker.incarnation)
                 self.saving.cadence_from_s = now_s
@@ -109,6 +123,7 @@ class Core:
             case TrainerEnded(incarnation, clean, avoid_step):
                 self.waiting.trainer_ended(asker, incarnation, "final" if clean else "crash")
                 self.restoring.trainer_ended(clean, avoid_step)
+                self.noticing.writers_are_gone(True)
                 self.saving.hurry()
             case _:
                 self._out.append(Acknowledge(asker))
@@ -120,6 +135,8 @@ class Core:
         self.saving.failures = 0
         self.saving.hurry()
         self.waiting.run_ended(asker, "final" if asker is not None else "crash")
+        self.noticing.writers_are_gone(True)
+        self._last_look, self._notice_by_s = self._next_look(), now_s + NOTICING_S_MAX
         return self._decide(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
@@ -154,8 +171,18 @@ class Core:
             self.waiting.want(asker, sequence, step, reason)
             self.saving.hurry()
 
+    def _next_look(self) -> int:
+        """The number of the next look that begins from now on; 0 if none will."""
+        return self.noticing.looks_begun + 1 if self._can_look else 0
+
+    @property
+    def _can_look(self) -> bool:
+        return self.plan is None or "://" not in self.plan.save_path
+
     # -- what the jobs came to --------------------------------------------------------------------------------
     def stocked(self, stock: Stock, now_s: float) -> list[Action]:
+        if not self._is_stocked:
+            self.noticing.begin(stock.run_began)
         self._is_stocked = True
         self.states.stocked(stock)
         return self._decide(now_s)
@@ -179,10 +206,12 @@ class Core:
     def save_failed(self, error: str, now_s: float) -> list[Action]:
         """The running save has failed; the last good checkpoint stands."""
         state = self.saving.failed(error, now_s)
-        failed = SaveFailed(state.sequence, state.step, error)
+        failed = SaveFailed(state.sequence, state.step, error, retry_in=self.saving.retry_s - now_s)
         self._out += [Announce(failed), *self.waiting.fail(state, failed)]
         self.restoring.save_failed()
-        self._out += self.waiting.settle(self.states, self.saving, after_failure=True)
+        self._out += self.waiting.settle(
+            self.states, self.saving, after_failure=True, is_noticing=self._is_noticing(now_s)
+        )
         return self._decide(now_s)
 
     def save_lost(self, state: State, why: str, is_bad: bool, now_s: float) -> list[Action]:
@@ -213,6 +242,42 @@ class Core:
             self.states.searched(found)
         return self._decide(now_s)
 
+    # -- what others have saved -------------------------------------------------------------------------------
+    def changed(self, now_s: float) -> list[Action]:
+        """Something has changed in the checkpoints' directory, perhaps."""
+        self.noticing.hint()
+        return self._decide(now_s)
+
+    def looked(self, look: Look, now_s: float) -> list[Action]:
+        """The directory was looked at."""
+        assert self.plan is not None, "a look without a plan"
+        if look.newest_step is not None and self._looked_at == self.states.durable_sequence:
+            self.states.newest_step = look.newest_step
+        self._out += self.noticing.looked(look, self.plan, now_s)
+        if look.trouble != self._trouble:
+            self._trouble = look.trouble
+            self._out.append(Announce(Unwritable(look.trouble)))
+            self.saving.hurry()
+        return self._decide(now_s)
+
+    def look_failed(self, error: str, now_s: float) -> list[Action]:
+        return self.looked(Look((), None, error), now_s)
+
+    def examined(self, examined: Examined, now_s: float) -> list[Action]:
+        """What somebody else has saved was read whole."""
+        assert self.plan is not None, "an examination without a plan"
+        self._out += self.noticing.examined(examined, self.plan)
+        return self._decide(now_s)
+
+    def taken_in(self, taken: TakenIn, now_s: float) -> list[Action]:
+        """It has its manifest, or not yet."""
+        examined, durable = taken.examined, taken.durable
+        self.noticing.taken_in(examined.path, examined.signature, durable is not None, now_s)
+        if durable is not None:
+            self.states.taken_in(taken)
+            self._out.append(Announce(durable))
+        return self._decide(now_s)
+
     # -- decisions --------------------------------------------------------------------------------------------
     def _decide(self, now_s: float) -> list[Action]:
         if self._stock_again_s is not None and now_s >= self._stock_again_s and self.plan is not None:
@@ -220,12 +285,27 @@ class Core:
             self._out.append(TakeStock(self.plan))
         self._out += self.waiting.satisfy(self.states, self.saving)
         self._out += self.restoring.prepare()
-        self._out += self.restoring.go_on(self.plan if self._is_stocked else None)
+        self._look_around(now_s)
+        self._out += self.restoring.go_on(self.plan if self._is_stocked else None, self.noticing.looks_done)
         self._begin_save(now_s)
-        self._out += self.waiting.settle(self.states, self.saving, after_failure=False)
+        self._out += self.waiting.settle(
+            self.states, self.saving, after_failure=False, is_noticing=self._is_noticing(now_s)
+        )
         self._clear_away()
         out, self._out = self._out, []
         return out
+
+    def _look_around(self, now_s: float) -> None:
+        looks = self.noticing.go_on(self.plan if self._is_stocked and self._can_look else None, now_s)
+        if looks:
+            self._looked_at = self.states.durable_sequence
+        self._out += looks
+
+    def _is_noticing(self, now_s: float) -> bool:
+        """Whether the end of the run has still to wait for what others have saved."""
+        if not self._is_stocked or now_s >= self._notice_by_s:
+            return False
+        return self.noticing.looks_done < self._last_look or not self.noticing.is_idle
 
     def _begin_save(self, now_s: float) -> None:
         state = self.unsaved
@@ -266,5 +346,7 @@ class Core:
 
     def next_due_s(self) -> float:
         """The monotonic time at which time alone changes something."""
-        stock_s = self._stock_again_s if self._stock_again_s is not None else math.inf
-        return min(stock_s, self.saving.next_due_s(self.plan) if self.unsaved is not None else math.inf)
+        dues = [self._stock_again_s or math.inf, self._notice_by_s]
+        if self._is_stocked and self._can_look:
+            dues.append(self.noticing.next_due_s())
+        return min(*dues, self.saving.next_due_s(self.plan) if self.unsaved is not None else math.inf)

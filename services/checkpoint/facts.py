@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from procsv.ipc.arena import SlotInfo
 from procsv.ipc.messages import Durable
+from procsv.services.checkpoint.manifest import FileSum
 
 
 class WriteMismatch(Exception):
@@ -40,6 +41,7 @@ class Stock:
     top_sequence: int  # the highest that any manifest tells of
     durable: Durable | None  # that checkpoint, if it is ours and was verified
     kept: tuple[str, ...]
+    run_began: float | None = None  # Unix seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +71,48 @@ class Found:
     rejected: tuple[Rejection, ...]
     exists: bool
     error: str  # why there is none although something exists; "" otherwise
+
+
+# (name, inode, size, time of change in ns) of each file of a checkpoint but its manifest
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A checkpoint that has no manifest, or an older one: somebody else has written it, or is about to."""
+
+    path: str
+    signature: Signature
+    time: float  # of its index (Unix seconds)
+    listed: bool  # in the `checkpoint` file
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the directory shows.  `trouble`: it is gone or cannot be written to."""
+
+    strangers: tuple[Sighting, ...]
+    newest_step: int | None  # of the checkpoint that would be restored; -1 if there is none, None: nobody knows
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A stranger that was read whole and is on the disk; or `error` says what is wrong with it."""
+
+    path: str
+    signature: Signature
+    step: int
+    files: dict[str, FileSum]  # empty if it is of no use, or (without an error) has changed meanwhile
+    time: float  # Unix seconds
+    seconds: float  # that it took
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenIn:
+    """What became of a stranger; `durable` None: it has changed, or another Saver has its turn."""
+
+    examined: Examined
+    durable: Durable | None
+    is_latest: bool = False

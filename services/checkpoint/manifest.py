@@ -39,6 +39,7 @@ class Manifest(msgspec.Struct, frozen=True):
     reason: Reason
     time: float  # Unix seconds
     files: dict[str, FileSum]
+    guest: bool = False  # not the supervised Saver's: never deleted by us
 
     @property
     def bytes(self) -> int:

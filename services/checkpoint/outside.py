@@ -6,6 +6,7 @@ Made by process.py for itself; the simulation puts a world that exists only in m
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from procsv.ipc.arena import SlotInfo, SlotReader, remove_slot, scan
@@ -14,10 +15,13 @@ from procsv.ipc.errors import PeerError
 from procsv.ipc.messages import SaverPlan
 from procsv.ipc.process import Stranger
 from procsv.ipc.start import Start
-from procsv.services.checkpoint.facts import State
+from procsv.services.checkpoint import looking
+from procsv.services.checkpoint.facts import Examined, Look, Sighting, State
 from procsv.services.checkpoint.last_one_out import LastOneOut
+from procsv.services.checkpoint.names import absolute_save_path
 from procsv.services.checkpoint.staged import find_staged, remove_staged
 from procsv.services.checkpoint.store import Store
+from procsv.services.checkpoint.watching import Watch
 from procsv.services.checkpoint.worker import Outcomes, Worker
 
 
@@ -56,6 +60,18 @@ class Outside:
 
     def remove_staged(self, prefix: str) -> None:
         remove_staged(Path(prefix), self._start.places)
+
+    def watch(self, on_change: Callable[[], None]) -> Watch:
+        """Hints that the checkpoints' directory has changed; any thread calls `on_change`."""
+        return Watch(on_change)
+
+    def look(self, plan: SaverPlan, watch: Watch) -> Look:
+        """The checkpoints' directory as it is now; from now on it is watched, if it was not."""
+        watch.keep(Path(absolute_save_path(plan)).parent)  # before the look: what comes after it is hinted at
+        return looking.look(plan)
+
+    def examine(self, sighting: Sighting) -> Examined:
+        return looking.examine(sighting, self._clock)
 
     def stranger(self, pid: int) -> Stranger:
         return Stranger(pid)

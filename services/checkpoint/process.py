@@ -19,17 +19,20 @@ from procsv.services.checkpoint.actions import (
     Acknowledge,
     Action,
     Announce,
+    Examine,
     Find,
+    LookAround,
     Persist,
     Release,
     RemoveStaged,
     Reply,
     Retire,
+    TakeIn,
     TakeStock,
     VerifySlot,
 )
 from procsv.services.checkpoint.core import Core
-from procsv.services.checkpoint.facts import Found, State
+from procsv.services.checkpoint.facts import Examined, Found, State, TakenIn
 from procsv.services.checkpoint.last_one_out import LastOneOut
 from procsv.services.checkpoint.outside import Outside
 from procsv.services.checkpoint.store import SlotBad, SlotGone
@@ -40,6 +43,7 @@ T = TypeVar("T")
 # Of the disk thread.  Training comes first, but a save costs the same processor time however long it takes, and holds a
 # slot meanwhile.  800 MB beside two busy threads on two cores: 1.7 s at 0, 5 s at 5, 15 s at 10.
 NICENESS = 5
+NICENESS_EXAMINING = 10  # of the thread that reads what the program has saved itself: nobody waits for that
 REJECTED_MAX = 100  # later ones are told only to those who are there
 LAST_WORDS_S_MAX = 2.0  # how long an answer to Finish may take to be acknowledged
 
@@ -56,10 +60,14 @@ class CheckpointService:
         self._outcomes = Outcomes(tools.wake)
         self._disk = self._outside.worker("disk", self._outcomes, NICENESS)
         self._checker = self._outside.worker("checker", self._outcomes)
+        self._examiner = self._outside.worker("examiner", self._outcomes, NICENESS_EXAMINING)
+        self._watch = self._outside.watch(self._on_change)
+        self._is_change_posted = False
         self._core = Core(tools.start.run, self._store.lineage(), is_restarted=tools.start.incarnation > 1)
         self._last_one_out: LastOneOut | None = None
         self._trainers: dict[int, Stranger] = {}  # by incarnation
-        self._said: Durable | None = None  # the newest checkpoint that was announced
+        self._newest_trainer = 0
+        self._said: dict[bool, Durable] = {}  # the newest that were announced: a user's save, and one of ours
         self._rejected: list[Rejected] = []  # all that was announced, for who comes later
         self._finish: Heard | None = None
         self._finished_by_s = 0.0
@@ -113,12 +121,51 @@ class CheckpointService:
         return not self._is_answer_open() or now_s >= self._finished_by_s > 0
 
     def close(self) -> None:
-        for worker in (self._disk, self._checker):
+        self._watch.close()
+        for worker in (self._disk, self._checker, self._examiner):
             worker.close()
         for trainer in self._trainers.values():
             trainer.close()
         if self._last_one_out is not None:
             self._last_one_out.tidy(keep_memory=self._core.unsaved is not None, now_wall_s=self._tools.clock.wall())
+
+    # -- the directory ----------------------------------------------------------------------------------------
+    def _on_change(self) -> None:
+        """On the observer's thread: however many changes there are, the main thread hears of one at a time."""
+        if not self._is_change_posted:
+            self._is_change_posted = True
+            self._outcomes.add(self._changed)
+
+    def _changed(self) -> None:
+        self._is_change_posted = False
+        self._do(self._core.changed(self._tools.clock.monotonic()))
+
+    def _look_around(self, plan: SaverPlan) -> None:
+        def failed(error: Exception) -> None:
+            self._do(self._core.look_failed(_text(error), self._tools.clock.monotonic()))
+
+        self._checker.do(lambda: self._outside.look(plan, self._watch), self._after(self._core.looked), failed)
+
+    def _examine(self, action: Examine) -> None:
+        sighting = action.sighting
+
+        def failed(error: Exception) -> None:
+            examined = Examined(sighting.path, sighting.signature, -1, {}, sighting.time, 0.0, _text(error))
+            self._do(self._core.examined(examined, self._tools.clock.monotonic()))
+
+        self._examiner.do(lambda: self._outside.examine(sighting), self._after(self._core.examined), failed)
+
+    def _take_in(self, action: TakeIn) -> None:
+        examined, incarnation = action.examined, self._newest_trainer
+
+        def failed(error: Exception) -> None:  # printed by the worker; it is tried again
+            self._do(self._core.taken_in(TakenIn(examined, None), self._tools.clock.monotonic()))
+
+        self._disk.do(
+            lambda: self._store.take_in(action.plan, examined, action.own, incarnation),
+            self._after(self._core.taken_in),
+            failed,
+        )
 
     # -- events -----------------------------------------------------------------------------------------------
     def _look(self) -> None:
@@ -135,11 +182,12 @@ class CheckpointService:
         if heard.role == "trainer" and (known is None or known.pid != hello.pid):
             if known is not None:
                 known.close()
+            self._newest_trainer = max(self._newest_trainer, heard.incarnation)
             self._trainers[heard.incarnation] = self._outside.stranger(hello.pid)
         self._tools.server.acknowledge(heard)
-        if self._said is not None and heard.role in ("trainer", "watchdog"):
-            self._tools.server.tell(heard.who, self._said)  # perhaps it was not there when it was said
         if heard.role in ("trainer", "watchdog"):
+            for said in self._said.values():
+                self._tools.server.tell(heard.who, said)  # perhaps it was not there when it was said
             for rejected in self._rejected:
                 self._tools.server.tell(heard.who, rejected)
 
@@ -169,7 +217,7 @@ class CheckpointService:
                     server.tell(to.who, body, re=to.seq)
             case Announce(body):
                 if isinstance(body, Durable):
-                    self._said = body
+                    self._said[bool(body.sequence)] = body
                 elif isinstance(body, Rejected) and len(self._rejected) < REJECTED_MAX:
                     self._rejected.append(body)
                 server.tell_all(body, ("trainer", "watchdog"))
@@ -183,6 +231,12 @@ class CheckpointService:
                 self._disk.do(lambda: self._find(plan, before), self._after(self._core.found), self._looking_failed)
             case VerifySlot(state):
                 self._verify(state)
+            case LookAround(plan):
+                self._look_around(plan)
+            case Examine():
+                self._examine(action)
+            case TakeIn():
+                self._take_in(action)
             case Release():
                 self._disk.do(self._store.release, lambda _: None, lambda _: None)
             case Retire(slot):

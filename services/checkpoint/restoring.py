@@ -22,6 +22,7 @@ TRIES_FOR_RESTORE_MAX = 3
 class _Question:
     asker: Heard
     durable_only: bool
+    after_look: int  # it is answered after the directory was looked at so many times: what a user has just saved counts
     stage: str = "waiting"  # waiting, verifying, searching
     saves_failed: int = 0
     searched: Found | None = None
@@ -46,9 +47,9 @@ class Restoring:
         return self._question is not None
 
     # -- what happens -----------------------------------------------------------------------------------------
-    def ask(self, asker: Heard, durable_only: bool) -> None:
+    def ask(self, asker: Heard, durable_only: bool, after_look: int) -> None:
         """A restart of the same question (a session built anew) takes the place of the one before."""
-        self._question, self.served = _Question(asker, durable_only), ""
+        self._question, self.served = _Question(asker, durable_only, after_look), ""
 
     def has_restored(self, incarnation: int) -> None:
         self.restored, self.served = max(self.restored, incarnation), ""
@@ -110,14 +111,14 @@ class Restoring:
         self._verifying.add(slot)
         return [VerifySlot(slot)]
 
-    def go_on(self, plan: SaverPlan | None) -> list[Action]:
+    def go_on(self, plan: SaverPlan | None, looks: int) -> list[Action]:
         """Moves the trainer's question on.  `plan` None: what is on disk is not known yet."""
         asked, states = self._question, self.states
-        if asked is None or asked.stage != "waiting" or plan is None:
+        if asked is None or asked.stage != "waiting" or plan is None or looks < asked.after_look:
             return []
         slot, staged = states.newest_slot, states.newest_staged
         if self.avoid_step >= 0:
-            return self._go_back(asked, plan)
+            return self._go_back(asked, plan, looks)
         newer_staged = staged is not None and (slot is None or staged.sequence > slot.sequence)
         if asked.durable_only or (newer_staged and states.unsaved is staged):
             if states.unsaved is not None and asked.saves_failed < TRIES_FOR_RESTORE_MAX:
@@ -136,7 +137,7 @@ class Restoring:
         error = asked.searched.error
         return [self._answer("checkpoint" if error else "fresh", "", -1, error)]
 
-    def _go_back(self, asked: _Question, plan: SaverPlan) -> list[Action]:
+    def _go_back(self, asked: _Question, plan: SaverPlan, looks: int) -> list[Action]:
         """The newest state is suspect: a checkpoint before it, or, where there is none, that state after all."""
         if asked.searched is None:
             asked.stage, self._searched_at = "searching", self.states.durable_sequence
@@ -145,7 +146,7 @@ class Restoring:
         if good is not None:
             return [self._answer("checkpoint", good.path, good.step, "")]
         asked.searched = None
-        return self.go_on(plan)
+        return self.go_on(plan, looks)
 
     def _answer(self, source: str, path: str, step: int, error: str) -> Action:
         assert self._question is not None, "an answer without a question"

@@ -1,12 +1,15 @@
 """Which checkpoints are kept.  Pure: the store deletes.
 
 As tf.compat.v1.train.Saver does it, but for two of its bugs: all that is over `max_to_keep` goes, not one a save,
-and the time of the next one to keep for good is not forgotten by a restart.
+and the time of the next one to keep for good is not forgotten by a restart.  The service's checkpoints and those that
+the program saves with the supervised Saver are one list, in the order of their states.  A *guest* is what somebody else
+has saved: another Saver, or under another name.  It stays on the list, is not counted, and is never deleted.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 KEEP_NEVER_HOURS = 10_000.0  # Saver's default for keep_checkpoint_every_n_hours; no run is that long
@@ -18,16 +21,26 @@ class Kept:
 
     path: str
     time: float
+    is_guest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the Saver asks for."""
+
+    max_to_keep: int  # 0: nothing is deleted, and only the newest is listed
+    every_n_hours: float
+    next_keep: float = math.inf  # Unix seconds; the first checkpoint after it is spared when its turn comes
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a new checkpoint changes."""
+    """What a new checkpoint, or a list that somebody else has written, changes."""
 
     listed: tuple[str, ...]  # for the `checkpoint` file, oldest first
     delete: tuple[str, ...]
     spared: tuple[str, ...]  # off the list, but kept for good
-    next_keep: float  # Unix seconds; the first checkpoint after it is spared when its turn comes
+    next_keep: float
 
 
 def first_keep(since: float, every_n_hours: float) -> float:
@@ -35,17 +48,49 @@ def first_keep(since: float, every_n_hours: float) -> float:
     return since + every_n_hours * 3600 if every_n_hours < KEEP_NEVER_HOURS else math.inf
 
 
-def retain(listed: list[Kept], new: Kept, *, max_to_keep: int, every_n_hours: float, next_keep: float) -> Outcome:
-    """What the list becomes with `new` on it.  `max_to_keep` 0 deletes nothing and lists only the new one."""
-    if max_to_keep <= 0:
-        return Outcome((new.path,), (), (), next_keep)
-    chain = [kept for kept in listed if kept.path != new.path] + [new]
-    excess, chain = chain[:-max_to_keep], chain[-max_to_keep:]
-    delete, spared = [], []
-    for old in excess:
+def retain(listed: Sequence[Kept], new: Kept, rule: Rule, later: Set[str] = frozenset()) -> Outcome:
+    """What the list becomes with `new` on it: at its end, but before those at the end that hold a `later` state."""
+    chain = [kept for kept in listed if kept.path != new.path]
+    at = len(chain)
+    while at and chain[at - 1].path in later:
+        at -= 1
+    chain.insert(at, new)
+    return _trim(chain, rule)
+
+
+def mend(before: Sequence[Kept], now: Sequence[Kept], rule: Rule) -> Outcome:
+    """What the list becomes when somebody else has written it as `now`; it was `before`.  Of both, what is there.
+
+    A Saver that knows of all has made room: what it has taken off the list stays off, and what it keeps for good stays.
+    One that knows only its own has dropped the others: they come back.  The latest is what it says.
+    """
+    there = {kept.path for kept in now}
+    dropped = [kept for kept in before if kept.path not in there]
+    is_full = sum(not kept.is_guest for kept in now) >= max(rule.max_to_keep, 1)
+    rotated = [kept.path for kept in dropped if is_full and not kept.is_guest]
+    known = {kept.path for kept in before}
+    chain = [kept for kept in before if kept.path not in rotated]
+    chain += [kept for kept in now if kept.path not in known]
+    if now:
+        chain.sort(key=lambda kept: kept.path == now[-1].path)
+    outcome = _trim(chain, rule)
+    # Whether that Saver meant one to stay, only one that never does tells; what it has not got round to deleting goes.
+    leaves_none = rule.max_to_keep > 0 and rule.every_n_hours >= KEEP_NEVER_HOURS
+    delete = (*rotated, *outcome.delete) if leaves_none else outcome.delete
+    return Outcome(outcome.listed, delete, outcome.spared, outcome.next_keep)
+
+
+def _trim(chain: Sequence[Kept], rule: Rule) -> Outcome:
+    """Takes the oldest off until the rule holds."""
+    own = [kept for kept in chain if not kept.is_guest]
+    excess = own[: -max(rule.max_to_keep, 1)]
+    off = {kept.path for kept in excess}
+    listed = tuple(kept.path for kept in chain if kept.path not in off)
+    delete, spared, next_keep = [], [], rule.next_keep
+    for old in excess if rule.max_to_keep > 0 else ():
         if old.time > next_keep:
             spared.append(old.path)
-            next_keep += every_n_hours * 3600
+            next_keep += rule.every_n_hours * 3600
         else:
             delete.append(old.path)
-    return Outcome(tuple(kept.path for kept in chain), tuple(delete), tuple(spared), next_keep)
+    return Outcome(listed, tuple(delete), tuple(spared), next_keep)

@@ -58,6 +58,11 @@ def read_state(path: Path) -> StateFile | None:
         return None
     except OSError as error:
         raise GarbledStateFile(f"{path} cannot be read: {error.strerror}") from error
+    return parse_state(text, str(path))
+
+
+def parse_state(text: bytes, path: str) -> StateFile:
+    """What the bytes of the `checkpoint` file at `path` say; GarbledStateFile if they make no sense."""
     state = _CheckpointState()
     try:
         text_format.Merge(text.decode(), state)
@@ -76,6 +81,11 @@ def state_text(save_path: str, all_paths: list[str], relative: bool) -> bytes:
     if relative or not Path(save_path).is_absolute():
         directory = os.path.dirname(os.path.abspath(save_path))  # noqa: PTH100, PTH120  spelling as the user's
         all_paths = [os.path.relpath(path, directory) for path in all_paths]
+    return state_of_names(all_paths)
+
+
+def state_of_names(all_paths: list[str]) -> bytes:
+    """The text for paths that are listed as they are, oldest first."""
     state = _CheckpointState(model_checkpoint_path=all_paths[-1], all_model_checkpoint_paths=all_paths)
     text: str = text_format.MessageToString(state)
     return text.encode()

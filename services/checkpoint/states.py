@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from procsv.ipc.arena import SlotInfo
 from procsv.ipc.messages import Durable
 from procsv.ipc.slots import SlotState
-from procsv.services.checkpoint.facts import Found, State, Stock
+from procsv.services.checkpoint.facts import Found, State, Stock, TakenIn
 
 
 @dataclass(slots=True)
@@ -59,7 +59,8 @@ class States:
         self.durable, self.kept = durable, durable.all_paths
         self.durable_sequence = max(self.durable_sequence, durable.sequence)
         self.heard_of(durable.sequence)
-        self.newest_step = durable.step
+        if durable.path in durable.all_paths[-1:]:  # else the program has saved a later state by itself
+            self.newest_step = durable.step
 
     def searched(self, found: Found) -> None:
         """The checkpoints have been looked through: what is not good is not durable."""
@@ -68,6 +69,13 @@ class States:
         if self.durable is not None and self.durable.path in {rejection.path for rejection in found.rejected}:
             self.durable, self.durable_sequence = None, good.sequence if good else 0  # so it is saved once more
         self.newest_step = good.step if good is not None else -1
+
+    def taken_in(self, taken: TakenIn) -> None:
+        """Somebody else's checkpoint has its manifest."""
+        if taken.durable is not None:
+            self.kept = taken.durable.all_paths
+            if taken.is_latest:
+                self.newest_step = taken.durable.step
 
     def forget_disk(self) -> None:
         """Checkpoints go to another place from now on."""
@@ -108,7 +116,7 @@ class States:
 
     @property
     def durable_step(self) -> int:
-        return self.durable.step if self.durable is not None else self.newest_step
+        return max(self.newest_step, self.durable.step if self.durable is not None else -1)
 
     def take_superseded(self, busy: State | None) -> list[State]:
         """Staged states that nobody needs any more; they are forgotten.  `busy` is being saved."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from procsv.ipc import disk
 from procsv.ipc.arena import SlotInfo, SlotReader, scan
-from procsv.ipc.atomic import replace_file
+from procsv.ipc.atomic import fsync_dir, replace_file
 from procsv.ipc.clock import Clock
 from procsv.ipc.contents import Contents, prefix_of
 from procsv.ipc.errors import PeerError
@@ -27,17 +27,20 @@ from procsv.ipc.start import Start
 from procsv.ipc.turns import turn
 from procsv.ipc.units import show_size
 from procsv.services.checkpoint import writer
-from procsv.services.checkpoint.catalog import Catalog, Listing, take_stock
-from procsv.services.checkpoint.commit import Intent, Workshop, finish_deletions, read_text
-from procsv.services.checkpoint.facts import Candidate, Found, State, Stock, WriteMismatch
+from procsv.services.checkpoint.catalog import Catalog, take_stock
+from procsv.services.checkpoint.commit import Intent, Workshop, delete_checkpoint, finish_deletions, read_text
+from procsv.services.checkpoint.facts import Candidate, Examined, Found, Signature, State, Stock, TakenIn, WriteMismatch
+from procsv.services.checkpoint.looking import signature_of
 from procsv.services.checkpoint.manifest import (
     MANIFEST_VERSION,
     BadCheckpoint,
     FileSum,
     Manifest,
+    encode_manifest,
     read_manifest,
     sum_file,
 )
+from procsv.services.checkpoint.memory import Memory
 from procsv.services.checkpoint.names import (
     META_SUFFIX,
     absolute_save_path,
@@ -47,9 +50,10 @@ from procsv.services.checkpoint.names import (
     model_files,
     state_file_of,
 )
-from procsv.services.checkpoint.retention import Kept, first_keep, retain
+from procsv.services.checkpoint.rotation import Rotation
+from procsv.services.checkpoint.state_file import write_state
 
-MEMORY = "checkpoints.json"
+TAKE_IN_TURN_S = 1.0  # then the list is left to whoever has the turn, and mended the next time
 ROOM_MARGIN_BYTES = 8 * 2**20  # beside the tensors: index, meta, manifest; less free than that is a full disk
 
 declare("checkpoint.temporary_created", "checkpoint.before_fsync")
@@ -63,13 +67,6 @@ class SlotBad(Exception):
     """The slot's contents do not match their checksums.  The text names the tensor."""
 
 
-class _Memory(msgspec.Struct):
-    """`procsv/checkpoints.json`: what this service must not forget between runs."""
-
-    runs: list[str] = []  # whose snapshots in shared memory belong to this logdir
-    next_keep: dict[str, float] = {}  # by basename: when the next checkpoint is to be kept for good (Unix seconds)
-
-
 class Store:
     """Everything that the service does with files in the logdir."""
 
@@ -77,6 +74,8 @@ class Store:
         self._start = start
         self._clock = clock
         self._catalog = Catalog()
+        self._memory = Memory(start.places.home)
+        self._rotation = Rotation(self._memory)
         self._recovered: set[Path] = set()
         self._undeleted: list[str] = []
         self._serving = ""  # the checkpoint that a trainer is restoring from: not deleted meanwhile
@@ -87,15 +86,11 @@ class Store:
 
         A snapshot of any other run is of a logdir that was deleted since: not to be restored from.
         """
-        home, memory = self._start.places.home, self._remember()
         last = read_run(self._start.places.run_json)
-        known = set(memory.runs) | ({last.run} if last is not None else set())
+        known = self._memory.runs() | ({last.run} if last is not None else set())
         there = {info.run for info in scan(self._start.places.shm_dir)}
         lineage = frozenset(known & there) - {self._start.run}
-        memory.runs = sorted({*lineage, self._start.run})
-        with contextlib.suppress(OSError):  # a logdir that cannot be written: said by the first save
-            disk.make_dirs(home)
-            replace_file(home / MEMORY, msgspec.json.encode(memory))
+        self._memory.note_runs(sorted({*lineage, self._start.run}))
         return lineage
 
     def open(self) -> None:
@@ -110,9 +105,13 @@ class Store:
         listing = take_stock(plan)
         top = max((c.sequence for c in listing.candidates), default=0)
         if not listing.candidates:
-            return Stock(-1, top, None, ())
-        newest = listing.candidates[0]
-        return Stock(newest.step, top, self._as_durable(newest, listing.kept), listing.kept)
+            return Stock(-1, top, None, (), self._run_began())
+        newest, kept = listing.candidates[0], self._rotation.own(listing.kept, plan)
+        return Stock(newest.step, top, self._as_durable(newest, kept), kept, self._run_began())
+
+    def _run_began(self) -> float | None:
+        run = read_run(self._start.places.run_json)
+        return run.started_at if run is not None and run.run == self._start.run else None
 
     def _as_durable(self, newest: Candidate, kept: tuple[str, ...]) -> Durable | None:
         if not newest.sequence or not scan(self._start.places.shm_dir):
@@ -121,13 +120,18 @@ class Store:
             self._catalog.verify(newest.path)
             manifest = read_manifest(manifest_of(newest.path))
             if manifest is not None:
-                return _durable(manifest, newest.path, 0.0, kept)
+                return durable_of(manifest, newest.path, 0.0, kept)
         return None
 
     def _prepare_to_look(self, plan: SaverPlan) -> None:
         """As `_prepare`, as far as it goes: from a disk that cannot be written what is whole can still be restored."""
         with contextlib.suppress(OSError):
             self._prepare(plan)
+        self._learn_list(plan)
+
+    def _learn_list(self, plan: SaverPlan) -> None:
+        if not self._rotation.has_begun(plan):
+            self._rotation.begin(plan, take_stock(plan), self._run_began())
 
     def _prepare(self, plan: SaverPlan) -> Workshop:
         """The workshop for a plan's checkpoints, with what was interrupted there ended."""
@@ -148,6 +152,7 @@ class Store:
             listed = {c.path for c in take_stock(plan).candidates if c.listed}
             finish_deletions(directory, Path(save_path).name, listed)
             self._recovered.add(directory)
+        self._learn_list(plan)
         return workshop
 
     def _recover(self, workshop: Workshop) -> None:
@@ -161,7 +166,9 @@ class Store:
         self._prepare_to_look(plan)
         found = self._catalog.find(plan, before)
         self._serving = found.checkpoint.path if found.checkpoint else ""
-        return found
+        if found.rejected:
+            self._rotation.is_relisted(plan, found.kept)
+        return replace(found, kept=self._rotation.own(found.kept, plan))
 
     def release(self) -> None:
         """The trainer has restored."""
@@ -176,6 +183,50 @@ class Store:
             raise SlotBad(str(error)) from error
         finally:
             reader.close()
+
+    # -- what others have saved -------------------------------------------------------------------------------
+    def take_in(self, plan: SaverPlan, examined: Examined, own: bool, incarnation: int) -> TakenIn:
+        """Gives a checkpoint that somebody else has saved its manifest, and mends the list.
+
+        `own`: the supervised Saver has saved it.  OSError passes through: it is as it was.
+        """
+        self._prepare(plan)
+        path = examined.path
+        with turn(Path(absolute_save_path(plan)).parent, TAKE_IN_TURN_S) as is_our_turn:
+            if _signature_or_none(path) != examined.signature:
+                return TakenIn(examined, None)
+            guest = not own or self._rotation.is_of_another_name(path, plan)
+            files, now = examined.files, examined.time
+            manifest = Manifest(
+                MANIFEST_VERSION, examined.step, 0, incarnation, self._start.run, "manual", now, files, guest
+            )
+            for name in files:  # whoever saved it has not: no loss of power shall take what we vouch for
+                disk.fsync_path(Path(path).parent / name)
+            fsync_dir(Path(path).parent)
+            replace_file(manifest_of(path), encode_manifest(manifest))
+            # killed here: it is known; that others are over `max_to_keep` is seen at the next save
+            self._catalog.trust(path)
+            listed = self._mend_list(plan) if is_our_turn else take_stock(plan).kept
+        durable = durable_of(manifest, path, examined.seconds, self._rotation.own(listed, plan))
+        return TakenIn(examined, durable, is_latest=listed[-1:] == (path,))
+
+    def _mend_list(self, plan: SaverPlan) -> tuple[str, ...]:
+        """Brings `checkpoint` and what is kept in line with what others have saved; what it lists then."""
+        listing = take_stock(plan)
+        before = listing.kept
+        outcome = self._rotation.mended(plan, listing, self._clock.wall())
+        served = tuple(p for p in outcome.delete if p == self._serving)
+        listed = served + outcome.listed
+        # The excess goes first.  Killed in between: listed, and gone; that is left out by whoever reads the list.
+        for path in set(outcome.delete) - set(served):
+            with contextlib.suppress(OSError):
+                delete_checkpoint(path)
+        if listed and listed != before:
+            write_state(state_file_of(plan), plan.save_path, list(listed), plan.save_relative_paths)
+        self._rotation.is_written(plan, listed, outcome.next_keep)
+        save_path = Path(absolute_save_path(plan))
+        finish_deletions(save_path.parent, save_path.name, set(listed))  # a Saver that deletes knows of no manifest
+        return listed
 
     # -- saving ----------------------------------------------------------------------------------------------
     def persist(self, state: State, reason: Reason, plan: SaverPlan | None) -> Durable:
@@ -198,26 +249,26 @@ class Store:
         reader = self._read(info)
         try:
             contents = reader.contents
-            path = str(Path(absolute_save_path(contents.plan)).parent / Path(prefix_of(contents)).name)
             workshop = self._begin(contents.plan, sum(e.size for shard in contents.shards for e in shard))
             staging = workshop.begin(state.sequence)
             failpoint("checkpoint.temporary_created")
             try:
-                path, sums = self._write(contents, reader, staging, path)
+                path, sums = self._write(contents, reader, staging, Path(prefix_of(contents)).name)
             except BaseException:
                 disk.try_to_remove_tree(staging)
                 raise
         finally:
             reader.close()  # from here on the trainer may have the slot again
-        return self._commit(workshop, staging, contents.plan, path, sums, state, reason, started_s)
+        manifest = self._manifest(staging, sums, state, reason)
+        return self._commit(workshop, staging, contents.plan, path, manifest, started_s)
 
     def _write(
-        self, contents: Contents, reader: SlotReader, staging: Path, path: str
+        self, contents: Contents, reader: SlotReader, staging: Path, name: str
     ) -> tuple[str, dict[str, FileSum]]:
         """Writes and reads back; the path that the `checkpoint` file will list, and the sums that are known."""
         try:
-            written = writer.write(contents, reader.map, str(staging / Path(path).name))
-            _add_meta(contents.plan, staging, path)
+            written = writer.write(contents, reader.map, str(staging / name))
+            _add_meta(contents.plan, staging, name)
             failpoint("checkpoint.before_fsync")
             with ThreadPoolExecutor(1, "fsync") as beside:  # the disk works while what was written is read back
                 flushed = beside.submit(disk.fsync_files, staging)
@@ -230,7 +281,7 @@ class Store:
                 raise SlotBad(str(error)) from error
             raise  # the slot is good: the disk is not; the files are thrown away and written again
         # killed here: complete and on the disk, and nothing says so: swept at the next start
-        return str(Path(path).parent / Path(written.path).name), written.sums
+        return self._path(contents.plan, Path(written.path).name), written.sums
 
     def _persist_staged(self, state: State, reason: Reason, plan: SaverPlan, started_s: float) -> Durable:
         files = model_files(state.staged)
@@ -252,8 +303,20 @@ class Store:
         except BaseException:
             disk.try_to_remove_tree(staging)
             raise
-        path = str(Path(absolute_save_path(plan)).parent / Path(state.staged).name)
-        return self._commit(workshop, staging, plan, path, {}, state, reason, started_s)
+        path = self._path(plan, Path(state.staged).name)
+        durable = self._commit(workshop, staging, plan, path, self._manifest(staging, {}, state, reason), started_s)
+        disk.try_to_remove_tree(Path(state.staged).parent)
+        return durable
+
+    def _path(self, plan: SaverPlan, name: str) -> str:
+        """Where checkpoint `name` of a plan goes."""
+        return str(Path(absolute_save_path(plan)).parent / name)
+
+    def _manifest(self, staging: Path, sums: dict[str, FileSum], state: State, reason: Reason) -> Manifest:
+        names = sorted(entry.name for entry in staging.iterdir())
+        sums = {name: sums.get(name) or sum_file(staging / name) for name in names}  # as read back, where it was
+        now = self._clock.wall()
+        return Manifest(MANIFEST_VERSION, state.step, state.sequence, state.incarnation, state.run, reason, now, sums)
 
     def _begin(self, plan: SaverPlan, size: int) -> Workshop:
         """Looks before it writes: for the directory, and for room."""
@@ -261,47 +324,25 @@ class Store:
         if not directory.is_dir():
             raise FileNotFoundError(f"{directory} does not exist any more")
         workshop = self._prepare(plan)
-        there = os.statvfs(directory)
-        free = there.f_bavail * there.f_frsize
-        if free < size + ROOM_MARGIN_BYTES:
-            raise OSError(f"no room in {directory}: {show_size(free)} are free, the checkpoint needs {show_size(size)}")
+        check_room(directory, size)
         return workshop
 
-    def _commit(self, workshop: Workshop, staging: Path, plan: SaverPlan, *what: Any) -> Durable:
+    def _commit(
+        self, workshop: Workshop, staging: Path, plan: SaverPlan, path: str, manifest: Manifest, started_s: float
+    ) -> Durable:
         """From taking stock to the `checkpoint` file: nobody else writes it meanwhile."""
         with turn(Path(absolute_save_path(plan)).parent):
-            return self._commit_in_turn(workshop, staging, plan, *what)
+            return self._commit_in_turn(workshop, staging, plan, path, manifest, started_s)
 
     def _commit_in_turn(
-        self,
-        workshop: Workshop,
-        staging: Path,
-        plan: SaverPlan,
-        path: str,
-        sums: dict[str, FileSum],
-        state: State,
-        reason: Reason,
-        started_s: float,
+        self, workshop: Workshop, staging: Path, plan: SaverPlan, path: str, manifest: Manifest, started_s: float
     ) -> Durable:
-        names = sorted(entry.name for entry in staging.iterdir())
-        sums = {name: sums.get(name) or sum_file(staging / name) for name in names}  # as read back, where it was
-        now = self._clock.wall()
-        manifest = Manifest(
-            MANIFEST_VERSION, state.step, state.sequence, state.incarnation, state.run, reason, now, sums
-        )
         listing = take_stock(plan)
-        base = Path(absolute_save_path(plan)).name
-        memory = self._remember()
-        outcome = retain(
-            [Kept(p, _written(p)) for p in listing.kept],
-            Kept(path, now),
-            max_to_keep=plan.max_to_keep,
-            every_n_hours=plan.keep_every_n_hours,
-            next_keep=memory.next_keep.get(base, first_keep(now, plan.keep_every_n_hours)),
-        )
+        # One that is replaced stays what it was.
+        manifest = msgspec.structs.replace(manifest, guest=self._rotation.is_known_guest(path))
+        outcome = self._rotation.with_new(plan, listing, path, manifest.step, manifest.time)
         served = tuple(p for p in outcome.delete if p == self._serving)
-        # What is being restored from stays until the next time; what the user saved after this snapshot stays the latest.
-        listed = _with_last(served + outcome.listed, _newer_foreign(listing, state.step))
+        listed = served + outcome.listed  # what is being restored from stays until the next time
         delete = tuple(p for p in (*self._undeleted, *outcome.delete) if p != self._serving)
         state_file = state_file_of(plan)
         intent = Intent(
@@ -321,23 +362,17 @@ class Store:
             self._recovered.discard(workshop.staging)  # if it could not be undone: before anything else is done
             raise
         self._catalog.trust(path)
-        self._keep_in_mind(base, memory, outcome.next_keep)
-        if state.staged:
-            disk.try_to_remove_tree(Path(state.staged).parent)
-        return _durable(manifest, path, self._clock.monotonic() - started_s, listed)
+        self._rotation.is_written(plan, listed, outcome.next_keep)
+        own = self._rotation.own(listed, plan)
+        return durable_of(manifest, path, self._clock.monotonic() - started_s, own)
 
-    def _remember(self) -> _Memory:
-        try:
-            return msgspec.json.decode((self._start.places.home / MEMORY).read_bytes(), type=_Memory)
-        except (OSError, msgspec.DecodeError):
-            return _Memory()
 
-    def _keep_in_mind(self, base: str, memory: _Memory, next_keep: float) -> None:
-        if next_keep != memory.next_keep.get(base) and next_keep != float("inf"):
-            memory.next_keep[base] = next_keep
-            memory.runs = self._remember().runs
-            with contextlib.suppress(OSError):  # forgotten: one checkpoint more or less is kept for good
-                replace_file(self._start.places.home / MEMORY, msgspec.json.encode(memory))
+def check_room(directory: Path, size: int) -> None:
+    """OSError if a checkpoint of `size` bytes does not fit there."""
+    there = os.statvfs(directory)
+    free = there.f_bavail * there.f_frsize
+    if free < size + ROOM_MARGIN_BYTES:
+        raise OSError(f"no room in {directory}: {show_size(free)} are free, the checkpoint needs {show_size(size)}")
 
 
 def _add_meta(plan: SaverPlan, staging: Path, path: str) -> None:
@@ -347,7 +382,7 @@ def _add_meta(plan: SaverPlan, staging: Path, path: str) -> None:
             disk.copy(Path(plan.meta_path), meta)
 
 
-def _durable(manifest: Manifest, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
+def durable_of(manifest: Manifest, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
     return Durable(
         manifest.sequence,
         manifest.step,
@@ -357,27 +392,11 @@ def _durable(manifest: Manifest, path: str, seconds: float, kept: tuple[str, ...
         manifest.bytes,
         seconds,
         kept,
+        manifest.time,
     )
 
 
-def _newer_foreign(listing: Listing, step: int) -> str:
-    """The latest checkpoint if somebody else wrote it, of a later step than ours: "" if not.
-
-    No trainer would have started from an earlier state while it was listed, so it was saved during this one's life.
-    """
-    latest = listing.candidates[0] if listing.candidates else None
-    is_newer = latest is not None and latest.listed and latest.sequence == 0 and latest.step > step
-    return latest.path if latest is not None and is_newer else ""
-
-
-def _with_last(paths: tuple[str, ...], last: str) -> tuple[str, ...]:
-    return (*(p for p in paths if p != last), last) if last in paths else paths
-
-
-def _written(path: str) -> float:
-    """When a checkpoint was written: its manifest says, or else its file."""
-    with contextlib.suppress(BadCheckpoint, OSError):
-        manifest = read_manifest(manifest_of(path))
-        if manifest is not None:
-            return manifest.time
-    return max((file.stat().st_mtime for file in model_files(path)), default=0.0)
+def _signature_or_none(path: str) -> Signature | None:
+    with contextlib.suppress(FileNotFoundError):
+        return signature_of(path)
+    return None

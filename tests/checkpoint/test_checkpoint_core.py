@@ -32,6 +32,7 @@ from procsv.services.checkpoint.actions import (
     Action,
     Announce,
     Find,
+    LookAround,
     Persist,
     RemoveStaged,
     Reply,
@@ -40,7 +41,7 @@ from procsv.services.checkpoint.actions import (
     VerifySlot,
 )
 from procsv.services.checkpoint.core import Core
-from procsv.services.checkpoint.facts import Candidate, Found, Rejection, State, Stock
+from procsv.services.checkpoint.facts import Candidate, Found, Look, Rejection, State, Stock
 from procsv.services.checkpoint.restoring import TRIES_FOR_RESTORE_MAX
 from procsv.services.checkpoint.waiting import TRIES_AT_END_MAX
 
@@ -71,6 +72,10 @@ class Desk:
     seq: int = 0
 
     def see(self, actions: list[Action]) -> list[Action]:
+        """Remembers what is to be done; looks around at once, and sees nothing new."""
+        while looks := [a for a in actions if isinstance(a, LookAround)]:
+            actions = [a for a in actions if a not in looks]
+            actions += self.core.looked(Look((), None, ""), self.now_s)
         self.out += actions
         return actions
 

@@ -61,37 +61,62 @@ def test_a_snapshot_becomes_a_checkpoint_that_a_new_trainer_is_pointed_to(run: A
     assert not run.places.service_socket("checkpoint").exists()
 
 
+def values_of(step: int) -> dict[str, Any]:
+    return {"x": np.arange(1000, dtype=np.float32) * step, "global_step": np.array(step, np.int64)}
+
+
+def assert_holds(path: str, step: int) -> None:
+    """The files at `path` are those of `step`, by TensorFlow's own reading."""
+    reader = tf.train.load_checkpoint(path)
+    for name, value in values_of(step).items():
+        assert reader.get_tensor(name).tobytes() == value.tobytes(), f"{name} in {path} is not that of step {step}"
+
+
 @pytest.mark.parametrize("moment", COMMIT_MOMENTS)
 def test_a_service_killed_at_any_moment_is_followed_by_one_that_saves_again(
     run: Any, plan: Any, publish: Any, moment: str
 ) -> None:
-    first = run.start_service(failpoints=f"{moment}=1*kill")
+    """The checkpoint before is acknowledged; the service dies at the moment in the save, or restore, after it."""
+    serves = moment == "checkpoint.serving_restore"
+    once_before = "" if moment == "checkpoint.deleting_old" else "1*off->"
+    first = run.start_service(failpoints="" if serves else f"{moment}={once_before}1*kill")
     one = plan(max_to_keep=1)
     trainer = run.trainer(plan=one)
     arena = run.arena()
-    if moment == "checkpoint.serving_restore":
-        trainer.tell(Restore(False))
+    earlier = publish(arena, one, values_of(6), 1, 6)
+    assert_holds(trainer.ask(Snapshot(str(earlier.path), 1, 6, "manual")).path, 6)
+    info = publish(arena, one, values_of(7), 2, 7)
+    if serves:
+        first.signal(signal.SIGKILL)
+        run.wait_ended(first)
+        first = run.start_service(failpoints=f"{moment}=1*kill")
+        trainer.tell(Restore(True))
         assert run.wait_ended(first).signal == signal.SIGKILL
+        assert_holds(newest(run), 6)  # before anybody mends anything
         run.start_service()
-        assert trainer.until_body(RestoreFrom).source == "fresh"
+        served = trainer.until_body(RestoreFrom)
+        assert served.source == "checkpoint"
+        assert_holds(served.path, served.step)
+        assert served.step in (6, 7)  # 7: the new service has saved what it found in memory
+        seq = trainer.tell(Snapshot(str(info.path), 2, 7, "final"))
     else:
-        earlier = publish(arena, one, VALUES, 1, 6)
-        if moment == "checkpoint.deleting_old":
-            trainer.ask(Snapshot(str(earlier.path), 1, 6, "manual"))
-        info = publish(arena, one, VALUES, 2, 7)
-        trainer.tell(Snapshot(str(info.path), 2, 7, "final"))
+        seq = trainer.tell(Snapshot(str(info.path), 2, 7, "final"))
         assert run.wait_ended(first).signal == signal.SIGKILL
+        assert_holds(newest(run), 6 if newest(run).endswith("-6") else 7)
         run.start_service()
 
-        durable = trainer.until_body(Durable, lambda d: d.sequence == 2)
+    durable = trainer.until(lambda h: h.re == seq and isinstance(h.body, Durable)).body
 
-        assert (durable.path, durable.all_paths) == (newest(run), (newest(run),))
-        answer = run.trainer(2, plan=one).ask(Restore(True))
-        assert (answer.source, answer.path) == ("checkpoint", durable.path)
+    assert (durable.path, durable.all_paths[-1]) == (newest(run), newest(run))
+    answer = run.trainer(2, plan=one).ask(Restore(True))
+    assert (answer.source, answer.path) == ("checkpoint", durable.path)
+    assert_holds(answer.path, 7)
     assert run.watchdog().ask(Finish()).error == ""
     assert run.wait_ended(run.services[-1]).code == 0
+    assert [h.re for h in trainer.heard if h.re == seq and isinstance(h.body, Durable)] == [seq], "acknowledged twice"
     left = {p.name for p in run.logdir.iterdir() if not p.name.startswith("model.ckpt-7.")}
-    assert left <= {"checkpoint", "procsv"}
+    served_one = {p.name for p in run.logdir.glob("model.ckpt-6.*") if serves}
+    assert left - served_one <= {"checkpoint", "procsv"}
     assert {p.name for p in run.places.home.iterdir() if p.name != "staging"} <= {
         "checkpoints.json",
         "logs",

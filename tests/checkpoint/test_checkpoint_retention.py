@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.services.checkpoint.retention import KEEP_NEVER_HOURS, Kept, first_keep, retain
+from procsv.services.checkpoint.retention import KEEP_NEVER_HOURS, Kept, Rule, first_keep, mend, retain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,13 +25,7 @@ def keep(times: list[float], max_to_keep: int, every_n_hours: float = KEEP_NEVER
     disk: list[str] = []
     next_keep = first_keep(since, every_n_hours)
     for number, now in enumerate(times):
-        outcome = retain(
-            listed,
-            Kept(str(number), now),
-            max_to_keep=max_to_keep,
-            every_n_hours=every_n_hours,
-            next_keep=next_keep,
-        )
+        outcome = retain(listed, Kept(str(number), now), Rule(max_to_keep, every_n_hours, next_keep))
         by_path = {k.path: k for k in [*listed, Kept(str(number), now)]}
         listed, next_keep = [by_path[p] for p in outcome.listed], outcome.next_keep
         disk = [p for p in [*disk, str(number)] if p not in outcome.delete]
@@ -48,19 +42,62 @@ def test_0_keeps_all_and_lists_the_last() -> None:
 
 def test_a_lowered_limit_takes_all_the_excess_at_once() -> None:
     listed = [Kept(str(n), float(n)) for n in range(6)]
-    outcome = retain(listed, Kept("6", 6.0), max_to_keep=2, every_n_hours=KEEP_NEVER_HOURS, next_keep=float("inf"))
+    outcome = retain(listed, Kept("6", 6.0), Rule(2, KEEP_NEVER_HOURS))
     assert (outcome.listed, outcome.delete) == (("5", "6"), ("0", "1", "2", "3", "4"))
 
 
 def test_a_name_used_again_moves_to_the_end() -> None:
-    outcome = retain(
-        [Kept("a", 1.0), Kept("b", 2.0)], Kept("a", 3.0), max_to_keep=5, every_n_hours=1.0, next_keep=float("inf")
-    )
+    outcome = retain([Kept("a", 1.0), Kept("b", 2.0)], Kept("a", 3.0), Rule(5, 1.0))
     assert (outcome.listed, outcome.delete) == (("b", "a"), ())
 
 
 def test_the_default_of_every_n_hours_keeps_nothing_for_good() -> None:
     assert first_keep(1e9, KEEP_NEVER_HOURS) == float("inf")
+
+
+def kept(*names: str) -> list[Kept]:
+    """A list; "other-…" is a guest's, and each is as old as its number says."""
+    return [Kept(name, float(name.rpartition("-")[2]), name.startswith("other")) for name in names]
+
+
+def test_an_earlier_state_goes_before_later_ones_that_were_saved_first() -> None:
+    later = {"7", "8"}
+    outcome = retain(kept("3", "7", "8"), Kept("5", 9.0), Rule(3, KEEP_NEVER_HOURS), later)
+    assert (outcome.listed, outcome.delete) == (("5", "7", "8"), ("3",))
+    outcome = retain(kept("7", "8"), Kept("5", 9.0), Rule(2, KEEP_NEVER_HOURS), later)
+    assert (outcome.listed, outcome.delete) == (("7", "8"), ("5",)), "a later state was given up for an earlier one"
+
+
+def test_guests_are_listed_not_counted_and_never_deleted() -> None:
+    outcome = retain(kept("1", "other-2", "3"), Kept("4", 4.0), Rule(1, KEEP_NEVER_HOURS))
+    assert (outcome.listed, outcome.delete) == (("other-2", "4"), ("1", "3"))
+    assert retain(kept("1", "other-2"), Kept("4", 4.0), Rule(0, KEEP_NEVER_HOURS)).listed == ("other-2", "4")
+
+
+def test_what_a_saver_that_knows_only_its_own_has_dropped_comes_back_before_what_it_lists() -> None:
+    outcome = mend(kept("1", "2", "3"), kept("other-4"), Rule(3, KEEP_NEVER_HOURS))
+    assert (outcome.listed, outcome.delete) == (("1", "2", "3", "other-4"), ())
+    again = mend(kept(*outcome.listed), kept("other-5"), Rule(3, KEEP_NEVER_HOURS))
+    assert again.listed == ("1", "2", "3", "other-4", "other-5")
+
+
+@pytest.mark.parametrize(("hours", "gone"), [(KEEP_NEVER_HOURS, ("1",)), (1.0, ())])
+def test_what_a_saver_that_knows_of_all_has_taken_off_stays_off_and_goes_unless_it_may_be_kept_for_good(
+    hours: float, gone: tuple[str, ...]
+) -> None:
+    outcome = mend(kept("1", "2", "3"), kept("2", "3", "4"), Rule(3, hours))
+    assert (outcome.listed, outcome.delete) == (("2", "3", "4"), gone)
+
+
+def test_all_the_excess_of_a_list_that_somebody_else_has_written_goes() -> None:
+    outcome = mend(kept("1", "2", "3"), kept("1", "2", "3", "4"), Rule(2, KEEP_NEVER_HOURS))
+    assert (outcome.listed, outcome.delete) == (("3", "4"), ("1", "2"))
+
+
+def test_the_latest_is_what_the_file_says_and_a_lost_file_is_written_again() -> None:
+    rule = Rule(5, KEEP_NEVER_HOURS)
+    assert mend(kept("1", "2", "3"), kept("3", "1"), rule).listed == ("2", "3", "1")
+    assert mend(kept("1", "2"), [], rule).listed == ("1", "2")
 
 
 @pytest.mark.parametrize("seed", range(8))

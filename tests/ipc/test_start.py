@@ -58,7 +58,7 @@ def test_the_base_environment_is_passed_on_and_not_changed() -> None:
 
 
 def test_the_command_line_says_role_logdir_and_target() -> None:
-    assert a_start().argv() == [sys.executable, "-m", "procsv.training", "/l", "train.py", "--steps", "3"]
+    assert a_start().argv() == [sys.executable, "-m", "procsv.training", "trainer", "/l", "train.py", "--steps", "3"]
     assert a_start(role="summary", target="", args=()).argv() == [sys.executable, "-m", MODULES["summary"], "/l"]
 
 

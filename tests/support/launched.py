@@ -34,10 +34,19 @@ def procsv(*args: str, timeout_s: float = 60.0, **env: str) -> subprocess.Comple
 
 @contextlib.contextmanager
 def launched(
-    logdir: Path, *args: str, cwd: Path | None = None, launcher: Sequence[str] = (), **env: str
+    logdir: Path,
+    *args: str,
+    cwd: Path | None = None,
+    launcher: Sequence[str] = (),
+    standby: str | None = "off",
+    **env: str,
 ) -> Iterator[Launched]:
-    """`procsv launch --logdir LOGDIR ARGS…` (or `launcher LOGDIR ARGS…`); ended, processes and all, with the block."""
-    run = start(logdir, args, env, cwd, launcher)
+    """`procsv launch --logdir LOGDIR ARGS…` (or `launcher LOGDIR ARGS…`); ended, processes and all, with the block.
+
+    `standby` None leaves the default; most tests are about something else, and a standby takes seconds of a core.
+    """
+    options = () if launcher or standby is None else ("--standby", standby)
+    run = start(logdir, (*options, *args), env, cwd, launcher)
     try:
         yield run
     finally:

@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 from procsv.ipc.arena import Arena, SlotReader, scan
-from procsv.ipc.contents import unpack_strings
-from procsv.training.capture import Capture, can_be_held
+from procsv.ipc.contents import prefix_of, unpack_strings
+from procsv.training.capture import Capture
+from procsv.training.held_reads import can_be_held
 from procsv.training.keeping import plan_of
 from procsv.training.restore import CannotFeed, _feed_from_slot
 from procsv.training.save_graph import Unsupported, read_restore_graph, read_save_graph
@@ -21,6 +22,7 @@ from procsv.training.ways import SlotWay
 
 tf1 = tf.compat.v1
 RUN = "0123456789abcdef"
+CAPTURES = 1000
 
 
 @pytest.fixture
@@ -52,29 +54,33 @@ def _values(reader: SlotReader) -> dict[str, Any]:
 
 
 def _read(shm: Path) -> tuple[int, dict[str, Any]]:
+    """The step that the newest snapshot is of, by its header and by its name, and its values."""
     reader = SlotReader(scan(shm)[0])
     try:
         reader.verify()
+        assert prefix_of(reader.contents) == f"/tmp/none/model.ckpt-{reader.info.step}"
         return reader.info.step, _values(reader)
     finally:
         reader.close()
 
 
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
-def test_no_capture_is_torn_while_training_goes_on_in_a_tight_loop(shm: Path, resource: bool) -> None:
+def test_none_of_a_thousand_captures_is_torn_while_training_goes_on_in_a_tight_loop(shm: Path, resource: bool) -> None:
     with tf.Graph().as_default() as graph:
         step = tf1.train.get_or_create_global_step()
         weights = [
-            tf1.get_variable(f"w{i}", [50_000], initializer=tf1.zeros_initializer(), use_resource=resource)
-            for i in range(4)
+            tf1.get_variable(f"w{i}", [size], initializer=tf1.zeros_initializer(), use_resource=resource)
+            for i, size in enumerate((50_000, 50_000, 50_000, 10, 3000))
         ]
-        train = tf.group(tf1.assign_add(step, 1), *[tf1.assign_add(w, tf.ones_like(w)) for w in weights])
+        adds = [tf1.assign_add(w, tf.ones_like(w)) for w in weights[1:]]
+        rows = tf1.scatter_add(weights[0], tf.range(50_000), tf.ones([50_000]))  # in place, whatever its kind
+        train = tf.group(tf1.assign_add(step, 1), rows, *adds)
         way = _way(shm, tf1.train.Saver(), graph, step)
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
             boundary = Boundary(lambda: None)
             adopt(session, boundary)
-            for sequence in range(1, 101):
+            for sequence in range(1, CAPTURES + 1):
                 session.run(train)
                 with boundary.lock:
                     finish = way.capture(session, sequence, "")

@@ -129,7 +129,7 @@ class Care:
             snapshot_s = snapshot_seconds(self._snapshot_secs, 0.0, self._runtime)
             self._keeping = Keeping.of(saver, graph, step, plan, snapshot_s, has_meta=self._hook._save_graph_def)
             if isinstance(saver, tf1.train.Saver):
-                self._own_saves = OwnSaves(saver, self._hook._save_path)
+                self._own_saves = OwnSaves(saver, self._hook._save_path, self._runtime.tell_own_save)
                 self._own_saves.begin()
             self._keeping.introduce(self._runtime)
         self._runtime.talk()
@@ -215,13 +215,14 @@ class Care:
         assert self._hook is not None
         assert self._keeping is not None
         if self._own_saves is not None:
-            self._own_saves.on_durable()
+            self._own_saves.on_durable(news.all_paths)
         else:
             times = [(path, written_at(path)) for path in news.all_paths]
             self._keeping.saver.set_last_checkpoints_with_time(times)
         saved = tf1.SessionLog(status=tf1.SessionLog.CHECKPOINT, checkpoint_path=self._hook._save_path)
         writer = self._hook._summary_writer
-        if writer is not None:  # the session may be ending meanwhile
+        is_ours = news.sequence > 0  # of what the program saves itself, TensorFlow's hook says nothing
+        if writer is not None and is_ours:  # the session may be ending meanwhile
             writer.add_session_log(saved, news.step)
 
     def _on_stop(self, reason: Reason) -> None:

@@ -1,0 +1,90 @@
+"""What a watchdog and its standby say to each other, over a pair of connected sockets that nobody else has.
+
+Used by the watchdog and by the standby process.  One packet is one message; a promotion brings two open files along:
+the new trainer's log and the writer's lock.  End-of-file says that the other side is dead, so neither asks for it.
+Not ZeroMQ: that passes no files, and a standby is to sleep in one system call, without a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import msgspec
+
+PACKET_BYTES_MAX = 4096
+FILES_MAX = 2
+
+
+class Waiting(msgspec.Struct, frozen=True, tag=True):
+    """Standby -> watchdog: all that can be done beforehand is done; from now on it sleeps.  Said once."""
+
+    modules: int
+    seconds: float
+
+
+class Become(msgspec.Struct, frozen=True, tag=True):
+    """Watchdog -> standby: be trainer `incarnation`.  Brings log and writer's lock.  Answered by Begun."""
+
+    incarnation: int
+
+
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """Standby -> watchdog: log and lock are taken over; what happens to this process now happens to the trainer."""
+
+    incarnation: int
+
+
+Word = Waiting | Become | Begun
+
+_decoder: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)
+
+
+class Line:
+    """One end.  Packets are whole or not there; sending never blocks, since at most two are ever under way."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    @staticmethod
+    def pair() -> tuple[Line, Line]:
+        """Both ends; neither is inherited by anybody who is not given it."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return Line(one), Line(other)
+
+    @staticmethod
+    def inherited(fd: int) -> Line:
+        return Line(socket.socket(fileno=fd))
+
+    @property
+    def fd(self) -> int:
+        return self._socket.fileno()
+
+    def say(self, word: Word, files: tuple[int, ...] = ()) -> None:
+        """OSError if the other side is dead."""
+        socket.send_fds(self._socket, [msgspec.msgpack.encode(word)], list(files), socket.MSG_DONTWAIT)
+
+    def receive(self) -> Word | None:
+        """What has come, without waiting; None if nothing has.  EOFError if nothing more will."""
+        try:
+            data = self._socket.recv(PACKET_BYTES_MAX, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except ConnectionError as error:
+            raise EOFError from error
+        if not data:
+            raise EOFError
+        return _decoder.decode(data)
+
+    def wait(self) -> tuple[Word | None, list[int]]:
+        """Sleeps until something comes; with the files that came along, which children do not inherit.
+
+        No word: the other side is dead.
+        """
+        data, files, _, _ = socket.recv_fds(self._socket, PACKET_BYTES_MAX, FILES_MAX)
+        for fd in files:
+            os.set_inheritable(fd, False)
+        return (_decoder.decode(data) if data else None), files
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,84 @@
+"""`procsv preempt DIR`: takes the machine away from a live run, as a platform does, and says whether it was saved in time.
+
+Called by main.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from procsv.cli.asking import find_run
+from procsv.cli.values import Duration
+from procsv.ipc.clock import SystemClock
+from procsv.ipc.errors import UserError
+from procsv.ipc.runfile import host_is_alive
+from procsv.ipc.units import show_duration
+
+if TYPE_CHECKING:
+    from procsv.drill.preemption import Outcome
+
+PROFILE_NAMES = ("gcp-spot", "aws-spot", "slurm", "k8s")
+
+
+@click.command("preempt", context_settings={"show_default": True})
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option(
+    "--profile",
+    type=click.Choice(PROFILE_NAMES),
+    default="gcp-spot",
+    help="gcp-spot: SIGTERM to all, off after 30 s; aws-spot: notice 120 s ahead; slurm: SIGTERM to all, 60 s; "
+    "k8s: SIGTERM to the first process, 30 s.",
+)
+@click.option(
+    "--grace", type=Duration(), metavar="S", show_default="the profile's", help="From the notice to the kill."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(directory: str, profile: str, grace: float | None, as_json: bool) -> None:
+    """Preempt the run in DIR: give notice, wait for the grace, then kill what is left and drop its memory.
+
+    Exit code 0 if every step was saved in time, 1 if not. The launch command that started the run resumes it.
+    """
+    from procsv.drill.preemption import preempt
+    from procsv.drill.profiles import PROFILES
+
+    run = find_run(directory)
+    if run.ended_at is not None or not host_is_alive(run):
+        raise UserError(f"nobody runs {run.logdir}; there is nothing to preempt", exit_code=1)
+    chosen = PROFILES[profile]
+    if grace is not None:
+        chosen = type(chosen)(grace, chosen.notifies_all, chosen.what)
+    if not as_json:
+        click.echo(
+            f"{profile}: notice to {run.target} (process {run.pid}), {show_duration(chosen.grace_s)} of grace …",
+            err=True,
+        )
+    outcome = preempt(run, profile, chosen, SystemClock())
+    if as_json:
+        shown = {
+            **asdict(outcome),
+            "lost_steps": outcome.lost_steps,
+            "in_time": outcome.in_time,
+            "margin": outcome.margin,
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+    else:
+        click.echo(_sentence(outcome))
+    sys.exit(0 if outcome.in_time else 1)
+
+
+def _sentence(outcome: Outcome) -> str:
+    if outcome.in_time:
+        text = f"saved in time: step {outcome.saved_step} is on disk, no step lost"
+    else:
+        text = f"not saved in time: {outcome.lost_steps} steps lost; step {outcome.saved_step} is on disk"
+    if outcome.margin is not None:
+        text += f"; {show_duration(outcome.grace - outcome.margin)} after the notice, margin {show_duration(outcome.margin)}"
+    if outcome.killed:
+        return f"{text}. Killed when the grace was over: {', '.join(outcome.killed)}"
+    assert outcome.ended_after is not None
+    return f"{text}. All ended by themselves after {show_duration(outcome.ended_after)}, exit code {outcome.exit_code}"

@@ -1,0 +1,165 @@
+"""Preempts a live run as a platform would: notice, grace, kill, and the machine's memory is gone.
+
+Used by `procsv preempt`.  Only ever touches the processes of one run, each held by a descriptor, so that a pid which is
+used again is not mistaken for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from dataclasses import dataclass, field
+
+import psutil
+
+from procsv.drill.profiles import Profile
+from procsv.ipc.clock import Clock
+from procsv.ipc.journal import read_journal
+from procsv.ipc.runfile import NO_STEP, RunFile, host_is_alive, read_run
+from procsv.ipc.tidy import remove_dirs, remove_run_files, remove_shm_files
+
+LOOK_S = 0.05
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a run that was preempted.  Durations in seconds from the notice."""
+
+    profile: str
+    grace: float
+    step_at_notice: int
+    saved_step: int  # of the newest checkpoint on disk when it was over
+    last_step: int  # that the program had come to
+    saved_after: float | None  # when that checkpoint was durable; None: there was none after the notice
+    ended_after: float | None  # when all processes were gone by themselves; None: they were killed
+    exit_code: int | None
+    killed: list[str] = field(default_factory=list)  # roles that were still alive when the grace was over
+
+    @property
+    def lost_steps(self) -> int:
+        return max(0, self.last_step - max(self.saved_step, 0))
+
+    @property
+    def in_time(self) -> bool:
+        """Whether the next launch goes on where this one ended."""
+        return self.lost_steps == 0 and self.saved_step != NO_STEP
+
+    @property
+    def margin(self) -> float | None:
+        """What was left of the grace when the last state was on disk."""
+        done_s = self.saved_after if self.saved_after is not None else self.ended_after
+        return None if done_s is None else self.grace - done_s
+
+
+def preempt(run: RunFile, name: str, profile: Profile, clock: Clock) -> Outcome:
+    """Does it, and waits until it is over."""
+    family = _Family(run)
+    try:
+        noticed_s, noticed_at = clock.monotonic(), clock.wall()
+        family.notify(profile.notifies_all)
+        ended_s = family.wait(noticed_s + profile.grace_s, clock)
+        killed = family.kill() if ended_s is None else []
+    finally:
+        family.close()
+    if killed:
+        _switch_off(run)
+    after = read_run(run.places.run_json) or run
+    saved_step, saved_at = _last_saved(run)
+    return Outcome(
+        profile=name,
+        grace=profile.grace_s,
+        step_at_notice=run.step,
+        saved_step=saved_step,
+        last_step=max(after.step, saved_step),
+        saved_after=round(saved_at - noticed_at, 3) if saved_at is not None and saved_at >= noticed_at else None,
+        ended_after=round(ended_s - noticed_s, 3) if ended_s is not None else None,
+        exit_code=after.exit_code if after.ended_at is not None else None,
+        killed=killed,
+    )
+
+
+def _last_saved(run: RunFile) -> tuple[int, float | None]:
+    saved = [entry for entry in read_journal(run.places.journal) if entry["event"] == "checkpoint_durable"]
+    return (int(saved[-1]["step"]), float(saved[-1]["time"])) if saved else (NO_STEP, None)
+
+
+def _switch_off(run: RunFile) -> None:
+    """What a machine forgets that is switched off: shared memory, and the runtime directory."""
+    remove_shm_files(run.places)
+    remove_run_files(run.places)
+    remove_dirs(run.places)
+
+
+class _Family:
+    """The processes of a run: its host, and what descends from it."""
+
+    def __init__(self, run: RunFile) -> None:
+        self._run = run
+        self._members: dict[int, tuple[int, str]] = {}  # pid -> (pidfd, role)
+        self._add(run.pid, "watchdog")
+        if not host_is_alive(run):
+            self.close()
+            raise ProcessLookupError(run.pid)
+        self._look()
+
+    def _add(self, pid: int, role: str) -> None:
+        if pid not in self._members:
+            with contextlib.suppress(ProcessLookupError):
+                self._members[pid] = (os.pidfd_open(pid), role)
+
+    def _look(self) -> None:
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self._run.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    self._add(child.pid, _role(child.cmdline()))
+
+    def notify(self, everybody: bool) -> None:
+        """SIGCONT, so that a frozen one hears it, and SIGTERM."""
+        for pid, (pidfd, _) in list(self._members.items()):
+            if everybody or pid == self._run.pid:
+                for number in (signal.SIGCONT, signal.SIGTERM):
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(pidfd, number)
+
+    def wait(self, until_s: float, clock: Clock) -> float | None:
+        """When all had ended; None if some have not by then."""
+        while (now_s := clock.monotonic()) < until_s:
+            self._look()
+            if not self._alive():
+                return now_s
+            select.select(list(self._alive()), [], [], min(LOOK_S, until_s - now_s))
+        return None
+
+    def _alive(self) -> dict[int, str]:
+        """Descriptor -> role."""
+        fds = dict(self._members.values())
+        ended = select.select(list(fds), [], [], 0)[0]
+        return {pidfd: role for pidfd, role in fds.items() if pidfd not in ended}
+
+    def kill(self) -> list[str]:
+        """SIGKILL to all at once, as when the power goes; the roles of those that were alive."""
+        self._look()
+        alive = self._alive()
+        for pidfd in alive:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        for pidfd in alive:
+            select.select([pidfd], [], [], 5.0)
+        return sorted(set(alive.values()))
+
+    def close(self) -> None:
+        for pidfd, _ in self._members.values():
+            os.close(pidfd)
+        self._members.clear()
+
+
+def _role(argv: list[str]) -> str:
+    """What a process is, by its command line."""
+    for word in argv:
+        if word.startswith("procsv.services."):
+            return word.rpartition(".")[2]
+        if word == "procsv.training":
+            return "trainer"
+    return "process"

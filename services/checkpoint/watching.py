@@ -1,0 +1,129 @@
+"""Hints that something has changed in a directory, from the filesystem's own events where it has them.
+
+Used by process.py.  A hint says nothing but "look": events get lost, and come late; whoever relies on this looks by
+himself, too.  Nothing is read or decided here, and the observer's thread does nothing but pass the hint on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from watchdog.observers.api import BaseObserver
+
+# Events of another machine's writes do not reach us there.
+NETWORK_FILESYSTEMS = (
+    "nfs",
+    "cifs",
+    "smb",
+    "fuse",
+    "9p",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "glusterfs",
+    "afs",
+    "ocfs2",
+)
+
+
+class Watch:
+    """Calls `on_change` from a thread of its own when a checkpoint may have come or gone in the directory."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self._observer: BaseObserver | None = None
+        self._watched: tuple[int, int] | None = None  # device and inode of the directory
+        self._has_complained = False
+
+    def keep(self, directory: Path) -> None:
+        """Sees to it that `directory`, as it is now, is watched, if it can be.  One thread at a time; never raises."""
+        try:
+            there = directory.stat()
+        except OSError:
+            self._forget()
+            return
+        identity = (there.st_dev, there.st_ino)
+        if identity == self._watched:
+            return
+        self._forget()
+        self._watched = identity
+        if is_on_network(directory):
+            return
+        try:
+            self._observe(directory)
+        except OSError as error:  # EMFILE, ENOSPC: the machine's limits of inotify
+            self._stop()
+            if not self._has_complained:
+                self._has_complained = True
+                text = (
+                    f"no news of changes in {directory} ({error.strerror}): it is looked at every few seconds instead"
+                )
+                print(f"procsv checkpoint: {text}", file=sys.stderr)
+
+    def _observe(self, directory: Path) -> None:
+        from watchdog.events import (
+            DirDeletedEvent,
+            FileCreatedEvent,
+            FileDeletedEvent,
+            FileMovedEvent,
+            FileSystemEvent,
+            FileSystemEventHandler,
+        )
+        from watchdog.observers import Observer
+
+        on_change = self._on_change
+
+        class Handler(FileSystemEventHandler):
+            def on_any_event(self, event: FileSystemEvent) -> None:
+                if event.is_directory or is_of_interest(event.src_path) or is_of_interest(event.dest_path):
+                    on_change()
+
+        self._observer = Observer()
+        self._observer.start()
+        kinds: list[type[FileSystemEvent]] = [FileMovedEvent, FileCreatedEvent, FileDeletedEvent, DirDeletedEvent]
+        self._observer.schedule(Handler(), str(directory), recursive=False, event_filter=kinds)
+
+    def _forget(self) -> None:
+        self._watched = None
+        self._stop()
+
+    def _stop(self) -> None:
+        observer, self._observer = self._observer, None
+        if observer is not None:
+            observer.stop()  # its threads end by themselves; nobody waits for them
+
+    def close(self) -> None:
+        self._forget()
+
+
+def is_of_interest(path: bytes | str) -> bool:
+    """Whether a file's coming or going may mean a checkpoint: its index, or a `checkpoint` file, by whatever name."""
+    name = os.path.basename(os.fsdecode(path))  # noqa: PTH119  often "", which is no Path
+    return name.endswith(".index") or (bool(name) and "." not in name)
+
+
+def is_on_network(directory: Path) -> bool:
+    """Whether the directory's filesystem is another machine's."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    except OSError:
+        return False
+    return filesystem_of(os.path.realpath(directory), mounts).startswith(NETWORK_FILESYSTEMS)
+
+
+def filesystem_of(path: str, mounts: str) -> str:
+    """The type of the filesystem that an absolute, real path lies on, by the text of mountinfo; "" if it says none."""
+    best, found = "", ""
+    for line in mounts.splitlines():
+        fields, _, after = line.partition(" - ")
+        point = fields.split(" ")[4].encode().decode("unicode_escape", "surrogateescape") if after else ""
+        lies_on = path == point or path.startswith(point.rstrip("/") + "/")
+        if point and lies_on and len(point) >= len(best):  # a later mount at one point hides the earlier
+            best, found = point, after.split(" ")[0]
+    return found

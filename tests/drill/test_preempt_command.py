@@ -1,0 +1,84 @@
+"""`procsv preempt`: the machine goes away from a live run, and the report says whether that cost anything."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from procsv.cli.preempt import PROFILE_NAMES
+from procsv.drill.profiles import PROFILES
+from procsv.testing import Launch
+from tests.support.launched import procsv
+
+pytestmark = pytest.mark.fault
+DIGITS = ("procsv.examples.digits", "--step-ms", "20")
+
+
+def _preempt(logdir: Path, *options: str, code: int) -> dict[str, Any]:
+    done: subprocess.CompletedProcess[str] = procsv("preempt", str(logdir), "--json", *options)
+    assert done.returncode == code, done.stdout + done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def test_the_profiles_of_the_command_line_are_those_that_there_are() -> None:
+    assert set(PROFILE_NAMES) == set(PROFILES)
+
+
+def test_a_run_that_is_preempted_saves_in_time_and_the_same_command_goes_on(
+    procsv_launch: Launch, tmp_path: Path
+) -> None:
+    run = procsv_launch(*DIGITS)
+    for number, profile in enumerate(("gcp-spot", "k8s"), start=1):
+        if number > 1:
+            run = procsv_launch(*DIGITS)
+        run.wait_event("recovered", number)
+        said = _preempt(run.logdir, "--profile", profile, code=0)
+        assert run.wait_end() == 75
+        assert said["in_time"]
+        assert said["lost_steps"] == 0
+        assert said["killed"] == []
+        assert said["margin"] > 0
+    first, second = run.events("recovered")
+    assert run.events("exited", "trainer")[0]["step"] == second["step"] > first["step"] == 0
+
+
+STUBBORN = """
+import signal, threading
+import tensorflow as tf
+import procsv
+tf.compat.v1.disable_eager_execution()
+step = tf.compat.v1.train.get_or_create_global_step()
+train = tf.compat.v1.assign_add(step, 1)
+sv = procsv.Supervisor(summary_op=None, save_model_secs=600)
+with sv.managed_session() as sess:
+    while True:
+        sess.run(train)
+        threading.Event().wait(0.01)
+"""
+
+
+def test_what_has_not_ended_when_the_grace_is_over_is_killed_and_its_memory_is_gone(
+    procsv_launch: Launch, tmp_path: Path
+) -> None:
+    program = tmp_path / "stubborn.py"
+    program.write_text(STUBBORN)
+    run = procsv_launch(str(program), options=["--grace", "60s"])
+    run.wait_step(5)
+    os.kill(run.pid("trainer"), signal.SIGSTOP)  # it hears nothing: the notice is in vain, the grace goes by
+    said = _preempt(run.logdir, "--profile", "k8s", "--grace", "0.2s", code=1)
+    assert not said["in_time"]
+    assert said["lost_steps"] >= 5
+    assert {"trainer", "watchdog"} <= set(said["killed"])
+    assert run.wait_end() == -signal.SIGKILL
+    assert not any(path.name.startswith("procsv-") for path in Path(os.environ["XDG_RUNTIME_DIR"]).iterdir())
+
+
+def test_a_run_that_nobody_runs_cannot_be_preempted(tmp_path: Path) -> None:
+    done = procsv("preempt", str(tmp_path))
+    assert done.returncode == 2
+    assert "not the logdir of a run" in done.stderr

@@ -1,0 +1,155 @@
+"""The standby with real processes: it becomes the trainer, and nobody can tell from the result; its death is nobody's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.launched import Launched, launched
+
+pytestmark = pytest.mark.fault
+
+# Trains PAUSES * 100 steps; after each hundred it waits until the test lets it go on.  Describes the process it finds
+# itself in before it does anything, and says what the variables are at the end.
+PROGRAM = """
+import json, multiprocessing, os, sys
+seen = {
+    "main": sorted(name for name in vars() if name not in ("json", "multiprocessing", "os", "sys", "__cached__")),
+    "name": __name__, "file": __file__, "spec": repr(__spec__), "doc": __doc__, "loader": type(__loader__).__name__,
+    "argv": sys.argv, "path": sys.path, "cwd": os.getcwd(), "own": "helper" in sys.modules,
+    "flags": os.environ.get("TEST_FLAG"), "role": os.environ["PROCSV_ROLE"], "logdir": os.environ["PROCSV_LOGDIR"],
+    "start": os.environ.get("PROCSV_START"), "signals": [str(multiprocessing.current_process().name)],
+    "umask": os.umask(0o022), "nice": os.nice(0), "policy": os.sched_getscheduler(0), "stdin": os.read(0, 1).decode(),
+}
+os.environ["TEST_FLAG"] = "set by the program"
+import hashlib, threading
+import numpy as np, tensorflow as tf, procsv, helper
+tf1 = tf.compat.v1
+
+def square(x):
+    return x * x
+
+def main():
+    seen["incarnation"] = os.environ["PROCSV_INCARNATION"]
+    if seen["incarnation"] in ("1", "2"):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            seen["spawned"] = pool.map(square, [3])
+    with open(f"seen.{seen['incarnation']}", "w") as file:
+        json.dump(seen, file)
+    tf1.disable_eager_execution()
+    tf1.set_random_seed(1)
+    step = tf1.train.get_or_create_global_step()
+    feed = tf1.placeholder(tf.float32, [8, 4])
+    weights = tf1.get_variable("weights", [4, 3], initializer=tf1.glorot_uniform_initializer(seed=2))
+    loss = tf.reduce_mean(tf.square(tf.matmul(feed, weights) - 1.0))
+    train = tf1.train.AdamOptimizer(0.01).minimize(loss, global_step=step)
+    sv = procsv.Supervisor(summary_op=None)
+    last = int(sys.argv[1]) * 100
+    config = tf1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+    with sv.managed_session(config=config) as sess:
+        now = sess.run(step)
+        while now < last and not sv.should_stop():
+            data = np.random.default_rng(now).normal(size=(8, 4))
+            now = sess.run([train, step], {feed: data})[1]
+            now = sess.run(step)
+            while now % 100 == 0 and now < last and not os.path.exists(f"go.{now}") and not sv.should_stop():
+                sv.coord.wait_for_stop(0.02)
+        if now == last:
+            print("digest", hashlib.sha256(sess.run(weights).tobytes()).hexdigest()[:16], flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@contextmanager
+def trained(tmp_path: Path, pauses: int, standby: str | None = None, **env: str) -> Iterator[Launched]:
+    """A run of PROGRAM in a directory of its own."""
+    home = tmp_path / "program"
+    home.mkdir(parents=True)
+    (home / "train.py").write_text(PROGRAM)
+    (home / "helper.py").write_text("import wrapt\n")
+    options = ("--snapshot-secs", "0.2", "--grace", "10s", "train.py", str(pauses))
+    with launched(tmp_path / "logdir", *options, cwd=home, standby=standby, **env) as run:
+        yield run
+
+
+def let_go(tmp_path: Path, step: int) -> None:
+    (tmp_path / "program" / f"go.{step}").touch()
+
+
+def at_step(run: Launched, step: int) -> None:
+    """Waits until the program waits there, and a snapshot says so."""
+    run.wait_event("ready")
+    run.wait_for(f"step {step}", lambda: file(run)["memory_step"] >= step)
+
+
+def file(run: Launched) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run.logdir / "procsv" / "run.json").read_text())
+    return found
+
+
+def digest(run: Launched) -> str:
+    return next(line for line in reversed(run.said().splitlines()) if line.startswith("digest"))
+
+
+def seen(tmp_path: Path, incarnation: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((tmp_path / "program" / f"seen.{incarnation}").read_text())
+    del found["incarnation"]
+    return found
+
+
+def row(run: Launched, role: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(row for row in run.status()["processes"] if row["role"] == role)
+    return found
+
+
+def wakings(pid: int) -> dict[str, str]:
+    """How often each thread of `pid` has gone to sleep."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return {task.name: (task / "status").read_text().partition("\nvoluntary")[2].split()[1] for task in tasks}
+
+
+def test_a_standby_becomes_the_trainer_and_neither_the_program_nor_its_result_can_tell(tmp_path: Path) -> None:
+    with trained(tmp_path / "undisturbed", 4, standby="off") as run:
+        for step in (100, 200, 300):
+            let_go(tmp_path / "undisturbed", step)
+        assert run.wait_end() == 0
+        assert "standby" not in {entry["role"] for entry in run.journal()}
+    undisturbed = digest(run)
+
+    with trained(tmp_path / "kills", 4, TEST_FLAG="as it was started") as run:
+        for kill in (1, 2):
+            at_step(run, kill * 100)
+            run.wait_event("standby_ready", kill)
+            waiting = row(run, "standby")
+            assert (waiting["pid"], waiting["state"]) == (run.pid("standby"), "waiting")
+            asleep = wakings(waiting["pid"])
+            let_go(tmp_path / "kills", kill * 100)
+            at_step(run, kill * 100 + 100)
+            assert wakings(waiting["pid"]) == asleep
+            run.kill("trainer")
+            promoted = run.wait_event("promoted", kill)[-1]
+            assert (promoted["role"], promoted["pid"], promoted["incarnation"]) == ("trainer", waiting["pid"], kill + 1)
+            run.wait_event("ready", kill + 1)
+            assert (row(run, "trainer")["pid"], run.pid("trainer")) == (waiting["pid"], waiting["pid"])
+            shown = psutil.Process(run.pid("trainer")).cmdline()
+            assert shown[shown.index("procsv.training") + 1] == "trainer"
+        let_go(tmp_path / "kills", 300)
+        assert run.wait_end() == 0
+    assert digest(run) == undisturbed
+    assert [entry["delay"] for entry in run.events("restarting")] == [0.0, 0.0]
+    cold = seen(tmp_path / "kills", 1)
+    assert cold["own"] is False
+    assert cold["flags"] == "as it was started"
+    assert cold["spawned"] == [9]
+    assert seen(tmp_path / "kills", 2) == cold
+    logs = run.logdir / "procsv" / "logs"
+    assert "digest" in (logs / "trainer.3.log").read_text()
+    assert "digest" not in (logs / "standby.2.log").read_text()

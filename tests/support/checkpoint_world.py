@@ -1,0 +1,372 @@
+"""A checkpoint service between trainers that die, in one process and in order: real slots, a real store, time and
+messages in memory.
+
+Called by the property test.  What a service does outside of messages it does through the real Outside, but for its
+threads: their jobs are done in turn.  A service is killed between two of its calls to the disk, or between two
+messages; a trainer between two snapshots or in the middle of one.  Every state that was captured is remembered.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from procsv.ipc.arena import HEADER_BYTES, Arena, SlotReader, scan
+from procsv.ipc.clock import FakeClock
+from procsv.ipc.contents import Contents, TensorEntry, align, pack_strings, unpack_strings
+from procsv.ipc.door import Address, Heard
+from procsv.ipc.fakes import FakeClient, FakeNetwork, FakeServer
+from procsv.ipc.messages import (
+    Durable,
+    Finish,
+    Hello,
+    Restore,
+    Restored,
+    RestoreFrom,
+    SaverPlan,
+    Settled,
+    Snapshot,
+    TrainerEnded,
+)
+from procsv.ipc.pulse import PulseWriter
+from procsv.services.checkpoint.bundle import read_index
+from procsv.services.checkpoint.bundle_entries import parse_slice, slice_key
+from procsv.services.checkpoint.manifest import read_manifest
+from procsv.services.checkpoint.names import manifest_of
+from procsv.services.checkpoint.outside import Outside
+from procsv.services.checkpoint.process import CheckpointService
+from procsv.services.runtime import Tools
+from tests.support.power_loss import Killed, Recording
+
+TURN_S = 0.1
+TURNS_MAX = 3000  # five minutes of the world's time
+
+Piece = tuple[str, str, Any]  # key, slice as SaveV2 takes it, value
+Shards = list[list[Piece]]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a trainer's variables were, as bytes of a checkpoint: by the key that the tensor, or slice, has there."""
+
+    step: int
+    tensors: dict[bytes, bytes | list[bytes]]
+    shards: Shards
+
+
+class _InTurn:
+    """A worker whose jobs are done when the world says so."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Callable[[], None]] = deque()
+
+    def do(self, job: Callable[[], Any], then: Callable[[Any], None], failed: Callable[[Exception], None]) -> None:
+        def run() -> None:
+            try:
+                result = job()
+            except Exception as error:  # noqa: BLE001  as the real one
+                failed(error.with_traceback(None))
+            else:
+                then(result)
+
+        self._jobs.append(run)
+
+    def work(self) -> None:
+        if self._jobs:
+            self._jobs.popleft()()
+
+    def close(self) -> None:
+        assert not self._jobs, "closed with jobs undone"
+
+
+class _Machine(Outside):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.workers: list[_InTurn] = []
+
+    def worker(self, *_: Any) -> Any:
+        self.workers.append(_InTurn())
+        return self.workers[-1]
+
+
+@dataclass
+class World:
+    """Time passes in `turn` alone."""
+
+    run: Any
+    plan: SaverPlan
+    seed: int
+    clock: FakeClock = field(default_factory=FakeClock)
+    captured: dict[int, Captured] = field(default_factory=dict)  # by sequence
+    newest: int = 0  # the sequence of the newest whole snapshot
+    acknowledged: int = 0  # the highest sequence that anybody was told to be durable
+    service: CheckpointService | None = None
+    services: int = 0
+    incarnation: int = 0
+    sequence: int = 0
+    step: int = 0
+    arena: Arena | None = None
+    heard: list[Heard] = field(default_factory=list)  # by the trainer that lives
+
+    def __post_init__(self) -> None:
+        self.network = FakeNetwork(self.clock, self.seed)
+        self.path = self.run.places.service_socket("checkpoint")
+        self.recording = Recording(self.logdir)
+        self.recording.__enter__()
+        self.watchdog = FakeClient(self.network, self.path, Address(self.run.id, "watchdog", 1), self.clock)
+        self.watchdog_heard: list[Heard] = []
+        self.trainer: FakeClient | None = None
+        self.server: FakeServer | None = None
+        self.start_service()
+
+    @property
+    def logdir(self) -> Path:
+        return Path(self.plan.save_path).parent
+
+    def close(self) -> None:
+        self.recording.__exit__()
+        self.kill_service()
+        if self.arena is not None:
+            self.arena.close()
+        for slot in self.run.places.shm_dir.glob("slot.*"):
+            slot.unlink()
+        shutil.rmtree(self.logdir)
+        self.logdir.mkdir()
+
+    # -- who lives ----------------------------------------------------------------------------------------------
+    def start_service(self) -> None:
+        self.services += 1
+        start = self.run.start(incarnation=self.services, lifeline_fd=-1, logdir=str(self.logdir))
+        self.server = FakeServer(self.network, self.path, Address(self.run.id, "checkpoint", self.services), self.clock)
+        self.pulse = PulseWriter(self.run.places.pulse("checkpoint", self.services))
+        self.machine = _Machine(start, self.clock)
+        tools = Tools(start, self.clock, self.server, self.pulse, lambda: None)
+        try:
+            self.service = CheckpointService(tools, self.machine)
+        except Killed:
+            self.kill_service()
+
+    def kill_service(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.pulse.close()
+        self.service = self.server = None
+        self.recording.is_dead, self.recording.kill_at = False, -1
+
+    def kill_service_at(self, calls: int) -> None:
+        """It dies within so many calls to the disk."""
+        self.recording.kill_at = self.recording.calls + calls
+
+    def kill_trainer(self) -> None:
+        assert self.trainer is not None
+        self.trainer.close()
+        self.trainer = None
+        if self.arena is not None:
+            self.arena.close()
+            self.arena = None
+        self.watchdog.tell(TrainerEnded(self.incarnation, False))
+
+    def start_trainer(self, durable_only: bool) -> RestoreFrom:
+        """A new one, with the state that it is to start from."""
+        self.incarnation += 1
+        self.heard = []
+        self.trainer = FakeClient(
+            self.network, self.path, Address(self.run.id, "trainer", self.incarnation), self.clock
+        )
+        seq = self.trainer.tell(Restore(durable_only))
+        answer = self.until(lambda h: h.re == seq and isinstance(h.body, RestoreFrom)).body
+        assert isinstance(answer, RestoreFrom)
+        self.sequence, self.step = answer.sequence, max(answer.step, 0)
+        return answer
+
+    def begin_training(self, answer: RestoreFrom, size: int) -> None:
+        assert self.trainer is not None
+        self.trainer.tell(Restored(answer.source, answer.path, max(answer.step, 0)))
+        self.arena = Arena(self.run.places.shm_dir, self.run.id, self.incarnation)
+        self.arena.reserve(size, never=frozenset({answer.path}))
+
+    # -- time ---------------------------------------------------------------------------------------------------
+    def turn(self) -> None:
+        self.clock.advance(TURN_S)
+        if self.service is None:
+            self.start_service()
+        try:
+            self._serve()
+        except Killed:
+            self.kill_service()
+        for client, heard in ((self.trainer, self.heard), (self.watchdog, self.watchdog_heard)):
+            if client is not None:
+                self._talk(client, heard)
+
+    def _serve(self) -> None:
+        if self.service is None or self.server is None:
+            return
+        self.service.tick(self.clock.monotonic())
+        while (heard := self.server.receive()) is not None:
+            self.service.handle(heard)
+        self.server.tick()
+        for worker in self.machine.workers:
+            worker.work()
+
+    def _talk(self, client: FakeClient, heard: list[Heard]) -> None:
+        if client.tick():
+            client.tell(Hello(1))
+            if client is self.trainer:
+                client.tell(self.plan)
+        while (news := client.receive()) is not None:
+            heard.append(news)
+            client.acknowledge(news)
+            if isinstance(news.body, Durable):
+                self.acknowledged = max(self.acknowledged, news.body.sequence)
+
+    def until(self, seen: Callable[[Heard], bool], heard: list[Heard] | None = None) -> Heard:
+        among = self.heard if heard is None else heard
+        for _ in range(TURNS_MAX):
+            for news in among:
+                if seen(news):
+                    return news
+            self.turn()
+        raise AssertionError(f"it does not come; heard {[h.body for h in among]}")
+
+    # -- what a trainer does --------------------------------------------------------------------------------------
+    def capture(self, shards: Shards, sharded: bool, want: str, torn: bool = False) -> int:
+        """Fills a slot and says so; the number to which an answer comes, 0 if there was no slot."""
+        assert self.arena is not None
+        assert self.trainer is not None
+        writer = self.arena.begin()
+        if writer is None:
+            return 0
+        at, listed = HEADER_BYTES, []
+        tensors: dict[bytes, bytes | list[bytes]] = {}
+        for shard in shards:
+            entries = []
+            for key, piece, value in shard:
+                is_text = value.dtype == object
+                strings = [bytes(v) for v in value.reshape(-1).tolist()] if is_text else []
+                data = pack_strings(strings) if is_text else value.tobytes()
+                at = align(at)
+                writer.make_room(at + len(data) - HEADER_BYTES)
+                writer.memory[at : at + len(data)] = data
+                dtype = "string" if is_text else str(value.dtype)
+                entries.append(
+                    TensorEntry(key, piece, dtype, value.shape, at, len(data), xxhash.xxh3_64_intdigest(data))
+                )
+                at += len(data)
+                tensors[key_in_checkpoint(key, piece)] = strings if is_text else data
+            listed.append(tuple(entries))
+        if torn:
+            return 0
+        self.step, self.sequence = self.step + 1, self.sequence + 1
+        self.captured[self.sequence] = Captured(self.step, tensors, shards)
+        contents = Contents(self.plan, "SaveV2", sharded, tuple(listed), self.step, "test")
+        info = writer.publish(self.sequence, self.step, contents, align(at))
+        self.newest = self.sequence
+        return self.trainer.tell(Snapshot(str(info.path), self.sequence, self.step, want))  # type: ignore[arg-type]
+
+    # -- what must be so ------------------------------------------------------------------------------------------
+    def check_restored(self, answer: RestoreFrom) -> None:
+        """The newest state that was captured whole, bit by bit."""
+        if answer.source == "fresh":
+            assert (self.newest, answer.error) == (0, "")
+            return
+        if answer.source == "memory":
+            (info,) = [i for i in scan(self.run.places.shm_dir) if str(i.path) == answer.path]
+            sequence, tensors = info.sequence, read_slot(SlotReader(info))
+        else:
+            sequence, tensors = sequence_of(answer.path), read_checkpoint(answer.path)
+        assert sequence == self.newest >= self.acknowledged
+        assert answer.sequence >= sequence
+        assert answer.step == self.captured[sequence].step
+        assert tensors == self.captured[sequence].tensors
+
+    def check_checkpoint(self, path: str) -> Captured:
+        captured = self.captured[sequence_of(path)]
+        assert path == f"{self.plan.save_path}-{captured.step}"
+        assert read_checkpoint(path) == captured.tensors
+        return captured
+
+    def finish(self) -> None:
+        """The run ends: whatever was captured last is a checkpoint, and the service has gone."""
+        self.network.loss = self.network.duplication = self.network.delay_s_max = 0.0
+        seq = self.watchdog.tell(Finish())
+        answer = self.until(lambda h: h.re == seq and isinstance(h.body, Settled), self.watchdog_heard).body
+        assert isinstance(answer, Settled)
+        assert answer.error == ""
+        for _ in range(TURNS_MAX):
+            if self.service is not None and self.service.is_finished():
+                break
+            self.turn()
+        assert self.service is not None
+        self.service.close()
+
+
+def key_in_checkpoint(key: str, piece: str) -> bytes:
+    parsed = parse_slice(piece) if piece else None
+    return key.encode() if parsed is None or parsed.is_full else slice_key(key.encode(), parsed)
+
+
+def sequence_of(path: str) -> int:
+    manifest = read_manifest(manifest_of(path))
+    assert manifest is not None
+    return manifest.sequence
+
+
+def read_slot(reader: SlotReader) -> dict[bytes, bytes | list[bytes]]:
+    reader.verify()
+    found: dict[bytes, bytes | list[bytes]] = {}
+    for shard in reader.contents.shards:
+        for entry in shard:
+            data = bytes(reader.map[entry.offset : entry.offset + entry.size])
+            found[key_in_checkpoint(entry.key, entry.slice)] = unpack_strings(data) if entry.dtype == "string" else data
+    reader.close()
+    return found
+
+
+def read_checkpoint(path: str) -> dict[bytes, bytes | list[bytes]]:
+    """Every tensor's, and every slice's, bytes."""
+    bundle = read_index(path)
+    found: dict[bytes, bytes | list[bytes]] = {}
+    for key, entry in bundle.entries.items():
+        if not entry.is_sliced:
+            data = bundle.data_file(entry.shard).read_bytes()[entry.offset : entry.offset + entry.size]
+            found[key] = _strings(data, entry.elements) if entry.dtype == 7 else data
+    return found
+
+
+def _strings(data: bytes, count: int) -> list[bytes]:
+    sizes, at = [], 0
+    for _ in range(count):
+        size = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            size |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        sizes.append(size)
+    at += 4  # their checksum
+    found = []
+    for size in sizes:
+        found.append(data[at : at + size])
+        at += size
+    return found
+
+
+def any_array(dtype: Any, shape: tuple[int, ...], chance: np.random.Generator) -> Any:
+    """Every bit by chance, so that numbers that are none are among them."""
+    count = int(np.prod(shape))
+    if dtype is object:
+        values = np.empty(count, dtype=object)
+        values[:] = [chance.bytes(int(chance.integers(0, 300))) for _ in range(count)]
+        return values.reshape(shape)
+    if dtype is np.bool_:
+        return chance.integers(0, 2, shape).astype(np.bool_)
+    return np.frombuffer(chance.bytes(count * np.dtype(dtype).itemsize), dtype).reshape(shape)

@@ -1,0 +1,91 @@
+"""Sparse updates write into a variable in place: what a capture holds of it stays whole all the same, without a copy."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from procsv.ipc.arena import Arena
+from procsv.training.capture import Capture
+from procsv.training.keeping import plan_of
+from procsv.training.save_graph import read_save_graph
+from procsv.training.ways import SlotWay
+
+tf1 = tf.compat.v1
+ROWS = np.array([1, 5, 7])
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="procsv-test-") as directory:
+        yield Path(directory)
+
+
+def _updates(table: Any) -> dict[str, Any]:
+    """Ops that change some rows of `table`, a resource variable, each in a way of its own."""
+    loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ROWS))
+    ones = tf.ones([len(ROWS), table.shape[1]])
+    optimizers = [
+        tf1.train.GradientDescentOptimizer(-1.0),
+        tf1.train.MomentumOptimizer(-1.0, 0.5),
+        tf1.train.AdagradOptimizer(-1.0),
+        tf1.train.AdamOptimizer(-1.0),
+        tf1.train.RMSPropOptimizer(-1.0),
+        tf1.train.FtrlOptimizer(1.0),
+    ]
+    return {
+        **{type(o).__name__: o.minimize(loss) for o in optimizers},
+        "scatter_add": tf1.scatter_add(table, ROWS, ones),
+        "scatter_nd_add": tf1.scatter_nd_add(table, ROWS[:, None], ones),
+        "slice": table[1:4].assign(table[1:4] + ones),
+        "in a loop": tf.while_loop(lambda i: i < 2, lambda i: _again(table, i, ones), [tf.constant(0)]),
+    }
+
+
+def _again(table: Any, i: Any, ones: Any) -> Any:
+    with tf.control_dependencies([tf1.scatter_add(table, ROWS, ones)]):
+        return i + 1
+
+
+def test_no_sparse_update_changes_what_a_capture_holds(shm: Path) -> None:
+    with tf.Graph().as_default() as graph:
+        table = tf1.get_variable("table", [2000, 20], initializer=tf1.random_normal_initializer(), use_resource=True)
+        plain = tf1.get_variable("plain", [3], initializer=tf1.zeros_initializer(), use_resource=True)
+        updates = _updates(table)
+        capture = Capture(read_save_graph(tf1.train.Saver([table, plain]), graph), graph, None)
+        plan = plan_of(tf1.train.Saver([table]), "/tmp/none/model.ckpt", 1.0)
+        way = SlotWay(Arena(shm, "0123456789abcdef", 1), capture, plan, False, "test")
+        way.reserve()
+        number = [item.key for item in capture.distinct].index("table")
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            memory = way.arena.memories()[0]
+            for name, update in updates.items():
+                session.run(update)  # from here on reads of the table may be copies
+                held = capture.run(session, memory).arrays[number]
+                again = capture.run(session, memory).arrays[number]
+                assert held.ctypes.data == again.ctypes.data, f"{name}: it was read by a copy"
+                before = session.run(table)
+                assert held.tobytes() == before.tobytes(), name
+                del again
+                session.run(update)
+                assert held.tobytes() == before.tobytes(), f"{name}: changed while it was held"
+                assert session.run(table).tobytes() != before.tobytes(), name
+                del held
+        way.close()
+
+
+def test_a_variable_that_is_never_updated_sparsely_is_read_as_the_saver_reads_it() -> None:
+    with tf.Graph().as_default() as graph:
+        dense = tf1.get_variable("dense", [3], use_resource=True)
+        tf1.train.AdamOptimizer().minimize(tf.reduce_sum(dense))
+        saved = read_save_graph(tf1.train.Saver(), graph)
+        before = len(graph.get_operations())
+        capture = Capture(saved, graph, None)
+
+        assert len(graph.get_operations()) == before + 1
+        assert [t.name for t in capture.op.inputs] == [item.tensor.name for item in capture.distinct]
