@@ -251,8 +251,8 @@ class Core:
     def looked(self, look: Look, now_s: float) -> list[Action]:
         """The directory was looked at."""
         assert self.plan is not None, "a look without a plan"
-        if look.newest_step is not None and self._looked_at == self.states.durable_sequence:
-            self.states.newest_step = look.newest_step
+        if look.newest_step is not None:
+            self.states.looked(look.newest_step, is_outdated=self._looked_at != self.states.durable_sequence)
         self._out += self.noticing.looked(look, self.plan, now_s)
         if look.trouble != self._trouble:
             self._trouble = look.trouble

@@ -59,8 +59,7 @@ class States:
         self.durable, self.kept = durable, durable.all_paths
         self.durable_sequence = max(self.durable_sequence, durable.sequence)
         self.heard_of(durable.sequence)
-        if durable.path in durable.all_paths[-1:]:  # else the program has saved a later state by itself
-            self.newest_step = durable.step
+        self.newest_step = max(self.newest_step, durable.step)  # the program may have saved a later state by itself
 
     def searched(self, found: Found) -> None:
         """The checkpoints have been looked through: what is not good is not durable."""
@@ -76,6 +75,10 @@ class States:
             self.kept = taken.durable.all_paths
             if taken.is_latest:
                 self.newest_step = taken.durable.step
+
+    def looked(self, step: int, is_outdated: bool) -> None:
+        """The newest checkpoint by a look at the directory; `is_outdated`: one of ours has come since that began."""
+        self.newest_step = max(self.newest_step, step) if is_outdated else step
 
     def forget_disk(self) -> None:
         """Checkpoints go to another place from now on."""

@@ -77,17 +77,19 @@ class Watch:
         )
         from watchdog.observers import Observer
 
-        on_change = self._on_change
+        watch, name = self, str(directory)
 
         class Handler(FileSystemEventHandler):
             def on_any_event(self, event: FileSystemEvent) -> None:
+                if event.is_directory and os.fsdecode(event.src_path) == name:
+                    watch._watched = None  # gone; the next one in its place may have the same inode
                 if event.is_directory or is_of_interest(event.src_path) or is_of_interest(event.dest_path):
-                    on_change()
+                    watch._on_change()
 
         self._observer = Observer()
         self._observer.start()
         kinds: list[type[FileSystemEvent]] = [FileMovedEvent, FileCreatedEvent, FileDeletedEvent, DirDeletedEvent]
-        self._observer.schedule(Handler(), str(directory), recursive=False, event_filter=kinds)
+        self._observer.schedule(Handler(), name, recursive=False, event_filter=kinds)
 
     def _forget(self) -> None:
         self._watched = None

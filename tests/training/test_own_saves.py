@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import procsv
+from procsv.ipc.journal import read_journal
 from procsv.ipc.turns import turn
 from tests.support.launched import NEWS_S_MAX
 
@@ -93,3 +94,43 @@ def test_a_later_state_that_the_user_saved_stays_the_latest_when_an_earlier_snap
             session.run(train)
             supervisor.saver.save(session, supervisor.save_path, global_step=step)
     assert _listed(tmp_path) == ["model.ckpt-0", "model.ckpt-1", "model.ckpt-2"]
+
+
+def test_saves_before_the_first_state_is_on_disk_stay_and_another_savers_are_neither_dropped_nor_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROCSV_FAILPOINTS", "checkpoint.temporary_created=1*sleep(1.0)")  # of the service: a slow disk
+    with tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        train = tf1.assign_add(step, 1)
+        other = tf1.train.Saver(max_to_keep=1)
+        supervisor = procsv.Supervisor(
+            logdir=str(tmp_path),
+            saver=tf1.train.Saver(max_to_keep=2),
+            final_checkpoint=False,
+            save_summaries_secs=0,
+            snapshot_secs=600,
+        )
+        with supervisor.managed_session() as session:
+            session.run(train)
+            other.save(session, str(tmp_path / "best"), global_step=step)
+            for _ in range(3):
+                session.run(train)
+                supervisor.saver.save(session, supervisor.save_path, global_step=step)
+            assert not (tmp_path / "model.ckpt-0.index").exists()
+            assert supervisor._run is not None
+            assert supervisor._run.snapshots is not None
+            assert supervisor._run.snapshots.wait_durable(1, NEWS_S_MAX)  # the first state, late
+    assert _listed(tmp_path) == ["best-1", "model.ckpt-3", "model.ckpt-4"]
+    assert _there(tmp_path) == {"model.ckpt-3", "model.ckpt-4"}
+    assert (tmp_path / "best-1.index").exists()
+    journal = list(read_journal(tmp_path / "procsv" / "journal.jsonl"))
+    durable = {Path(e["path"]).name: e["reason"] for e in journal if e["event"] == "checkpoint_durable"}
+    assert durable["model.ckpt-0"] == "start"
+    assert {durable["model.ckpt-3"], durable["model.ckpt-4"], durable["best-1"]} == {"manual"}
+    assert not [e for e in journal if e["event"] in ("checkpoint_rejected", "checkpoint_failed")]
+    assert {path.name.removesuffix(".manifest.json") for path in tmp_path.glob("*.manifest.json")} == {
+        "best-1",
+        "model.ckpt-3",
+        "model.ckpt-4",
+    }

@@ -1,0 +1,268 @@
+"""Checkpoints that the program saves by itself, beside a real checkpoint service: taken in, kept right, never deleted."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from procsv.ipc.messages import Durable, Finish, Restore, Restored, Settled, Snapshot, Unwritable, UserSave
+from procsv.services.checkpoint.manifest import read_manifest, verify_files
+from procsv.services.checkpoint.watching import Watch, filesystem_of, is_of_interest
+
+tf1 = tf.compat.v1
+SIZE = 1000
+
+
+class Program:
+    """What the program under supervision has: a session, and as many Savers as it likes."""
+
+    def __init__(self) -> None:
+        self.graph = tf1.Graph()
+        with self.graph.as_default():
+            self.step = tf1.get_variable("global_step", initializer=np.int64(0))
+            tf1.get_variable("x", initializer=np.zeros(SIZE, np.float32))
+        self.session = tf1.Session(graph=self.graph)
+
+    def saver(self, **options: Any) -> Any:
+        with self.graph.as_default():
+            saver = tf1.train.Saver(**options)
+            self.session.run(tf1.global_variables_initializer())
+        return saver
+
+    def save(self, saver: Any, step: int, path: Path, **options: Any) -> str:
+        with self.graph.as_default():
+            self.step.load(step, self.session)
+            return str(saver.save(self.session, str(path), global_step=step, **options))
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    a_program = Program()
+    yield a_program
+    a_program.session.close()
+
+
+@pytest.fixture
+def snapshot(run: Any, publish: Any) -> Callable[..., Durable]:
+    """Has the service save a snapshot of ours."""
+    arena = run.arena()
+
+    def do(trainer: Any, sequence: int, step: int) -> Durable:
+        values = {"x": np.full(SIZE, step, np.float32), "global_step": np.array(step, np.int64)}
+        info = publish(arena, trainer.plan, values, sequence, step)
+        answer = trainer.ask(Snapshot(str(info.path), sequence, step, "manual"))
+        assert isinstance(answer, Durable)
+        return answer
+
+    return do
+
+
+def listed(run: Any) -> list[str]:
+    state = tf.train.get_checkpoint_state(str(run.logdir))
+    assert state.all_model_checkpoint_paths[-1] == state.model_checkpoint_path
+    return [Path(path).name for path in state.all_model_checkpoint_paths]
+
+
+def there(run: Any) -> set[str]:
+    return {path.name.removesuffix(".index") for path in run.logdir.glob("*.index")}
+
+
+def manual(path: Any) -> Callable[[Durable], bool]:
+    return lambda d: d.reason == "manual" and d.sequence == 0 and d.path == str(path)
+
+
+@pytest.mark.fault
+def test_what_the_program_saves_gets_a_manifest_is_journaled_and_goes_when_its_turn_comes(
+    run: Any, plan: Any, program: Program, snapshot: Any
+) -> None:
+    run.start_service()
+    trainer, watchdog = run.trainer(plan=plan(max_to_keep=3)), run.watchdog()
+    trainer.ask(Restore(False))
+    trainer.ask_ack(Restored("fresh", "", 0))
+    saver = program.saver(max_to_keep=3)
+    snapshot(trainer, 1, 10)
+    saver.set_last_checkpoints_with_time([(str(run.logdir / "model.ckpt-10"), 1.0)])
+
+    saved = program.save(saver, 12, run.logdir / "model.ckpt")
+    trainer.tell(UserSave(saved))
+
+    news = watchdog.until_body(Durable, manual(saved))
+    assert (news.step, news.incarnation) == (12, 1)
+    assert news.all_paths == (str(run.logdir / "model.ckpt-10"), saved)
+    manifest = read_manifest(Path(saved + ".manifest.json"))
+    assert manifest is not None
+    assert (manifest.reason, manifest.step, manifest.incarnation, manifest.guest) == ("manual", 12, 1, False)
+    assert sorted(manifest.files) == [Path(saved).name + s for s in (".data-00000-of-00001", ".index", ".meta")]
+    assert news.bytes == sum(Path(run.logdir / name).stat().st_size for name in manifest.files)
+    verify_files(manifest, run.logdir)
+
+    snapshot(trainer, 2, 11)  # an earlier state, saved later
+    assert listed(run) == ["model.ckpt-10", "model.ckpt-11", "model.ckpt-12"]
+    snapshot(trainer, 3, 20)
+    assert listed(run) == ["model.ckpt-11", "model.ckpt-12", "model.ckpt-20"]
+    snapshot(trainer, 4, 30)
+    snapshot(trainer, 5, 40)
+    assert there(run) == {"model.ckpt-20", "model.ckpt-30", "model.ckpt-40"}
+    assert {p.name for p in run.logdir.glob("*.manifest.json")} == {f"{name}.manifest.json" for name in there(run)}
+
+
+@pytest.mark.fault
+def test_another_savers_checkpoints_are_found_without_a_word_stay_listed_beside_ours_and_are_never_deleted(
+    run: Any, plan: Any, program: Program, snapshot: Any
+) -> None:
+    run.start_service()
+    trainer, watchdog = run.trainer(plan=plan(max_to_keep=1)), run.watchdog()
+    trainer.ask(Restore(False))
+    trainer.ask_ack(Restored("fresh", "", 0))
+    snapshot(trainer, 1, 10)
+    other = program.saver(max_to_keep=5)
+
+    same_name = program.save(other, 11, run.logdir / "model.ckpt")
+    watchdog.until_body(Durable, manual(same_name))
+    assert listed(run) == ["model.ckpt-10", "model.ckpt-11"], "a Saver that knows only its own has dropped ours"
+    best = program.save(other, 12, run.logdir / "best")
+    watchdog.until_body(Durable, manual(best))
+    unlisted = program.save(other, 13, run.logdir / "aside", write_state=False)
+    watchdog.until_body(Durable, manual(unlisted))
+    assert listed(run) == ["model.ckpt-10", "model.ckpt-11", "best-12"]
+
+    for sequence, step in ((2, 20), (3, 30)):
+        durable = snapshot(trainer, sequence, step)
+        assert durable.all_paths == (str(run.logdir / f"model.ckpt-{step}"),)
+    assert listed(run) == ["model.ckpt-11", "best-12", "model.ckpt-30"]
+    assert there(run) == {"model.ckpt-11", "best-12", "aside-13", "model.ckpt-30"}
+
+
+@pytest.mark.fault
+def test_a_new_trainer_starts_from_what_the_last_one_has_just_saved_if_that_is_later_than_its_snapshot(
+    run: Any, plan: Any, program: Program, publish: Any
+) -> None:
+    service = run.start_service()
+    trainer = run.trainer(plan=plan())
+    trainer.ask(Restore(False))
+    trainer.ask_ack(Restored("fresh", "", 0))
+    values = {"x": np.ones(SIZE, np.float32), "global_step": np.array(5, np.int64)}
+    info = publish(run.arena(), plan(), values, 1, 5)
+    trainer.ask_ack(Snapshot(str(info.path), 1, 5, ""))
+
+    saved = program.save(program.saver(), 9, run.logdir / "model.ckpt")
+    answer = run.trainer(2, plan=plan()).ask(Restore(False))
+
+    assert (answer.source, answer.path, answer.step) == ("checkpoint", saved, 9)
+    late = program.save(program.saver(), 11, run.logdir / "model.ckpt")
+    watchdog = run.watchdog()
+    assert watchdog.ask(Finish()) == Settled(11, "")  # the last moments count, too
+    assert Path(late + ".manifest.json").exists()
+    assert run.wait_ended(service).code == 0
+
+
+@pytest.mark.fault
+def test_a_directory_that_is_gone_is_said_and_when_it_is_back_saves_and_hints_work_again(
+    run: Any, plan: Any, program: Program, snapshot: Any, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run.start_service()
+    trainer, watchdog = run.trainer(plan=plan(save_path=str(elsewhere / "model.ckpt"))), run.watchdog()
+    trainer.ask(Restore(False))
+    trainer.ask_ack(Restored("fresh", "", 0))
+    snapshot(trainer, 1, 10)
+
+    shutil.rmtree(elsewhere)
+    gone = watchdog.until_body(Unwritable)
+    elsewhere.mkdir()
+    back = watchdog.until_body(Unwritable, lambda u: not u.error)
+
+    assert (gone.error, back.error) == (f"{elsewhere} does not exist any more", "")
+    saved = program.save(program.saver(), 12, elsewhere / "model.ckpt")
+    watchdog.until_body(Durable, manual(saved))
+    assert snapshot(trainer, 2, 20).step == 20
+
+
+def put_index(directory: Path) -> None:
+    """As a Saver does it."""
+    (directory / "m.tmp").write_bytes(b"")
+    (directory / "m.tmp").rename(directory / "m.index")
+
+
+# -- hints -----------------------------------------------------------------------------------------------------
+def test_a_hint_comes_when_an_index_comes_into_place_also_after_the_directory_was_made_again(tmp_path: Path) -> None:
+    changed = threading.Event()
+    watch = Watch(changed.set)
+    directory = tmp_path / "saved"
+    try:
+        watch.keep(directory)  # not there yet
+        directory.mkdir()
+        watch.keep(directory)
+        watch.keep(directory)
+        put_index(directory)
+        assert changed.wait(30.0)
+        shutil.rmtree(directory)
+        directory.mkdir()
+        for _ in range(300):  # the filesystem tells of the end of the first directory in its own time
+            changed.clear()
+            watch.keep(directory)
+            put_index(directory)
+            if changed.wait(0.1):
+                break
+        assert changed.is_set()
+    finally:
+        watch.close()
+
+
+def test_where_the_machine_allows_no_more_watches_that_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = Watch(lambda: None)
+    watch.keep(tmp_path)  # its modules are loaded
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            watch.keep(tmp_path / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        watch.close()
+    said = capsys.readouterr().err
+    assert said.count("it is looked at every few seconds instead") == 1
+
+
+def test_only_what_may_be_a_checkpoint_is_a_hint() -> None:
+    of_interest = {name: is_of_interest(f"/l/{name}") for name in ("m-7.index", "checkpoint", "mine")}
+    others = ["events.out.tfevents.1.host", "m-7.data-00000-of-00001", "graph.pbtxt", "m-7.manifest.json"]
+    assert all(of_interest.values())
+    assert not any(is_of_interest(f"/l/{name}") for name in others)
+    assert not is_of_interest("")
+
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+30 22 0:40 / /mnt/my\\040data rw,relatime shared:1 - nfs4 server:/data rw
+31 30 8:2 / /mnt/my\\040data/local rw - xfs /dev/sdb1 rw
+32 22 0:41 / /runs rw - ext4 /dev/sdc1 rw
+33 32 0:42 / /runs rw - fuse.sshfs host:/runs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/me/run", "ext4"),
+        ("/mnt/my data/run", "nfs4"),
+        ("/mnt/my data", "nfs4"),
+        ("/mnt/my data/local/run", "xfs"),
+        ("/mnt/my database", "ext4"),
+        ("/runs/1", "fuse.sshfs"),
+    ],
+)
+def test_the_filesystem_of_a_directory_is_that_of_the_nearest_mount(path: str, kind: str) -> None:
+    assert filesystem_of(path, MOUNTS) == kind
