@@ -28,7 +28,9 @@ INVENTORY = "procsv.services.checkpoint.inventory"
 def command(directory: str, verify: bool, as_json: bool) -> None:
     """List the checkpoints in DIR: step, size, age, why each was made, and what is wrong with it.
 
-    Exit code 0 if all is well, 1 if a checkpoint is broken.
+    Reason: start, periodic, final, crash or preempt for procsv's own; manual for what the program has saved by a Saver
+    of its own while procsv was there; - for others.  Exit code 0 if all is well, 1 if a checkpoint is broken or there is
+    none, 2 if there is no such directory.
     """
     argv = [sys.executable, *safe_path(), "-m", INVENTORY, directory, *(["--verify"] if verify else [])]
     done = subprocess.run(argv, capture_output=True, check=False)
@@ -39,6 +41,8 @@ def command(directory: str, verify: bool, as_json: bool) -> None:
         click.echo(msgspec.json.format(done.stdout.strip(), indent=2).decode())
     else:
         show(inventory, verify)
+    if not inventory["checkpoints"] and not inventory["error"]:
+        raise UserError(f"there are no checkpoints in {inventory['directory']}", exit_code=1)
     broken = inventory["error"] or any(item["error"] for item in inventory["checkpoints"])
     sys.exit(1 if broken else 0)
 
@@ -52,9 +56,7 @@ def show(inventory: dict[str, Any], verify: bool) -> None:
     console = Console(highlight=False)
     if inventory["error"]:
         console.print(f"[red]{escape(inventory['error'])}[/red]")
-    if not inventory["checkpoints"]:
-        console.print(f"no checkpoints in {escape(inventory['directory'])}")
-    else:
+    if inventory["checkpoints"]:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("step", "checkpoint", "size", "age", "reason", "verified" if verify else "looks"):
             table.add_column(name, justify="right" if name in ("step", "size", "age") else "left")
@@ -62,7 +64,9 @@ def show(inventory: dict[str, Any], verify: bool) -> None:
             table.add_row(*(escape(cell) for cell in _row(item, verify)))
         console.print(table)
     for path in inventory["rejected"]:
-        console.print(f"moved aside: {escape(path)}")
+        console.print(f"moved aside, for it could not be restored: {escape(path)}")
+    for path in inventory["leftovers"]:
+        console.print(f"of no checkpoint: {escape(path)}")
 
 
 def _row(item: dict[str, Any], verify: bool) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ def take_stock(plan: SaverPlan) -> Listing:
         state = read_state(state_path)
     except GarbledStateFile as error:
         trouble = str(error)
-    listed = _listed_paths(state, state_path.parent) if state else []
+    listed = listed_paths(state, state_path.parent) if state else []
     candidates = [_candidate(path, True) for path in listed]
     known = {base_of(path) for path in listed}
     candidates += [_candidate(path, False) for path in checkpoints_by_name(save_path) if path not in known]
@@ -66,7 +66,7 @@ def take_stock(plan: SaverPlan) -> Listing:
     return Listing(tuple(candidates), exists, trouble)
 
 
-def _listed_paths(state: StateFile, directory: Path) -> list[str]:
+def listed_paths(state: StateFile, directory: Path) -> list[str]:
     """What the `checkpoint` file lists, the latest first, each where it now is."""
     order = [state.latest] + [path for path in reversed(state.all_paths) if path != state.latest]
     found = []

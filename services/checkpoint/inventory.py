@@ -6,16 +6,18 @@ beside a live run.  Without `--verify` sizes are compared with the manifests; wi
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
 from pathlib import Path
 
 import msgspec
 
-from procsv.services.checkpoint.bundle import BadBundle, check_structure
-from procsv.services.checkpoint.catalog import Catalog
+from procsv.services.checkpoint.bundle import BadBundle, check_structure, read_index, scalar_int
+from procsv.services.checkpoint.catalog import GLOBAL_STEP_KEY, Catalog, listed_paths
 from procsv.services.checkpoint.manifest import BadCheckpoint, Manifest, read_manifest
-from procsv.services.checkpoint.names import all_files, has_files, manifest_of, step_in_name
+from procsv.services.checkpoint.names import all_files, base_of, has_files, manifest_of, step_in_name
 from procsv.services.checkpoint.state_file import GarbledStateFile, read_state
 
 
@@ -38,12 +40,14 @@ class Inventory(msgspec.Struct, kw_only=True):
     directory: str
     checkpoints: list[Item]  # oldest step first
     rejected: list[str]  # directories of checkpoints that were moved aside
+    leftovers: list[str]  # files of no checkpoint: of one being written, or of a save or deletion that was cut short
     error: str | None  # what is wrong with the `checkpoint` file
 
 
 def take_inventory(directory: Path, verify: bool) -> Inventory:
     """All checkpoints in `directory`; NotADirectoryError or FileNotFoundError if it is none."""
     entries = sorted(entry.name for entry in directory.iterdir())
+    files = {name for name in entries if (directory / name).is_file()}
     trouble, latest, listed = None, "", set[str]()
     try:
         state = read_state(directory / "checkpoint")
@@ -51,20 +55,44 @@ def take_inventory(directory: Path, verify: bool) -> Inventory:
         trouble = str(error)
     else:
         if state is not None:
-            latest, listed = Path(state.latest).name, {Path(path).name for path in state.all_paths}
-    prefixes = {name.removesuffix(".index") for name in entries if name.endswith(".index")} | listed
-    prefixes |= {name.removesuffix(".manifest.json") for name in entries if name.endswith(".manifest.json")}
+            latest, *others = [_beside(path, directory) for path in listed_paths(state, directory)]
+            listed = {latest, *others}
+    prefixes = {str(directory / name.removesuffix(".index")) for name in files if name.endswith(".index")} | listed
     catalog = Catalog()
-    items = [_item(str(directory / name), name in listed, name == latest, catalog, verify) for name in prefixes]
-    rejected = [str(directory / name) for name in entries if ".rejected" in name and (directory / name).is_dir()]
-    ordered = sorted(items, key=lambda item: (item.step, item.time, item.path))
-    return Inventory(directory=str(directory), checkpoints=ordered, rejected=rejected, error=trouble)
+    items = [_item(path, path in listed, path == latest, catalog, verify) for path in prefixes]
+    rejected = [name for name in entries if ".rejected" in name and name not in files]
+    return Inventory(
+        directory=str(directory),
+        checkpoints=sorted(items, key=lambda item: (item.step, item.time, item.path)),
+        rejected=[str(directory / name) for name in rejected],
+        leftovers=[str(directory / name) for name in entries if _is_leftover(name, {Path(p).name for p in prefixes})],
+        error=trouble,
+    )
+
+
+def _beside(path: str, directory: Path) -> str:
+    """Where a listed checkpoint is looked for: in the directory that was asked about, which may be a copy."""
+    beside = str(directory / Path(path).name)
+    return beside if has_files(beside) or not has_files(path) else path
+
+
+_PARTS = re.compile(r"(.*?)(-\d{5}-of-\d{5}|\.(data-\d{5}-of-\d{5}|meta|manifest\.json))$")
+_IN_THE_MAKING = re.compile(r"\.tempstate\d+$|_temp$|-of-\d{5}\.tmp$")
+
+
+def _is_leftover(name: str, prefixes: set[str]) -> bool:
+    """Whether it is part of a checkpoint that is none: without an index, and on no list."""
+    part = _PARTS.fullmatch(name)
+    bases = {base_of(prefix) for prefix in prefixes}
+    return bool(_IN_THE_MAKING.search(name)) or (part is not None and part[1] not in bases)
 
 
 def _item(path: str, is_listed: bool, is_latest: bool, catalog: Catalog, verify: bool) -> Item:
-    files = all_files(path)
-    size = sum(file.stat().st_size for file in files)
-    newest = max((file.stat().st_mtime for file in files), default=0.0)
+    stats = []
+    for file in all_files(path):
+        with contextlib.suppress(FileNotFoundError):  # beside a live run: deleted just now
+            stats.append(file.stat())
+    size, newest = sum(stat.st_size for stat in stats), max((stat.st_mtime for stat in stats), default=0.0)
     manifest, error = None, None
     try:
         manifest = read_manifest(manifest_of(path))
@@ -73,7 +101,7 @@ def _item(path: str, is_listed: bool, is_latest: bool, catalog: Catalog, verify:
         error = str(bad)
     return Item(
         path=path,
-        step=manifest.step if manifest else step_in_name(path),
+        step=manifest.step if manifest else _step(path),
         bytes=manifest.bytes if manifest else size,
         time=manifest.time if manifest else newest,
         reason=manifest.reason if manifest else None,
@@ -83,6 +111,15 @@ def _item(path: str, is_listed: bool, is_latest: bool, catalog: Catalog, verify:
         verified=verify and error is None,
         error=error,
     )
+
+
+def _step(path: str) -> int:
+    """Of a checkpoint without manifest: its own global step, or what its name says."""
+    with contextlib.suppress(BadBundle, OSError, ValueError):
+        step = scalar_int(read_index(path), GLOBAL_STEP_KEY)
+        if step is not None:
+            return step
+    return step_in_name(path)
 
 
 def _look(path: str, manifest: Manifest | None, catalog: Catalog | None) -> None:

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import procsv
+from tests.support.launched import NEWS_S_MAX
 from tests.support.launched import procsv as command
 
 tf1 = tf.compat.v1
@@ -20,7 +21,11 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tf.Graph().as_default():
         step = tf1.train.get_or_create_global_step()
         train = tf1.assign_add(step, 1)
-        with procsv.Supervisor(logdir=str(directory)).managed_session() as session:
+        supervisor = procsv.Supervisor(logdir=str(directory))
+        with supervisor.managed_session() as session:
+            assert supervisor._run is not None
+            assert supervisor._run.snapshots is not None
+            assert supervisor._run.snapshots.wait_durable(1, NEWS_S_MAX)  # the first state has its own checkpoint
             for _ in range(5):
                 session.run(train)
     return directory
@@ -84,12 +89,40 @@ def test_a_directory_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     assert str(tmp_path / "nothing") in done.stderr
 
 
-def test_tensorflows_own_checkpoints_are_listed_too(tmp_path: Path) -> None:
+def test_a_directory_without_checkpoints_is_said_in_one_line(tmp_path: Path) -> None:
+    done = command("checkpoints", str(tmp_path))
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.strip().splitlines() == [f"procsv: there are no checkpoints in {tmp_path}"]
+
+
+def test_tensorflows_own_checkpoints_rejected_ones_leftovers_and_missing_shards_are_told_apart(tmp_path: Path) -> None:
     with tf.Graph().as_default(), tf1.Session() as session:
+        step = tf1.train.get_or_create_global_step()
         tf1.get_variable("v", [3])
         session.run(tf1.global_variables_initializer())
-        tf1.train.Saver().save(session, str(tmp_path / "own"), global_step=7)
+        session.run(step.assign(9))
+        saver = tf1.train.Saver()
+        saver.save(session, str(tmp_path / "own"), global_step=7)
+        saver.save(session, str(tmp_path / "unnumbered"), write_state=False)
+        saver.save(session, str(tmp_path / "torn"), global_step=8, write_state=False)
+    (tmp_path / "torn-8.data-00000-of-00001").unlink()
+    (tmp_path / "model.ckpt-3.rejected").mkdir()
+    leftovers = ["gone-1.manifest.json", "half-2.data-00000-of-00001", "new-4.data-00000-of-00001.tempstate123"]
+    for name in leftovers:
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "events.out.tfevents.1").write_bytes(b"")
 
-    (found,) = _inventory(tmp_path, "--verify")["checkpoints"]
+    inventory = _inventory(tmp_path, "--verify", code=1)
 
-    assert (found["step"], found["reason"], found["verified"]) == (7, None, True)
+    found = {Path(c["path"]).name: c for c in inventory["checkpoints"]}
+    assert set(found) == {"own-7", "unnumbered", "torn-8"}
+    assert {name: (c["reason"], c["verified"], c["listed"]) for name, c in found.items()} == {
+        "own-7": (None, True, True),
+        "unnumbered": (None, True, False),
+        "torn-8": (None, False, False),
+    }
+    assert found["unnumbered"]["step"] == 9, "its own global step says so"
+    assert "torn-8.data-00000-of-00001 is missing" in found["torn-8"]["error"]
+    assert inventory["rejected"] == [str(tmp_path / "model.ckpt-3.rejected")]
+    assert inventory["leftovers"] == [str(tmp_path / name) for name in leftovers]
