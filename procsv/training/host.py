@@ -30,6 +30,7 @@ from procsv.ipc.places import Places, check_socket_paths, find_places, make_priv
 from procsv.ipc.process import Child, identify, spawn
 from procsv.ipc.runfile import RunFile, host_is_alive, read_run, write_run
 from procsv.ipc.start import Start
+from procsv.ipc.tail import last_lines
 from procsv.ipc.text import gist
 from procsv.ipc.tidy import remove_dirs, remove_run_files, remove_shm_files
 from procsv.training.link import Link
@@ -37,6 +38,7 @@ from procsv.training.link import Link
 FINISH_S_MAX = {"checkpoint": 300.0, "summary": 10.0}  # what a service may take to save what is unsaved
 EXIT_S_MAX = 5.0  # from its last word to its exit; then it is killed
 PREDECESSOR_S_MAX = 60.0  # what the services of a killed trainer may take to save and leave
+LOG_LINES_SHOWN = 10  # of a service that has died for good
 DEATHS_MAX, DEATHS_PERIOD_S = 5, 300.0  # a service that dies more often before it is of use is not started again
 
 
@@ -173,14 +175,20 @@ class LocalHost:
         self._deaths[role] = recent if ended.signal == signal.SIGKILL else [*recent, now_s]
         self.note("exited", {"code": ended.code, "signal": ended.signal_name}, role=role)
         if len(self._deaths[role]) > DEATHS_MAX:
-            print(
-                f"procsv: the {role} service ends again and again ({ended}); see {self.places.logs}/{role}.*.log.  "
-                "Training goes on without it",
-                file=sys.stderr,
-            )
-            del self._children[role]
+            self._lose(role, str(ended))
             return
         self._spawn(role)
+
+    def _lose(self, role: str, ended: str) -> None:
+        """A service that ends again and again is not started any more, and whoever waits for it is told."""
+        log = self.places.log(role, self._incarnations[role])
+        why = f"the {role} service ended {len(self._deaths[role])} times within {DEATHS_PERIOD_S:.0f} s, at last with {ended}"
+        said = "".join(f"\n  {line}" for line in last_lines(log, LOG_LINES_SHOWN)) if self.may_save else ""
+        end = f"; its log {log} ends with:{said}" if said else ""
+        print(f"procsv: {why}; it is not started again{end}", file=sys.stderr)
+        del self._children[role]
+        if self._link is not None:
+            self._link.lose(role, why)
 
     def _on_durable(self, heard: Heard) -> None:
         body = cast(Durable, heard.body)

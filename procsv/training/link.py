@@ -16,6 +16,7 @@ from concurrent.futures import Future
 
 from procsv.ipc.channel import Address, Client, Heard, Waiter, new_context
 from procsv.ipc.clock import Clock
+from procsv.ipc.errors import PeerError
 from procsv.ipc.messages import Ack, Hello, Message, Written
 from procsv.ipc.pulse import PulseWriter
 from procsv.ipc.start import Start
@@ -35,6 +36,7 @@ class Link:
         self._handlers: dict[type, list[Handler]] = {}
         self._watched: dict[int, Callable[[], None]] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lost: dict[str, str] = {}  # roles that nobody will take again, and why
         self._ending = False
         self._ending_by_s = 0.0
         self._failure: BaseException | None = None
@@ -67,11 +69,20 @@ class Link:
         self.wake()
 
     def ask(self, role: str, body: Message, timeout_s: float) -> Heard:
-        """Says `body` and waits for what answers it.  TimeoutError after `timeout_s`."""
+        """Says `body` and waits for what answers it.  TimeoutError after `timeout_s`; PeerError if `role` is lost."""
         future: Future[Heard] = Future()
         self._queue.append((role, body, future))
         self.wake()
         return future.result(timeout_s)
+
+    def lose(self, role: str, why: str) -> None:
+        """Nobody will answer as `role` any more: whoever waits for that is told so, now and later.  Any thread."""
+        self._lost[role] = why
+        self.wake()
+
+    def why_lost(self, role: str) -> str:
+        """ "" as long as somebody answers as `role`, or will again."""
+        return self._lost.get(role, "")
 
     def wake(self) -> None:
         if self._wake_fd >= 0:
@@ -114,6 +125,7 @@ class Link:
             waiter.add(fd)
         while True:
             self._say_what_is_queued(clients, open_futures)
+            self._give_up_on_lost(open_futures)
             for role, client in clients.items():
                 self._tick(role, client)
             for listener in self.on_tick:
@@ -147,6 +159,10 @@ class Link:
             for message in self._streams.messages(self._clock.monotonic()):
                 clients["summary"].say(message)
 
+    def _give_up_on_lost(self, futures: dict[tuple[str, int], Future[Heard]]) -> None:
+        for role, seq in [key for key in futures if key[0] in self._lost]:
+            futures.pop((role, seq)).set_exception(PeerError(self._lost[role]))
+
     def _tick(self, role: str, client: Client) -> None:
         if client.tick():
             client.tell(Hello(os.getpid()))
@@ -167,5 +183,5 @@ class Link:
         client.acknowledge(heard)
 
     def _is_all_said(self, clients: dict[str, Client]) -> bool:
-        unsaid = sum(len(client.peer.outbox) for client in clients.values())
+        unsaid = sum(len(client.peer.outbox) for role, client in clients.items() if role not in self._lost)
         return (not self._queue and not unsaid) or self._clock.monotonic() >= self._ending_by_s

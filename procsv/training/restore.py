@@ -56,6 +56,8 @@ def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
             f"see {runtime.places.logs}/checkpoint.*.log",
             exit_code=70,
         ) from None
+    except PeerError as lost:
+        raise UserError(f"nobody can say which state to start from: {lost}", exit_code=70) from None
     answer = cast(RestoreFrom, heard.body)
     if answer.error:
         raise UserError(answer.error, exit_code=70)

@@ -23,6 +23,7 @@ from procsv.training.ways import Want, Way, always
 
 PATIENCE_S = 1.0  # how long a due snapshot waits for the training thread to come by
 AGAIN_S = 0.1  # no slot is free: the service still reads the other one
+LOST_S = 0.5  # how soon it is seen that nobody will save any more
 SLOT_WAIT_S_MAX = 60.0  # how long a snapshot that somebody asked for waits for a slot
 FAILED_PAUSE_S = 10.0  # after a snapshot that went wrong
 
@@ -126,9 +127,18 @@ class Snapshotter:
         return self._way.saved_tensors()
 
     def wait_durable(self, sequence: int, timeout_s: float) -> bool:
-        """Whether snapshot `sequence` (or a newer one) is a verified checkpoint, within `timeout_s`."""
+        """Whether snapshot `sequence` (or a newer one) is a verified checkpoint, within `timeout_s`.
+
+        Not waited for when the checkpoint service is lost for good.
+        """
+        deadline_s, link = self._clock.monotonic() + timeout_s, self._runtime.link
         with self._changed:
-            return self._changed.wait_for(lambda: self.durable_sequence >= sequence, timeout_s)
+            while self.durable_sequence < sequence and not link.why_lost("checkpoint"):
+                left_s = deadline_s - self._clock.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(min(LOST_S, left_s))
+            return self.durable_sequence >= sequence
 
     def wait_told(self, sequence: int, timeout_s: float) -> bool:
         """Whether snapshot `sequence` is a verified checkpoint; False as soon as a try to save it has failed, too."""

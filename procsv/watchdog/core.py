@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from random import Random
 
 EXIT_DONE, EXIT_GAVE_UP, EXIT_STOPPED = 0, 70, 75
+BEFORE_ITS_STATE = (State.PENDING, State.IMPORTING, State.CONNECTED, State.RESTORING)
 FINISH_S_MAX = 900.0  # for the services, after training is done: big checkpoints on slow disks; then they are killed
 
 
@@ -220,7 +221,8 @@ class Core:
         keeper.ended(event.exit, self._is_needed(keeper, now_s), now_s)
         self._out.append(Journal("exited", event.role, event.incarnation, fields))
         if keeper.state is ServiceState.LOST:
-            self._fail(f"{keeper.why_lost}; what it said: procsv/logs/{keeper.role}.{keeper.incarnation}.log", now_s)
+            why = f"{keeper.why_lost}; what it said: {event.log}"
+            self._fail(why, now_s, is_hopeless=keeper.role == CHECKPOINT, last_lines=event.last_lines)
         elif keeper.restart_s is not None:
             text = f"the {keeper.role} service ended ({event.exit}); starting it again, training goes on"
             self._out.append(Say(text, is_bad=True))
@@ -300,14 +302,17 @@ class Core:
             why = f"{event.source} asked for an end at once" if event.now else event.source
             self.task.stop(event.now, why, now_s)
 
-    def _fail(self, why: str, now_s: float) -> None:
-        """The run cannot go on: the trainer is asked to stop, then everything ends."""
+    def _fail(self, why: str, now_s: float, is_hopeless: bool, last_lines: tuple[str, ...]) -> None:
+        """The run cannot go on: the trainer is asked to stop, then everything ends.
+
+        `is_hopeless`: a trainer that has not got its state yet will never get it; it is not waited for.
+        """
         self.failure = self.failure or why
-        self._out.append(Say(f"giving up: {why}", is_bad=True))
+        self._out.append(Say(f"giving up: {why}", is_bad=True, traceback="\n".join(f"  {line}" for line in last_lines)))
         if not self.is_ending:
             self.stop_source, self._stop_s = "a lost service", now_s
             self._out.append(WriteRun())
-            self.task.stop(False, why, now_s)
+            self.task.stop(is_hopeless and self.task.life.state in BEFORE_ITS_STATE, why, now_s)
 
     # -- the order of things -------------------------------------------------------------------------------
     def _go_on(self, now_s: float) -> None:
@@ -359,7 +364,7 @@ class Core:
 
     def _quit(self, now_s: float) -> None:
         task = self.task
-        if task.unsettled is not None and (task.was_connected or task.memory_step != NO_STEP):
+        if task.unsettled is not None and max(task.step, task.memory_step) != NO_STEP:  # else it never had a state
             task.unsaved = task.unsaved or "the checkpoint service could not do it in time"
         goodput = task.goodput.value(now_s)
         why = self._why_failed()

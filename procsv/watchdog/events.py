@@ -52,6 +52,8 @@ class Ended:
     memory_step: int = NO_STEP  # of the newest whole snapshot it left
     stacks: str = ""  # what faulthandler has written
     oom: str = ""  # the kernel's evidence that something was killed for want of memory
+    log: str = ""  # of a service, and how it ends
+    last_lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

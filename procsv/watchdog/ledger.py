@@ -6,8 +6,6 @@ training goes on as long as it can.
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +13,7 @@ import msgspec
 from procsv.ipc import journal
 from procsv.ipc.atomic import replace_file
 from procsv.ipc.runfile import RunFile, write_run
+from procsv.ipc.tail import last_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from procsv.watchdog.events import Report
 
 LOG_LINES_SHOWN = 50
-LOG_BYTES_READ_MAX = 2**18
 
 
 class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,15 +135,3 @@ def _as_text(crash: CrashReport) -> str:
             *(f"  {line}" for line in crash.last_lines),
         ]
     return "\n".join(parts) + "\n"
-
-
-def last_lines(log: Path, count: int) -> list[str]:
-    """The end of a log; a progress line that rewrites itself counts as its last state."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES_READ_MAX))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-    return list(deque((line for line in lines if line.strip()), maxlen=count))

@@ -29,6 +29,7 @@ from procsv.ipc.messages import (
 from procsv.ipc.promotion import Begun, Word
 from procsv.ipc.pulse import Beat, PulseReader
 from procsv.ipc.runfile import NO_STEP, RunFile
+from procsv.ipc.tail import last_lines
 from procsv.watchdog.events import (
     SERVICES,
     STANDBY,
@@ -88,6 +89,7 @@ CLEAR_S = 0.02  # how often a dead trainer's tree is looked at until it is gone
 SOCKET_S = 5.0  # how often the control socket is looked at: temp sweepers delete sockets
 STACKS_BYTES_MAX = 2**20  # of what faulthandler has written; hundreds of threads fit in
 REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to be gone
+SERVICE_LINES_SHOWN = 10  # of a service's log, when it has died for good
 WAIT_S_MIN = 0.005  # a deadline that is past and changes nothing does not make the loop spin
 
 
@@ -225,7 +227,10 @@ class Reactor:
             else:
                 self._clients[running.role].peer.outbox.forget()  # its successor is told anew by the core
                 self._asked[running.role].clear()
-                event = Ended(running.role, running.incarnation, exit, beat, oom=oom)
+                said = tuple(last_lines(running.log, SERVICE_LINES_SHOWN))
+                event = Ended(
+                    running.role, running.incarnation, exit, beat, oom=oom, log=str(running.log), last_lines=said
+                )
             self._handle(event)
 
     def _last_words(self, incarnation: int) -> LastWords | None:

@@ -47,13 +47,14 @@ NICENESS_EXAMINING = 10  # of the thread that reads what the program has saved i
 REJECTED_MAX = 100  # later ones are told only to those who are there
 LAST_WORDS_S_MAX = 2.0  # how long an answer to Finish may take to be acknowledged
 
-declare("checkpoint.receive", "checkpoint.before_ack", "checkpoint.serving_restore")
+declare("checkpoint.start", "checkpoint.receive", "checkpoint.before_ack", "checkpoint.serving_restore")
 
 
 class CheckpointService:
     """A procsv.services.runtime.Service."""
 
     def __init__(self, tools: Tools, outside: Outside | None = None) -> None:
+        failpoint("checkpoint.start")
         self._tools = tools
         self._outside = outside or Outside(tools.start, tools.clock)
         self._store = self._outside.store()

@@ -43,6 +43,26 @@ def test_a_program_that_fails_before_its_first_step_is_no_restart_loop(tmp_path:
     assert len(run.events("restarting")) <= 1
 
 
+def test_a_checkpoint_service_that_dies_at_every_start_fails_the_run_at_once_and_says_what_it_said(
+    tmp_path: Path,
+) -> None:
+    with launched(
+        tmp_path / "digits", "procsv.examples.digits", PROCSV_FAILPOINTS="checkpoint.start=raise(no luck)"
+    ) as run:
+        assert run.wait_end() == 70
+    exits = [e for e in run.events("exited") if e["role"] == "checkpoint"]
+    assert len(exits) == 5, "the budget of a service"
+    assert len(run.events("gave_up")) == 1
+    said, log = run.said(), run.logdir / "procsv" / "logs" / "checkpoint.5.log"
+    assert (
+        f"giving up: the checkpoint service failed 5 times within 300 s (the last time: exit code 1); what it said: {log}"
+        in said
+    )
+    assert "checkpoint.start: no luck" in said.split("giving up", 1)[1]
+    last = next(e for e in run.events("exited") if e["role"] == "trainer")
+    assert last["time"] - exits[-1]["time"] < 10.0, "a trainer that waits for its state is not given 17 s to end"
+
+
 def test_a_target_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     done = procsv("launch", "--logdir", str(tmp_path / "x"), "procsv.examples.digit")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from procsv.ipc.tail import last_lines
 from procsv.watchdog import console as module
 from procsv.watchdog.console import Console
-from procsv.watchdog.ledger import last_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
