@@ -55,6 +55,8 @@ class Keeping:
         snapshot_s = snapshot_seconds(snapshot_secs, save_secs, supervisor._runtime)
         if saver is None or not supervisor._save_path:
             return Keeping(saver, graph, step, None, None, "there is no Saver", b"", snapshot_s)
+        if getattr(saver, "_is_empty", False):
+            return Keeping(saver, graph, step, None, None, "the Saver is empty", b"", snapshot_s)
         plan = plan_of(saver, supervisor._save_path, save_secs)
         if not save_secs:
             return Keeping(saver, graph, step, plan, None, "save_model_secs is 0", b"", snapshot_s)

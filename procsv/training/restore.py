@@ -7,7 +7,7 @@ until their first update.  It never starts from step 0 when there are checkpoint
 
 from __future__ import annotations
 
-import os
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -87,10 +87,12 @@ def restore_into(runtime: Runtime, session: Any, saver: Any) -> Origin:
 
 def written_at(path: str) -> float:
     """When checkpoint `path` was written (Unix seconds), as the Saver's list wants it; 0.0 if it is gone."""
-    try:
-        return os.path.getmtime(f"{path}.index")
-    except OSError:
-        return 0.0
+    there = Path(path)
+    first_format = there.parent.glob(there.name) if "?" in there.name else [there]  # shards that one name stands for
+    for file in (Path(f"{path}.index"), *first_format):
+        with contextlib.suppress(OSError):
+            return file.stat().st_mtime
+    return 0.0
 
 
 def _feed_from_slot(path: Path, session: Any, saver: Any) -> None:

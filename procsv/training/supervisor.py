@@ -217,6 +217,8 @@ class Supervisor(tf_supervisor.Supervisor):
             start = tf1.SessionLog(status=tf1.SessionLog.START)
             self._summary_writer.add_session_log(start, services.read_step(sess, self._global_step))
         run = self._begin_run(self._runtime, sess, saves=True)
+        if self._save_path and self._save_model_secs and getattr(self._saver, "_is_empty", False):
+            self._saver.save(sess, self._save_path, global_step=self._global_step)  # its .meta is all that there is
         return services.start_standard(self, sess, run, self._runtime.clock)
 
     def _begin_run(self, runtime: Runtime, sess: Any, saves: bool) -> TrainingRun:

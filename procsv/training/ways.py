@@ -129,6 +129,13 @@ class SlotWay:
         self.arena.close()
 
 
+def _checkpoint_in(directory: Path) -> Path:
+    """The one checkpoint in `directory`, for Savers whose `save` does not say what it wrote."""
+    for index in directory.glob("*.index"):
+        return index.with_suffix("")
+    raise FileNotFoundError(f"the Saver has left no checkpoint in {directory}")
+
+
 @dataclass(slots=True)
 class StagingWay:
     """The Saver's own op, into a directory that the checkpoint service takes over.
@@ -175,6 +182,6 @@ class StagingWay:
             latest_filename="staged",
             write_state=False,
         )
-        return str(prefix)
+        return str(prefix or _checkpoint_in(directory))
 
     def close(self) -> None: ...

@@ -31,7 +31,7 @@ DIFFERENCES = {
     "master local": "B18: it is the target of a local server, as documented",
     "quick waiting": "B24: first looks come quickly, and the whole of max_wait_secs is waited",
     "interrupts stay": "B28: an interrupt is what is raised, whatever fails besides",
-    "graphs once": "B22: a graph is made into text and a .meta once, however many checkpoints and sessions there are",
+    "graph files once": "B22: graph.pbtxt and .meta are made once, however many checkpoints and sessions there are",
     "shards without shared files": "B23: the chief's checkpoint service writes them all",
     "CHECKPOINT step": "B2: the event has the step of the checkpoint",
     "no rewriting at the start": "B26: a restored checkpoint is not written again",

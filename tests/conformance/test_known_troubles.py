@@ -66,7 +66,7 @@ def test_how_often_a_graph_is_written(kind: Kind, tmp_path: Path) -> None:
             wait_for(lambda: (tmp_path / "graph.pbtxt").exists())
         files.append((tmp_path / "graph.pbtxt").stat().st_mtime_ns)
     assert len(list(tmp_path.glob("model.ckpt-*.meta"))) >= 4
-    assert (len(exports) == 1 and files[0] == files[1]) is kind.differs("graphs once")
+    assert (len(exports) == 1 and files[0] == files[1]) is kind.differs("graph files once")
 
 
 @contextlib.contextmanager
