@@ -22,6 +22,7 @@ from procsv.ipc.door import Address, ClientDoor, Heard, Peer, Put, ServerDoor
 from procsv.ipc.errors import UserError
 
 QUEUE_MESSAGES_MAX = 10_000  # per connection inside ZeroMQ; beyond it a send fails and the outbox keeps it
+CUT_OFF_BYTES = 2 * MESSAGE_BYTES_MAX  # a peer that sends more is cut off; what is between is dropped and counted
 RECONNECT_MS = 20
 RECONNECT_MS_MAX = 500
 LINGER_MS_AT_CLOSE = 1000
@@ -37,7 +38,7 @@ class _Socket:
         self.socket.setsockopt(zmq.RCVTIMEO, 0)
         self.socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES_MAX)
         self.socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, CUT_OFF_BYTES)
 
     def put(self, frames: list[bytes]) -> Put:
         try:

@@ -23,6 +23,8 @@ from procsv.ipc.messages import PROTOCOL, Ack, Body, Envelope, Message
 declare("channel.receive")
 
 DROPPED_REASONS_MAX = 50  # different reasons that are counted apart; more are counted together
+REPEATED = "seen before"  # the only reason that is everyday life
+GARBAGE_MAX = 200  # in a row, in one call of `receive`: who floods us does not keep us from our work
 COMMAND_LINE = "cli"  # a role of no run: it may speak to any, and hears any
 
 
@@ -72,8 +74,13 @@ class Door(ABC):
 
     def __init__(self, me: Address, clock: Clock) -> None:
         self.me = me
-        self.dropped: Counter[str] = Counter()  # why -> how many messages; shown in the journal at the end
+        self.dropped: Counter[str] = Counter()  # why -> how many messages
         self._clock = clock
+
+    @property
+    def refused(self) -> int:
+        """How many messages were not fit to be heard: garbage, too large, of another run or an older incarnation."""
+        return sum(count for why, count in self.dropped.items() if why != REPEATED)
 
     @abstractmethod
     def _put(self, frames: list[bytes]) -> Put:
@@ -111,7 +118,7 @@ class Door(ABC):
             self._drop("an older incarnation")
             return None
         if not peer.inbox.is_news(message.incarnation, message.seq):
-            self._drop("seen before")
+            self._drop(REPEATED)
             if message.seq and peer.inbox.is_settled(message.incarnation, message.seq):
                 self._acknowledge(who, message.seq)  # the first acknowledgement was lost
             return None
@@ -134,7 +141,10 @@ class ServerDoor(Door):
 
     def receive(self) -> Heard | None:
         """The next message that is news, or None when nothing waits."""
-        while (taken := self._take()) is not None:
+        for _ in range(GARBAGE_MAX):
+            taken = self._take()
+            if taken is None:
+                return None
             who, *frames = taken
             if failpoint("channel.receive"):
                 self._drop("a fault of the plan")

@@ -48,7 +48,7 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.fd = -1
+        self.fd = self._directory_fd = -1
 
     def try_acquire(self, what: str, wall_s: float, inheritable: bool = False) -> bool:
         """Takes the lock or says False at once.  FileNotFoundError if its directory is gone."""
@@ -72,6 +72,23 @@ class FileLock:
         self.fd = fd
         return True
 
+    def also_lock(self, directory: Path) -> bool:
+        """Locks `directory` itself too, which leaves no file, for as long as this lock is held; False if somebody has it.
+
+        What lies on a shared disk is found there by everybody, wherever their lock files are.  True on a filesystem that
+        has no locks.
+        """
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            is_ours = _lock(fd, fcntl.LOCK_EX)
+        except OSError:
+            is_ours = True
+        if is_ours:
+            self._directory_fd = fd
+        else:
+            os.close(fd)
+        return is_ours
+
     def holder(self) -> Holder | None:
         """Who wrote the file last; only meaningful while somebody holds the lock."""
         try:
@@ -92,9 +109,10 @@ class FileLock:
 
     def let_go(self) -> None:
         """Closes our descriptor; children that inherited it keep the lock.  The file stays."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        for fd in (self.fd, self._directory_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self._directory_fd = -1
 
     def release(self) -> None:
         """Removes the file and lets go.  Killed in between: a stale file, which is no lock."""

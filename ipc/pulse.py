@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-# magic, guard, phase, step, work, beat_ns, extended_ns; then the fields of Snapshots
-_FORMAT = struct.Struct("=8sQQqQqqBdQddd")
-_MAGIC = b"procsv\x00\x02"
+# magic, guard, phase, step, work, beat_ns, extended_ns, refused; then the fields of Snapshots
+_FORMAT = struct.Struct("=8sQQqQqqQBdQddd")
+_MAGIC = b"procsv\x00\x03"
 _READ_TRIES_MAX = 100  # the writer holds the guard for about a microsecond
 
 
@@ -96,6 +96,7 @@ class Beat:
     beat_s: float  # monotonic time of the last writing
     extended_s: float  # monotonic deadline that procsv.extend() has pushed out; 0.0 if none
     snapshots: Snapshots = Snapshots()  # of a trainer
+    refused: int = 0  # messages that were not fit to be heard (a service's; it has a socket of its own)
 
 
 class PulseWriter:
@@ -115,6 +116,7 @@ class PulseWriter:
         self.work = 0
         self.extended_s = 0.0
         self.snapshots = Snapshots()
+        self.refused = 0
 
     def beat(self, now_s: float) -> None:
         """Writes the fields down.  Killed in between: the guard stays odd and readers keep the last beat."""
@@ -131,6 +133,7 @@ class PulseWriter:
             self.work,
             int(now_s * 1e9),
             int(self.extended_s * 1e9),
+            self.refused,
             int(shown.spacing),
             shown.interval_s,
             shown.taken,
@@ -167,12 +170,12 @@ class PulseReader:
                 os.close(fd)
         for _ in range(_READ_TRIES_MAX):
             fields = _FORMAT.unpack_from(self._map, 0)
-            magic, guard, phase, step, work, beat_ns, extended_ns, spacing, *costs = fields
+            magic, guard, phase, step, work, beat_ns, extended_ns, refused, spacing, *costs = fields
             (again,) = struct.unpack_from("=Q", self._map, 8)
             # A guard of 0 is no guard: struct clears the place before it writes there.
             if magic == _MAGIC and guard == again != 0 and guard % 2 == 0:
                 snapshots = Snapshots(Spacing(spacing), *costs)
-                self._last = Beat(Phase(phase), step, work, beat_ns / 1e9, extended_ns / 1e9, snapshots)
+                self._last = Beat(Phase(phase), step, work, beat_ns / 1e9, extended_ns / 1e9, snapshots, refused)
                 break
         return self._last
 

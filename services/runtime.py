@@ -116,6 +116,7 @@ def _loop(service: Service, tools: Tools, server: Server, wake_fd: int) -> None:
         waiter.add(lifeline)
     while not service.is_finished():
         now_s = tools.clock.monotonic()
+        tools.pulse.refused = server.refused
         tools.pulse.beat(now_s)
         injected.tick(now_s)
         pause_s = min(TICK_S_MAX, max(0.0, service.tick(now_s)))

@@ -106,6 +106,8 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(("not saved", status["save_error"] + when))
     if status["exit_code"] is not None:
         facts.append(("exit code", str(status["exit_code"])))
+    if status.get("dropped_messages"):
+        facts.append(("dropped", f"{status['dropped_messages']} messages that were none of this run's"))
     if "memory" in status:
         memory = status["memory"]
         facts.append(

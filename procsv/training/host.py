@@ -122,6 +122,9 @@ class LocalHost:
         before = read_run(self.places.run_json)
         is_taken = not self._lock.try_acquire(what, self._clock.wall())
         elsewhere = before is not None and before.host.pid != os.getpid() and host_is_alive(before)
+        if not is_taken and self.may_save and not elsewhere:
+            self.places.home.mkdir(parents=True, exist_ok=True)
+            elsewhere = not self._lock.also_lock(self.places.home)
         if is_taken or (self.may_save and elsewhere):
             self._lock.let_go()
             holder = self._lock.holder()

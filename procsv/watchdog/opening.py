@@ -47,8 +47,10 @@ def open_run(places: Places, clock: Clock, grace_s: float, wait: Wait, say: Call
     for _ in range(TRIES_MAX):
         lock = _take_lock(places, clock, what)
         before = read_run(places.run_json)
-        if before is not None and before.ended_at is None and before.pid != os.getpid() and host_is_alive(before):
-            lock.release()  # it has another runtime directory, or something has deleted its lock file
+        if _is_run_elsewhere(before) or not lock.also_lock(places.home):
+            lock.release()  # whoever has it has another runtime directory, or something has deleted its lock file
+            if before is None:
+                raise LogdirLocked(f"the logdir {places.logdir} is in use: another launch has just begun there")
             raise LogdirLocked(_in_use(places, before.pid, before.started_at, f"procsv launch {before.target}"))
         _wait_for_leftovers(places, before, clock, grace_s, wait, say)
         if _is_in_place(lock):
@@ -62,6 +64,10 @@ def open_run(places: Places, clock: Clock, grace_s: float, wait: Wait, say: Call
     make_private_dir(places.shm_dir)
     step_s = before.step_s if before is not None else 0.0
     return Opened(lock, _last_incarnation(places, before) + 1, _seen_until(places, before), step_s)
+
+
+def _is_run_elsewhere(before: RunFile | None) -> bool:
+    return before is not None and before.ended_at is None and before.pid != os.getpid() and host_is_alive(before)
 
 
 def _seen_until(places: Places, before: RunFile | None) -> float | None:

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from procsv.watchdog.core import Core
     from procsv.watchdog.signals import Signals
 
+HEARD_MAX = 1000  # messages at the control socket in one turn of the loop; then everything else has its own
 TICK_S = 0.5  # how often pulses are read; a step in `status` is at most this old
 RUN_JSON_S = 1.0  # how often run.json follows the step
 CLEAR_S = 0.02  # how often a dead trainer's tree is looked at until it is gone
@@ -303,7 +304,9 @@ class Reactor:
 
     # -- messages ------------------------------------------------------------------------------------------
     def _hear(self) -> None:
-        while (heard := self._server.receive()) is not None:
+        for _ in range(HEARD_MAX):
+            if (heard := self._server.receive()) is None:
+                break
             self._heard_at_control(heard)
         for role, client in self._clients.items():
             self._greet(client)
@@ -351,11 +354,11 @@ class Reactor:
         """Binds the control socket again if something has deleted it; peers come back by themselves."""
         if self._server.is_in_place() or self._places.control_socket.exists():
             return
-        peers = self._server.peers
+        peers, dropped = self._server.peers, self._server.dropped
         self._waiter.remove(self._server)
         self._server.close()
         self._server = Server(self._context, self._places.control_socket, self._me, self._clock)
-        self._server.peers = peers
+        self._server.peers, self._server.dropped = peers, dropped
         self._waiter.add(self._server)
         self._console.say("something deleted the control socket; made it again", is_bad=True)
 
@@ -409,7 +412,10 @@ class Reactor:
         uptime = round(self._clock.monotonic() - self._core.started_s, 1)
         usage = {role: self._processes.usage(role) for role in (TRAINER, STANDBY, *SERVICES)}
         usage[WATCHDOG] = {"uptime": uptime, **measure(self._usage)}
-        return status_object(self._run_file(), self._core, beats, usage, self._clock.monotonic())
+        return status_object(self._run_file(), self._core, beats, usage, self._refused(), self._clock.monotonic())
+
+    def _refused(self) -> int:
+        return self._server.refused + sum(client.refused for client in self._clients.values())
 
     # -- what the faults of a plan may do ------------------------------------------------------------------
     def find_running(self, role: str) -> Running | None:

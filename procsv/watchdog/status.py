@@ -73,6 +73,7 @@ def status_object(
     core: Core,
     beats: Mapping[str, Beat],
     usage: Mapping[str, Mapping[str, float | int]],
+    refused: int,
     now_s: float,
 ) -> dict[str, Any]:
     """What `procsv status --json` prints.  `usage` has uptime, rss and cpu of every process, by role."""
@@ -87,6 +88,8 @@ def status_object(
     for role, keeper in core.keepers.items():
         rows.append((role, keeper.pid, keeper.state.word, _phase(beats.get(role))))
     shown["memory"] = host_memory()
+    # By those who listen: garbage, too large, of another run or of an older incarnation.
+    shown["dropped_messages"] = refused + sum(beat.refused for beat in beats.values())
     shown["processes"] = [
         {"role": role, "pid": pid or None, "state": state, "phase": phase, **usage[role]}
         for role, pid, state, phase in rows

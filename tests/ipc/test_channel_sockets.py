@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from procsv.ipc.channel import Address, Client, Server, Waiter, new_context
+from procsv.ipc.channel import CUT_OFF_BYTES, Address, Client, Server, Waiter, new_context
 from procsv.ipc.clock import SystemClock
 from procsv.ipc.codec import MESSAGE_BYTES_MAX
 from procsv.ipc.errors import UserError
@@ -149,6 +149,8 @@ def test_a_peer_that_sends_too_much_is_cut_off_and_the_others_are_served(talk: T
         events = hog.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         hog.connect(f"ipc://{path}")
         hog.send(b"x" * (MESSAGE_BYTES_MAX + 1))
+        talk.until(lambda: talk.server.refused == 1)
+        hog.send(b"x" * (CUT_OFF_BYTES + 1))
         talk.until(lambda: events.poll(0))
         hog.disable_monitor()
         events.close(0)

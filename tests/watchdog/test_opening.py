@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from procsv.ipc.clock import FakeClock
-from procsv.ipc.errors import UserError
+from procsv.ipc.errors import LogdirLocked, UserError
 from procsv.ipc.locks import FileLock
 from procsv.ipc.places import Places, find_places
 from procsv.ipc.process import identify
@@ -195,3 +195,17 @@ def test_a_logdir_that_cannot_be_made_is_exit_73(tmp_path: Path) -> None:
 
     assert caught.value.exit_code == 73
     assert "cannot be written" in str(caught.value)
+
+
+def test_a_launch_with_another_runtime_directory_is_refused_although_nothing_speaks_of_the_first(
+    places: Places, tmp_path: Path
+) -> None:
+    first = open_it(places)  # run.json is not written yet
+    others = Places(places.logdir, tmp_path / "elsewhere", tmp_path / "shm")
+    with pytest.raises(LogdirLocked, match="another launch has just begun there"):
+        open_it(others)
+    close_it(places, first)
+
+    second = open_it(others)
+    close_it(others, second)
+    assert list(places.home.iterdir()) == [places.logs]

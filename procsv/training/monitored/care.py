@@ -296,5 +296,5 @@ class Care:
         if self._own_saves is not None:
             self._own_saves.end()
         self._runtime.forget_stop(self._on_stop)
-        self._runtime.phase = Phase.STOP
+        self._runtime.phase = Phase.IDLE  # what the program does without a session may take any time
         self._runtime.end()
