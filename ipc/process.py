@@ -166,7 +166,7 @@ class Stranger:
 def descendants(pid: int) -> list[psutil.Process]:
     try:
         return psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return []
 
 
@@ -200,4 +200,9 @@ def spawn(
     finally:
         if output is not None:
             os.close(output)
-    return Child(process)
+    try:
+        return Child(process)
+    except OSError:  # no descriptor left to watch it by
+        process.kill()
+        process.wait()
+        raise

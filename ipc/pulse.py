@@ -157,17 +157,9 @@ class PulseReader:
 
     def read(self) -> Beat | None:
         """The last whole beat; None before the first, and if its writer is just in the middle of one: look again."""
-        if self._map is None:
-            try:
-                fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return None
-            try:
-                if os.fstat(fd).st_size < mmap.PAGESIZE:
-                    return None
-                self._map = mmap.mmap(fd, mmap.PAGESIZE, access=mmap.ACCESS_READ)
-            finally:
-                os.close(fd)
+        if self._map is None and not self._open():
+            return self._last
+        assert self._map is not None
         for _ in range(_READ_TRIES_MAX):
             fields = _FORMAT.unpack_from(self._map, 0)
             magic, guard, phase, step, work, beat_ns, extended_ns, refused, spacing, *costs = fields
@@ -178,6 +170,22 @@ class PulseReader:
                 self._last = Beat(Phase(phase), step, work, beat_ns / 1e9, extended_ns / 1e9, snapshots, refused)
                 break
         return self._last
+
+    def _open(self) -> bool:
+        """False if the file is not there yet, is not whole, or there is no descriptor left to read it by."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            if os.fstat(fd).st_size < mmap.PAGESIZE:
+                return False
+            self._map = mmap.mmap(fd, mmap.PAGESIZE, access=mmap.ACCESS_READ)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return True
 
     def close(self) -> None:
         if self._map is not None:

@@ -83,12 +83,12 @@ def tree_rss(pid: int) -> int:
     try:
         process = psutil.Process(pid)
         members = [process, *process.children(recursive=True)]
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return 0
     for member in members:
         try:
             total += member.memory_info().rss
-        except psutil.Error:
+        except (psutil.Error, OSError):
             continue
     return total
 

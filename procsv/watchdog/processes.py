@@ -104,7 +104,7 @@ class Processes:
             if end is not None:
                 end.close()
         usage = None
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, OSError):
             usage = psutil.Process(child.pid)
             usage.cpu_percent()  # the first reading is the base of the next
         self.running[role] = Running(role, incarnation, child, self.clock.monotonic(), usage, log, line)
@@ -134,20 +134,27 @@ class Processes:
         """Kills what the dead trainer has left behind.  True if nothing is left and the writer's lock is free."""
         strays = self._strays()
         for stray in strays:
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, OSError):
                 for process in (*stray.children(recursive=True), stray):
-                    with contextlib.suppress(psutil.Error):
+                    with contextlib.suppress(psutil.Error, OSError):
                         process.kill()
         self.reap_strays()
-        return not strays and not FileLock(self.start.places.writer_lock).is_held()
+        return not strays and self._is_let_go()
+
+    def _is_let_go(self) -> bool:
+        """Whether the writer's lock is free; not as long as nobody can tell (no descriptors left)."""
+        try:
+            return not FileLock(self.start.places.writer_lock).is_held()
+        except OSError:
+            return False
 
     def _strays(self) -> list[psutil.Process]:
         """Children that we did not start: orphans of the trainer's tree, which fall to us as their subreaper."""
         ours = {running.child.pid for running in self.running.values()} | self.helpers()
         found = []
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, OSError):  # no descriptors left, say: looked at again soon
             for child in psutil.Process().children():
-                with contextlib.suppress(psutil.Error):
+                with contextlib.suppress(psutil.Error, OSError):
                     if child.pid not in ours and _identity(child) not in self._innocent:
                         found.append(child)
         return found
@@ -164,7 +171,7 @@ class Processes:
     def is_stopped(self, role: str) -> bool:
         """Whether its process is frozen by a signal (SIGSTOP, SIGTSTP)."""
         running = self.running.get(role)
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, OSError):
             return running is not None and process_state(running.child.pid) in ("T", "t")
         return False
 
@@ -185,7 +192,7 @@ def measure(process: psutil.Process | None) -> dict[str, float | int]:
     try:
         if process is not None:
             return {"rss": process.memory_info().rss, "cpu": process.cpu_percent()}
-    except psutil.Error:
+    except (psutil.Error, OSError):
         pass
     return {"rss": 0, "cpu": 0.0}
 

@@ -1,0 +1,217 @@
+"""Rows of the fault matrix that concern watchdog and trainer as processes: the real watchdog, bootstrap and summary service.
+
+The programs need no TensorFlow, and the checkpoint service is a stand-in that saves nothing: starts take a third of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.launched import Launched, launched
+
+pytestmark = pytest.mark.fault
+
+LAUNCHER = [sys.executable, str(Path(__file__).parents[1] / "watchdog" / "stand_ins" / "launch.py")]
+
+TRAINS = """
+import os, signal, sys, threading
+from procsv.ipc.messages import Recovered
+from procsv.ipc.pulse import Phase
+from procsv.training.runtime import current
+
+incarnation = int(os.environ["PROCSV_INCARNATION"])
+
+
+def train(step=10):
+    run = current()
+    run.phase, run.step = Phase.STEP, step
+    run.extend(0.0)  # the pulse says it now
+    run.recovered(Recovered(0, "fresh", "", 1, run.clock.monotonic()))
+    print("trains", incarnation, flush=True)
+    return run
+
+
+def until_stopped(run):
+    stopped = threading.Event()
+    run.on_stop(lambda reason: stopped.set())
+    stopped.wait()
+
+
+"""
+PAUSES = "import signal\nprint('begun', flush=True)\nsignal.pause()\n"
+
+
+@contextlib.contextmanager
+def running(tmp_path: Path, source: str, args: tuple[str, ...] = (), **options: Any) -> Iterator[Launched]:
+    (tmp_path / "train.py").write_text(source)
+    told = json.dumps({"grace_s": 4.0, "backoff-min-s": "0.05", "backoff-max-s": "0.1", **options})
+    program = str(tmp_path / "train.py")
+    with launched(tmp_path / "logdir", told, program, *args, launcher=LAUNCHER) as run:
+        yield run
+
+
+def trainers(run: Launched, event: str) -> list[dict[str, Any]]:
+    return [entry for entry in run.events(event) if entry["role"] == "trainer"]
+
+
+def wait_printed(run: Launched, words: str, incarnation: int = 1) -> None:
+    log = run.logdir / "procsv" / "logs" / f"trainer.{incarnation}.log"
+    run.wait_for(words, lambda: log.exists() and words in log.read_text())
+
+
+CRASHES = """
+import ctypes, os, signal
+
+def reads_nowhere(): ctypes.string_at(0)
+def gives_up(): os.abort()
+def loses_its_memory(): os.kill(os.getpid(), signal.SIGBUS)
+
+crashes = [reads_nowhere, gives_up, loses_its_memory]
+if incarnation <= len(crashes):
+    train()
+    print("the last words", incarnation, flush=True)
+    crashes[incarnation - 1]()
+"""
+
+
+def test_row_02_a_crash_in_native_code_is_told_by_its_signal_with_the_stacks_and_the_last_lines(tmp_path: Path) -> None:
+    with running(tmp_path, TRAINS + CRASHES) as run:
+        assert run.wait_end() == 0
+    names = ("reads_nowhere", "gives_up", "loses_its_memory")
+    signals = ("SIGSEGV", "SIGABRT", "SIGBUS")
+    for number, (name, told) in enumerate(zip(names, signals, strict=True), start=1):
+        ended = trainers(run, "exited")[number - 1]
+        assert (ended["cause"], ended["signal"], ended["code"], ended["step"]) == ("crashed", told, None, 10)
+        assert f"{told} in {name} (" in ended["evidence"]
+        report = json.loads((run.logdir / "procsv" / "crashes" / f"{number}.json").read_text())
+        assert f"in {name}" in report["stacks"]
+        assert f"the last words {number}" in report["last_lines"]
+        assert (report["step"], report["lost_steps"], report["resume_step"]) == (10, 10, -1)
+        text = (run.logdir / "procsv" / "crashes" / f"{number}.txt").read_text().splitlines()
+        assert text[0].startswith(f"trainer {number} (pid {ended['pid']}) crashed with {told} in {name} (")
+        assert "resumes    from the beginning" in text
+
+
+def test_row_03_the_same_exception_at_the_same_step_is_given_up_after_three(tmp_path: Path) -> None:
+    with running(tmp_path, TRAINS + "train(840)\nraise ValueError('boom')\n") as run:
+        assert run.wait_end() == 70
+    assert "deterministic: ValueError at step 840, 3 times" in run.events("gave_up")[0]["why"]
+    assert len(trainers(run, "spawned")) == 3
+    report = json.loads((run.logdir / "procsv" / "crashes" / "3.json").read_text())
+    assert report["exception"] == "ValueError"
+    assert "raise ValueError('boom')" in report["traceback"]
+    assert "ValueError: boom" in run.said().rpartition("gave up")[2]
+
+
+def test_row_05_what_cannot_get_better_is_given_up_at_once(tmp_path: Path) -> None:
+    with running(tmp_path, "import sys; sys.exit(127)") as run:
+        assert run.wait_end() == 70
+    ended, gave_up = trainers(run, "exited")[0], run.events("gave_up")[0]
+    assert gave_up["time"] - ended["time"] <= 2.0
+    assert "exit code 127" in gave_up["why"]
+    assert len(trainers(run, "spawned")) == 1
+
+
+def test_row_06_exit_75_is_free_and_without_delay(tmp_path: Path) -> None:
+    source = TRAINS + "train()\nsys.exit(75 if incarnation == 1 else 0)\n"
+    with running(tmp_path, source, **{"backoff-min-s": "60", "backoff-max-s": "60"}) as run:
+        assert run.wait_end() == 0
+    assert run.events("restarting")[0]["delay"] == 0.0
+    assert not (run.logdir / "procsv" / "crashes" / "1.json").exists()
+
+
+def test_row_28_a_stop_during_back_off_ends_down_and_nothing_respawns(tmp_path: Path) -> None:
+    source = TRAINS + "train()\nsys.exit(3)\n"
+    with running(tmp_path, source, **{"backoff-min-s": "60", "backoff-max-s": "60"}) as run:
+        run.wait_event("restarting")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait_end() == 75
+    assert len(trainers(run, "spawned")) == 1
+
+
+def test_row_28_a_stop_during_the_start_ends_down(tmp_path: Path) -> None:
+    with running(tmp_path, PAUSES) as run:
+        run.wait_spawned("trainer")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait_end() == 75
+    assert len(trainers(run, "spawned")) == 1
+
+
+def test_row_34_no_descriptors_to_start_with_is_charged_to_nobody_and_passes(tmp_path: Path) -> None:
+    with running(tmp_path, TRAINS + "until_stopped(train())\n", **{"max-failures": "2"}) as run:
+        wait_printed(run, "trains 1")
+        watchdog = psutil.Process(run.process.pid)
+        limits = watchdog.rlimit(psutil.RLIMIT_NOFILE)
+        watchdog.rlimit(psutil.RLIMIT_NOFILE, (watchdog.num_fds(), limits[1]))  # it gets no more than it has
+        run.kill("trainer")
+        run.wait_for("refusal", lambda: run.said().count("cannot start the trainer") >= 3)
+        watchdog.rlimit(psutil.RLIMIT_NOFILE, limits)
+        wait_printed(run, "trains 2", incarnation=2)
+        assert run.status()["no_progress_count"] == 1
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait_end() == 75
+
+
+def test_row_36_a_flood_of_output_to_a_terminal_that_takes_nothing_ends_as_any_run(tmp_path: Path) -> None:
+    source = TRAINS + "run = train()\nfor _ in range(200): print('x' * 100_000)\nprint('done', flush=True)\n"
+    (tmp_path / "train.py").write_text(source)
+    command = [*LAUNCHER, str(tmp_path / "logdir"), "{}", str(tmp_path / "train.py")]
+    reader, writer = os.pipe()  # nobody reads
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.DEVNULL)
+    os.close(writer)
+    try:
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+    assert (tmp_path / "logdir" / "procsv" / "logs" / "trainer.1.log").stat().st_size > 20_000_000
+
+
+GROWS = """
+run = train()
+taken = bytearray(300 * 2**20) if incarnation == 1 else b""
+for page in range(0, len(taken), 4096):
+    taken[page] = 1
+if incarnation == 1:
+    until_stopped(run)
+"""
+
+
+def test_a_trainer_over_its_memory_limit_saves_and_is_started_again_free_of_charge(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    command = f"{sys.executable} -c \"import sys; open(sys.argv[1], 'a').write(sys.stdin.read())\" {heard}"
+    limit = {"memory-limit": str(250 * 2**20), "backoff-min-s": "60", "backoff-max-s": "60", "on-event": command}
+    with running(tmp_path, TRAINS + GROWS, **limit) as run:
+        assert run.wait_end() == 0
+    restarting = run.events("restarting")[0]
+    assert restarting["delay"] == 0.0
+    assert "of memory, and may use 250.0 MiB" in restarting["why"]
+    ended = trainers(run, "exited")[0]
+    assert (ended["cause"], ended["code"]) == ("stopped", 75)
+    told = [json.loads(line) for line in heard.read_text().splitlines()]
+    assert [entry["event"] for entry in told] == [
+        "run_completed"
+    ]  # before the run ended, and a planned restart is no news
+
+
+def test_row_32_the_run_directory_and_its_sockets_are_for_their_owner_alone(tmp_path: Path) -> None:
+    with running(tmp_path, PAUSES) as run:
+        wait_printed(run, "begun")
+        run_dir = Path(json.loads((run.logdir / "procsv" / "run.json").read_text())["run_dir"])
+        assert run_dir.stat().st_mode & 0o777 == 0o700
+        for path in run_dir.glob("*.sock"):
+            assert path.stat().st_mode & 0o177 == 0
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait_end() == 75
