@@ -32,6 +32,7 @@ from procsv.training.runtime import Runtime, set_current
 from procsv.training.standby import stand_by
 from procsv.training.training_share import FORCED_SHARE, TRAINER_SHARE
 
+SIGNAL_ALONE_S = 0.1  # a SIGTERM that nothing follows for so long comes from somebody else: the machine goes away
 STOPPED = 75  # checkpointed: start me again
 
 
@@ -121,7 +122,10 @@ def _listen_for_signals(runtime: Runtime) -> None:
 
     def hear() -> None:
         if signal.SIGTERM in os.read(reader, 512):
-            runtime.request_stop("preempt")
+            # The watchdog's own message is on its way beside its signal, and knows why.
+            timer = threading.Timer(SIGNAL_ALONE_S, runtime.request_stop, ("preempt",))
+            timer.daemon = True
+            timer.start()
 
     runtime.link.watch(reader, hear)
 

@@ -1,0 +1,186 @@
+"""One detached run of digits, treated as people and schedulers treat one: rows 2, 8, 9 and 32, restart, logs, status, events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from procsv.cli.asking import find_run
+from procsv.cli.status import read_status
+from procsv.ipc.channel import Address, Client, Waiter, new_context
+from procsv.ipc.clock import SystemClock
+from procsv.ipc.codec import MESSAGE_BYTES_MAX
+from procsv.ipc.journal import read_journal
+from tests.support.launched import environment, procsv
+
+pytestmark = pytest.mark.fault
+
+NEWS_S_MAX = 90.0
+FROZEN_S = 5.0  # as the row says
+
+
+class Detached:
+    def __init__(self, logdir: Path) -> None:
+        self.logdir = logdir
+
+    def events(self, name: str, role: str = "") -> list[dict[str, Any]]:
+        lines = read_journal(self.logdir / "procsv" / "journal.jsonl")
+        return [line for line in lines if line["event"] == name and role in ("", line["role"])]
+
+    def status(self) -> dict[str, Any]:
+        """As `procsv status --json` has it; within the second that it promises."""
+        begun_s = time.monotonic()
+        status = read_status(find_run(str(self.logdir)))
+        assert time.monotonic() - begun_s <= 1.0
+        assert status["running"]
+        return status
+
+    def pids(self) -> dict[str, int]:
+        return {row["role"]: row["pid"] for row in self.status()["processes"] if row["pid"]}
+
+    def until(self, what: str, holds: Callable[[], Any]) -> None:
+        deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
+        while not holds():
+            assert time.monotonic() < deadline_s, (
+                f"no {what}: {list(read_journal(self.logdir / 'procsv/journal.jsonl'))}"
+            )
+            pause.wait(0.05)
+
+    def until_ready(self, times: int) -> None:
+        self.until(f"{times} x ready", lambda: len(self.events("ready")) >= times)
+
+    def trains_on(self) -> None:
+        step = self.status()["step"]
+        self.until("a later step", lambda: self.status()["step"] > step)
+
+
+@contextlib.contextmanager
+def detached(tmp_path: Path, *args: str) -> Iterator[Detached]:
+    logdir = tmp_path / "logdir"
+    done = procsv("launch", "--detach", "--logdir", str(logdir), *args)
+    assert done.returncode == 0, done.stderr
+    assert f"procsv logs -f {logdir}" in done.stdout
+    run = Detached(logdir)
+    pid = find_run(str(logdir)).pid
+    assert os.getsid(pid) == pid  # no terminal of ours can take it along
+    try:
+        yield run
+    finally:
+        with contextlib.suppress(psutil.Error):
+            watchdog = psutil.Process(pid)
+            tree = [watchdog, *watchdog.children(recursive=True)]
+            for process in tree:
+                process.kill()
+            psutil.wait_procs(tree, 10)
+
+
+def send_garbage(run: Detached) -> int:
+    """To every socket of the run; how many messages that are none of the run's."""
+    sent = 0
+    context, waiter = new_context(), Waiter()
+    for path in sorted(find_run(str(run.logdir)).places.run_dir.glob("*.sock")):
+        client = Client(context, path, Address("", "cli", 1), SystemClock())
+        waiter.add(client)
+        while not client.tick():
+            assert waiter.wait(NEWS_S_MAX)
+        for garbage in (b"", b"\xff" * 1000, b"\x90", b"{}", b"x" * (MESSAGE_BYTES_MAX + 1)):
+            client.socket.send_multipart([garbage], flags=0)
+            sent += 1
+        client.socket.send_multipart([b"two", b"frames"], flags=0)
+        sent += 1
+        waiter.remove(client)
+        client.close(linger_ms=5000)
+    context.term()
+    return sent
+
+
+def test_row_08_row_09_row_32_a_detached_run_is_frozen_insulted_asked_to_end_restarted_crashed_and_stopped(
+    tmp_path: Path,
+) -> None:
+    heard = tmp_path / "heard"
+    command = f"{sys.executable} -c \"import sys; open(sys.argv[1], 'a').write(sys.stdin.read())\" {heard}"
+    program = ("procsv.examples.digits", "--steps", "1000000", "--step-ms", "4")
+    with detached(tmp_path, "--on-event", command, "--backoff", "0.1s..1s", *program) as run:
+        run.until_ready(1)
+        followed = (tmp_path / "followed").open("w")
+        follower = subprocess.Popen(
+            [sys.executable, "-m", "procsv", "logs", "-f", str(run.logdir)], env=environment(), stdout=followed
+        )
+        try:
+            _use(run)
+        finally:
+            run_over = procsv("stop", str(run.logdir))
+        assert run_over.returncode == 0, run_over.stderr
+        assert follower.wait(NEWS_S_MAX) == 0
+        followed.close()
+    logs = sorted((run.logdir / "procsv" / "logs").glob("trainer.*.log"), key=lambda path: int(path.name.split(".")[1]))
+    assert len(logs) == 4
+    assert (tmp_path / "followed").read_text() == "".join(path.read_text() for path in logs)
+    told = [json.loads(line)["event"] for line in heard.read_text().splitlines()]
+    assert sorted(told) == ["exited", "stopped"]  # the crash and the end; neither the preemption nor the restart
+    assert find_run(str(run.logdir)).exit_code == 75
+    assert "stopped at step" in procsv("logs", str(run.logdir), "--role", "watchdog").stdout
+
+
+def _use(run: Detached) -> None:
+    # Row 9: everybody but the watchdog is frozen for a while, and nobody is started again for it.
+    before, pause = run.pids(), threading.Event()
+    frozen = [pid for role, pid in before.items() if role != "watchdog"]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    until_s = time.monotonic() + FROZEN_S
+    while time.monotonic() < until_s:
+        run.status()
+        pause.wait(0.5)
+    for pid in frozen:
+        os.kill(pid, signal.SIGCONT)
+    run.trains_on()
+    assert run.pids() == before
+
+    # Row 32: what is none of the run's is counted, and nobody is any the worse for it.
+    sent = send_garbage(run)
+    run.until("the count", lambda: run.status()["dropped_messages"] >= sent)
+    run.trains_on()
+    assert run.pids() == before
+
+    # Row 8: asked to end by somebody else, it saves at the boundary and is started again, free and without losing a step.
+    os.kill(before["trainer"], signal.SIGTERM)
+    run.until_ready(2)
+    _no_step_was_lost(run, 1)
+
+    # By hand.
+    restarted = procsv("restart", str(run.logdir))
+    assert restarted.returncode == 0, restarted.stderr
+    assert "started again as incarnation 3" in restarted.stdout
+    run.until_ready(3)
+    _no_step_was_lost(run, 2)
+    assert run.events("restarting")[1]["why"] == "procsv restart"
+    assert "manual" in {entry["reason"] for entry in run.events("checkpoint_durable")}
+
+    # Row 2, under TensorFlow: the stacks are kept.
+    os.kill(run.pids()["trainer"], signal.SIGSEGV)
+    run.until_ready(4)
+    report = json.loads((run.logdir / "procsv" / "crashes" / "3.json").read_text())
+    assert report["sentence"].startswith("trainer 3 (pid ")
+    assert "crashed with SIGSEGV in " in report["sentence"]
+    assert "procsv/examples/digits.py" in report["stacks"]
+    status = run.status()
+    assert (status["restarts"], status["last_exit"]["signal"], status["memory"]["total"] > 0) == (3, "SIGSEGV", True)
+
+
+def _no_step_was_lost(run: Detached, restart: int) -> None:
+    ended, recovered = run.events("exited", "trainer")[restart - 1], run.events("recovered")[restart]
+    assert (ended["code"], run.events("restarting")[restart - 1]["delay"]) == (75, 0.0)
+    assert recovered["step"] == ended["step"] > 0
