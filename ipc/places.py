@@ -3,6 +3,7 @@
 Called by every process.  Never deletes anything that it cannot name by the run's own hash.
 
     <logdir>/procsv/…        run.json, journal, logs, crashes: they outlive the run
+                             (of a logdir that is a URL: in `local_home`, for all who run there on this machine)
     run_dir  (0700)          sockets, locks, pulses: gone after a clean end
     shm_dir  (0700)          snapshot slots and parcels, on the shared-memory filesystem: gone after a clean end
 """
@@ -101,6 +102,25 @@ class Places:
         return self.run_dir / f"events.{writer}.pos"
 
 
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether only TensorFlow's filesystem layer can reach it: gs://, s3://, file://, …"""
+    return "://" in os.fspath(path)
+
+
+def local_home(logdir: str | os.PathLike[str]) -> Path:
+    """The directory on this machine that stands for a logdir: itself, or for a URL one of the user's own, named by it.
+
+    It depends on nothing but the URL (without slashes at its end), so that two runs there meet the same lock.
+    """
+    if not is_remote(logdir):
+        return Path(os.path.realpath(logdir))
+    url = os.fspath(logdir).rstrip("/")
+    name = f"{url.rpartition('/')[2] or 'root'}-{hashlib.sha256(os.fsencode(url)).hexdigest()[:16]}"
+    state = os.environ.get("XDG_STATE_HOME", "")
+    root = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    return Path(os.path.realpath(root / "procsv" / name))
+
+
 def logdir_hash(logdir: Path) -> str:
     """16 hex digits that name the real path of `logdir`: two spellings of one directory share a run."""
     return hashlib.sha256(os.fsencode(os.path.realpath(logdir))).hexdigest()[:16]
@@ -112,7 +132,7 @@ def find_places(logdir: str | os.PathLike[str]) -> Places:
     The run directory lies under XDG_RUNTIME_DIR, or the temporary directory where there is none; where no
     shared-memory filesystem is mounted, snapshots lie in the run directory.
     """
-    real = Path(os.path.realpath(logdir))
+    real = local_home(logdir)
     name = logdir_hash(real)
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):

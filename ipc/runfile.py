@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from procsv.ipc.atomic import replace_file
-from procsv.ipc.places import Places
+from procsv.ipc.places import Places, local_home
 from procsv.ipc.process import Identity
 from procsv.ipc.text import escape_surrogates
 
@@ -66,7 +66,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def places(self) -> Places:
-        return Places(Path(self.logdir), Path(self.run_dir), Path(self.shm_dir))
+        return Places(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir))
 
     @property
     def host(self) -> Identity:

@@ -16,7 +16,7 @@ import msgspec
 
 import procsv
 from procsv.ipc.errors import ProcsvBug
-from procsv.ipc.places import Places
+from procsv.ipc.places import Places, local_home
 
 VARIABLE = "PROCSV_START"
 MODULES = {
@@ -35,7 +35,7 @@ class Start(msgspec.Struct, frozen=True):
     role: str
     run: str  # run id
     incarnation: int
-    logdir: str
+    logdir: str  # as the user knows it: a directory's real path, or a URL
     run_dir: str
     shm_dir: str
     lifeline_fd: int = -1  # end-of-file on it: whoever runs the run is dead
@@ -51,7 +51,7 @@ class Start(msgspec.Struct, frozen=True):
 
     @property
     def places(self) -> Places:
-        return Places(Path(self.logdir), Path(self.run_dir), Path(self.shm_dir))
+        return Places(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir))
 
     def argv(self) -> list[str]:
         """The command line; in `ps` it says role, logdir and target."""

@@ -5,11 +5,10 @@ Used by status, stop and logs.  Every question has a time limit; no answer is an
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procsv.ipc.errors import UserError
-from procsv.ipc.places import find_places
+from procsv.ipc.places import find_places, is_remote
 from procsv.ipc.runfile import RunFile, read_run
 
 if TYPE_CHECKING:
@@ -20,13 +19,14 @@ ASK_S_MAX = 0.7  # `status` answers within one second, whatever the trainer does
 
 def find_run(directory: str) -> RunFile:
     """The run in `directory`; UserError if there has never been one."""
-    path = Path(directory)
-    places = find_places(path)
+    path, places = directory, find_places(directory)
     run = read_run(places.run_json)
     if run is not None:
         return run
-    if not path.is_dir():
-        raise UserError(f"there is no directory {path}")
+    if not places.logdir.is_dir():
+        raise UserError(
+            f"nothing was run on this machine in {path}" if is_remote(path) else f"there is no directory {path}"
+        )
     if places.run_json.exists():
         raise UserError(f"{places.run_json} cannot be read: it is of another version of procsv, or damaged")
     raise UserError(f"{path} is not the logdir of a run: it has no procsv/run.json")

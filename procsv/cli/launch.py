@@ -18,7 +18,7 @@ from procsv.cli.detach import launch_detached
 from procsv.cli.plans import make_plan
 from procsv.cli.values import Duration, DurationRange, PhaseLimits, Range, Size
 from procsv.ipc.errors import LogdirLocked
-from procsv.ipc.places import check_socket_paths, find_places
+from procsv.ipc.places import check_socket_paths, find_places, is_remote
 from procsv.ipc.start import Start
 from procsv.ipc.target import find_target
 
@@ -39,7 +39,8 @@ _AUTO_S, _OFF_S = -1.0, -2.0
     "--logdir",
     type=click.Path(file_okay=False),
     show_default="runs/<target name>",
-    help="Where checkpoints, event files and the journal go; made if it is not there.",
+    help="Where checkpoints, event files and the journal go; made if it is not there. A URL that TensorFlow can write "
+    "to (gs://…) takes checkpoints and events; the journal then stays on this machine.",
 )
 @click.option(
     "--drop-in",
@@ -261,11 +262,15 @@ def make_start(
         places.logdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LogdirLocked(f"the logdir {places.logdir} cannot be made: {error.strerror}") from error
+    if logdir is not None and is_remote(logdir):
+        click.echo(
+            f"procsv: checkpoints and events go to {logdir}; journal, logs and reports to {places.home}", err=True
+        )
     return Start(
         role="watchdog",
         run=secrets.token_hex(8),
         incarnation=1,
-        logdir=str(places.logdir),
+        logdir=logdir.rstrip("/") if logdir is not None and is_remote(logdir) else str(places.logdir),
         run_dir=str(places.run_dir),
         shm_dir=str(places.shm_dir),
         grace_s=grace_s,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procsv.ipc.errors import UserError
@@ -34,7 +33,7 @@ class Story:
 def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
     """The story of the run in `directory`; UserError if there is none."""
     places = find_places(directory)
-    if not Path(directory).is_dir():
+    if not places.logdir.is_dir():
         raise UserError(f"there is no directory {directory}")
     run = read_run(places.run_json)
     is_running, until_s, step = False, None, NO_STEP

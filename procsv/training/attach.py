@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from procsv.ipc.errors import UserError
+from procsv.ipc.places import is_remote
 from procsv.training.host import LocalHost
 from procsv.training.runtime import Runtime, check_logdir, current
 
@@ -19,18 +21,36 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
 
     UserError under `procsv launch` if `logdir` is another than the run's.
     """
+    if logdir is not None and is_remote(os.fspath(logdir)):
+        check_filesystem(os.fspath(logdir))
     launched = current()
     if launched is not None:
         if logdir is None:
+            check_filesystem(launched.start.logdir)
             return launched, launched.start.logdir
         check_logdir(launched, os.fspath(logdir))
         return launched, logdir
     if not logdir:
         return None, logdir
-    if "://" in str(logdir):
-        tf.compat.v1.logging.warning(
-            "procsv: %s is not a local directory; it is used as TensorFlow's own Supervisor would", logdir
-        )
-        return None, logdir
     host = LocalHost(os.fspath(logdir), may_save)
+    if is_remote(os.fspath(logdir)):
+        tf.compat.v1.logging.info(
+            "procsv: checkpoints and events go to %s; journal and logs to %s", logdir, host.places.home
+        )
     return Runtime(host.places, host.roles, None, host), logdir
+
+
+def check_filesystem(logdir: str) -> None:
+    """UserError if `logdir` is a URL that TensorFlow knows nothing about; a place that is only unreachable may come back."""
+    if not is_remote(logdir):
+        return
+    try:
+        tf.io.gfile.exists(logdir)
+    except tf.errors.UnimplementedError:
+        scheme = logdir.partition("://")[0]
+        raise UserError(
+            f"TensorFlow has no filesystem for {scheme}:// (the logdir is {logdir}): import the package that brings it "
+            "(tensorflow_io for s3://, hdfs:// and az://) before the Supervisor is made, or use another logdir"
+        ) from None
+    except tf.errors.OpError as error:
+        tf.compat.v1.logging.warning("procsv: %s cannot be reached: %s", logdir, error.message)

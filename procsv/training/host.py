@@ -26,7 +26,7 @@ from procsv.ipc.errors import LogdirLocked
 from procsv.ipc.journal import Journal
 from procsv.ipc.locks import FileLock
 from procsv.ipc.messages import Durable, Finish, Recovered, Rejected, SavedKey, SaveFailed, Settled, Unwritable
-from procsv.ipc.places import Places, check_socket_paths, find_places, make_private_dir
+from procsv.ipc.places import Places, check_socket_paths, find_places, is_remote, make_private_dir
 from procsv.ipc.process import Child, identify, spawn
 from procsv.ipc.runfile import RunFile, host_is_alive, read_run, write_run
 from procsv.ipc.start import Start
@@ -51,6 +51,7 @@ class LocalHost:
     def __init__(self, logdir: str, may_save: bool) -> None:
         """`may_save`: it owns the checkpoints of `logdir`; without a Saver it shares the logdir with whoever does."""
         found = find_places(logdir)
+        self._logdir = logdir.rstrip("/") if is_remote(logdir) else str(found.logdir)
         self.may_save = may_save
         if may_save:
             self.places = found
@@ -97,7 +98,7 @@ class LocalHost:
             role="trainer",
             run=run,
             incarnation=self.next_incarnation(),
-            logdir=str(places.logdir),
+            logdir=self._logdir,
             run_dir=str(places.run_dir),
             shm_dir=str(places.shm_dir),
             has_watchdog=False,

@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
+from procsv.ipc.places import is_remote, local_home
 from procsv.ipc.turns import turn
 from procsv.training.restore import written_at
 from procsv.training.runtime import current
@@ -54,13 +55,14 @@ class OwnSaves:
             return self._save(sess, save_path, *args, **kwargs)  # it says what is wrong
         runtime = current()
         as_a_save = contextlib.nullcontext() if runtime is None else runtime.saving()
-        with as_a_save, self._lock, turn(self._directory):
+        with as_a_save, self._lock, turn(local_home(self._directory)):
             guests = self._take_stock()
             with sess.graph.as_default():  # a new thread of a plain program is in eager mode
                 saved = self._save(sess, save_path, *args, **kwargs)
             if saved:
-                self._list_too(guests, str(Path(os.fspath(save_path)).parent))
-                self._tell(os.path.abspath(saved))
+                self._list_too(guests, _parent(os.fspath(save_path)))
+                if not is_remote(saved):  # there the service sees it when it saves next
+                    self._tell(os.path.abspath(saved))
             return saved
 
     def _concerns_us(self, save_path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -84,17 +86,17 @@ class OwnSaves:
         listed = self._listed()
         if listed is None:
             return []
-        known = self._own | {os.path.abspath(path) for path in self._saver.last_checkpoints}
+        known = self._own | {_absolute(path) for path in self._saver.last_checkpoints}
         mine = [path for path in listed if path in known]
         self._saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in mine])
         return [path for path in listed if path not in known]
 
     def _listed(self) -> list[str] | None:
         """What the `checkpoint` file lists that is there; None if there is no such file."""
-        state = tf1.train.get_checkpoint_state(str(self._directory), LISTED_IN)
+        state = tf1.train.get_checkpoint_state(self._directory, LISTED_IN)
         if state is None:
             return None
-        return [os.path.abspath(path) for path in state.all_model_checkpoint_paths if written_at(path)]
+        return [_absolute(path) for path in state.all_model_checkpoint_paths if written_at(path)]
 
     def _list_too(self, guests: list[str], save_dir: str) -> None:
         """A Saver lists only its own: puts the others back.  Killed before: the service does it, which knows them, too."""
@@ -110,5 +112,14 @@ class OwnSaves:
             )
 
 
-def _directory_of(save_path: str) -> Path:
-    return Path(os.path.abspath(os.fspath(save_path))).parent
+def _directory_of(save_path: str) -> str:
+    return _parent(_absolute(os.fspath(save_path)))
+
+
+def _absolute(path: str) -> str:
+    return path if is_remote(path) else os.path.abspath(path)
+
+
+def _parent(path: str) -> str:
+    """As it is spelled; a URL keeps its slashes."""
+    return path.rpartition("/")[0] if is_remote(path) else str(Path(path).parent)

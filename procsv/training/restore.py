@@ -22,6 +22,7 @@ from procsv.ipc.contents import TensorEntry, unpack_strings
 from procsv.ipc.errors import PeerError, UserError
 from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import Restore, Restored, RestoreFrom
+from procsv.ipc.places import is_remote
 from procsv.ipc.pulse import Phase
 from procsv.training.runtime import Runtime
 from procsv.training.save_graph import RestoreGraph, Unsupported, read_restore_graph
@@ -87,6 +88,11 @@ def restore_into(runtime: Runtime, session: Any, saver: Any) -> Origin:
 
 def written_at(path: str) -> float:
     """When checkpoint `path` was written (Unix seconds), as the Saver's list wants it; 0.0 if it is gone."""
+    if is_remote(path):
+        try:
+            return float(tf.io.gfile.stat(f"{path}.index").mtime_nsec) / 1e9
+        except tf.errors.OpError:
+            return 0.0
     there = Path(path)
     first_format = there.parent.glob(there.name) if "?" in there.name else [there]  # shards that one name stands for
     for file in (Path(f"{path}.index"), *first_format):

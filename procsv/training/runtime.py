@@ -17,7 +17,7 @@ from procsv.ipc.clock import Clock, SystemClock
 from procsv.ipc.errors import UserError
 from procsv.ipc.injected import Injected
 from procsv.ipc.messages import Message, Note, Reason, Recovered, UserSave
-from procsv.ipc.places import Places
+from procsv.ipc.places import Places, is_remote, local_home
 from procsv.ipc.pulse import Phase, PulseWriter, Snapshots
 from procsv.ipc.start import Start
 from procsv.training.event_sink import EventStreams
@@ -270,9 +270,10 @@ def _is_this_process() -> bool:
 
 def check_logdir(runtime: Runtime, logdir: str) -> None:
     """Under `procsv launch` there is one logdir; another one in the program is an error that says what to pass."""
-    if os.path.realpath(logdir) != os.path.realpath(runtime.start.logdir):
+    if local_home(logdir) != runtime.places.logdir:
+        shown = logdir if is_remote(logdir) else os.path.abspath(logdir)
         raise UserError(
-            f"the program's logdir is {os.path.abspath(logdir)}, but the run's is {runtime.start.logdir}; "
+            f"the program's logdir is {shown}, but the run's is {runtime.start.logdir}; "
             f"start it with `procsv launch --logdir {logdir} …`, or leave logdir out of the program"
         )
 

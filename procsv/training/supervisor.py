@@ -20,6 +20,7 @@ from tensorflow.python.training import supervisor as tf_supervisor
 
 from procsv.ipc.clock import SystemClock
 from procsv.ipc.messages import Durable, GraphText, Reason
+from procsv.ipc.places import is_remote
 from procsv.ipc.pulse import Phase
 from procsv.training import services
 from procsv.training.attach import attach
@@ -110,6 +111,8 @@ class Supervisor(tf_supervisor.Supervisor):
         if given["summary_writer"] is Supervisor.USE_DEFAULT and self._runtime is not None:
             self._sink = HeldSink(self._runtime)
             given["summary_writer"] = SummaryWriter(given["logdir"], sink=self._sink)
+            if is_remote(os.fspath(given["logdir"])):
+                self._sink = None  # TensorFlow's own writer, with its own thread, writes there
 
     def _decide_what_is_kept(self, snapshot_secs: Any) -> None:
         if self._runtime is None:
@@ -193,6 +196,9 @@ class Supervisor(tf_supervisor.Supervisor):
         if self._runtime is None:
             super()._write_graph()
             return
+        if not self._graph_text_written and is_remote(self._logdir):
+            tf1.train.write_graph(self._graph.as_graph_def(add_shapes=True), self._logdir, "graph.pbtxt")
+            self._graph_text_written = True
         if not self._graph_text_written:
             graph_def = self._graph.as_graph_def(add_shapes=True).SerializeToString()
             parcel = self._runtime.streams.put_parcel(graph_def)

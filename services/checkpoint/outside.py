@@ -13,6 +13,7 @@ from procsv.ipc.arena import SlotInfo, SlotReader, remove_slot, scan
 from procsv.ipc.clock import Clock
 from procsv.ipc.errors import PeerError
 from procsv.ipc.messages import SaverPlan
+from procsv.ipc.places import is_remote
 from procsv.ipc.process import Stranger
 from procsv.ipc.start import Start
 from procsv.services.checkpoint import looking
@@ -32,6 +33,10 @@ class Outside:
         self._start, self._clock = start, clock
 
     def store(self) -> Store:
+        if is_remote(self._start.logdir):
+            from procsv.services.checkpoint.remote_store import RemoteStore
+
+            return RemoteStore(self._start, self._clock)
         return Store(self._start, self._clock)
 
     def worker(self, name: str, outcomes: Outcomes, niceness: int = 0) -> Worker:
@@ -66,7 +71,12 @@ class Outside:
         return Watch(on_change)
 
     def look(self, plan: SaverPlan, watch: Watch) -> Look:
-        """The checkpoints' directory as it is now; from now on it is watched, if it was not."""
+        """The checkpoints' directory as it is now; from now on it is watched, if it was not.
+
+        Not one that is a URL: what others save there is seen when it is written to next.
+        """
+        if is_remote(self._start.logdir):
+            return Look((), None, "")
         watch.keep(Path(absolute_save_path(plan)).parent)  # before the look: what comes after it is hinted at
         return looking.look(plan)
 

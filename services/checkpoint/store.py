@@ -16,7 +16,7 @@ import msgspec
 
 from procsv.ipc import disk
 from procsv.ipc.arena import SlotInfo, SlotReader, scan
-from procsv.ipc.atomic import fsync_dir, replace_file
+from procsv.ipc.atomic import replace_file
 from procsv.ipc.clock import Clock
 from procsv.ipc.contents import Contents, prefix_of
 from procsv.ipc.errors import PeerError
@@ -200,9 +200,6 @@ class Store:
             manifest = Manifest(
                 MANIFEST_VERSION, examined.step, 0, incarnation, self._start.run, "manual", now, files, guest
             )
-            for name in files:  # whoever saved it has not: no loss of power shall take what we vouch for
-                disk.fsync_path(Path(path).parent / name)
-            fsync_dir(Path(path).parent)
             replace_file(manifest_of(path), encode_manifest(manifest))
             # killed here: it is known; that others are over `max_to_keep` is seen at the next save
             self._catalog.trust(path)

@@ -15,6 +15,7 @@ from procsv.ipc.places import (
     Places,
     check_socket_paths,
     find_places,
+    local_home,
     logdir_hash,
     make_private_dir,
 )
@@ -159,3 +160,20 @@ def test_a_socket_path_that_the_system_would_not_take_is_found_before_anything_s
     assert caught.value.exit_code == 73
     with pytest.raises(UserError):  # bytes, not letters
         check_socket_paths(Places(tmp_path, Path("/" + "ä" * (room // 2 + 1)), tmp_path))
+
+
+def test_a_logdir_that_is_a_url_has_a_home_on_this_machine_wherever_it_is_asked_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    home = local_home("gs://bucket/a/run")
+    assert home.parent == tmp_path / "state" / "procsv"
+    assert home.name.startswith("run-")
+    assert find_places("gs://bucket/a/run/").logdir == home
+    assert local_home("gs://bucket/b/run") != home
+    monkeypatch.chdir(tmp_path)
+    assert local_home("gs://bucket/a/run") == home
+    monkeypatch.setenv("XDG_STATE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert local_home("gs://bucket/a/run").parent == tmp_path / ".local" / "state" / "procsv"
+    assert local_home(tmp_path) == tmp_path.resolve()

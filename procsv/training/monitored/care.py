@@ -16,6 +16,7 @@ from tensorflow.python.training import basic_session_run_hooks as tf_hooks
 from tensorflow.python.training import monitored_session as tf_monitored
 
 from procsv.ipc.messages import Durable, GraphText, Reason
+from procsv.ipc.places import is_remote
 from procsv.ipc.pulse import Phase
 from procsv.training.attach import attach
 from procsv.training.cadence import Cadence
@@ -180,6 +181,9 @@ class Care:
         self._writers.describe(graph, saver)
         if has_text and not self._is_text_laid:
             self._is_text_laid = True
+            if is_remote(self._logdir):
+                tf1.train.write_graph(graph.as_graph_def(add_shapes=True), self._logdir, "graph.pbtxt")
+                return
             parcel = self._runtime.streams.put_parcel(graph.as_graph_def(add_shapes=True).SerializeToString())
             path = os.path.join(self._logdir, "graph.pbtxt")
             self._runtime.link.tell("summary", GraphText(parcel, path))

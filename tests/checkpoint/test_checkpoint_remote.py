@@ -1,0 +1,238 @@
+"""Checkpoints where only TensorFlow's filesystem layer reaches: whole, verified, rotated, and proof against kills."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from procsv.ipc.clock import SystemClock
+from procsv.ipc.contents import prefix_of
+from procsv.services.checkpoint import remote_files
+from procsv.services.checkpoint.facts import State
+from procsv.services.checkpoint.remote_store import RemoteStore
+from tests.support.power_loss import Killed
+
+CHANGES = ("_write", "make_dirs", "remove", "remove_tree", "move")
+
+
+@dataclass
+class Place:
+    """A directory that is a URL, and the service's side of it."""
+
+    run: Any
+    url: str
+    plan: Any
+    publish: Callable[..., Any]
+    acknowledged: int = -1
+
+    def store(self) -> RemoteStore:
+        store = RemoteStore(self.run.start(logdir=str(self.run.logdir)), SystemClock())
+        store.lineage()
+        store.open()
+        return store
+
+    def save(self, store: RemoteStore, step: int, named: bool = True) -> str:
+        arena = self.run.arena(size=4000)
+        values = {"a": np.full(50, step, np.float32), "global_step": np.array(step, np.int64)}
+        info = self.publish(arena, self.plan, values, step, step, named=named)
+        try:
+            durable = store.persist(State.of_slot(info), "periodic", self.plan)
+        finally:
+            arena.unlink()
+        self.acknowledged = step
+        return durable.path
+
+    def names(self) -> list[str]:
+        return sorted(tf.io.gfile.listdir(self.url))
+
+    def check(self, to_come: int = -2) -> str:
+        """What a service that starts now finds: the acknowledged step, or the one that was to come, whole."""
+        store = self.store()
+        found = store.find(self.plan)
+        assert (found.rejected, found.error) == ((), "")
+        if found.checkpoint is None:
+            assert (self.acknowledged, found.exists) == (-1, False)
+            return ""
+        assert found.checkpoint.step in (self.acknowledged, to_come)
+        for path in found.kept:
+            holds(path, tf.compat.v1.train.NewCheckpointReader(path).get_tensor("global_step"))
+        assert tf.train.latest_checkpoint(self.url) == found.checkpoint.path == found.kept[-1]
+        holds(found.checkpoint.path, found.checkpoint.step)
+        return found.checkpoint.path
+
+
+def holds(path: str, step: int) -> None:
+    reader = tf.compat.v1.train.NewCheckpointReader(path)
+    assert reader.get_tensor("a").tobytes() == np.full(50, step, np.float32).tobytes()
+    assert reader.get_tensor("global_step") == step
+
+
+@pytest.fixture(params=["file", "ram"])
+def place(request: pytest.FixtureRequest, run: Any, plan: Any, publish: Any, tmp_path: Path) -> Place:
+    return make_place(request.param, run, plan, publish, tmp_path)
+
+
+@pytest.fixture
+def on_disk(run: Any, plan: Any, publish: Any, tmp_path: Path) -> Place:
+    return make_place("file", run, plan, publish, tmp_path)
+
+
+def make_place(scheme: str, run: Any, plan: Any, publish: Any, tmp_path: Path) -> Place:
+    url = f"{scheme}://{tmp_path / 'far' / 'away'}"
+    meta = tmp_path / "meta"
+    meta.write_bytes(b"graph")
+    return Place(run, url, plan(save_path=f"{url}/model.ckpt", max_to_keep=2, meta_path=str(meta)), publish)
+
+
+def test_checkpoints_are_written_verified_found_and_rotated_by_tensorflows_filesystem(place: Place) -> None:
+    store = place.store()
+    assert place.store().find(place.plan).exists is False
+    paths = [place.save(store, step) for step in (1, 2, 3)]
+
+    assert paths[-1] == f"{place.url}/model.ckpt-3"
+    assert place.check() == paths[-1]
+    parts = ("data-00000-of-00001", "index", "manifest.json", "meta")
+    assert place.names() == ["checkpoint", *(f"model.ckpt-{step}.{part}" for step in (2, 3) for part in parts)]
+    stock = place.store().take_stock(place.plan)
+    assert (stock.newest_step, stock.top_sequence, stock.kept) == (3, 3, tuple(paths[1:]))
+
+
+def test_a_checkpoint_that_is_being_restored_from_stays(on_disk: Place) -> None:
+    store = on_disk.store()
+    first = on_disk.save(store, 1)
+    assert store.find(on_disk.plan).checkpoint is not None
+    for step in (2, 3):
+        on_disk.save(store, step)
+    assert tf.io.gfile.exists(first + ".index")
+    store.release()
+    on_disk.save(store, 4)
+    assert not tf.io.gfile.exists(first + ".index")
+
+
+def test_a_damaged_checkpoint_is_moved_aside_and_the_older_one_found(place: Place) -> None:
+    store = place.store()
+    older, newer = place.save(store, 1), place.save(store, 2)
+    data = newer + ".data-00000-of-00001"
+    with tf.io.gfile.GFile(data, "rb") as file:
+        whole = file.read()
+    tf.io.gfile.remove(data)  # in ram:// what is written to an older file is appended
+    with tf.io.gfile.GFile(data, "wb") as file:
+        file.write(whole[:-1] + b"?")
+
+    found = place.store().find(place.plan)
+
+    assert found.checkpoint is not None
+    assert (found.checkpoint.path, found.kept) == (older, (older,))
+    assert [(r.path, "checksum" in r.why) for r in found.rejected] == [(newer, True)]
+    assert tf.io.gfile.exists(f"{newer}.rejected/model.ckpt-2.index")
+    tf.io.gfile.remove(older + ".index")
+    left = place.store().find(place.plan)
+    assert left.checkpoint is None
+    assert "none of them can be restored" in left.error
+
+
+def test_what_tensorflows_own_saver_left_there_is_read_whole_before_it_is_chosen(place: Place) -> None:
+    tf.io.gfile.makedirs(place.url)
+    for step in (5, 6):
+        tf.raw_ops.SaveV2(
+            prefix=f"{place.url}/model.ckpt-{step}",
+            tensor_names=["global_step"],
+            shape_and_slices=[""],
+            tensors=[np.int64(step)],
+        )
+    tf.io.gfile.remove(f"{place.url}/model.ckpt-6.data-00000-of-00001")
+    with tf.io.gfile.GFile(f"{place.url}/model.ckpt-6.data-00000-of-00001", "wb") as file:
+        file.write(b"12345678")
+
+    found = place.store().find(place.plan)
+
+    assert found.checkpoint is not None
+    assert (found.checkpoint.path, found.checkpoint.step) == (f"{place.url}/model.ckpt-5", 5)
+    assert [Path(r.path).name for r in found.rejected] == ["model.ckpt-6"]
+
+
+def test_a_copied_directory_is_read_where_it_is_now(on_disk: Place, tmp_path: Path) -> None:
+    path = on_disk.save(on_disk.store(), 1)
+    state = tmp_path / "far" / "away" / "checkpoint"
+    state.write_text('model_checkpoint_path: "gs://elsewhere/model.ckpt-1"\n')
+    found = on_disk.store().find(on_disk.plan)
+    assert found.checkpoint is not None
+    assert found.checkpoint.path == path
+
+
+@pytest.fixture
+def breakable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, BaseException], list[str]]]:
+    """Breaks at the change of that number; what is being written then is written by half."""
+
+    def install(at: int, error: BaseException) -> list[str]:
+        made: list[str] = []
+
+        def stand_in(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                if isinstance(error, Killed) and len(made) >= at:
+                    raise error
+                made.append(name)
+                if len(made) == at:
+                    if name == "_write":
+                        half = b"".join(args[1])
+                        real(args[0], iter((half[: len(half) // 2],)))
+                    raise error
+                return real(*args)
+
+            return call
+
+        monkeypatch.undo()
+        for name in CHANGES:
+            monkeypatch.setattr(remote_files, name, stand_in(name, getattr(remote_files, name)))
+        return made
+
+    yield install
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["each its name", "one name"])
+@pytest.mark.parametrize("error", [Killed(), OSError(errno.EIO, os.strerror(errno.EIO))], ids=["killed", "failed"])
+def test_a_save_that_ends_at_any_change_leaves_what_was_acknowledged(
+    on_disk: Place, breakable: Any, monkeypatch: pytest.MonkeyPatch, named: bool, error: BaseException
+) -> None:
+    store, step = on_disk.store(), 1
+    on_disk.save(store, step, named)
+    for at in itertools.count(1):
+        step += 1
+        made = breakable(at, error)
+        try:
+            on_disk.save(store, step, named)
+        except (Killed, OSError):
+            monkeypatch.undo()
+            on_disk.check(to_come=step)
+        monkeypatch.undo()
+        if len(made) < at:
+            break
+        step += 1
+        store = on_disk.store()  # as after a restart of the service
+        on_disk.save(store, step, named)
+        on_disk.check()
+        assert [name for name in on_disk.names() if name.startswith(".") or name == "procsv-staging"] == []
+    assert at > 8, "nothing was broken"
+
+
+def test_a_scheme_that_tensorflow_does_not_know_is_an_error_that_names_it(run: Any, plan: Any, publish: Any) -> None:
+    place = Place(run, "nowhere://x", plan(save_path="nowhere://x/model.ckpt"), publish)
+    with pytest.raises(OSError, match="nowhere"):
+        place.save(place.store(), 1)
+
+
+def test_a_prefix_of_a_url_keeps_its_slashes(plan: Any) -> None:
+    from procsv.ipc.contents import Contents
+
+    contents = Contents(plan(save_path="gs://a/b/model.ckpt"), "SaveV2", False, (), 7, "t")
+    assert prefix_of(contents) == "gs://a/b/model.ckpt-7"

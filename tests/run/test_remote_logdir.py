@@ -1,0 +1,87 @@
+"""A logdir that is a URL: checkpoints and events go there by TensorFlow's filesystem, the run's own files stay here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from procsv.ipc.places import find_places
+from tests.support.launched import environment, procsv
+
+pytestmark = pytest.mark.fault
+
+DIGITS = "procsv.examples.digits"
+WAIT_S = 120
+
+
+def by_itself(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *args],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+def event_steps(directory: Path) -> list[int]:
+    steps: list[int] = []
+    for path in sorted(directory.glob("events.out.tfevents.*")):
+        steps += [event.step for event in EventFileLoader(str(path)).Load() if event.HasField("summary")]
+    return steps
+
+
+def test_a_logdir_that_is_a_url_keeps_a_killed_run_under_launch_and_the_next_of_a_supervisor_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, far = tmp_path / "state", tmp_path / "far" / "digits"
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    url = f"file://{far}"
+    done = procsv(
+        *("launch", "--standby", "off", "--logdir", url, "--backoff", "0s..0s", "--fault", "kill trainer at step 300"),
+        *(DIGITS, "--steps", "600"),
+        timeout_s=WAIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+
+    here = find_places(url)
+    assert here.logdir.parent == state / "procsv"
+    assert f"go to {url}" in done.stderr
+    latest = tf.train.latest_checkpoint(url)
+    assert latest is not None
+    assert tf.train.load_checkpoint(latest).get_tensor("global_step") == 600
+    names = {path.name for path in far.iterdir()}
+    assert {"checkpoint", "model.ckpt-600.manifest.json", "graph.pbtxt"} <= names
+    assert max(event_steps(far)) <= 600
+    assert [name for name in names if name.startswith(("procsv", "."))] == []
+    assert not list((here.home / "staging").iterdir())
+    status = json.loads(procsv("status", url, "--json").stdout)
+    assert (status["logdir"], status["durable_step"], status["restarts"]) == (url, 600, 1)
+    recovered = [json.loads(line) for line in here.journal.read_text().splitlines() if '"recovered"' in line]
+    assert [event["source"] for event in recovered] == ["fresh", "memory"]
+
+    alone = by_itself(DIGITS, "--logdir", url, "--steps", "700")
+
+    assert alone.returncode == 0, alone.stderr
+    last = [json.loads(line) for line in here.journal.read_text().splitlines() if '"recovered"' in line][-1]
+    assert (last["source"], last["from"], last["step"]) == ("checkpoint", f"{url}/model.ckpt-600", 600)
+    assert tf.train.latest_checkpoint(url) == f"{url}/model.ckpt-700"
+    assert max(event_steps(far)) > 600
+
+
+def test_a_scheme_that_tensorflow_does_not_know_is_one_clear_error(tmp_path: Path) -> None:
+    done = procsv(
+        *("launch", "--standby", "off", "--logdir", "nowhere://bucket/x", DIGITS, "--steps", "10"),
+        timeout_s=WAIT_S,
+        XDG_STATE_HOME=str(tmp_path),
+    )
+    assert done.returncode == 70
+    assert "TensorFlow has no filesystem for nowhere://" in done.stderr
+    assert done.stderr.count("Traceback") <= 1
