@@ -8,6 +8,7 @@ after is made of those.  OSError passes through everything.  Reading needs no ga
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import stat
 from collections.abc import Iterable
@@ -18,9 +19,13 @@ from procsv.ipc.failpoints import declare, failpoint
 declare("disk.full")
 
 COPY_BYTES = 4 * 2**20
+_SYNC_FILE_RANGE_WRITE = 2
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux alone has it, and Python has it not
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 # What a test that watches the disk has to stand in for.
-CALLS = ("create", "write", "fsync", "datasync", "fsync_path", "rename", "link", "unlink", "mkdir", "rmdir", "truncate")
+CALLS = ("create", "write", "fsync", "fsync_path", "rename", "link", "unlink", "mkdir", "rmdir", "truncate")
 
 
 # -- operations -----------------------------------------------------------------------------------------------
@@ -39,10 +44,6 @@ def write(fd: int, data: bytes | memoryview) -> int:
 def fsync(fd: int) -> None:
     """Once it has failed, what was written is lost: the file is thrown away, never synced again."""
     os.fsync(fd)
-
-
-def datasync(fd: int) -> None:
-    os.fdatasync(fd)
 
 
 def fsync_path(path: Path) -> None:
@@ -77,6 +78,14 @@ def rmdir(path: Path) -> None:
 
 def truncate(path: Path, size: int) -> None:
     os.truncate(path, size)
+
+
+def begin_writing_back(fd: int, offset: int, size: int) -> None:
+    """Has the disk begin with what was written there, and waits for nothing.  A hint: it makes nothing certain, and says
+    nothing of errors, which the fsync that must follow does.
+    """
+    if _sync_file_range is not None:
+        _sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE)
 
 
 # -- made of them ---------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from procsv.ipc.places import is_remote
 from procsv.services.checkpoint.bundle import BadBundle, check_structure, read_index, scalar_int
 from procsv.services.checkpoint.catalog import GLOBAL_STEP_KEY, Catalog, listed_paths
 from procsv.services.checkpoint.manifest import BadCheckpoint, Manifest, read_manifest
@@ -141,11 +142,17 @@ def _look(path: str, manifest: Manifest | None, catalog: Catalog | None) -> None
 
 def main(argv: list[str]) -> int:
     """Prints the inventory; 0 also if something in it is wrong, 2 if there is no such directory."""
-    directory = Path(os.path.abspath(argv[0]))  # noqa: PTH100  not resolved: shown as the user named it
+    verify = "--verify" in argv[1:]
     try:
-        inventory = take_inventory(directory, "--verify" in argv[1:])
+        if is_remote(argv[0]):
+            from procsv.services.checkpoint.remote_inventory import take_remote_inventory
+
+            inventory: msgspec.Struct = take_remote_inventory(argv[0], verify)
+        else:
+            # Not resolved: shown as the user named it.
+            inventory = take_inventory(Path(os.path.abspath(argv[0])), verify)  # noqa: PTH100
     except OSError as error:
-        print(f"{directory}: {error.strerror}", file=sys.stderr)
+        print(f"{argv[0]}: {error.strerror}", file=sys.stderr)
         return 2
     sys.stdout.buffer.write(msgspec.json.encode(inventory) + b"\n")
     return 0

@@ -85,6 +85,12 @@ def modified(url: str) -> float:
         return float(load().io.gfile.stat(url).mtime_nsec) / 1e9
 
 
+def size(url: str) -> int:
+    """Bytes; FileNotFoundError if it is not there."""
+    with _as_os_error(url):
+        return int(load().io.gfile.stat(url).length)
+
+
 def replace(url: str, data: bytes) -> None:
     """Replaces a small file: in one go where the filesystem can, else a kill within leaves it garbled."""
     load()

@@ -6,7 +6,6 @@ Called by process.py.  A job that fails never ends its thread: the failure is an
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import sys
 import threading
@@ -14,7 +13,10 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
+import psutil
+
 T = TypeVar("T")
+IO_PRIORITY_LAST = 7  # within the class of those that are served as well as can be: after everybody else's
 JOIN_S_MAX = 2.0  # at the end of the process; a job that is still stuck by then ends with it
 
 
@@ -44,7 +46,7 @@ class Worker:
 
     def __init__(self, name: str, outcomes: Outcomes, niceness: int = 0) -> None:
         self._outcomes = outcomes
-        self._niceness = niceness  # of this thread alone, and of those that it starts
+        self._niceness = niceness  # of this thread alone, and of those that it starts; with the last place at the disk
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -66,8 +68,10 @@ class Worker:
 
     def _run(self) -> None:
         if self._niceness:
-            with contextlib.suppress(OSError):  # a sandbox may not allow it
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
+            thread = psutil.Process(threading.get_native_id())
+            with contextlib.suppress(OSError, psutil.Error):  # a sandbox may not allow it
+                thread.nice(self._niceness)
+                thread.ionice(psutil.IOPRIO_CLASS_BE, IO_PRIORITY_LAST)
         while (job := self._jobs.get()) is not None:
             job()
             del job

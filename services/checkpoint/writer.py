@@ -53,6 +53,9 @@ def read_back(contents: Contents, memory: mmap.mmap, written: Written) -> None:
 
     What we have written was compared with the slot's checksums on the way: here each file must be the same bytes, and
     the index must read well.  What TensorFlow has written is compared with the slot, tensor by tensor.
+
+    That proves what the kernel holds and is about to put on the disk: no write was short, no byte turned on the way through
+    this process.  What the disk makes of it only a later reading can tell, which checks against the same sums.
     """
     if not written.sums:
         from procsv.services.checkpoint import tensorflow_writer

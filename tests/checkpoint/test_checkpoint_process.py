@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 
@@ -275,6 +276,21 @@ def test_the_pulse_says_what_is_done_and_the_socket_answers_while_saving(run: An
     while (beat := reader.read()) is None or beat.work != 1:
         trainer.turn(0.02)
     reader.close()
+
+
+def test_what_works_at_the_disk_comes_after_everybody_else(run: Any, plan: Any, publish: Any) -> None:
+    service = run.start_service()
+    trainer = run.trainer(plan=plan())
+    info = publish(run.arena(), plan(), VALUES, 1, 7)
+    trainer.ask(Snapshot(str(info.path), 1, 7, "manual"))
+
+    threads = [psutil.Process(thread.id) for thread in psutil.Process(service.pid).threads()]
+
+    last = (psutil.IOPRIO_CLASS_BE, 7)
+    polite = [thread.pid for thread in threads if thread.nice() >= 5 and tuple(thread.ionice()) == last]
+    assert polite
+    assert service.pid not in polite  # who answers the trainer is none of them
+    assert psutil.Process(service.pid).nice() == psutil.Process().nice()
 
 
 def test_a_run_that_is_over_at_once_ends_cleanly(run: Any) -> None:

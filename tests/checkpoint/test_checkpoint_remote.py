@@ -18,6 +18,7 @@ from procsv.ipc.clock import SystemClock
 from procsv.ipc.contents import prefix_of
 from procsv.services.checkpoint import remote_files
 from procsv.services.checkpoint.facts import State
+from procsv.services.checkpoint.remote_inventory import take_remote_inventory
 from procsv.services.checkpoint.remote_store import RemoteStore
 from tests.support.power_loss import Killed
 
@@ -158,6 +159,25 @@ def test_what_tensorflows_own_saver_left_there_is_read_whole_before_it_is_chosen
     assert found.checkpoint is not None
     assert (found.checkpoint.path, found.checkpoint.step) == (f"{place.url}/model.ckpt-5", 5)
     assert [Path(r.path).name for r in found.rejected] == ["model.ckpt-6"]
+
+
+def test_the_inventory_of_a_url_tells_what_is_whole_and_what_is_not(on_disk: Place, tmp_path: Path) -> None:
+    store = on_disk.store()
+    for step in (1, 2):
+        on_disk.save(store, step)
+    (tmp_path / "far" / "away" / "model.ckpt-1.index").write_bytes(b"short")
+
+    looked, verified = (take_remote_inventory(on_disk.url + "/", verify) for verify in (False, True))
+
+    assert [(item.step, item.listed, item.latest, item.reason) for item in looked.checkpoints] == [
+        (1, True, False, "periodic"),
+        (2, True, True, "periodic"),
+    ]
+    assert [item.error is None for item in looked.checkpoints] == [False, True]
+    assert "5 bytes" in str(looked.checkpoints[0].error)
+    assert [item.verified for item in verified.checkpoints] == [False, True]
+    with pytest.raises(FileNotFoundError):
+        take_remote_inventory(on_disk.url + "er", False)
 
 
 def test_a_copied_directory_is_read_where_it_is_now(on_disk: Place, tmp_path: Path) -> None:

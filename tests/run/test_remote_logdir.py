@@ -64,6 +64,8 @@ def test_a_logdir_that_is_a_url_keeps_a_killed_run_under_launch_and_the_next_of_
     assert not list((here.home / "staging").iterdir())
     status = json.loads(procsv("status", url, "--json").stdout)
     assert (status["logdir"], status["durable_step"], status["restarts"]) == (url, 600, 1)
+    shown = json.loads(procsv("checkpoints", url, "--verify", "--json").stdout)
+    assert [item["path"] for item in shown["checkpoints"] if item["latest"] and item["verified"]] == [latest]
     recovered = [json.loads(line) for line in here.journal.read_text().splitlines() if '"recovered"' in line]
     assert [event["source"] for event in recovered] == ["fresh", "memory"]
 

@@ -106,7 +106,7 @@ class Recording:
             return self._do(name, args, kwargs)
 
     def _is_ours(self, name: str, args: tuple[Any, ...]) -> bool:
-        if name in ("write", "fsync", "datasync"):
+        if name in ("write", "fsync"):
             return args[0] in self._fds
         target = args[1] if name in ("rename", "link") else args[0]
         return Path(target).is_relative_to(self.top)
@@ -165,8 +165,6 @@ class Recording:
 
     def _on_fsync(self, _: None, fd: int) -> None:
         self.ops.append(Op("fsync", node=self._fds[fd]))
-
-    _on_datasync = _on_fsync
 
     def _on_fsync_path(self, _: None, path: Path) -> None:
         relative = str(path.relative_to(self.top))
