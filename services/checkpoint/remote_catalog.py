@@ -94,10 +94,15 @@ class RemoteCatalog:
         return Candidate(path, step_in_name(path), 0, listed)
 
     # -- which are good -----------------------------------------------------------------------------------------
-    def find(self) -> Found:
-        """The first good checkpoint; bad ones on the way are moved aside."""
+    def find(self, before: int = -1) -> Found:
+        """The first good checkpoint; bad ones on the way are moved aside.
+
+        `before`: those of this step and later are passed over and left as they are (-1: none).
+        """
         rejected: list[Rejection] = []
         for position, candidate in enumerate(self.candidates):
+            if 0 <= before <= candidate.step:
+                continue
             try:
                 step = self.verify(candidate.path)
             except BadCheckpoint as bad:
@@ -109,10 +114,11 @@ class RemoteCatalog:
                 rejected.append(Rejection(candidate.path, f"it cannot be read: {trouble}"))
                 continue
             kept = self.kept
-            if rejected or self.trouble:
+            if (rejected or self.trouble) and before < 0:
                 kept = self._relist(position)
             return Found(replace(candidate, step=step), kept, tuple(rejected), True, "")
-        return Found(None, (), tuple(rejected), self.exists, self._nothing_good(rejected) if self.exists else "")
+        error = self._nothing_good(rejected) if self.exists else ""
+        return Found(None, self.kept if before >= 0 else (), tuple(rejected), self.exists, error)
 
     def verify(self, path: str) -> int:
         """The step of a checkpoint that is whole; BadCheckpoint says why one is not; OSError passes through."""

@@ -54,8 +54,8 @@ class RemoteStore(Store):
                 durable = durable_of(manifest, newest.path, 0.0, catalog.kept) if manifest is not None else None
         return Stock(newest.step, top, durable, catalog.kept, self._run_began())
 
-    def find(self, plan: SaverPlan) -> Found:
-        found = self._look(plan).find()
+    def find(self, plan: SaverPlan, before: int = -1) -> Found:
+        found = self._look(plan).find(before)
         self._serving = found.checkpoint.path if found.checkpoint else ""
         return found
 

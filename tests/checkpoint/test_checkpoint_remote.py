@@ -103,6 +103,9 @@ def test_checkpoints_are_written_verified_found_and_rotated_by_tensorflows_files
     assert place.check() == paths[-1]
     parts = ("data-00000-of-00001", "index", "manifest.json", "meta")
     assert place.names() == ["checkpoint", *(f"model.ckpt-{step}.{part}" for step in (2, 3) for part in parts)]
+    suspect = place.store().find(place.plan, before=3)
+    assert suspect.checkpoint is not None
+    assert (suspect.checkpoint.path, suspect.kept) == (paths[1], tuple(paths[1:]))
     stock = place.store().take_stock(place.plan)
     assert (stock.newest_step, stock.top_sequence, stock.kept) == (3, 3, tuple(paths[1:]))
 
