@@ -11,13 +11,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from procsv.ipc.messages import Durable, Finish, Hello, Message, Recovered, Settled, TrainerEnded
+from procsv.ipc.messages import Durable, Finish, Hello, Loaded, Message, Recovered, Settled, TrainerEnded
 from procsv.ipc.process import Exit
+from procsv.ipc.promotion import Waiting
 from procsv.ipc.pulse import Beat, Phase
 from procsv.ipc.runfile import NO_STEP
 from procsv.watchdog.core import Core
 from procsv.watchdog.events import (
     CHECKPOINT,
+    STANDBY,
     TRAINER,
     Action,
     ClearTree,
@@ -25,7 +27,10 @@ from procsv.watchdog.events import (
     Event,
     Journal,
     KillTree,
+    NotPromoted,
     NotSpawned,
+    Promote,
+    Promoted,
     Quit,
     Report,
     Said,
@@ -34,6 +39,7 @@ from procsv.watchdog.events import (
     Signal,
     Spawn,
     Spawned,
+    StandbySaid,
     StopAsked,
     Tell,
     Ticked,
@@ -53,6 +59,7 @@ class Process:
     incarnation: int
     beat: Beat | None = None
     is_ready: bool = False
+    pid: int = 0
 
 
 @dataclass(slots=True)
@@ -68,6 +75,8 @@ class World:
     immortal: bool = False
     refuses_spawns: bool = False
     refused: int = 0
+    promotion: str = "begins"  # what a standby does that is to be the trainer: begins, cannot be told, is silent
+    room_bytes: int = 2**40
     stacks: str = ""
     answers_settled: bool = True
     settle_error: str = ""
@@ -103,8 +112,10 @@ class World:
                         self.handle(NotSpawned(role, incarnation, "too many open files"))
                         continue
                     assert role not in self.alive, f"two processes of {role}"
-                    self.alive[role] = Process(role, incarnation)
+                    self.alive[role] = Process(role, incarnation, pid=1000 + incarnation)
                     self.handle(Spawned(role, incarnation, 1000 + incarnation))
+                case Promote(number, incarnation):
+                    self._promote(number, incarnation)
                 case KillTree(role, incarnation):
                     self._signal(role, incarnation, signal.SIGKILL)
                 case Signal(role, incarnation, number):
@@ -124,6 +135,17 @@ class World:
                     self.quit = action
                 case _:
                     pass
+
+    def _promote(self, number: int, incarnation: int) -> None:
+        assert TRAINER not in self.alive, "two trainers"
+        assert self.alive[STANDBY].incarnation == number
+        if self.promotion == "cannot be told":
+            self.handle(NotPromoted(number, incarnation, "Broken pipe"))
+            return
+        standby = self.alive.pop(STANDBY)
+        self.alive[TRAINER] = Process(TRAINER, incarnation, pid=standby.pid)
+        if self.promotion == "begins":
+            self.handle(Promoted(number, incarnation, standby.pid))
 
     def _signal(self, role: str, incarnation: int, number: int) -> None:
         self.signals.append((role, number))
@@ -173,7 +195,8 @@ class World:
             due_s = self.core.next_due_s() or until_s
             self.now_s = min(until_s, max(min(due_s, self.now_s + 0.5), self.now_s + 0.001))
             beats = {role: process.beat for role, process in self.alive.items() if process.beat is not None}
-            self.handle(Ticked(beats, self.memory_step, self.frozen))
+            room_bytes = self.room_bytes if self.core.standby.is_due(self.now_s) else None
+            self.handle(Ticked(beats, self.memory_step, self.frozen, room_bytes))
 
     def ready(self, *roles: str) -> World:
         """These services now hear what they are told."""
@@ -193,6 +216,17 @@ class World:
         body = Recovered(restored, "fresh" if restored <= 0 else "checkpoint", "x", restored + 1, self.now_s)
         self.handle(Said(TRAINER, trainer.incarnation, body))
         self.step(step)
+        return self
+
+    def loaded(self) -> World:
+        """The trainer has written down what it has imported."""
+        self.handle(Said(TRAINER, self.alive[TRAINER].incarnation, Loaded()))
+        self.advance(0.5)
+        return self
+
+    def wait(self) -> World:
+        """The standby has imported everything, and waits."""
+        self.handle(StandbySaid(self.alive[STANDBY].incarnation, Waiting(2000, 2.5)))
         return self
 
     def step(self, step: int) -> None:
