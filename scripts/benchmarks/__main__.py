@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
     sizes_mb = tuple(args.mb) if args.mb else QUICK_SIZES_MB if args.quick else SIZES_MB
     kinds = tuple(kind for kind in KINDS if kind in (args.kinds or KINDS))
-    settings = Settings(args.quick, sizes_mb, kinds, args.vars, args.repeats, say)
+    settings = Settings(args.quick, sizes_mb, kinds, args.vars, args.repeats, say, args.keepers)
     tables, failed = [], []
     for name in args.tables or (QUICK_TABLES if args.quick else TABLES):
         try:
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         report.show(console, table)
     report.show_bars(console, [bar for table in tables for bar in table.bars])
     if args.json is not None:
-        chosen = {name: getattr(args, name) for name in ("quick", "mb", "kinds", "vars", "repeats")}
+        chosen = {name: getattr(args, name) for name in ("quick", "mb", "kinds", "vars", "repeats", "keepers")}
         report.write_json(args.json, tables, {**chosen, "seconds": round(time.monotonic() - begun_s)})
     if failed:
         progress.print(f"could not be measured: {', '.join(failed)}", style="red")
@@ -78,6 +78,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="kinds of variables for `stall` (both)")
     parser.add_argument("--vars", type=int, default=50, metavar="N", help="number of variables (%(default)s)")
     parser.add_argument("--repeats", type=int, metavar="N", help="repetitions of each measurement")
+    parser.add_argument(
+        "--keepers", action="store_true", help="`restart`: also under circus and supervisord, from PyPI"
+    )
     args = parser.parse_args(argv)
     unknown = [name for name in args.tables if name not in TABLES]
     if unknown:

@@ -1,22 +1,27 @@
 """Table `restart`: from SIGKILL of the trainer to the end of the first new step, and the steps that it cost.
 
-Called by __main__.py.  `procsv launch` beside a shell loop that starts the same program again under TensorFlow's
-Supervisor; each repetition is a run of its own, in turns, with KILLS kills at moments that differ.
+Called by __main__.py.  `procsv launch`, without a standby and with one, beside a shell loop (and, with --keepers, circus and
+supervisord) that starts the same program again under TensorFlow's Supervisor; each repetition is a run of its own, in
+turns, with KILLS kills at moments that differ.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
 import random
 import statistics
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from procsv.ipc.journal import read_journal
 from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table
-from scripts.benchmarks.processes import Result
+from scripts.benchmarks.keepers import SHELL, install
+from scripts.benchmarks.processes import scratch
 from scripts.benchmarks.runs import Killed, Program, Run, running
 from scripts.benchmarks.settings import NAMES, Arm, Settings
 from scripts.benchmarks.stall import WORK
@@ -53,46 +58,74 @@ class Found:
     noticed_s: list[float] = field(default_factory=list)  # from then to the journal's line
     step_s: list[float] = field(default_factory=list)
     stop_lost_steps: list[int] = field(default_factory=list)
-    standby: list[bool] = field(default_factory=list)  # whether a warm process was waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One row: `procsv launch` with a kind of standby, or a keeper of the program under TensorFlow's Supervisor."""
+
+    arm: Arm
+    standby: str = ""
+    keeper: str = SHELL
+
+    @property
+    def name(self) -> str:
+        return f"procsv, standby {self.standby}" if self.arm == "procsv" else f"{self.keeper}, {NAMES[self.arm]}"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--snapshot-secs", f"{SNAPSHOT_S:g}", "--standby", self.standby) if self.arm == "procsv" else ()
+
+
+WARM, LOOP = Way("procsv", "warm"), Way("supervisor")
+WAYS = (WARM, Way("procsv", "off"), LOOP)
 
 
 def measure(settings: Settings) -> Table:
     table = Table("restart", f"SIGKILL of the trainer, {MB:g} MB of resource variables", COLUMNS)
-    arms: tuple[Arm, ...] = ("procsv", "supervisor")
     program = Program(MB, settings.variables, WORK, SAVE_S)
-    found: dict[Arm, Found] = defaultdict(Found)
-    repeats = settings.repeats_or(usual=2)
-    chance = random.Random(1)  # the same moments in every run of the benchmark, other ones for each kill
-    for repeat in range(repeats):
-        moments_s = [TRAIN_S + TRAIN_MORE_S * chance.random() for _ in range(QUICK_KILLS if settings.quick else KILLS)]
-        for arm in arms:
-            settings.say(f"restart: {_name(arm)}, {repeat + 1} of {repeats}")
-            options = ("--snapshot-secs", f"{SNAPSHOT_S:g}") if arm == "procsv" else ()
-            with running(arm, program, options) as run:
-                _kill_and_wait(run, moments_s, found[arm])
-                if arm == "procsv":
-                    _stop(run, found[arm])
-    table.rows += [_row(arm, found[arm]) for arm in arms]
-    with_standby = sum(found["procsv"].standby)
+    found: dict[Way, Found] = defaultdict(Found)
+    with _keepers(settings, table) as (tools, keepers):
+        ways = (*WAYS, *(Way("supervisor", keeper=keeper) for keeper in keepers))
+        repeats = settings.repeats_or(usual=2)
+        chance = random.Random(1)  # the same moments in every run of the benchmark, other ones for each kill
+        for repeat in range(repeats):
+            kills = QUICK_KILLS if settings.quick else KILLS
+            moments_s = [TRAIN_S + TRAIN_MORE_S * chance.random() for _ in range(kills)]
+            for way in ways:
+                settings.say(f"restart: {way.name}, {repeat + 1} of {repeats}")
+                with running(way.arm, program, way.options, way.keeper, tools) as run:
+                    _kill_and_wait(run, moments_s, way, found[way])
+                    if way.arm == "procsv":
+                        _stop(run, found[way])
+    table.rows += [_row(way, found[way]) for way in ways]
     table.notes += [
         f"checkpoints every {SAVE_S:g} s; procsv takes snapshots every {SNAPSHOT_S:g} s; the program trains"
-        f" {TRAIN_S:g} to {TRAIN_S + TRAIN_MORE_S:g} s before each kill.",
-        f"a warm standby was waiting at {with_standby} of {len(found['procsv'].standby)} kills.",
+        f" {TRAIN_S:g} to {TRAIN_S + TRAIN_MORE_S:g} s before each kill, and until a standby waits, where there is to be one.",
     ]
-    table.bars += _bars(found["procsv"], found["supervisor"])
+    table.bars += _bars(found[WARM], found[LOOP])
     return table
 
 
-def _name(arm: Arm) -> str:
-    return "procsv launch" if arm == "procsv" else f"shell loop, {NAMES[arm]}"
+@contextlib.contextmanager
+def _keepers(settings: Settings, table: Table) -> Iterator[tuple[Path | None, list[str]]]:
+    """Where other managers are installed, and which."""
+    if not settings.keepers:
+        yield None, []
+        return
+    with scratch() as folder:
+        settings.say("restart: installing circus and supervisord into a directory of their own")
+        installed = install(folder / "keepers")
+        table.notes += [f"{name} could not be installed: {why}" for name, why in installed.items() if why]
+        yield folder / "keepers", [name for name, why in installed.items() if not why]
 
 
-def _kill_and_wait(run: Run, moments_s: list[float], found: Found) -> None:
+def _kill_and_wait(run: Run, moments_s: list[float], way: Way, found: Found) -> None:
     for moment_s in moments_s:
         run.marks.listen(moment_s)
-        if run.arm == "procsv":
-            found.standby.append(_has_standby(run.status()))
-            run.marks.listen(0.0)
+        if way.standby in ("warm", "hot"):
+            run.wait_for_standby()
+        run.marks.listen(0.0)
         killed = run.kill()
         before = run.marks.of(killed.pid)
         restored = killed.first.step - 1
@@ -105,10 +138,6 @@ def _kill_and_wait(run: Run, moments_s: list[float], found: Found) -> None:
         found.step_s.append(statistics.median(gaps))
         if run.arm == "procsv":
             found.noticed_s += _noticed_s(run, killed)
-
-
-def _has_standby(status: Result) -> bool:
-    return any("standby" in process["role"] and process["pid"] for process in status["processes"])
 
 
 def _noticed_s(run: Run, killed: Killed) -> list[float]:
@@ -133,9 +162,9 @@ def _stop(run: Run, found: Found) -> None:
     found.stop_lost_steps.append(run.marks.last.step - int(saved.rstrip('"').rpartition("-")[2]))
 
 
-def _row(arm: Arm, found: Found) -> dict[str, Cell]:
+def _row(way: Way, found: Found) -> dict[str, Cell]:
     return {
-        "arm": _name(arm),
+        "arm": way.name,
         "seconds": Figure.of(found.seconds),
         "lost_steps": Figure.of(found.lost_steps),
         "lost_s": Figure.of(found.lost_s),
@@ -148,7 +177,9 @@ def _row(arm: Arm, found: Found) -> dict[str, Cell]:
 def _bars(ours: Found, theirs: Found) -> list[Bar]:
     our_s, their_s = statistics.median(ours.seconds), statistics.median(theirs.seconds)
     how = f"{SHARE_MAX} of the shell loop = "
-    bars = [Bar.at_most("SIGKILL to the end of the first new step", SHARE_MAX * their_s, our_s, "s", 2, how)]
+    bars = [
+        Bar.at_most("SIGKILL to the end of the first new step, warm standby", SHARE_MAX * their_s, our_s, "s", 2, how)
+    ]
     if ours.noticed_s:
         bars.append(Bar.at_most("death noticed", NOTICED_MS_MAX, statistics.median(ours.noticed_s) * 1e3, "ms"))
     steps_max = math.ceil(SNAPSHOT_S / statistics.median(ours.step_s)) + BOUNDARY_STEPS

@@ -9,16 +9,15 @@ import contextlib
 import json
 import os
 import select
-import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from procsv.ipc.clock import SystemClock
+from scripts.benchmarks.keepers import SHELL, keep
 from scripts.benchmarks.marks import Mark, Marks
 from scripts.benchmarks.processes import (
     END_S_MAX,
@@ -36,6 +35,7 @@ from scripts.benchmarks.settings import Arm, Kind
 
 PROGRAM = "scripts.benchmarks.program"
 FIRST_STEP_S_MAX = 120.0
+STANDBY_S_MAX = 120.0
 RESTART_S_MAX = 90.0
 
 
@@ -92,6 +92,14 @@ class Run:
         found: Result = json.loads(answer.stdout)
         return found
 
+    def wait_for_standby(self) -> None:
+        """Waits, training meanwhile, until a standby waits."""
+        deadline_s = time.monotonic() + STANDBY_S_MAX
+        while not any(row["role"] == "standby" and row["state"] == "waiting" for row in self.status()["processes"]):
+            self.marks.listen(0.5)
+            if time.monotonic() > deadline_s:
+                raise self.failed(f"no standby within {STANDBY_S_MAX:.0f} s")
+
     def failed(self, what: str) -> TrialFailed:
         """An error that shows what the run has printed."""
         logs = sorted((self.logdir / "procsv" / "logs").glob("*.log"))
@@ -132,8 +140,10 @@ class Program:
 
 
 @contextlib.contextmanager
-def running(arm: Arm, program: Program, options: tuple[str, ...] = ()) -> Iterator[Run]:
-    """A run that has ended its first step.  `options` are of `procsv launch`.
+def running(
+    arm: Arm, program: Program, options: tuple[str, ...] = (), keeper: str = SHELL, tools: Path | None = None
+) -> Iterator[Run]:
+    """A run that has ended its first step.  `options` are of `procsv launch`; `keeper` restarts any other arm.
 
     Gone at the end, however it ends; a run of procsv is to be stopped before.
     """
@@ -143,8 +153,7 @@ def running(arm: Arm, program: Program, options: tuple[str, ...] = ()) -> Iterat
         if arm == "procsv":
             argv = procsv_command("launch", "--logdir", str(logdir), *options, PROGRAM, *args)
         else:
-            command = shlex.join([sys.executable, "-m", PROGRAM, "--logdir", str(logdir), *args])
-            argv = ["sh", "-c", f"while ! {command}; do :; done"]
+            argv = keep(keeper, ["-m", PROGRAM, "--logdir", str(logdir), *args], folder, tools)
         with cleared_unless_ended(logdir), started(argv, log, cwd=folder) as process:
             run = Run(arm, process, logdir, log, marks, folder / "notes")
             if marks.wait_for(lambda _: True, FIRST_STEP_S_MAX) is None:

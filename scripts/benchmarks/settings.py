@@ -28,6 +28,7 @@ class Settings:
     variables: int
     repeats: int | None  # None: each table's own
     say: Callable[[str], None]
+    keepers: bool = False  # circus and supervisord beside the shell loop
 
     def repeats_or(self, usual: int, quick: int = 1) -> int:
         return self.repeats if self.repeats is not None else quick if self.quick else usual

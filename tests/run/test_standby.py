@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,3 +154,44 @@ def test_a_standby_becomes_the_trainer_and_neither_the_program_nor_its_result_ca
     logs = run.logdir / "procsv" / "logs"
     assert "digest" in (logs / "trainer.3.log").read_text()
     assert "digest" not in (logs / "standby.2.log").read_text()
+
+
+def test_its_death_is_nobodys_its_silence_costs_seconds_and_it_dies_with_the_watchdog(tmp_path: Path) -> None:
+    with trained(tmp_path, 3) as run:
+        run.wait_spawned("standby")
+        trainer = run.pid("trainer")
+        run.kill("standby")  # while it imports
+        run.wait_event("standby_ready")
+        assert [(entry["role"], entry["cause"]) for entry in run.events("exited")] == [("standby", "killed")]
+        assert (run.pid("trainer"), file(run)["restarts"], file(run)["no_progress_count"]) == (trainer, 0, 0)
+
+        run.kill("standby", signal.SIGSTOP)
+        run.kill("trainer")
+        run.wait_event("ready", 2)
+        assert not run.events("promoted")
+        assert "did not answer" in run.events("exited", "standby")[-1]["evidence"]
+
+        run.wait_spawned("standby", 3)
+        pids = [entry["pid"] for entry in run.events("spawned")]
+        run.kill("watchdog")
+        run.process.wait()
+        _, left = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=60)
+        assert not left
+
+
+def test_a_standby_that_dies_as_it_becomes_the_trainer_is_replaced_by_a_cold_start(tmp_path: Path) -> None:
+    with trained(tmp_path, 2, PROCSV_FAILPOINTS="standby.become=kill") as run:
+        at_step(run, 100)
+        run.wait_event("standby_ready")
+        run.kill("trainer")
+        run.wait_event("ready", 2)
+        assert not run.events("promoted")
+        assert [(entry["role"], entry["incarnation"]) for entry in run.events("exited")] == [
+            ("trainer", 1),
+            ("standby", 1),
+        ]
+        assert [entry["incarnation"] for entry in run.events("spawned") if entry["role"] == "trainer"] == [1, 2]
+        assert len(run.events("restarting")) == 1
+        let_go(tmp_path, 100)
+        assert run.wait_end() == 0
+    assert len(list((run.logdir / "procsv" / "crashes").glob("*.json"))) == 1
