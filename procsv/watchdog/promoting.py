@@ -1,7 +1,7 @@
-"""A standby becomes the trainer: what the watchdog gives it, and what it keeps of it from then on.
+"""The watchdog's edge to its standby: hears it, and makes it the trainer.
 
-Used by reactor.py.  The writer's lock is taken here, as for a cold start, and passed on; so a new trainer, however it
-comes to be, starts only when the old one's tree has let go.
+Used by reactor.py; decides nothing.  The writer's lock is taken here, as for a cold start, and passed on; so a new trainer,
+however it comes to be, starts only when the old one's tree has let go.
 """
 
 from __future__ import annotations
@@ -11,44 +11,83 @@ import os
 from typing import TYPE_CHECKING
 
 from procsv.ipc.locks import FileLock
-from procsv.ipc.promotion import Become
-from procsv.watchdog.events import STANDBY, TRAINER
+from procsv.ipc.promotion import Become, Begun
+from procsv.watchdog.events import STANDBY, TRAINER, Event, Promoted, StandbySaid
+from procsv.watchdog.memory import tree_rss
 from procsv.watchdog.processes import WriterLockHeld, prune_logs
+from procsv.watchdog.room import room_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from procsv.ipc.channel import Waiter
+    from procsv.ipc.promotion import Word
     from procsv.watchdog.processes import Processes, Running
 
 
-def promote(processes: Processes, number: int, incarnation: int) -> Running:
-    """Tells standby `number` to be trainer `incarnation`, under which it is listed from now on.
+class Promoter:
+    """Speaks with the standby that there is.  What it says goes to `handle`."""
 
-    OSError if it is dead, or if an old trainer's tree still holds the lock; then everything is as it was.
-    Killed in here: the standby dies with us, or finds the lifeline cut as soon as it is the trainer.
-    """
-    running = processes.find(STANDBY, number)
-    if running is None or running.line is None:
-        raise ProcessLookupError("it is gone")
-    places = processes.start.places
-    log_path, lock = places.log(TRAINER, incarnation), FileLock(places.writer_lock)
-    prune_logs(places.logs, TRAINER, log_path)
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    try:
-        if not lock.try_acquire(f"trainer {incarnation}", processes.clock.wall()):
-            raise WriterLockHeld("an older trainer's processes still hold the logdir")
-        running.line.say(Become(incarnation), (log, lock.fd))
-    finally:
-        os.close(log)
-        lock.let_go()  # from now on it is held by the trainer's tree alone
-    del processes.running[STANDBY]
-    trainer = dataclasses.replace(
-        running, role=TRAINER, incarnation=incarnation, started_s=processes.clock.monotonic(), log=log_path
-    )
-    processes.running[TRAINER] = trainer
-    return trainer
+    def __init__(self, processes: Processes, waiter: Waiter, handle: Callable[[Event], None]) -> None:
+        self._processes, self._waiter, self._handle = processes, waiter, handle
+        self._number = 0  # of the standby that is to be the trainer
+
+    def begin(self, running: Running) -> None:
+        """It has been started."""
+        if running.line is not None:
+            self._waiter.add(running.line.fd)
+
+    def hear(self) -> None:
+        """What it has said by now."""
+        for running in list(self._processes.running.values()):
+            try:
+                while running.line is not None and (word := running.line.receive()) is not None:
+                    self._heard(running, word)
+            except EOFError:
+                self.let_go(running)
+
+    def _heard(self, running: Running, word: Word) -> None:
+        if isinstance(word, Begun):
+            self.let_go(running)
+            self._handle(Promoted(self._number, running.incarnation, running.child.pid))
+        else:
+            self._handle(StandbySaid(running.incarnation, word))
+
+    def let_go(self, running: Running) -> None:
+        """The conversation is over: the process is the trainer, or dead."""
+        if running.line is not None:
+            self._waiter.remove(running.line.fd)
+            running.line.close()
+            running.line = None
+
+    def promote(self, number: int, incarnation: int) -> Running:
+        """Tells standby `number` to be trainer `incarnation`, under which it is listed from now on.
+
+        OSError if it is dead, or if an old trainer's tree still holds the lock; then everything is as it was.
+        Killed in here: the standby dies with us, or finds the lifeline cut as soon as it is the trainer.
+        """
+        processes, places = self._processes, self._processes.start.places
+        running = processes.find(STANDBY, number)
+        if running is None or running.line is None:
+            raise ProcessLookupError("it is gone")
+        log_path, lock = places.log(TRAINER, incarnation), FileLock(places.writer_lock)
+        places.pulse(TRAINER, incarnation).unlink(missing_ok=True)
+        prune_logs(places.logs, TRAINER, log_path)
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            if not lock.try_acquire(f"trainer {incarnation}", processes.clock.wall()):
+                raise WriterLockHeld("an older trainer's processes still hold the logdir")
+            running.line.say(Become(incarnation), (log, lock.fd))
+        finally:
+            os.close(log)
+            lock.let_go()  # from now on it is held by the trainer's tree alone
+        del processes.running[STANDBY]
+        now_s = processes.clock.monotonic()
+        trainer = dataclasses.replace(running, role=TRAINER, incarnation=incarnation, started_s=now_s, log=log_path)
+        processes.running[TRAINER], self._number = trainer, number
+        return trainer
 
 
-def let_line_go(running: Running) -> None:
-    """The conversation is over: the process is the trainer, or dead."""
-    if running.line is not None:
-        running.line.close()
-        running.line = None
+def room_for_standby(trainer_pid: int, limit: int) -> int:
+    """Free bytes; what the trainer may still use of its limit (0: it has none) counts as used."""
+    return room_bytes() - (max(0, limit - tree_rss(trainer_pid)) if limit else 0)

@@ -26,7 +26,6 @@ from procsv.ipc.messages import (
     StopRun,
     TrainerEnded,
 )
-from procsv.ipc.promotion import Begun, Word
 from procsv.ipc.pulse import Beat, PulseReader
 from procsv.ipc.runfile import NO_STEP, RunFile
 from procsv.ipc.tail import last_lines
@@ -45,7 +44,6 @@ from procsv.watchdog.events import (
     NotSpawned,
     PreemptAsked,
     Promote,
-    Promoted,
     Quit,
     RecycleAsked,
     Report,
@@ -55,7 +53,6 @@ from procsv.watchdog.events import (
     Signal,
     Spawn,
     Spawned,
-    StandbySaid,
     StopAsked,
     Tell,
     Ticked,
@@ -69,9 +66,8 @@ from procsv.watchdog.lifecycle import State
 from procsv.watchdog.memory import KillCounters, over_limit, tree_rss
 from procsv.watchdog.notices import LAST_S_MAX, Notices
 from procsv.watchdog.processes import Processes, Running, measure
-from procsv.watchdog.promoting import let_line_go, promote
+from procsv.watchdog.promoting import Promoter, room_for_standby
 from procsv.watchdog.restart import LastWords
-from procsv.watchdog.room import room_bytes
 from procsv.watchdog.status import Facts, run_file, status_object
 
 if TYPE_CHECKING:
@@ -128,6 +124,7 @@ class Reactor:
         self._processes.helpers = lambda: self._notices.pids
         self._injector = Injector(plan_of(start), self._places, self, clock.monotonic())
         self._waiter = Waiter()
+        self._promoter = Promoter(processes, self._waiter, self._handle)
         self._waiter.add(self._server)
         self._waiter.add(signals.fd)
         for client in self._clients.values():
@@ -139,7 +136,7 @@ class Reactor:
         self._perform(self._core.start(self._clock.monotonic()))
         while self._quit is None or self._has_remains():
             self._waiter.wait(self._pause_s())
-            self._hear_standby()  # first: what it has said before it died, and before it speaks as the trainer
+            self._promoter.hear()  # first: what it has said before it died, and before it speaks as the trainer
             self._collect_dead()
             for source, number in self._signals.take():
                 self._handle(StopAsked(source, now=number > 1))
@@ -189,7 +186,9 @@ class Reactor:
     def _reading(self) -> Ticked:
         """The pulses and the memory as they are now."""
         beats = {role: beat for role, reader in self._pulses.items() if (beat := reader.read()) is not None}
-        room = room_bytes() if self._core.standby.is_due(self._clock.monotonic()) else None
+        core, room = self._core, None
+        if core.standby.is_due(self._clock.monotonic()):
+            room = room_for_standby(core.task.pid, core.settings.memory_limit)
         return Ticked(beats, self._memory_step(), self._processes.is_stopped(TRAINER), room)
 
     def _look_at_memory(self) -> None:
@@ -209,7 +208,7 @@ class Reactor:
     def _collect_dead(self) -> None:
         for running in self._processes.ended():
             self._waiter.remove(running.child.pidfd)
-            self._let_line_go(running)
+            self._promoter.let_go(running)
             exit = running.child.reap()
             oom = self._kills.news() if exit.signal == signal.SIGKILL else ""
             reader = self._pulses.pop(running.role, None)
@@ -263,44 +262,21 @@ class Reactor:
             self._handle(NotSpawned(role, incarnation, str(error)))
             return
         self._waiter.add(running.child.pidfd)
-        if running.line is not None:
-            self._waiter.add(running.line.fd)
-        else:
+        self._promoter.begin(running)
+        if role != STANDBY:
             self._pulses[role] = PulseReader(self._places.pulse(role, incarnation))
         if role == TRAINER:
             self._console.follow(running.log)
         self._handle(Spawned(role, incarnation, running.child.pid))
 
-    # -- the standby -----------------------------------------------------------------------------------------
     def _promote(self, number: int, incarnation: int) -> None:
-        self._places.pulse(TRAINER, incarnation).unlink(missing_ok=True)
         try:
-            running = promote(self._processes, number, incarnation)
+            running = self._promoter.promote(number, incarnation)
         except OSError as error:
             self._handle(NotPromoted(number, incarnation, str(error)))
             return
         self._pulses[TRAINER] = PulseReader(self._places.pulse(TRAINER, incarnation))
         self._console.follow(running.log)
-
-    def _hear_standby(self) -> None:
-        for running in list(self._processes.running.values()):
-            try:
-                while running.line is not None and (word := running.line.receive()) is not None:
-                    self._heard_from_standby(running, word)
-            except EOFError:
-                self._let_line_go(running)
-
-    def _heard_from_standby(self, running: Running, word: Word) -> None:
-        if isinstance(word, Begun):
-            self._let_line_go(running)
-            self._handle(Promoted(self._core.standby.number, running.incarnation, running.child.pid))
-        else:
-            self._handle(StandbySaid(running.incarnation, word))
-
-    def _let_line_go(self, running: Running) -> None:
-        if running.line is not None:
-            self._waiter.remove(running.line.fd)
-            let_line_go(running)
 
     # -- messages ------------------------------------------------------------------------------------------
     def _hear(self) -> None:

@@ -22,7 +22,7 @@ def install(folder: Path) -> dict[str, str]:
     venv.create(folder, with_pip=True)
     found = {}
     for name, package in PACKAGES.items():
-        command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", package, "setuptools<80"]
+        command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", package, "setuptools<80"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S_MAX, check=False)
         found[name] = "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
     return found

@@ -35,7 +35,7 @@ def training(mode: str = "warm", **changes: object) -> World:
 
 def waiting(**changes: object) -> World:
     """The same, with a standby that waits."""
-    return training(**changes).wait()
+    return training("warm", **changes).wait()
 
 
 def spawned(world: World, role: str) -> list[int]:
