@@ -97,7 +97,7 @@ def written_at(path: str) -> float:
     first_format = there.parent.glob(there.name) if "?" in there.name else [there]  # shards that one name stands for
     for file in (Path(f"{path}.index"), *first_format):
         with contextlib.suppress(OSError):
-            return file.stat().st_mtime
+            return float(file.stat().st_mtime)
     return 0.0
 
 

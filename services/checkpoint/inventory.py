@@ -66,7 +66,7 @@ def take_inventory(directory: Path, verify: bool) -> Inventory:
         directory=str(directory),
         checkpoints=sorted(items, key=lambda item: (item.step, item.time, item.path)),
         rejected=[str(directory / name) for name in rejected],
-        leftovers=[str(directory / name) for name in entries if _is_leftover(name, {Path(p).name for p in prefixes})],
+        leftovers=[str(directory / name) for name in entries if is_leftover(name, {Path(p).name for p in prefixes})],
         error=trouble,
     )
 
@@ -81,7 +81,7 @@ _PARTS = re.compile(r"(.*?)(-\d{5}-of-\d{5}|\.(data-\d{5}-of-\d{5}|meta|manifest
 _IN_THE_MAKING = re.compile(r"\.tempstate\d+$|_temp$|-of-\d{5}\.tmp$")
 
 
-def _is_leftover(name: str, prefixes: set[str]) -> bool:
+def is_leftover(name: str, prefixes: set[str]) -> bool:
     """Whether it is part of a checkpoint that is none: without an index, and on no list."""
     part = _PARTS.fullmatch(name)
     bases = {base_of(prefix) for prefix in prefixes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from procsv.ipc.messages import SaverPlan
 from procsv.services.checkpoint import remote_files as files
-from procsv.services.checkpoint.inventory import Inventory, Item
+from procsv.services.checkpoint.inventory import Inventory, Item, is_leftover
 from procsv.services.checkpoint.manifest import BadCheckpoint, Manifest
 from procsv.services.checkpoint.names import MANIFEST_SUFFIX, step_in_name
 from procsv.services.checkpoint.remote_catalog import RemoteCatalog
@@ -22,7 +22,14 @@ def take_remote_inventory(url: str, verify: bool) -> Inventory:
     items = [_item(path, catalog, verify) for path in paths]
     rejected = [files.join(directory, name) for name in catalog.names if ".rejected" in name]
     ordered = sorted(items, key=lambda item: (item.step, item.time, item.path))
-    return Inventory(directory=directory, checkpoints=ordered, rejected=rejected, error=catalog.trouble or None)
+    known = {files.name_of(path) for path in paths}
+    return Inventory(
+        directory=directory,
+        checkpoints=ordered,
+        rejected=rejected,
+        leftovers=[files.join(directory, name) for name in catalog.names if is_leftover(name, known)],
+        error=catalog.trouble or None,
+    )
 
 
 def _item(path: str, catalog: RemoteCatalog, verify: bool) -> Item:
