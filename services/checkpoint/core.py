@@ -33,6 +33,7 @@ from procsv.ipc.messages import (
     Unwritable,
     UserSave,
 )
+from procsv.ipc.places import is_remote
 from procsv.ipc.slots import SlotState
 from procsv.services.checkpoint.actions import (
     Acknowledge,
@@ -111,7 +112,7 @@ class Core:
             case Staged(prefix, sequence, step, want):
                 self.states.take_staged(State(sequence, step, asker.incarnation, self.states.run, None, prefix))
                 self._on_want(asker, sequence, step, want)
-            case UserSave(path):
+            case UserSave(path) if self._can_look:
                 self.noticing.told(asker, path)
             case Restore(durable_only):
                 self.noticing.writers_are_gone(False)
@@ -177,7 +178,7 @@ class Core:
 
     @property
     def _can_look(self) -> bool:
-        return self.plan is None or "://" not in self.plan.save_path
+        return self.plan is None or not is_remote(self.plan.save_path)
 
     # -- what the jobs came to --------------------------------------------------------------------------------
     def stocked(self, stock: Stock, now_s: float) -> list[Action]:
