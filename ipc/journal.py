@@ -30,8 +30,8 @@ class Journal:
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
 
-    def append(self, event: str, role: str, incarnation: int, **fields: Any) -> None:
-        """One line: `time` (Unix seconds), `event`, `role`, `incarnation` and the event's own fields."""
+    def append(self, event: str, role: str, incarnation: int, **fields: Any) -> dict[str, Any]:
+        """One line: `time` (Unix seconds), `event`, `role`, `incarnation` and the event's own fields.  What it holds."""
         line = {"time": round(self._clock.wall(), 6), "event": event, "role": role, "incarnation": incarnation}
         try:
             data = msgspec.json.encode(line | fields)
@@ -40,6 +40,7 @@ class Journal:
         ending = b"\n" if self._is_torn else b""  # the line before was cut short by a full disk: it ends here
         written = os.write(self._fd, ending + data + b"\n")
         self._is_torn = written < len(ending) + len(data) + 1
+        return line | fields
 
     def close(self) -> None:
         if self._fd >= 0:

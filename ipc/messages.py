@@ -253,6 +253,14 @@ class Written(Message, frozen=True):
     error: str  # why records are not getting to the file ("" if they are); they are kept and tried again
 
 
+class Figures(Message, frozen=True):
+    """Watchdog -> summary: figures of the run itself, for TensorBoard.  Said once; a lost one is replaced by the next."""
+
+    wall_s: float  # Unix seconds
+    step: int  # the global step
+    values: dict[str, float]  # by tag
+
+
 class GraphText(Message, frozen=True):
     """Trainer -> summary: write the serialized GraphDef in `parcel` as text to `path`, atomically.
 
@@ -356,6 +364,7 @@ Body = (
     | CloseWriter
     | Written
     | GraphText
+    | Figures
     | Recovered
     | Loaded
     | Note

@@ -15,6 +15,7 @@ that no span is negative; one that is set forward cannot be told from time.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -157,16 +158,18 @@ def take_account(
     Of a run that has not ended by itself, `until_s` is the Unix time up to which somebody was seen to run it (now, if
     `is_running`), and `step` the global step as read then.
     """
-    book = _Book()
+    book = Book()
     for entry in entries:
         book.enter(entry)
     return book.close(until_s, step, is_running)
 
 
-class _Book:
+class Book:
     """Takes the entries in, one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeps_remarks: bool = True) -> None:
+        """Without remarks the book of a long run stays small."""
+        self._keeps_remarks = keeps_remarks
         self._account: Account | None = None
         self._trainings: list[Training] = []
         self._other: list[Span] = []
@@ -191,7 +194,7 @@ class _Book:
             _OF_TRAINER[event](self, entry, now_s)
         elif event == "checkpoint_durable":
             self._account.durable_step = max(self._account.durable_step, entry.get("step", NO_STEP))
-        if event in REMARKABLE:
+        if self._keeps_remarks and event in REMARKABLE:
             self._remark(entry, now_s)
 
     def _correct(self, time_s: float) -> float:
@@ -336,6 +339,10 @@ class _Book:
         remark = Remark(now_s, entry["event"], entry.get("role", ""), entry.get("incarnation", 0), fields)
         self._account.remarks.append(remark)
 
+    def so_far(self, wall_s: float, step: int) -> Account | None:
+        """The account of a run that goes on, up to now; the book stays open."""
+        return copy.deepcopy(self).close(wall_s, step, is_running=True)
+
     def close(self, until_s: float | None, step: int, is_running: bool) -> Account | None:
         account = self._account
         if account is None:
@@ -367,12 +374,12 @@ class _Book:
 
 
 _OF_TRAINER = {
-    "spawned": _Book._spawned,
-    "promoted": _Book._promoted,
-    "ready": _Book._ready,
-    "recovered": _Book._recovered,
-    "hang_detected": _Book._hangs,
-    "exited": _Book._exited,
+    "spawned": Book._spawned,
+    "promoted": Book._promoted,
+    "ready": Book._ready,
+    "recovered": Book._recovered,
+    "hang_detected": Book._hangs,
+    "exited": Book._exited,
 }
 
 REMARKABLE = frozenset(

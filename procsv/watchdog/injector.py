@@ -10,7 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from procsv.ipc.places import Places
     from procsv.ipc.start import Start
-    from procsv.watchdog.processes import Running
+    from procsv.watchdog.processes import Processes, Running
 
 _WAKE = "import os, signal, sys, threading\nthreading.Event().wait(float(sys.argv[2]))\nos.kill(int(sys.argv[1]), signal.SIGCONT)"
 _SIGNALS = {"kill": signal.SIGKILL, "segfault": signal.SIGSEGV, "stop": signal.SIGSTOP}
@@ -37,13 +38,17 @@ def plan_of(start: Start) -> Plan:
     return msgspec.json.decode(text, type=Plan) if text else Plan()
 
 
-class Hands(Protocol):
+@dataclass(frozen=True, slots=True)
+class Hands:
     """What the reactor lets a fault do."""
 
-    def find_running(self, role: str) -> Running | None: ...
-    def tell(self, role: str, body: Message) -> None: ...
-    def journal(self, event: str, role: str, incarnation: int, fields: dict[str, object]) -> None: ...
-    def preempt(self, grace_s: float) -> None: ...
+    processes: Processes
+    tell: Callable[[str, Message], None]
+    journal: Callable[[str, str, int, dict[str, Any]], None]
+    preempt: Callable[[float], None]
+
+    def find_running(self, role: str) -> Running | None:
+        return self.processes.running.get(role)
 
 
 class Injector:

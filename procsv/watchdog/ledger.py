@@ -14,6 +14,7 @@ from procsv.ipc import journal
 from procsv.ipc.atomic import replace_file
 from procsv.ipc.runfile import RunFile, write_run
 from procsv.ipc.tail import last_lines
+from procsv.watchdog.figures import FigureBook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,10 +56,13 @@ class Ledger:
         self._clock = clock
         self._say = say
         self._failing = ""
+        self.figures = FigureBook()
+        for entry in journal.read_journal(places.journal):
+            self.figures.enter(entry)
         self._journal = journal.Journal(places.journal, clock)
 
     def append(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None:
-        self._try(lambda: self._journal.append(event, role, incarnation, **fields))
+        self._try(lambda: self.figures.enter(self._journal.append(event, role, incarnation, **fields)))
 
     def write_run(self, run: RunFile, durable: bool) -> None:
         self._try(lambda: write_run(self._places.run_json, run, durable))

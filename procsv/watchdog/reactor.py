@@ -6,6 +6,7 @@ process that the machine has no room for.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from procsv.ipc.tail import last_lines
 from procsv.watchdog.events import (
     SERVICES,
     STANDBY,
+    SUMMARY,
     TRAINER,
     WATCHDOG,
     Action,
@@ -60,7 +62,7 @@ from procsv.watchdog.events import (
     WriteRun,
 )
 from procsv.watchdog.gpu import Gpus
-from procsv.watchdog.injector import Injector, plan_of
+from procsv.watchdog.injector import Hands, Injector, plan_of
 from procsv.watchdog.ledger import Ledger
 from procsv.watchdog.lifecycle import State
 from procsv.watchdog.memory import KillCounters, over_limit, tree_rss
@@ -122,7 +124,8 @@ class Reactor:
         self._kills, self._gpus = KillCounters.of_this_process(), Gpus()
         self._notices = Notices.of(start, self._console, os.environ)
         self._processes.helpers = lambda: self._notices.pids
-        self._injector = Injector(plan_of(start), self._places, self, clock.monotonic())
+        hands = Hands(processes, self._tell, self._journal, self._preempt)
+        self._injector = Injector(plan_of(start), self._places, hands, clock.monotonic())
         self._waiter = Waiter()
         self._promoter = Promoter(processes, self._waiter, self._handle)
         self._waiter.add(self._server)
@@ -179,6 +182,7 @@ class Reactor:
         if now_s >= self._run_json_s:
             self._write_run()
             self._look_at_memory()
+        self._say_figures(now_s)
         if now_s >= self._socket_s:
             self._socket_s = now_s + SOCKET_S
             self._look_at_socket()
@@ -321,10 +325,20 @@ class Reactor:
         client.acknowledge(heard)
 
     def _tell(self, role: str, body: Message) -> None:
+        if role == SUMMARY and isinstance(body, Finish):
+            self._say_figures(math.inf)  # the last ones: after these it ends
         if role == TRAINER:
             self._server.tell_all(body, (TRAINER,))
         else:
             self._asked[role][self._clients[role].tell(body)] = body
+
+    def _preempt(self, grace_s: float) -> None:
+        self._handle(PreemptAsked(grace_s, "a fault of the plan"))
+
+    def _say_figures(self, now_s: float) -> None:
+        figures = self.ledger.figures.due(now_s, self._clock.wall(), self._core.task.step)
+        if figures is not None:
+            self._clients[SUMMARY].say(figures)
 
     def _look_at_socket(self) -> None:
         """Binds the control socket again if something has deleted it; peers come back by themselves."""
@@ -360,7 +374,7 @@ class Reactor:
             case Tell(role, body):
                 self._tell(role, body)
             case Journal(event, role, incarnation, fields):
-                self.journal(event, role, incarnation, fields)
+                self._journal(event, role, incarnation, fields)
             case WriteRun():
                 self._write_run()
             case Report() as report:
@@ -374,6 +388,11 @@ class Reactor:
         running = self._processes.find(role, incarnation)
         if running is not None:
             act(running)
+
+    def _journal(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None:
+        self.ledger.append(event, role, incarnation, fields)
+        entry = {"time": self._clock.wall(), "event": event, "role": role, "incarnation": incarnation, **fields}
+        self._notices.offer(entry, self._clock.monotonic())
 
     def _write_run(self) -> None:
         """Not fsynced: while a checkpoint goes to a busy disk, that would keep `status` and the dead waiting."""
@@ -392,21 +411,6 @@ class Reactor:
 
     def _refused(self) -> int:
         return self._server.refused + sum(client.refused for client in self._clients.values())
-
-    # -- what the faults of a plan may do ------------------------------------------------------------------
-    def find_running(self, role: str) -> Running | None:
-        return self._processes.running.get(role)
-
-    def tell(self, role: str, body: Message) -> None:
-        self._tell(role, body)
-
-    def journal(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None:
-        self.ledger.append(event, role, incarnation, fields)
-        entry = {"time": self._clock.wall(), "event": event, "role": role, "incarnation": incarnation, **fields}
-        self._notices.offer(entry, self._clock.monotonic())
-
-    def preempt(self, grace_s: float) -> None:
-        self._handle(PreemptAsked(grace_s, "a fault of the plan"))
 
     def close(self) -> RunFile:
         """Lets go of everything but the lock; the last state, for run.json."""

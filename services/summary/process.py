@@ -13,9 +13,10 @@ import select
 from procsv.ipc.channel import Heard
 from procsv.ipc.errors import PeerError
 from procsv.ipc.failpoints import declare, failpoint
-from procsv.ipc.messages import CloseWriter, Finish, GraphText, Hello, OpenWriter, Records, Settled
+from procsv.ipc.messages import CloseWriter, Figures, Finish, GraphText, Hello, OpenWriter, Records, Settled
 from procsv.services.runtime import Tools
 from procsv.services.summary.core import Action, Append, Close, Discard, Open, Reply, SummaryCore, Sweep
+from procsv.services.summary.figures import FigureFile
 from procsv.services.summary.graph_text import GraphPrinter
 from procsv.services.summary.shelf import Shelf
 
@@ -58,6 +59,7 @@ class SummaryService:
         places = tools.start.places
         self._core = SummaryCore((places.shm_dir, places.run_dir))
         self._shelf = shelf or Shelf(places, tools.start.run)
+        self._figures = FigureFile(places.home)
         self._graphs = GraphPrinter(tools.wake)
         self._trainer = trainer or TrainerWatch()
         self._finish: Heard | None = None  # the run is over; Settled is said when all is on the disk
@@ -100,6 +102,7 @@ class SummaryService:
         self._graphs.close()
         self._trainer.close()
         self._shelf.close()
+        self._figures.close()
 
     # -- messages ------------------------------------------------------------------------------------------
     def _dispatch(self, heard: Heard) -> None:
@@ -121,6 +124,10 @@ class SummaryService:
             case GraphText() as body:
                 self._core.check_parcel(body.parcel)
                 self._graphs.add(heard, body)
+            case Figures() as body:
+                if heard.role != "watchdog":
+                    raise PeerError(f"Figures from {heard.role}")
+                self._figures.write(body, self._tools.clock.wall())
             case Finish():
                 self._finish, self._is_settled = heard, False
                 self._end_s = self._tools.clock.monotonic() + self._tools.start.grace_s

@@ -1,0 +1,59 @@
+"""Figures of the run itself: an event file that TensorBoard reads, beside the program's own."""
+
+from pathlib import Path
+
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+
+from procsv.ipc.messages import Figures
+from procsv.report.ledger import KINDS
+from procsv.services.summary.event_file import read_records
+from procsv.services.summary.figures import FigureFile, encode
+from procsv.watchdog.figures import EVERY_S, FigureBook
+
+
+def test_a_figure_is_a_scalar_of_its_step() -> None:
+    event = Event.FromString(encode(Figures(12.5, 300, {"procsv/goodput": 0.75, "procsv/failures": 2.0})))
+    assert (event.wall_time, event.step) == (12.5, 300)
+    assert {v.tag: v.simple_value for v in event.summary.value} == {"procsv/goodput": 0.75, "procsv/failures": 2.0}
+
+
+def test_figures_lie_in_a_file_of_their_own_made_for_the_first(tmp_path: Path) -> None:
+    file = FigureFile(tmp_path)
+    assert not list(tmp_path.iterdir())
+    for step in (1, 2):
+        file.write(Figures(10.0, step, {"procsv/goodput": 0.5}), 10.0)
+    file.close()
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    records, rest = read_records(path)
+    assert [Event.FromString(record).step for record in records] == [0, 1, 2]
+    assert rest == 0
+
+
+def test_a_disk_that_does_not_take_figures_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = FigureFile(tmp_path / "is not there")
+    for step in (1, 2):
+        file.write(Figures(10.0, step, {}), 10.0)
+    file.close()
+    out, err = capfd.readouterr()
+    assert (out + err).count("figures of the run are not written") == 1
+
+
+def test_figures_are_said_at_turns_of_the_run_and_once_a_minute() -> None:
+    book = FigureBook()
+    assert book.due(0.0, 1000.0, 5) is None, "nothing has happened"
+    entry = {"time": 1000.0, "role": "watchdog", "incarnation": 1}
+    book.enter({**entry, "event": "run_started"})
+    book.enter({**entry, "event": "spawned", "role": "trainer"})
+    book.enter({**entry, "event": "ready", "role": "trainer", "time": 1010.0, "step": 1})
+    said = book.due(1.0, 1040.0, 61)
+    assert said is not None
+    assert {f"procsv/seconds/{kind}" for kind in KINDS} < set(said.values)
+    assert said.values["procsv/seconds/kept"] == pytest.approx(30)
+    assert said.values["procsv/goodput"] == pytest.approx(0.75)
+    assert book.due(2.0, 1041.0, 62) is None
+    assert book.due(1.0 + EVERY_S, 1100.0, 99) is not None
+    book.enter({**entry, "event": "exited", "role": "trainer", "time": 1101.0, "step": 99, "cause": "killed"})
+    after = book.due(2.0 + EVERY_S, 1102.0, 99)
+    assert after is not None
+    assert after.values["procsv/failures"] == 1
