@@ -257,7 +257,7 @@ class Figures(Message, frozen=True):
     """Watchdog -> summary: figures of the run itself, for TensorBoard.  Said once; a lost one is replaced by the next."""
 
     wall_s: float  # Unix seconds
-    step: int  # the global step
+    step: int  # of the record: the second of the run, which only rises, as a global step does not
     values: dict[str, float]  # by tag
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from procsv.training.monitored.summary_hooks import StepCounterHook, SummarySaverHook
     from procsv.training.monitored.training_session import MonitoredTrainingSession
+    from procsv.training.preempted import preempted
     from procsv.training.supervisor import Supervisor
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "__version__",
     "extend",
     "install",
+    "preempted",
     "uninstall",
 ]
 
@@ -57,6 +59,7 @@ _HOME = {  # public name -> the module that defines it
     "WorkerSessionCreator": "procsv.training.monitored.scaffold",
     "extend": "procsv.training.extending",
     "install": "procsv.training.drop_in",
+    "preempted": "procsv.training.preempted",
     "uninstall": "procsv.training.drop_in",
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
 from pathlib import Path
 
@@ -180,6 +181,12 @@ _AUTO_S, _OFF_S = -1.0, -2.0
     metavar="S",
     help="From the notice to the kill, with --preempt-every.",
 )
+@click.option(
+    "--preempt-signal",
+    type=click.Choice(("SIGTERM", "SIGUSR1", "SIGUSR2"), case_sensitive=False),
+    default="SIGTERM",
+    help="By what the scheduler announces the end, besides SIGTERM: to procsv, or to the program.",
+)
 @click.option("--preempt-seed", type=int, default=0, metavar="N", help="The same seed, the same schedule.")
 @click.option(
     "--config",
@@ -214,6 +221,7 @@ def command(
     plan: str | None,
     preempt_every: float | None,
     preempt_grace: float,
+    preempt_signal: str,
     preempt_seed: int,
     config: str | None,
     target: str,
@@ -240,6 +248,8 @@ def command(
         **{f"hang-{phase}-s": str(limit_s) for phase, limit_s in hang_limits.items()},
     }
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
+    if preempt_signal != "SIGTERM":
+        options["preempt-signal"] = str(int(signal.Signals[preempt_signal]))
     if faults.faults:
         options["plan"] = msgspec.json.encode(faults).decode()
     start = make_start(logdir, target, args, snapshot_secs, grace, options)

@@ -133,9 +133,9 @@ class Run:
 
     def end(self) -> None:
         """Ends whatever still runs, without waiting for the program: the way out of a test that has failed."""
-        for _ in range(2):  # the second notice means: now
+        for _ in range(2):  # as by two Ctrl-C: the second means now
             if self.process.poll() is None:
-                self.process.terminate()
+                self.process.send_signal(signal.SIGINT)
         try:
             self.process.wait(END_S_MAX)
         except subprocess.TimeoutExpired:

@@ -19,7 +19,7 @@ import msgspec
 
 from procsv.ipc.atomic import replace_file
 from procsv.ipc.errors import UserError
-from procsv.ipc.messages import Inject, Loaded, Reason, StopTraining
+from procsv.ipc.messages import Inject, Loaded, Note, Reason, StopTraining
 from procsv.ipc.output import keep_output_going
 from procsv.ipc.pulse import Phase
 from procsv.ipc.stacks import arm
@@ -79,7 +79,7 @@ def _join(start: Start) -> Runtime:
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
         link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))
-    _listen_for_signals(runtime)
+    _listen_for_signals(runtime, start)
     runtime.on_stop(lambda _: _force_later(runtime, start))
     runtime.talk()
     return runtime
@@ -112,22 +112,33 @@ def _on_lifeline(runtime: Runtime, fd: int) -> None:
         runtime.request_stop("preempt")
 
 
-def _listen_for_signals(runtime: Runtime) -> None:
-    """SIGTERM is a stop request.  The wake-up descriptor tells the link's thread, whatever the main thread does."""
+def _listen_for_signals(runtime: Runtime, start: Start) -> None:
+    """SIGTERM is a stop request, and so is the signal of --preempt-signal.
+
+    The wake-up descriptor tells the link's thread, whatever the main thread does.
+    """
+    link = runtime.link  # the process may be at its end already when the signal comes
+    notices = {signal.SIGTERM, signal.Signals(int(start.options.get("preempt-signal", signal.SIGTERM)))}
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    for notice in notices:
+        signal.signal(notice, lambda *_: None)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def hear() -> None:
-        if signal.SIGTERM in os.read(reader, 512):
+        for number in notices.intersection(os.read(reader, 512)):
             # The watchdog's own message is on its way beside its signal, and knows why.
-            timer = threading.Timer(SIGNAL_ALONE_S, runtime.request_stop, ("preempt",))
+            timer = threading.Timer(SIGNAL_ALONE_S, noticed, (signal.Signals(number).name,))
             timer.daemon = True
             timer.start()
 
-    runtime.link.watch(reader, hear)
+    def noticed(name: str) -> None:
+        if runtime.stop_reason is None:
+            link.tell("watchdog", Note("preempt_notice", {"grace": start.grace_s, "source": f"{name} to the trainer"}))
+            runtime.request_stop("preempt")
+
+    link.watch(reader, hear)
 
 
 def _force_later(runtime: Runtime, start: Start) -> None:

@@ -31,9 +31,16 @@ class Notice:
     """The answer to one stop request.  `answer` returns at once."""
 
     def __init__(
-        self, boundary: Boundary, snapshots: Snapshotter, graph: Any, reason: Reason, take: Callable[[Reason], object]
+        self,
+        boundary: Boundary,
+        snapshots: Snapshotter,
+        graph: Any,
+        reason: Callable[[], Reason],
+        take: Callable[[Reason], object],
     ) -> None:
-        """`take` takes a snapshot with the training thread held between two calls."""
+        """`take` takes a snapshot with the training thread held between two calls.  `reason` is asked when it is needed: a
+        signal comes before the message that says what it is about.
+        """
         self._boundary, self._snapshots, self._graph = boundary, snapshots, graph
         self._reason, self._take = reason, take
         self._over = threading.Event()
@@ -60,11 +67,11 @@ class Notice:
     def _try(self, seen: int) -> bool:
         """True if there is nothing more to do."""
         if self._boundary.runs != seen:
-            self._snapshots.owe(self._reason, exactly=False)  # it trains on: at its next boundary
+            self._snapshots.owe(self._reason(), exactly=False)  # it trains on: at its next boundary
             return True
         if self._boundary.lock.acquire(timeout=0.1):
             self._boundary.lock.release()
-            self._take(self._reason)
+            self._take(self._reason())
             return True
         return self._take_beside(seen)
 
@@ -73,4 +80,4 @@ class Notice:
         boundary, saved = self._boundary, self._snapshots.saved_tensors()
         if saved is None or not is_harmless(self._graph, boundary.fetches, saved):
             return False  # it may be changing the state right now: its end is waited for
-        return self._snapshots.take_beside(self._reason, lambda: boundary.runs == seen and boundary.lock.locked())
+        return self._snapshots.take_beside(self._reason(), lambda: boundary.runs == seen and boundary.lock.locked())

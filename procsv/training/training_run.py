@@ -129,7 +129,13 @@ class TrainingRun:
     def _on_stop(self, reason: Reason) -> None:
         self.boundary.due = True
         if self.snapshots is not None and self._notice is None:
-            self._notice = Notice(self.boundary, self.snapshots, self._session.graph, reason, self._take)
+            self._notice = Notice(
+                self.boundary,
+                self.snapshots,
+                self._session.graph,
+                lambda: self._runtime.stop_reason or reason,
+                self._take,
+            )
             self._notice.answer()
 
     def _look_soon(self) -> None:

@@ -293,6 +293,9 @@ class Core:
         if not again:
             self._stop_s = now_s
             self._out.append(WriteRun())  # before any signal: nothing is started again from here on
+            if event.is_notice:
+                fields = {"grace": self.settings.grace_s, "source": event.source}
+                self._out.append(Journal("preempt_notice", TRAINER, self.task.incarnation, fields))
             if not self.task.ends_run:
                 how = "now" if event.now else f"at its next step, {show_duration(self.task.stop_s)} at most"
                 self._out.append(Say(f"{event.source}: stopping the program {how}"))
@@ -300,7 +303,7 @@ class Core:
             self._end_s = min(self._end_s, self._services_end_s(now_s))
         elif event.now or not again:
             why = f"{event.source} asked for an end at once" if event.now else event.source
-            self.task.stop(event.now, why, now_s)
+            self.task.stop(event.now, why, now_s, "preempt" if event.is_notice else "final")
 
     def _fail(self, why: str, now_s: float, is_hopeless: bool, last_lines: tuple[str, ...]) -> None:
         """The run cannot go on: the trainer is asked to stop, then everything ends.

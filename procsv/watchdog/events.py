@@ -131,6 +131,7 @@ class StopAsked:
 
     source: str  # a signal's name, or "procsv stop"
     now: bool
+    is_notice: bool = False  # the machine goes away
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ class FigureBook:
     def __init__(self) -> None:
         self._book = Book(keeps_remarks=False)
         self._next_s = 0.0
+        self._second = -1
 
     def enter(self, entry: dict[str, Any]) -> None:
         """A line of the journal."""
@@ -41,4 +42,5 @@ class FigureBook:
         values["procsv/lost_steps"] = float(account.lost_steps)
         if account.recoveries_s:
             values["procsv/recovery_seconds"] = account.recoveries_s[-1]
-        return Figures(wall_s, step, values)
+        self._second = max(int(account.wall_s), self._second + 1)
+        return Figures(wall_s, self._second, values)

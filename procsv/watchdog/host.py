@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import shlex
+import signal
 from typing import TYPE_CHECKING
 
 from procsv.ipc.clock import Clock, SystemClock
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 def run(start: Start, argv: Argv = Start.argv, environment: Mapping[str, str] | None = None) -> int:
     """Runs the run; the exit code of `procsv launch`."""
-    clock, signals = SystemClock(), Signals()
+    clock, signals = SystemClock(), Signals(notice_of(start))
     console = Console(echo="detached" not in start.options)  # else the program's own log says it
     try:
         opened = _open(start, clock, signals, console)
@@ -44,10 +45,15 @@ def run(start: Start, argv: Argv = Start.argv, environment: Mapping[str, str] | 
         signals.close()
 
 
+def notice_of(start: Start) -> int:
+    """The signal of --preempt-signal."""
+    return int(start.options.get("preempt-signal", signal.SIGTERM))
+
+
 def _open(start: Start, clock: Clock, signals: Signals, console: Console) -> Opened:
     def wait(seconds: float) -> None:
         if signals.wait(seconds):
-            raise Unwanted(signals.take()[0][0])
+            raise Unwanted(signals.take()[0].source)
 
     what = shlex.join(("procsv launch", start.target, *start.args)).replace("'procsv launch'", "procsv launch", 1)
     return open_run(start.places, clock, start.grace_s, wait, console.say, what)

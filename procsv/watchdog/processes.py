@@ -32,6 +32,8 @@ PR_SET_CHILD_SUBREAPER = 36
 LOGS_KEPT_MAX = 20  # of one role; the oldest go first
 LOG_BYTES_MAX = 2**30  # of one role, the newest not counted
 
+OF_THE_TRAINER = frozenset({"plan", "preempt-signal"})  # options of `procsv launch` that a trainer is told
+
 Argv = Callable[[Start], list[str]]
 
 
@@ -113,7 +115,7 @@ class Processes:
     def _start(self, role: str, incarnation: int) -> Start:
         changes = {"role": role, "incarnation": incarnation, "lifeline_fd": self._lifeline[0], "options": {}}
         if role in TRAINERS:
-            changes["options"] = {"plan": self.start.options["plan"]} if "plan" in self.start.options else {}
+            changes["options"] = {key: value for key, value in self.start.options.items() if key in OF_THE_TRAINER}
         else:
             changes |= {"target": "", "args": ()}  # a service serves any program
         return msgspec.structs.replace(self.start, **changes)

@@ -141,8 +141,8 @@ class Reactor:
             self._waiter.wait(self._pause_s())
             self._promoter.hear()  # first: what it has said before it died, and before it speaks as the trainer
             self._collect_dead()
-            for source, number in self._signals.take():
-                self._handle(StopAsked(source, now=number > 1))
+            for asked in self._signals.take():
+                self._handle(StopAsked(asked.source, asked.now, asked.is_notice))
             self._hear()
             self._look_at_tree()
             self._tick()

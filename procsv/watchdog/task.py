@@ -112,7 +112,8 @@ class Task:
         self._we_killed = ""
         self._resumed_step = NO_STEP  # what the trainer that runs goes on from, as far as is known
         self._recycled = ""  # why the trainer that runs was asked to save and end
-        self._grace_over_s: float | None = None  # monotonic time of the kill that follows a notice of preemption
+        self._stop_reason: Reason = "final"
+        self._own_grace_s: float | None = None  # of a preemption: until the kill
         self._verdict: GiveUp | None = None  # stands if what is being saved is no progress
 
     # -- what happens --------------------------------------------------------------------------------------
@@ -158,6 +159,8 @@ class Task:
                 self._recovered(recovered, now_s)
             case Loaded():
                 self._standby.wanted()
+            case Note("preempt_notice") if self._stop_is_told:
+                pass  # the signal that it has heard was ours
             case Note(event, fields):
                 self._out.append(Journal(event, TRAINER, self.incarnation, dict(fields)))
             case _:
@@ -204,7 +207,6 @@ class Task:
             self._out += [Say(found.sentence, is_bad=True), found]
         self.hanging.end()
         self._death_s, self.pid, self._last_death = now_s, 0, ended
-        self._grace_over_s = None
         kind = classify(ended.exit)
         clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
         self.unsettled = TrainerEnded(self.incarnation, clean)
@@ -235,11 +237,11 @@ class Task:
             else:
                 self._restart(Restart(max(0.0, self.history.delay_s() - (now_s - self._death_s))), now_s)
 
-    def stop(self, now: bool, why: str, now_s: float) -> None:
-        """The run is to end.  `now`: without waiting for the program."""
+    def stop(self, now: bool, why: str, now_s: float, reason: Reason = "final") -> None:
+        """The run is to end.  `now`: without waiting for the program.  `reason`: of its last checkpoint."""
         if now:
             self._we_killed = why
-        self._verdict = None
+        self._verdict, self._stop_reason = None, reason
         self._handle(On.KILL_ASKED if now else On.STOP_ASKED, now_s, why)
 
     def recycle(self, why: str, by_hand: bool, now_s: float) -> None:
@@ -248,26 +250,19 @@ class Task:
             self.history.forgive()
             self.restart_s = now_s if self.restart_s is not None else None
         if self.life.is_live:
-            self._recycled = why
+            self._recycled, self._stop_reason = why, "manual"
             self._out.append(Say(f"restarting the program: {why}"))
         self._handle(On.RECYCLE_ASKED, now_s, why)
 
     def preempt(self, grace_s: float, source: str, now_s: float) -> None:
         """The trainer is told that its machine goes away, and killed when the grace is over; then it is started again."""
-        if not self.pid or self._grace_over_s is not None:
+        if not self.pid or not self.life.is_live:
             return
         fields = {"grace": grace_s, "source": source}
         self._out.append(Journal("preempt_notice", TRAINER, self.incarnation, fields))
         self._out.append(Say(f"{source}: preempting the program, {show_duration(grace_s)} of grace"))
-        self._grace_over_s = now_s + grace_s
-        self._out.append(Tell(TRAINER, StopTraining(grace_s, "preempt")))
-        self._out.append(Signal(TRAINER, self.incarnation, signal.SIGTERM))
-        self._out.append(Signal(TRAINER, self.incarnation, signal.SIGCONT))
-
-    def _end_grace(self, now_s: float) -> None:
-        self._we_killed = "preempted, and the grace was over"
-        self._grace_over_s = None
-        self._do((Do.KILL_TREE,), now_s)
+        self._recycled, self._stop_reason, self._own_grace_s = f"preempted by {source}", "preempt", grace_s
+        self._handle(On.RECYCLE_ASKED, now_s, source)
 
     def watch(self, beat: Beat | None, is_stopped: bool, now_s: float) -> None:
         """Looks whether the trainer that runs gets anywhere."""
@@ -277,8 +272,6 @@ class Task:
     def tick(self, now_s: float) -> None:
         if self.life.state is State.HUNG and self.hanging.is_to_be_killed(self.incarnation, now_s):
             self._do((Do.KILL_TREE,), now_s)
-        if self._grace_over_s is not None and now_s >= self._grace_over_s:
-            self._end_grace(now_s)
         late = {State.STOPPING: On.KILL_ASKED, State.RECYCLING: On.RECYCLE_LATE}.get(self.life.state)
         if self._kill_at_s is not None and now_s >= self._kill_at_s and late is not None:
             self._we_killed = f"it did not stop within {show_duration(self.stop_s)}"
@@ -298,14 +291,14 @@ class Task:
         """When `tick` will have something to do."""
         restart_s = self.restart_s if self._tree_is_gone else None
         killed_s = None if self._killed_s is None else self._killed_s + TREE_S_MAX
-        dues = (restart_s, self._kill_at_s, killed_s, self._grace_over_s, self.hanging.next_due_s())
+        dues = (restart_s, self._kill_at_s, killed_s, self.hanging.next_due_s())
         return min((due for due in dues if due is not None), default=None)
 
     # -- what is seen --------------------------------------------------------------------------------------
     @property
     def stop_s(self) -> float:
-        """The trainer's share of the grace: 17 s of 25."""
-        return self._grace_s * 17 / 25
+        """What the trainer gets to end: its share of the grace (17 s of 25), or all of a preemption's."""
+        return self._own_grace_s if self._own_grace_s is not None else self._grace_s * 17 / 25
 
     def is_suspect(self, now_s: float) -> bool:
         """Whether its pulse has stopped.  Shown, and nothing else: it may be in a long call that holds the GIL."""
@@ -359,13 +352,13 @@ class Task:
             self.incarnation += 1
             self.restarts += 1
         self._we_killed, self._recycled, self._stop_is_told = "", "", False
+        self._stop_reason, self._own_grace_s = "final", None
         self.hanging.begin(now_s)
         self._out.append(self._standby.start_of(self.incarnation, now_s))
 
     def _tell_stop(self, now_s: float) -> None:
         self.hanging.end()
-        reason: Reason = "manual" if self.life.state is State.RECYCLING else "final"
-        self._out.append(Tell(TRAINER, StopTraining(self.stop_s, reason)))
+        self._out.append(Tell(TRAINER, StopTraining(self.stop_s, self._stop_reason)))
         if not self._stop_is_told:
             self._stop_is_told = True
             self._kill_at_s = now_s + self.stop_s
@@ -379,9 +372,6 @@ class Task:
             return
         if self._recycled and (self._we_killed or classify(ended.exit) is Kind.CHECKPOINTED):
             self._restart(self.history.weigh_recycle(), now_s)
-            return
-        if self._we_killed:  # not its doing
-            self._restart(Restart(0.0), now_s)
             return
         death = Death(ended.exit, ended.words, self._own_step)
         verdict = self.history.weigh(death, self._standby.is_ready)

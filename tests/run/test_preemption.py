@@ -1,0 +1,98 @@
+"""A notice, wherever it comes from and whatever the program does: saved within the grace, and nothing is lost."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from procsv.testing import Launch
+
+pytestmark = pytest.mark.fault
+
+DIGITS = ("procsv.examples.digits", "--step-ms", "20")
+
+
+def test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_loses_no_step(
+    procsv_launch: Launch,
+) -> None:
+    run = procsv_launch(*DIGITS, options=["--preempt-signal", "SIGUSR1"])
+    run.wait_event("recovered")
+    run.wait_step(10)
+    os.kill(run.process.pid, signal.SIGUSR1)
+    assert run.wait_end() == 75
+    (notice,) = run.events("preempt_notice")
+    assert (notice["source"], notice["grace"]) == ("SIGUSR1", 25.0)
+    ended, saved = run.events("exited", "trainer")[0], run.events("checkpoint_durable")[-1]
+    assert saved["reason"] == "preempt"
+    assert saved["step"] == ended["step"]
+
+    again = procsv_launch(*DIGITS, options=["--preempt-signal", "SIGUSR1"])
+    again.wait_event("recovered", 2)
+    assert again.events("recovered")[1]["step"] == ended["step"]
+    os.kill(again.pid("trainer"), signal.SIGUSR1)  # to the program itself: it is started again at once
+    again.wait_event("recovered", 3)
+    first, second = again.events("exited", "trainer")
+    assert second["code"] == 75
+    assert again.events("recovered")[2]["step"] == second["step"] >= first["step"]
+    assert again.events("preempt_notice")[1]["source"] == "SIGUSR1 to the trainer"
+    again.kill("watchdog", signal.SIGTERM)
+    again.kill("watchdog", signal.SIGTERM)  # said twice, as schedulers do: no less time for that
+    assert again.wait_end() == 75
+    assert again.events("checkpoint_durable")[-1]["step"] == again.events("exited", "trainer")[-1]["step"]
+
+
+STUBBORN = """
+import threading
+import tensorflow as tf
+import procsv
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+step = tf1.train.get_or_create_global_step()
+train = tf1.assign_add(step, 1)
+sv = procsv.Supervisor(summary_op=None, save_model_secs=600)
+print("preempted at the start:", procsv.preempted(), flush=True)
+with sv.managed_session() as sess:
+    reached = 0
+    while reached < 400:
+        reached = sess.run(train)
+        threading.Event().wait(0.02)
+        if procsv.preempted():
+            print("preempted while it trains:", procsv.preempted(), flush=True)
+"""
+
+
+def test_a_program_that_trains_on_is_killed_when_the_grace_is_over_and_loses_next_to_nothing(
+    procsv_launch: Launch, tmp_path: Path
+) -> None:
+    program = tmp_path / "stubborn.py"
+    program.write_text(STUBBORN)
+    run = procsv_launch(
+        str(program), faults=["preempt trainer with grace 3s at step 50"], options=["--snapshot-secs", "600"]
+    )
+    assert run.wait_end() == 0
+    killed, _ = run.events("exited", "trainer")
+    assert (killed["signal"], killed["cause"]) == ("SIGKILL", "stopped")
+    assert run.events("checkpoint_durable")[1]["reason"] == "preempt"
+    resumed = run.events("recovered")[1]
+    assert 50 < resumed["step"] <= killed["step"], "the state was taken at the notice, not at the start"
+    assert run.events("restarting")[0]["delay"] == 0
+    assert "preempted at the start: False" in run.said()
+    assert "preempted while it trains: True" in run.said()
+
+
+@pytest.mark.parametrize("when", ["import", "back-off"])
+def test_a_notice_before_the_program_can_hear_it_ends_the_run_in_time(
+    procsv_launch: Launch, tmp_path: Path, when: str
+) -> None:
+    program = tmp_path / "early.py"
+    program.write_text("import threading; threading.Event().wait()" if when == "import" else "raise SystemExit(3)")
+    run = procsv_launch(str(program), options=["--backoff", "60s"])
+    if when == "import":
+        run.wait_event("spawned", role="trainer")
+    else:
+        run.wait_event("restarting")
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait_end() == 75
+    assert len(run.events("preempt_notice")) == 1
+    assert len(run.events("spawned", "trainer")) == 1
