@@ -14,18 +14,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scripts.benchmarks import idle, overhead, rate, report, restart, restore, save, stall
+from scripts.benchmarks import idle, monitored, overhead, rate, report, restart, restore, save, stall
 from scripts.benchmarks.figures import Table
 from scripts.benchmarks.processes import TrialFailed
 from scripts.benchmarks.settings import Kind, Settings
 
 TABLES: dict[str, Callable[[Settings], Table]] = {
     "stall": stall.measure,
+    "monitored": monitored.measure,
     "rate": rate.measure,
     "restart": restart.measure,
     "save": save.measure,
     "restore": restore.measure,
     "overhead": overhead.measure,
+    "hooks": monitored.measure_hooks,
     "idle": idle.measure,
 }
 KINDS: tuple[Kind, ...] = ("resource", "ref")

@@ -53,8 +53,8 @@ def open_session(arm: Arm, logdir: str | None, save_s: float, is_trivial: bool =
             theirs = tf1.train.Supervisor(logdir=logdir, summary_op=None, save_model_secs=save_s)
             with theirs.managed_session(config=config) as session:
                 yield Loop(session, theirs.should_stop)
-        case "monitored":
-            with tf1.train.MonitoredTrainingSession(
+        case "monitored" | "our_monitored":
+            with _names(arm).MonitoredTrainingSession(
                 checkpoint_dir=logdir,
                 save_checkpoint_secs=save_s,
                 save_summaries_steps=None,
@@ -63,3 +63,28 @@ def open_session(arm: Arm, logdir: str | None, save_s: float, is_trivial: bool =
                 config=config,
             ) as session:
                 yield Loop(session, session.should_stop)
+
+
+def _names(arm: Arm) -> Session:
+    """Where the arm's classes are."""
+    if arm == "our_monitored":
+        import procsv
+
+        return procsv
+    return tf1.train
+
+
+@contextmanager
+def open_hooked(arm: Arm, logdir: str, hooks: int) -> Iterator[Loop]:
+    """A monitored session without hooks and files, or with the five that a training usually has, none of them ever due."""
+    names, config, never = _names(arm), make_config(is_trivial=True), 1_000_000_000
+    if not hooks:
+        with names.MonitoredSession(names.ChiefSessionCreator(config=config)) as session:
+            yield Loop(session, session.should_stop)
+        return
+    assert hooks == 5, "step counter, summaries, checkpoints, and these two:"
+    more = [tf1.train.StopAtStepHook(last_step=never), tf1.train.NanTensorHook(tf.constant(1.0))]
+    with names.MonitoredTrainingSession(
+        checkpoint_dir=logdir, save_summaries_steps=never, log_step_count_steps=never, config=config, hooks=more
+    ) as session:
+        yield Loop(session, session.should_stop)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["resource", "ref"]
-Arm = Literal["bare", "procsv", "supervisor", "monitored"]
+Arm = Literal["bare", "procsv", "supervisor", "monitored", "our_monitored"]
 
 ARMS: tuple[Arm, ...] = ("procsv", "supervisor", "monitored")
 NAMES: dict[Arm, str] = {
@@ -15,6 +15,7 @@ NAMES: dict[Arm, str] = {
     "procsv": "procsv",
     "supervisor": "tf Supervisor",
     "monitored": "tf Monitored",
+    "our_monitored": "procsv Monitored",
 }
 
 
@@ -49,4 +50,5 @@ class Trial:
     save_s: float = 3600.0
     pause_s: float = 0.0  # after each step, with nothing to do
     check: bool = False  # read the checkpoints afterwards
+    hooks: int | None = None  # of a monitored session whose calls are timed: none, or five
     copy: bool = False  # measure a memory copy of `mb` afterwards

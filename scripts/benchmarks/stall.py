@@ -71,11 +71,12 @@ def _measure_row(settings: Settings, table: Table, kind: Kind, mb: float) -> Non
             )
             found[arm].append(run_trial(trial))
     for arm in ARMS:
-        table.rows.append({"variables": f"{kind}, {mb:g} MB", "arm": NAMES[arm], **_row(found[arm])})
+        table.rows.append({"variables": f"{kind}, {mb:g} MB", "arm": NAMES[arm], **row(found[arm])})
     table.bars += _bars(kind, mb, settings.variables, found)
 
 
-def _row(results: list[Result]) -> dict[str, Cell]:
+def row(results: list[Result]) -> dict[str, Cell]:
+    """What the trials of one arm came to."""
     felt = [feel(result["steps"], result["saves"] + result["snapshots"]) for result in results]
     checked = sum(result["checked"] for result in results)
     return {

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scripts.benchmarks.arms import Loop, make_config, open_session
+from scripts.benchmarks.arms import Loop, make_config, open_hooked, open_session
 from scripts.benchmarks.model import Model, Session, build_model, judge
 from scripts.benchmarks.recording import Recording, record_journal, record_savers, record_snapshots
 from scripts.benchmarks.settings import Trial
@@ -42,7 +42,8 @@ def main(trial: Trial) -> dict[str, Any]:
 
 def _train(trial: Trial, model: Model) -> dict[str, Any]:
     recording = Recording()
-    if trial.arm == "procsv":
+    is_ours = trial.arm in ("procsv", "our_monitored")
+    if is_ours:
         record_snapshots(recording)
     else:
         record_savers(recording)
@@ -57,7 +58,7 @@ def _train(trial: Trial, model: Model) -> dict[str, Any]:
             steps.append((begun_s, time.monotonic()))
             if trial.pause_s:
                 threading.Event().wait(trial.pause_s)
-    if trial.arm == "procsv":
+    if is_ours:
         record_journal(recording, Path(trial.logdir))
     result: dict[str, Any] = {"steps": steps, **dataclasses.asdict(recording)}
     if trial.check:
@@ -83,7 +84,11 @@ def measure_memcpy(size: int) -> float:
 
 def _calls(trial: Trial, model: Model) -> dict[str, Any]:
     """Seconds of a call of the arm's session, and of a bare session on the same graph, in turns; and the difference."""
-    with open_session(trial.arm, trial.logdir, trial.save_s, is_trivial=True) as loop, _bare_beside(loop) as bare:
+    if trial.hooks is None:
+        opened = open_session(trial.arm, trial.logdir, trial.save_s, is_trivial=True)
+    else:
+        opened = open_hooked(trial.arm, trial.logdir, trial.hooks)
+    with opened as loop, _bare_beside(loop) as bare:
         runs = (loop.session.run, bare.run)
         for run in runs:
             _time_calls(run, model.train)  # not measured: the first calls build executors

@@ -16,10 +16,12 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.training import monitored_session as tf_monitored
+from tensorflow.python.training.session_run_hook import SessionRunArgs, SessionRunContext, SessionRunValues
 
 from procsv.training.session import pass_boundary
 
-log = tf.compat.v1.logging
+tf1 = tf.compat.v1
+log = tf1.logging
 
 PREEMPTION_ERRORS = (tf.errors.AbortedError, tf.errors.UnavailableError)
 PAUSE_S_MIN = 0.1  # before the second attempt in a row; the first comes at once
@@ -40,8 +42,26 @@ class _HookedSession(tf_monitored._HookedSession):
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         boundary = _boundary_of(self._sess)
         if boundary is None:
-            return super().run(fetches, feed_dict, options, run_metadata)
-        return pass_boundary(boundary, super().run, (fetches, feed_dict, options, run_metadata), {})
+            return self._run(fetches, feed_dict, options, run_metadata)
+        return pass_boundary(boundary, self._run, (fetches, feed_dict, options, run_metadata), {})
+
+    def _run(self, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
+        """As TensorFlow's; options and metadata that nobody has asked for do not cost each run their encoding."""
+        if self.should_stop():
+            raise RuntimeError("Run called even after should_stop requested.")
+        context = SessionRunContext(original_args=SessionRunArgs(fetches, feed_dict), session=self._sess)
+        all_fetches, all_options = {"caller": fetches}, options or tf1.RunOptions()
+        all_feeds = self._call_hook_before_run(context, all_fetches, feed_dict, all_options)
+        asked: dict[str, Any] = {}
+        metadata = run_metadata or tf1.RunMetadata()
+        if options is not None or run_metadata is not None or all_options.ByteSize():
+            asked = {"options": all_options, "run_metadata": metadata}
+        outputs = self._sess.run(fetches=all_fetches, feed_dict=all_feeds, **asked)
+        for hook in self._hooks:
+            values = SessionRunValues(outputs.get(hook), all_options, metadata)
+            hook.after_run(context, values)
+        self._should_stop = self._should_stop or context.stop_requested
+        return outputs["caller"]
 
 
 class _CoordinatedSession(tf_monitored._CoordinatedSession):
