@@ -28,6 +28,7 @@ from procsv.training.monitored.writers import SessionWriters
 from procsv.training.own_saves import OwnSaves
 from procsv.training.restore import Origin, SessionManager, written_at
 from procsv.training.runtime import Runtime, current
+from procsv.training.snapshot_scalars import SnapshotScalars
 from procsv.training.training_run import Kept, TrainingRun
 from procsv.training.ways import Way
 
@@ -35,6 +36,7 @@ tf1 = tf.compat.v1
 log = tf1.logging
 
 FRESH = Origin("fresh", "", -1)
+SCALARS_EVERY_S = 120.0  # what snapshots cost, for TensorBoard: as often as a Supervisor's summaries
 STOPPED = 75  # checkpointed: start me again
 
 
@@ -161,6 +163,11 @@ class Care:
         snapshots, end = self._run.snapshots, threading.Event()
         if snapshots is None:
             return
+
+        writer = self._hook._summary_writer if self._hook is not None else None
+        if writer is not None:
+            scalars = SnapshotScalars(writer, SCALARS_EVERY_S, self._run.read_step, self._runtime.clock)
+            snapshots.on_taken = scalars.write
 
         def work() -> None:
             with graph.as_default():

@@ -39,6 +39,8 @@ def _boundary_of(session: Any) -> Any:
 class _HookedSession(tf_monitored._HookedSession):
     """Runs with hooks, each as one call."""
 
+    _should_stop: bool
+
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         boundary = _boundary_of(self._sess)
         if boundary is None:
