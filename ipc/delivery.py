@@ -46,6 +46,11 @@ class Outbox:
         pending = self._pending.pop(seq, None)
         return pending.body if pending else None
 
+    def answers(self, seq: int) -> int:
+        """What of the peer's our open message `seq` answers; 0 if nothing."""
+        pending = self._pending.get(seq)
+        return pending.re if pending else 0
+
     def due(self, now_s: float) -> list[tuple[int, int, Message]]:
         """(seq, re, body) to say again now."""
         again = []

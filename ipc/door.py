@@ -123,6 +123,8 @@ class Door(ABC):
                 self._acknowledge(who, message.seq)  # the first acknowledgement was lost
             return None
         peer.role, peer.incarnation, peer.is_reachable = message.role, message.incarnation, True
+        if question := peer.outbox.answers(message.re):
+            peer.inbox.settle(question)  # our answer has arrived: not before may the question be acknowledged again
         answered = peer.outbox.acknowledge(message.re) if message.re else None
         return Heard(who, message.role, message.incarnation, message.seq, message.re, message.body, answered)
 
@@ -169,7 +171,6 @@ class ServerDoor(Door):
     def tell(self, who: bytes, body: Message, re: int = 0) -> int:
         """Says `body` until `who` acknowledges it.  Its sequence number."""
         peer = self.peers[who]
-        peer.inbox.settle(re)
         seq = peer.outbox.add(body, re, self._clock.monotonic())
         self._send(who, seq, re, body)
         return seq
@@ -254,7 +255,6 @@ class ClientDoor(Door):
 
     def tell(self, body: Message, re: int = 0) -> int:
         """Says `body` until the server acknowledges it.  Its sequence number."""
-        self.peer.inbox.settle(re)
         seq = self.peer.outbox.add(body, re, self._clock.monotonic())
         self._send(seq, re, body)
         return seq

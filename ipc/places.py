@@ -98,6 +98,11 @@ class Places:
         """What the newest trainer had imported when its first step had ended: what a standby imports beforehand."""
         return self.run_dir / "loaded.json"
 
+    @property
+    def saver_plan(self) -> Path:
+        """The plan that the checkpoint service was told last: for the one that follows it."""
+        return self.run_dir / "plan.json"
+
     def event_position(self, writer: str) -> Path:
         return self.run_dir / f"events.{writer}.pos"
 

@@ -16,6 +16,7 @@ RUN_FILES = (
     "*.sock",
     "*.pulse",
     "last_words.*.json",
+    "plan.json",
     "stacks.*.txt",
     "loaded.json",
     "events.*.pos",

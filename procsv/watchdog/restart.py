@@ -168,10 +168,15 @@ class History:
     _early: int = 0
     _same: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     _crashes_from: Counter[int] = field(default_factory=Counter)  # by the step that was resumed from
+    _has_gone_back: bool = False  # before a suspect state, and no newer step has become durable since
 
     def ready(self, restored_step: int) -> None:
-        """The first step after a restore has ended: what it was restored from is no progress of this launch."""
-        if not self.was_ready or restored_step < self.durable_step:
+        """The first step after a restore has ended: what it was restored from is no progress of this launch.
+
+        Progress counts from an older state that had to do; not from one that was chosen because a newer one is suspect:
+        what is only made again, up to the same crash, would forgive that crash for ever.
+        """
+        if not self.was_ready or (restored_step < self.durable_step and not self._has_gone_back):
             self.durable_step = restored_step
         self.was_ready = True
 
@@ -182,6 +187,7 @@ class History:
         self.durable_step = step
         self.no_progress_count = self._idle_returns = 0
         self._crashes_from.clear()
+        self._has_gone_back = False
         self._same = Counter({key: count for key, count in self._same.items() if key[2] >= step})
         return True
 
@@ -228,13 +234,16 @@ class History:
         if resumed_step < 0 or newest_step > resumed_step or not by_itself:
             return False
         self._crashes_from[resumed_step] += 1
-        return self._crashes_from[resumed_step] >= self.policy.suspect_crashes_max
+        is_suspect = self._crashes_from[resumed_step] >= self.policy.suspect_crashes_max
+        self._has_gone_back = self._has_gone_back or is_suspect
+        return is_suspect
 
     def forgive(self) -> None:
         """Somebody looks after it by hand: the count of failures begins anew."""
         self.no_progress_count = self._idle_returns = self._early = 0
         self._same.clear()
         self._crashes_from.clear()
+        self._has_gone_back = False
 
     def weigh_recycle(self) -> Restart:
         """A planned restart is free; one that follows another with nothing saved between is slowed down."""

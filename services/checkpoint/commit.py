@@ -97,6 +97,10 @@ class Workshop:
         self._tidy(staging)
         return undeleted
 
+    def is_empty(self) -> bool:
+        """Whether nothing is left of any commit."""
+        return not any(self._own_directories(self.staging)) and not any(self._own_directories(self.replaced))
+
     def recover(self) -> list[Intent]:
         """Ends what a kill interrupted: carries out whole commits, undoes damaged ones, sweeps the rest.
 
@@ -119,12 +123,28 @@ class Workshop:
         try:
             _verify_wherever(staging, intent)
         except (BadCheckpoint, OSError):
-            self._undo(staging, intent)
+            if not self._was_over(staging, intent):
+                self._undo(staging, intent)
             return False
         listed = _listed_since(intent)
         self._carry_out(staging, msgspec.structs.replace(intent, listed=listed))
         self._delete_old(intent)
         return True
+
+    def _was_over(self, staging: Path, intent: Intent) -> bool:
+        """Whether this commit had come to its end, and power was lost over the tidying alone.
+
+        What is damaged then was acknowledged: it is for the catalog to judge and to report, not to be taken back.
+        """
+        names = list(intent.manifest.files)
+        if (self.replaced / staging.name).exists() or any((staging / name).exists() for name in names):
+            return False
+        if not all((intent.directory / name).exists() for name in names):
+            return False
+        with contextlib.suppress(BadCheckpoint):
+            there = read_manifest(manifest_of(intent.path))
+            return there is not None and there.sequence == intent.manifest.sequence
+        return False
 
     def _own_directories(self, where: Path) -> Iterator[Path]:
         if where.is_dir():
@@ -200,7 +220,7 @@ class Workshop:
             if not (staging / name).exists():
                 disk.unlink_if_there(intent.directory / name)
         with contextlib.suppress(BadCheckpoint):
-            there = read_manifest(manifest_of(intent.path))
+            there = read_manifest(manifest_of(intent.path)) if is_placed else None
             if there is not None and there.sequence == intent.manifest.sequence:
                 disk.unlink_if_there(manifest_of(intent.path))
         if kept.exists():

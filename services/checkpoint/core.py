@@ -66,7 +66,7 @@ class Core:
         self.noticing = Noticing()
         self.plan: SaverPlan | None = None
         self.durable_count = 0
-        self._is_restarted = is_restarted
+        self._follows = self._is_restarted = is_restarted
         self._is_finishing = False
         self._is_stocked = False
         self._stock_again_s: float | None = None
@@ -182,16 +182,21 @@ class Core:
 
     # -- what the jobs came to --------------------------------------------------------------------------------
     def stocked(self, stock: Stock, now_s: float) -> list[Action]:
+        is_first = self.states.durable is None
         if not self._is_stocked:
             self.noticing.begin(stock.run_began)
         self._is_stocked = True
         self.states.stocked(stock)
+        if self._follows and is_first and self.states.durable is not None:
+            self._out.append(Announce(self.states.durable))  # its saver may have died before it could say so
         return self._decide(now_s)
 
     def looking_failed(self, error: str, now_s: float) -> list[Action]:
         """Neither `stocked` nor `found`: the directory could not be looked into."""
         if not self._is_stocked:
             self._stock_again_s = now_s + RETRY_S_MIN
+            self.saving.not_begun(error)
+            self._out += self.waiting.settle(self.states, self.saving, after_failure=True)
         self._out += self.restoring.looking_failed(error)
         return self._decide(now_s)
 
@@ -289,9 +294,10 @@ class Core:
         self._look_around(now_s)
         self._out += self.restoring.go_on(self.plan if self._is_stocked else None, self.noticing.looks_done)
         self._begin_save(now_s)
-        self._out += self.waiting.settle(
-            self.states, self.saving, after_failure=False, is_noticing=self._is_noticing(now_s)
-        )
+        if self._is_finishing and self.plan is None and self.unsaved is not None:
+            self.saving.last_error = self.saving.last_error or "nobody has said how its checkpoints are named"
+            self._out += self.waiting.settle(self.states, self.saving, is_hopeless=True)
+        self._out += self.waiting.settle(self.states, self.saving, is_noticing=self._is_noticing(now_s))
         self._clear_away()
         out, self._out = self._out, []
         return out

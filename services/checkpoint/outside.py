@@ -9,7 +9,10 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from procsv.ipc.arena import SlotInfo, SlotReader, remove_slot, scan
+from procsv.ipc.atomic import replace_file
 from procsv.ipc.clock import Clock
 from procsv.ipc.errors import PeerError
 from procsv.ipc.messages import SaverPlan
@@ -55,6 +58,17 @@ class Outside:
             finally:
                 reader.close()
         return None
+
+    def keep_plan(self, plan: SaverPlan) -> None:
+        """Notes a trainer's plan for the service that follows this one: staged files carry none."""
+        with contextlib.suppress(OSError):  # no room: the next trainer says it again
+            replace_file(self._start.places.saver_plan, msgspec.json.encode(plan), durable=False)
+
+    def kept_plan(self) -> SaverPlan | None:
+        try:
+            return msgspec.json.decode(self._start.places.saver_plan.read_bytes(), type=SaverPlan)
+        except (OSError, msgspec.DecodeError):
+            return None
 
     def remove_slot(self, slot: SlotInfo) -> None:
         with contextlib.suppress(OSError):

@@ -92,7 +92,9 @@ class CheckpointService:
                     self._trainers.pop(incarnation).close()
                 self._do(self._core.handle(heard, now_s))
             case body:
-                if isinstance(body, (Snapshot, Staged)):
+                if isinstance(body, SaverPlan):
+                    self._outside.keep_plan(body)
+                elif isinstance(body, (Snapshot, Staged)):
                     failpoint("checkpoint.receive")
                 self._do(self._core.handle(heard, now_s))
 
@@ -170,11 +172,11 @@ class CheckpointService:
 
     # -- events -----------------------------------------------------------------------------------------------
     def _look(self) -> None:
-        """Shows the core which slots there are; the plan is read from one if no trainer has said it."""
+        """Shows the core which slots there are; the plan is the one that was said before if no trainer has said it."""
         self._core.slots_seen(self._outside.slots())
         newest = self._core.unsaved
-        if self._core.plan is None and newest is not None and newest.slot is not None:
-            plan = self._outside.plan_in(newest.slot)
+        if self._core.plan is None and newest is not None:
+            plan = self._outside.plan_in(newest.slot) if newest.slot is not None else self._outside.kept_plan()
             if plan is not None:
                 self._do(self._core.plan_seen(plan, self._tools.clock.monotonic()))
 

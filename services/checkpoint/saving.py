@@ -63,6 +63,11 @@ class Saving:
         self.retry_s = now_s + retry_delay_s(self.failures)
         return state
 
+    def not_begun(self, error: str) -> None:
+        """It could not even be looked what is on the disk already."""
+        self.failures += 1
+        self.last_error = error
+
     def lost(self) -> None:
         """There was nothing to save any more: another state takes its place, for the same reason."""
         assert self.current is not None, "a save was lost that was never begun"

@@ -114,7 +114,8 @@ class Store:
         return run.started_at if run is not None and run.run == self._start.run else None
 
     def _as_durable(self, newest: Candidate, kept: tuple[str, ...]) -> Durable | None:
-        if not newest.sequence or not scan(self._start.places.shm_dir):
+        follows = self._start.incarnation > 1  # a service that died: perhaps before it could say what it had saved
+        if not newest.sequence or not (follows or scan(self._start.places.shm_dir)):
             return None  # no snapshot is there that could be the same state
         with contextlib.suppress(BadCheckpoint, OSError):
             self._catalog.verify(newest.path)
@@ -158,7 +159,8 @@ class Store:
     def _recover(self, workshop: Workshop) -> None:
         if workshop.staging not in self._recovered:
             workshop.recover()
-            self._recovered.add(workshop.staging)
+            if workshop.is_empty():  # else the disk does not let go of something: tried again with the next save
+                self._recovered.add(workshop.staging)
 
     # -- restoring -------------------------------------------------------------------------------------------
     def find(self, plan: SaverPlan, before: int = -1) -> Found:
@@ -252,7 +254,7 @@ class Store:
             try:
                 path, sums = self._write(contents, reader, staging, Path(prefix_of(contents)).name)
             except BaseException:
-                disk.try_to_remove_tree(staging)
+                self._throw_away(workshop, staging)
                 raise
         finally:
             reader.close()  # from here on the trainer may have the slot again
@@ -298,7 +300,7 @@ class Store:
             failpoint("checkpoint.before_fsync")
             disk.fsync_files(staging)
         except BaseException:
-            disk.try_to_remove_tree(staging)
+            self._throw_away(workshop, staging)
             raise
         path = self._path(plan, Path(state.staged).name)
         durable = self._commit(workshop, staging, plan, path, self._manifest(staging, {}, state, reason), started_s)
@@ -314,6 +316,11 @@ class Store:
         sums = {name: sums.get(name) or sum_file(staging / name) for name in names}  # as read back, where it was
         now = self._clock.wall()
         return Manifest(MANIFEST_VERSION, state.step, state.sequence, state.incarnation, state.run, reason, now, sums)
+
+    def _throw_away(self, workshop: Workshop, staging: Path) -> None:
+        """After an error: what the disk does not let go of now is swept before the next save."""
+        disk.try_to_remove_tree(staging)
+        self._recovered.discard(workshop.staging)
 
     def _begin(self, plan: SaverPlan, size: int) -> Workshop:
         """Looks before it writes: for the directory, and for room."""
@@ -358,6 +365,8 @@ class Store:
         except Exception:
             self._recovered.discard(workshop.staging)  # if it could not be undone: before anything else is done
             raise
+        if not workshop.is_empty():
+            self._recovered.discard(workshop.staging)
         self._catalog.trust(path)
         self._rotation.is_written(plan, listed, outcome.next_keep)
         own = self._rotation.own(listed, plan)

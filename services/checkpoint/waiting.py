@@ -78,17 +78,25 @@ class Waiting:
         self._wants = [want for want in self._wants if want.sequence > state.sequence]
         return [Reply(want.asker, failed) for want in mine]
 
-    def settle(self, states: States, saving: Saving, after_failure: bool, is_noticing: bool = False) -> list[Reply]:
+    def settle(
+        self,
+        states: States,
+        saving: Saving,
+        after_failure: bool = False,
+        is_noticing: bool = False,
+        is_hopeless: bool = False,
+    ) -> list[Reply]:
         """Answers who waits for a trainer's last state to be on disk.
 
         `is_noticing`: what others have saved is still being taken in, which the end of the run waits for, too.
+        `is_hopeless`: what is in memory will never be saved.
         """
         replies = []
         for ending in list(self._endings):
             state = states.unsaved
             mine = state is not None and (ending.all_of_it or state.incarnation <= ending.incarnation)
             open_yet = mine or saving.current is not None
-            if open_yet and not (after_failure and _has_tried_enough(ending, saving.failures)):
+            if open_yet and not is_hopeless and not (after_failure and _has_tried_enough(ending, saving.failures)):
                 continue
             if ending.all_of_it and is_noticing:
                 continue

@@ -328,3 +328,17 @@ def test_row_13_without_evidence_a_kill_has_an_unknown_sender() -> None:
     assert "oom_kill 0 -> 1" in find_cause(Exit(None, 9), None, False, "", oom=told).evidence
     assert find_cause(Exit(None, 9), None, False, "").evidence == "SIGKILL, sender unknown"
     assert find_cause(Exit(1, None), BOOM, False, "", oom=told).word == "exception"
+
+
+def test_a_crash_at_one_step_is_given_up_although_each_second_try_goes_back_and_makes_older_steps_durable_again() -> None:
+    past = History(Policy(), random.Random(1))
+    past.ready(0)
+    assert past.durable(8)
+    verdicts, resumed = [], 8
+    while not verdicts or isinstance(verdicts[-1], Restart):
+        death = Death(Exit(None, signal.SIGSEGV), None, 8)
+        verdicts.append(past.weigh(death))
+        resumed = 0 if past.suspects(death, resumed, resumed) else 8
+        past.ready(resumed)
+        past.durable(5)
+    assert len(verdicts) == Policy().failures_max
