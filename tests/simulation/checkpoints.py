@@ -1,0 +1,87 @@
+"""What a checkpoint is on the simulated disk: names, checksums, and whether one is whole.
+
+Used by store.py and commit.py, which make them, and by invariants.py, which judges them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from procsv.services.checkpoint.manifest import FileSum, Manifest
+from tests.simulation.disk import Node
+
+HOME = "/logdir/procsv"
+STAGING, REPLACED = f"{HOME}/staging/", f"{HOME}/replaced/"
+STATE_FILE = "/logdir/checkpoint"
+SAVE_PATH = "/logdir/model.ckpt"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """commit.Intent: the redo log of one commit."""
+
+    path: str
+    manifest: Manifest
+    listed: tuple[str, ...]
+    delete: tuple[str, ...]
+    state_before: tuple[str, ...] | None
+    replaces: bool
+
+
+def sum_of(content: Any) -> FileSum:
+    return FileSum(1, repr(content))
+
+
+def files_of(path: str) -> tuple[str, str]:
+    return f"{path}.data", f"{path}.index"
+
+
+def manifest_at(path: str) -> str:
+    return f"{path}.manifest.json"
+
+
+def base_name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def is_whole(files: dict[str, Node], path: str) -> bool:
+    """Whether `path` is a good checkpoint in `files`, or will be once its commit is carried out."""
+    node = files.get(manifest_at(path))
+    if node is not None and isinstance(node.content, Manifest) and holds(files, node.content, path, ""):
+        return True
+    for name in files:
+        if name.startswith(STAGING) and name.endswith("/intent"):
+            intent = files[name].content
+            if isinstance(intent, Intent) and intent.path == path:
+                return holds(files, intent.manifest, path, name.rpartition("/")[0]) or _comes_back(files, intent)
+    return False
+
+
+def _comes_back(files: dict[str, Node], intent: Intent) -> bool:
+    """Whether an undo of this commit puts an older checkpoint of its name into place again."""
+    aside = f"{REPLACED}{intent.manifest.sequence}"
+    node = files.get(f"{aside}/{base_name(manifest_at(intent.path))}") or files.get(manifest_at(intent.path))
+    is_manifest = node is not None and isinstance(node.content, Manifest)
+    return is_manifest and node is not None and holds(files, node.content, intent.path, aside)
+
+
+def saved_after(files: dict[str, Node], sequence: int) -> list[str]:
+    """The checkpoints whose manifest tells of a later snapshot than that."""
+    manifests = [node.content for node in files.values() if isinstance(node.content, Manifest)]
+    return [f"{SAVE_PATH}-{manifest.step}" for manifest in manifests if manifest.sequence > sequence]
+
+
+def is_safe(files: dict[str, Node], path: str) -> bool:
+    """The same of what survives a power loss: bytes count as they were fsynced."""
+    return is_whole({name: Node(node.synced) for name, node in files.items()}, path)
+
+
+def holds(files: dict[str, Node], manifest: Manifest, path: str, staging: str) -> bool:
+    directory = path.rpartition("/")[0]
+    for name, expected in manifest.files.items():
+        node = files.get(f"{staging}/{name}") if staging else None
+        node = files.get(f"{directory}/{name}") if node is None else node
+        if node is None or sum_of(node.content) != expected:
+            return False
+    return True

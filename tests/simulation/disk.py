@@ -1,0 +1,162 @@
+"""The logdir's disk: what is there, what would be there after a power loss, and what goes wrong with it.
+
+A name is there at once and survives a power loss once its directory was fsynced; bytes survive once their file was.  A
+power loss keeps the first few, by chance, of the changes that were not fsynced, and tears the files whose bytes were not.
+A rename is one change, in both its directories.  Every change is one operation: a process can be killed between any two, and any of them can fail while the disk is in trouble.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+
+class Killed(BaseException):
+    """The process that was at it is dead: nothing of it runs any more, no handler and no clean-up."""
+
+
+TORN = ("torn",)
+_WRITES_FAIL = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EROFS": errno.EROFS, "EDQUOT": errno.EDQUOT}
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One file's bytes: anything at all that compares."""
+
+    content: Any
+    synced: Any = TORN
+
+
+@dataclass(slots=True)
+class SimDisk:
+    rng: Random
+    files: dict[str, Node] = field(default_factory=dict)
+    durable: dict[str, Node] = field(default_factory=dict)  # the names that survive a power loss
+    trouble: str = ""  # an errno's name while the disk is in trouble
+    trouble_chance: float = 1.0  # of each operation to fail then
+    kill_in: int | None = None  # the process at it is killed before its n-th operation from now
+    version: int = 0  # rises with every change
+    _pending: list[tuple[tuple[str, Node | None], ...]] = field(default_factory=list)  # changes, oldest first
+
+    # -- one operation ---------------------------------------------------------------------------------------
+    def operation(self, needs_room: bool) -> None:
+        """A moment at which a process can be killed, and a call that can fail."""
+        self.version += 1
+        if self.kill_in is not None:
+            if self.kill_in <= 0:
+                raise Killed
+            self.kill_in -= 1
+        if self.trouble and (needs_room or self.trouble not in ("ENOSPC", "EDQUOT")):
+            self.fail()
+
+    def fail(self) -> None:
+        """OSError, if the disk is in trouble and chance has it so."""
+        if self.trouble and self.rng.random() < self.trouble_chance:
+            number = _WRITES_FAIL[self.trouble]
+            raise OSError(number, os.strerror(number))
+
+    def _change(self, *names: tuple[str, Node | None]) -> None:
+        for path, node in names:
+            if node is None:
+                self.files.pop(path, None)
+            else:
+                self.files[path] = node
+        self._pending.append(names)
+
+    def write(self, path: str, content: Any) -> None:
+        """A new file, its bytes not yet fsynced; half of them if the disk is full."""
+        try:
+            self.operation(True)
+        except OSError:
+            self._change((path, Node(TORN)))
+            raise
+        self._change((path, Node(content)))
+
+    def fsync(self, path: str) -> None:
+        self.operation(False)
+        self.files[path].synced = self.files[path].content
+
+    def fsync_dir(self, directory: str) -> None:
+        self.operation(False)
+        waiting = []
+        for names in self._pending:
+            if any(path.rpartition("/")[0] == directory for path, _ in names):
+                self._keep(names)
+            else:
+                waiting.append(names)
+        self._pending = waiting
+
+    def _keep(self, names: tuple[tuple[str, Node | None], ...]) -> None:
+        for path, node in names:
+            if node is None:
+                self.durable.pop(path, None)
+            else:
+                self.durable[path] = node
+
+    def rename(self, source: str, target: str) -> None:
+        """FileNotFoundError if `source` is not there."""
+        if source not in self.files:
+            raise FileNotFoundError(source)
+        self.operation(False)
+        self._change((source, None), (target, self.files[source]))
+
+    def link(self, source: str, target: str) -> None:
+        self.operation(True)
+        self._change((target, self.files[source]))
+
+    def unlink(self, path: str) -> None:
+        """Nothing if it is not there."""
+        if path in self.files:
+            self.operation(False)
+            self._change((path, None))
+
+    def replace(self, path: str, content: Any) -> None:
+        """As ipc.atomic.replace_file: a new file, fsynced, in the place of the old one; the directory fsynced."""
+        new = f"{path}.new"
+        try:
+            self.write(new, content)
+            self.fsync(new)
+            self.rename(new, path)
+        except OSError:
+            self._change((new, None))
+            raise
+        self.fsync_dir(path.rpartition("/")[0])
+
+    def remove_all(self, prefix: str) -> None:
+        """shutil.rmtree(ignore_errors=True)."""
+        for path in self.under(prefix):
+            try:
+                self.unlink(path)
+            except OSError:
+                continue
+
+    # -- looking ---------------------------------------------------------------------------------------------
+    def read(self, path: str) -> Any:
+        """The bytes, None if there is no such file; OSError while the disk does not even read."""
+        if self.trouble == "EIO":
+            self.fail()
+        node = self.files.get(path)
+        return None if node is None else node.content
+
+    def under(self, prefix: str) -> list[str]:
+        return [path for path in self.files if path.startswith(prefix)]
+
+    # -- what happens to it ----------------------------------------------------------------------------------
+    def lose_power(self) -> None:
+        """What was not fsynced is lost, but for the first few changes."""
+        for names in self._pending[: self.rng.randrange(len(self._pending) + 1)]:
+            self._keep(names)
+        self._pending.clear()
+        for node in self.durable.values():
+            node.content = node.synced
+        self.files = dict(self.durable)
+        self.version += 1
+
+    def spoil(self, path: str) -> None:
+        """Bits flip."""
+        node = self.files[path]
+        node.content = node.synced = ("spoilt",)
+        self.version += 1

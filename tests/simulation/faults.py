@@ -1,0 +1,282 @@
+"""Faults of the matrix, drawn at random and thrown at a simulated world.  Each says, for the trace, what it does."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from procsv.ipc.process import Exit
+from tests.simulation.checkpoints import files_of
+from tests.simulation.network import Weather
+from tests.simulation.processes import FOR_EVER_S, KILLED
+from tests.simulation.program import ProgramError
+from tests.simulation.trainer import Trainer
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Run
+
+RECOVERY_S = 30.0  # what a fault of an instant may go on to disturb: back-off, restarts of services, saves tried again
+HANG_S_MAX = 550.0  # until a program that hangs is found and ended, the second time
+
+Fault = Callable[["Run", Random], str]
+
+
+def kill(role: str) -> Fault:
+    def fault(run: Run, rng: Random) -> str:
+        process = run.world.find(role)
+        if process is None:
+            return ""
+        run.world.disturb(RECOVERY_S)
+        process.die(KILLED, "outside")
+        return f"SIGKILL to {role} {process.incarnation}"
+
+    return fault
+
+
+def kill_at_disk(role: str) -> Fault:
+    def fault(run: Run, rng: Random) -> str:
+        process = run.world.find(role)
+        if process is None:
+            return ""
+        process.kill_in = rng.randrange(30)
+        run.world.disturb(RECOVERY_S)
+        return f"{role} {process.incarnation} dies before its {process.kill_in}th disk operation from now"
+
+    return fault
+
+
+def freeze(role: str) -> Fault:
+    def fault(run: Run, rng: Random) -> str:
+        process = run.world.find(role)
+        if process is None:
+            return ""
+        seconds = rng.uniform(0.5, 8.0)
+        process.freeze(seconds)
+        run.world.disturb(seconds + RECOVERY_S)
+        return f"SIGSTOP to {role} {process.incarnation} for {seconds:.1f} s"
+
+    return fault
+
+
+def _trainer(run: Run) -> Trainer | None:
+    found = run.world.find("trainer")
+    return found if isinstance(found, Trainer) else None
+
+
+def crash(run: Run, rng: Random) -> str:
+    trainer = _trainer(run)
+    if trainer is None:
+        return ""
+    number = rng.choice([signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
+    run.world.disturb(RECOVERY_S)
+    trainer.die(Exit(None, number), "outside")
+    return f"{number.name} in trainer {trainer.incarnation}"
+
+
+def raise_error(run: Run, rng: Random) -> str:
+    trainer = _trainer(run)
+    if trainer is None:
+        return ""
+    error = rng.choice([ProgramError("OSError", f"fault {rng.randrange(1000)}"), ProgramError(code=75)])
+    trainer.doom(error)
+    run.world.disturb(RECOVERY_S)
+    return f"trainer {trainer.incarnation} ends with {error}"
+
+
+def stuck(run: Run, rng: Random) -> str:
+    """The program hangs, or is stopped for ever."""
+    trainer = _trainer(run)
+    if trainer is None:
+        return ""
+    is_stopped = rng.random() < 0.5
+    if is_stopped:
+        trainer.freeze(FOR_EVER_S)
+    else:
+        trainer.hang()
+    run.world.disturb(HANG_S_MAX + RECOVERY_S)
+    return f"trainer {trainer.incarnation} {'is stopped for ever' if is_stopped else 'hangs'}"
+
+
+def bad_network(run: Run, rng: Random) -> str:
+    seconds, network = rng.uniform(1.0, 15.0), run.world.network
+    network.weather = Weather(rng.choice([0.0, 0.1, 0.4]), rng.choice([0.0, 0.2]), rng.choice([0.0, 0.1, 3.0]))
+    run.world.disturb(seconds + RECOVERY_S)
+
+    def clear() -> None:
+        network.weather = Weather()
+
+    run.world.clock.after(seconds, clear)
+    return f"{network.weather} for {seconds:.1f} s"
+
+
+def cut(run: Run, rng: Random) -> str:
+    role = rng.choice(["watchdog", "checkpoint", "summary"])
+    run.world.network.cut(run.world.socket(role))
+    return f"every connection to {role} breaks"
+
+
+def say_again(run: Run, rng: Random) -> str:
+    return "said again: " + ", ".join(run.world.network.say_again() for _ in range(rng.randrange(1, 8)))
+
+
+def no_spawn(run: Run, rng: Random) -> str:
+    seconds = rng.uniform(0.5, 5.0)
+    run.world.cannot_spawn_until_s = run.world.clock.now_s + seconds
+    run.world.disturb(seconds + RECOVERY_S)
+    return f"no process can be started for {seconds:.1f} s"
+
+
+def bad_disk(run: Run, rng: Random) -> str:
+    seconds, disk = rng.uniform(0.5, 10.0), run.world.disk
+    disk.trouble = rng.choice(["ENOSPC", "EIO", "EROFS", "EDQUOT"])
+    disk.trouble_chance = rng.choice([0.05, 0.3, 1.0])
+    run.world.disturb(seconds + 60.0 + RECOVERY_S)  # a save is tried again after a minute at most
+
+    def mend() -> None:
+        disk.trouble = ""
+        run.world.disk_bad_until_s = run.world.clock.now_s
+
+    run.world.clock.after(seconds, mend)
+    return f"{disk.trouble} for {seconds:.1f} s"
+
+
+def slow_disk(run: Run, rng: Random) -> str:
+    seconds = rng.uniform(2.0, 15.0)
+    run.world.slow_disk = 10.0
+    run.world.disturb(seconds + RECOVERY_S)
+
+    def mend() -> None:
+        run.world.slow_disk = 1.0
+
+    run.world.clock.after(seconds, mend)
+    return f"a slow disk for {seconds:.1f} s"
+
+
+def spoil_newest(run: Run, rng: Random) -> str:
+    """Bits flip in the newest checkpoint, and the trainer dies; now and then the slots are gone, too."""
+    best = run.checker.account.best
+    if best is None or not _spoil(run, best.path):
+        return ""
+    return _restart_from_disk(run, rng) + f"{best.path} is spoilt"
+
+
+def spoil_all(run: Run, rng: Random) -> str:
+    spoilt = [path for path in run.checker.account.acknowledged if _spoil(run, path)]
+    return _restart_from_disk(run, rng) + f"{spoilt} are spoilt" if spoilt else ""
+
+
+def _spoil(run: Run, path: str) -> bool:
+    name = files_of(path)[0]
+    if name not in run.world.disk.files or path in run.checker.account.spoilt:
+        return False
+    run.checker.account.spoilt.add(path)
+    run.world.disk.spoil(name)
+    return True
+
+
+def _restart_from_disk(run: Run, rng: Random) -> str:
+    run.world.disturb(60.0 + RECOVERY_S)
+    killed = kill("trainer")(run, rng)
+    return f"{killed}, " if killed else ""
+
+
+def spoil_slot(run: Run, rng: Random) -> str:
+    slot = run.world.memory.newest_ready()
+    if slot is None:
+        return ""
+    slot.is_good = False
+    return _restart_from_disk(run, rng) + f"{slot.info.path} is spoilt"
+
+
+def wall_jump(run: Run, rng: Random) -> str:
+    seconds = rng.choice([-3600.0, 3600.0])
+    run.world.clock.wall_offset_s += seconds
+    return f"the wall clock jumps by {seconds:.0f} s"
+
+
+def stop(run: Run, rng: Random) -> str:
+    watchdog = run.world.watchdog
+    if watchdog is None or watchdog.is_dead:
+        return ""
+    now = rng.random() < 0.2
+    watchdog.stop("SIGTERM", now)
+    run.world.disturb(RECOVERY_S)
+    again_s = rng.choice([None, 0.0, 1.0, 10.0])
+    if again_s is not None:
+        run.world.clock.after(again_s, lambda: None if watchdog.is_dead else watchdog.stop("SIGINT", True))
+    return f"stop{' now' if now else ''}" + (f", and again after {again_s} s" if again_s is not None else "")
+
+
+def preempt(run: Run, rng: Random) -> str:
+    watchdog = run.world.watchdog
+    if watchdog is None or watchdog.core is None or watchdog.is_dead:
+        return ""
+    grace_s = rng.choice([1.0, 10.0, 30.0])
+    watchdog.preempt(grace_s)
+    run.world.disturb(grace_s + RECOVERY_S)
+    return f"the trainer is preempted, {grace_s:.0f} s of grace"
+
+
+def restart(run: Run, rng: Random) -> str:
+    watchdog = run.world.watchdog
+    if watchdog is None or watchdog.core is None or watchdog.is_dead:
+        return ""
+    watchdog.restart()
+    run.world.disturb(RECOVERY_S)
+    return "procsv restart"
+
+
+def kill_both(run: Run, rng: Random) -> str:
+    return f"{kill('watchdog')(run, rng)} and {kill(rng.choice(['trainer', 'checkpoint', 'summary']))(run, rng)}"
+
+
+def lose_power(run: Run, rng: Random) -> str:
+    run.lose_power()
+    run.world.disturb(RECOVERY_S)
+    return "the power fails"
+
+
+FAULTS: dict[Fault, int] = {
+    kill("trainer"): 8,
+    kill("checkpoint"): 5,
+    kill("summary"): 4,
+    kill("watchdog"): 3,
+    kill_at_disk("checkpoint"): 8,
+    kill_at_disk("summary"): 4,
+    freeze("trainer"): 2,
+    freeze("checkpoint"): 2,
+    freeze("summary"): 2,
+    freeze("watchdog"): 1,
+    crash: 3,
+    raise_error: 3,
+    stuck: 1,
+    bad_network: 5,
+    cut: 2,
+    say_again: 4,
+    no_spawn: 2,
+    bad_disk: 5,
+    slow_disk: 2,
+    spoil_newest: 3,
+    spoil_all: 1,
+    spoil_slot: 2,
+    wall_jump: 2,
+    stop: 3,
+    preempt: 3,
+    restart: 2,
+    kill("standby"): 3,
+    freeze("standby"): 1,
+    kill_both: 2,
+    lose_power: 2,
+}
+
+
+def draw(rng: Random) -> list[tuple[float, Fault]]:
+    """When (seconds from the start), and what; now and then two at once."""
+    horizon_s = rng.uniform(5.0, 40.0)
+    plan: list[tuple[float, Fault]] = []
+    for fault in rng.choices(list(FAULTS), list(FAULTS.values()), k=rng.randrange(1, 7)):
+        is_at_once = plan and rng.random() < 0.25
+        plan.append((plan[-1][0] if is_at_once else rng.uniform(0.1, horizon_s), fault))
+    return sorted(plan, key=lambda at: at[0])

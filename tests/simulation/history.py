@@ -1,0 +1,156 @@
+"""What has happened in a simulated world, as the invariants read it: facts in the order of their happening."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from procsv.ipc.messages import Durable
+from procsv.ipc.process import Exit
+from procsv.watchdog.events import Action, Event
+
+
+@dataclass(frozen=True, slots=True)
+class Born:
+    role: str
+    incarnation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """`by`: who ended it: outside (a fault), watchdog, program (its own error), itself (it was done), power."""
+
+    role: str
+    incarnation: int
+    pid: int
+    exit: Exit
+    by: str
+    was_orphan: bool  # nobody ran the run any more
+    was_stuck: bool  # it hung, or was stopped for ever
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnAsked:
+    """The watchdog's core wants a process."""
+
+    role: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """A trainer has changed something that belongs to the run: a slot, say."""
+
+    pid: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A checkpoint was told to be durable, and `role` has heard it."""
+
+    news: Durable
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A trainer has put a state into its session."""
+
+    incarnation: int
+    source: str
+    path: str
+    step: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A trainer was told that nothing can be restored."""
+
+    incarnation: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The program has come to its last step."""
+
+    incarnation: int
+    step: int
+    value: int
+    unwritten: int  # records that it gave up on
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Records were added to an event file."""
+
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Journaled:
+    event: str
+    role: str
+    incarnation: int
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CoreActed:
+    """The watchdog's core was told something, and wants this done."""
+
+    event: Event
+    actions: list[Action]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A server has taken a message for news."""
+
+    server: str
+    role: str
+    incarnation: int
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`procsv status` was run, and has its answer (None: none within the limit)."""
+
+    seconds: float
+    answer: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEnded:
+    """`procsv launch` has exited, and everything of it has had its time to go."""
+
+    exit_code: int | None  # None: it was killed
+    keep_memory: bool
+
+
+Fact = (
+    Born
+    | Died
+    | SpawnAsked
+    | Wrote
+    | Acknowledged
+    | Restored
+    | Refused
+    | Ready
+    | Finished
+    | Appended
+    | Journaled
+    | CoreActed
+    | Heard
+    | Asked
+    | LaunchEnded
+)

@@ -1,0 +1,148 @@
+"""Shared memory: slots that outlive the trainer that fills them, by the real table of states (procsv/ipc/slots.py).
+
+Models procsv/ipc/arena.py at the level of its operations: headers, who holds a lock on a slot, what it holds.  A header
+has the same fields, so that what the checkpoint service compares is the real thing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from procsv.ipc.arena import SlotInfo
+from procsv.ipc.messages import SaverPlan
+from procsv.ipc.slots import SlotEvent, SlotState, next_state
+
+
+class SlotIsGone(Exception):
+    """The slot no longer holds that snapshot."""
+
+
+class SlotIsBad(Exception):
+    """Its bytes are not what they were when it was filled."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One file."""
+
+    info: SlotInfo
+    value: int = 0  # the model's variables
+    plan: SaverPlan | None = None
+    is_good: bool = True
+    writer: int = 0  # pid that holds the exclusive lock
+    readers: list[int] = field(default_factory=list)  # pids that hold the shared one
+
+    @property
+    def is_locked(self) -> bool:
+        return bool(self.writer or self.readers)
+
+    def move(self, event: SlotEvent) -> None:
+        self.info = dataclasses.replace(self.info, state=next_state(self.info.state, event))
+
+
+class SimMemory:
+    """The run's directory on the shared-memory filesystem."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.slots: dict[Path, Slot] = {}
+        self.staged: dict[str, tuple[int, int, int]] = {}  # prefix -> sequence, step, value
+
+    def infos(self) -> list[SlotInfo]:
+        """As arena.scan(any_state=True): newest sequence first."""
+        return sorted((slot.info for slot in self.slots.values()), key=lambda info: -info.sequence)
+
+    def newest_ready(self) -> Slot | None:
+        ready = [slot for slot in self.slots.values() if slot.info.state is SlotState.READY]
+        return max(ready, key=lambda slot: slot.info.sequence, default=None)
+
+    def newest_step(self) -> int:
+        return max((slot.info.step for slot in self.slots.values() if slot.info.state is SlotState.READY), default=-1)
+
+    def read(self, info: SlotInfo) -> Slot:
+        """The slot, as SlotReader opens it; SlotIsGone if it is not what `info` says."""
+        slot = self.slots.get(info.path)
+        if slot is None:
+            raise SlotIsGone(f"slot {info.path.name} is gone")
+        if slot.writer:
+            raise SlotIsGone(f"slot {info.path.name} is being written again")
+        if slot.info != dataclasses.replace(info, state=SlotState.READY):
+            raise SlotIsGone(f"slot {info.path.name} no longer holds snapshot {info.sequence}")
+        return slot
+
+    def remove(self, expected: SlotInfo) -> bool:
+        """As arena.remove_slot."""
+        slot = self.slots.get(expected.path)
+        if slot is not None and not slot.is_locked and slot.info == expected:
+            del self.slots[expected.path]
+            return True
+        return slot is None
+
+    def release(self, pid: int) -> None:
+        """The kernel lets go of a dead process's locks."""
+        for slot in self.slots.values():
+            if slot.writer == pid:
+                slot.writer = 0  # torn: nobody reads what is WRITING
+            if pid in slot.readers:
+                slot.readers.remove(pid)
+
+    def clear(self) -> None:
+        self.slots.clear()
+        self.staged.clear()
+
+
+class SimArena:
+    """The slots of one trainer incarnation: procsv.ipc.arena.Arena."""
+
+    def __init__(self, memory: SimMemory, run: str, incarnation: int, pid: int, plan: SaverPlan) -> None:
+        self._memory, self._run, self._incarnation, self._pid, self._plan = memory, run, incarnation, pid, plan
+        self._own: list[Slot] = []
+
+    def reserve(self, count: int, never: Path | None) -> None:
+        newest = self._memory.newest_ready()
+        for path in sorted(self._memory.slots):
+            slot = self._memory.slots[path]
+            if len(self._own) < count and path != never and slot is not newest and not slot.is_locked:
+                self._take(slot)
+        number = 0
+        while len(self._own) < count:
+            path = self._memory.directory / f"slot.{self._incarnation}.{number}"
+            number += 1
+            if path not in self._memory.slots:
+                slot = Slot(SlotInfo(path, SlotState.FREE, self._incarnation, 0, -1, self._run, 0, 0, 0))
+                self._memory.slots[path] = slot
+                self._take(slot)
+
+    def _take(self, slot: Slot) -> None:
+        self._mark(slot, SlotState.FREE)
+        self._own.append(slot)
+
+    def _mark(self, slot: Slot, state: SlotState) -> None:
+        slot.info = SlotInfo(slot.info.path, state, self._incarnation, 0, -1, self._run, 0, 0, 0)
+
+    def begin(self) -> Slot | None:
+        """A slot to fill; None if the service reads all but the newest READY one."""
+        newest = max((slot.info.sequence for slot in self._own), default=0)
+        for slot in sorted(self._own, key=lambda slot: slot.info.sequence):
+            if slot.is_locked or (slot.info.sequence and slot.info.sequence >= newest):
+                continue
+            if slot.info.state is SlotState.READY:
+                slot.move(SlotEvent.NEWER_IS_READY)
+            slot.move(SlotEvent.TRAINER_BEGINS)
+            self._mark(slot, SlotState.WRITING)
+            slot.writer = self._pid
+            return slot
+        return None
+
+    def publish(self, slot: Slot, sequence: int, step: int, value: int) -> SlotInfo:
+        slot.value, slot.plan, slot.is_good = value, self._plan, True
+        slot.info = dataclasses.replace(slot.info, sequence=sequence, step=step, toc_hash=value)
+        slot.move(SlotEvent.TRAINER_PUBLISHES)
+        slot.writer = 0
+        return slot.info
+
+    def abandon(self, slot: Slot) -> None:
+        self._mark(slot, SlotState.FREE)
+        slot.writer = 0

@@ -1,0 +1,169 @@
+"""A network in memory that can be bad: the real doors (checks, acknowledgements, repetition) over a carrier of ours.
+
+As ZeroMQ does it: a client finds whoever is bound to its path, again after every break; what is under way to an end that
+is gone is lost.  The weather decides what is lost, doubled, late or overtaken; every message has one chance from the seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from procsv.ipc.clock import Clock
+from procsv.ipc.door import COMMAND_LINE, Address, ClientDoor, Put, ServerDoor
+from tests.simulation.clock import SimClock
+
+LATENCY_S = 0.0005
+RECONNECT_S = 0.1
+REMEMBERED_MAX = 40  # messages of the dead that may come again
+
+
+@dataclass(slots=True)
+class Weather:
+    """Chances from 0 to 1; each message takes up to `delay_s_max`."""
+
+    loss: float = 0.0
+    duplication: float = 0.0
+    delay_s_max: float = 0.0
+
+
+class SimNetwork:
+    def __init__(self, clock: SimClock, rng: Random) -> None:
+        self.clock, self._rng = clock, rng
+        self.weather = Weather()
+        self.servers: dict[Path, SimServer] = {}
+        self.clients: dict[bytes, SimClient] = {}
+        self.past: deque[tuple[Path, bytes, list[bytes]]] = deque(maxlen=REMEMBERED_MAX)  # what trainers have said
+        self._numbers = itertools.count(1)
+
+    # -- connections -----------------------------------------------------------------------------------------
+    def bind(self, server: SimServer) -> None:
+        assert server.path not in self.servers, f"two servers on {server.path}"
+        self.servers[server.path] = server
+        for client in self.clients.values():
+            self._reconnect(client)
+
+    def unbind(self, server: SimServer) -> None:
+        if self.servers.get(server.path) is server:
+            del self.servers[server.path]
+        server.is_open = False
+        for client in self.clients.values():
+            if client.server is server:
+                client.server = None
+
+    def join(self, client: SimClient) -> bytes:
+        who = f"{client.me.role}.{client.me.incarnation}.{next(self._numbers)}".encode()
+        self.clients[who] = client
+        self._reconnect(client, 0.001)
+        return who
+
+    def part(self, client: SimClient) -> None:
+        self.clients.pop(client.who, None)
+        client.server = None
+
+    def cut(self, path: Path) -> None:
+        """Breaks every connection to `path`; the clients come back by themselves."""
+        for client in self.clients.values():
+            if client.path == path and client.server is not None:
+                client.server = None
+                self._reconnect(client)
+
+    def _reconnect(self, client: SimClient, delay_s: float = RECONNECT_S) -> None:
+        def connect() -> None:
+            server = self.servers.get(client.path)
+            if client.server is None and server is not None and self.clients.get(client.who) is client:
+                client.server = server
+                client.made += 1
+                client.wake()
+
+        self.clock.after(delay_s, connect)
+
+    # -- messages --------------------------------------------------------------------------------------------
+    def carry(self, frames: list[bytes], deliver: Callable[[list[bytes]], None], is_spared: bool) -> None:
+        weather = self.weather
+        if is_spared or not (weather.loss or weather.duplication or weather.delay_s_max):
+            self.clock.after(LATENCY_S, lambda: deliver(frames))
+            return
+        if self._rng.random() < weather.loss:
+            return
+        for _ in range(1 + (self._rng.random() < weather.duplication)):
+            self.clock.after(LATENCY_S + self._rng.random() * weather.delay_s_max, lambda: deliver(frames))
+
+    def say_again(self) -> str:
+        """Something that a trainer has said in the past comes once more, from whoever said it; what it was."""
+        if not self.past:
+            return ""
+        path, who, frames = self.past[self._rng.randrange(len(self.past))]
+        server = self.servers.get(path)
+        if server is not None:
+            server.deliver([who, *frames])
+        return f"{who.decode()} to {path.name}"
+
+
+class SimServer(ServerDoor):
+    """Server, in this network.  `wake`: something has come."""
+
+    def __init__(self, network: SimNetwork, path: Path, me: Address, clock: Clock, wake: Callable[[], None]) -> None:
+        super().__init__(me, clock)
+        self.path, self.is_open = path, True
+        self._network, self._wake = network, wake
+        self._mailbox: deque[list[bytes]] = deque()
+        network.bind(self)
+
+    def deliver(self, frames: list[bytes]) -> None:
+        if self.is_open:
+            self._mailbox.append(frames)
+            self._wake()
+
+    def _put(self, frames: list[bytes]) -> Put:
+        client = self._network.clients.get(frames[0])
+        if client is None or client.server is not self:
+            return Put.NOBODY
+        self._network.carry(frames[1:], client.deliver, client.me.role == COMMAND_LINE)
+        return Put.TAKEN
+
+    def _take(self) -> list[bytes] | None:
+        return self._mailbox.popleft() if self._mailbox else None
+
+    def close(self) -> None:
+        self._network.unbind(self)
+
+
+class SimClient(ClientDoor):
+    """Client, in this network."""
+
+    def __init__(self, network: SimNetwork, path: Path, me: Address, clock: Clock, wake: Callable[[], None]) -> None:
+        super().__init__(me, clock)
+        self.path, self.wake = path, wake
+        self.server: SimServer | None = None
+        self.made = 0  # connections that `tick` has not reported yet
+        self._network = network
+        self._mailbox: deque[list[bytes]] = deque()
+        self.who = network.join(self)
+
+    def deliver(self, frames: list[bytes]) -> None:
+        if self._network.clients.get(self.who) is self:
+            self._mailbox.append(frames)
+            self.wake()
+
+    def _put(self, frames: list[bytes]) -> Put:
+        if self.made or self.server is None:
+            return Put.FULL
+        if self.me.role == "trainer":
+            self._network.past.append((self.path, self.who, frames))
+        self._network.carry([self.who, *frames], self.server.deliver, self.me.role == COMMAND_LINE)
+        return Put.TAKEN
+
+    def _take(self) -> list[bytes] | None:
+        return self._mailbox.popleft() if self._mailbox else None
+
+    def _new_connections(self) -> int:
+        made, self.made = self.made, 0
+        return made
+
+    def close(self, linger_ms: int = 0) -> None:
+        self._network.part(self)

@@ -1,0 +1,137 @@
+"""What every simulated process has: a pid, turns, locks that its death releases, and ways to be killed or frozen.
+
+A turn is one round of a process's real loop: it hears what has come, does it, and says when it wants its next turn.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from procsv.ipc.process import Exit, Stranger
+from tests.simulation.clock import Timer
+from tests.simulation.disk import Killed
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+KILLED = Exit(None, signal.SIGKILL)
+FOR_EVER_S = 1e9
+
+
+class Process:
+    """One process of the run; subclasses have its loop's body in `turn`."""
+
+    def __init__(self, world: World, role: str, incarnation: int, pid: int = 0) -> None:
+        self.world, self.role, self.incarnation = world, role, incarnation
+        self.pid = pid or world.new_pid()
+        self.is_dead = False
+        self.holds_lock = False  # its own: run.lock, writer.lock or its service's
+        self.born_s = world.clock.now_s
+        self.frozen_until_s = 0.0
+        self.is_orphan = False  # the lifeline is cut: whoever ran the run is dead
+        self.kill_in: int | None = None  # killed before its n-th disk operation from now
+        self._was_stopped_for_ever = False
+        self._timer: Timer | None = None
+        self._timer_s = 0.0
+        world.born(self)
+
+    # -- turns -----------------------------------------------------------------------------------------------
+    def wake(self, delay_s: float = 0.0) -> None:
+        """It gets a turn that long from now, if it does not get one before."""
+        if self.is_dead:
+            return
+        due_s = max(self.world.clock.now_s + delay_s, self.frozen_until_s)
+        if self._timer is not None:
+            if self._timer_s <= due_s:
+                return
+            self._timer.cancel()
+        self._timer, self._timer_s = self.world.clock.at(due_s, self._begin_turn), due_s
+
+    def _begin_turn(self) -> None:
+        self._timer = None
+        if self.is_dead:
+            return
+        if self.world.clock.now_s < self.frozen_until_s:
+            self.wake()
+            return
+        self.on_disk(self.turn)
+
+    def on_disk(self, work: object) -> None:
+        """Calls `work`; dies in the middle of it if it was to be killed at one of the disk operations."""
+        assert callable(work)
+        disk = self.world.disk
+        disk.kill_in = self.kill_in
+        try:
+            work()
+            self.kill_in = disk.kill_in
+        except Killed:
+            self.die(KILLED, "outside")
+        finally:
+            disk.kill_in = None
+
+    def turn(self) -> None:
+        raise NotImplementedError
+
+    # -- ends ------------------------------------------------------------------------------------------------
+    def freeze(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after that long."""
+        self.frozen_until_s = self.world.clock.now_s + seconds
+        self._was_stopped_for_ever = self._was_stopped_for_ever or seconds >= FOR_EVER_S
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.wake()
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self.frozen_until_s = 0.0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.wake()
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.world.clock.now_s < self.frozen_until_s
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it would never come to its end."""
+        return self._was_stopped_for_ever
+
+    def orphan(self) -> None:
+        """The other end of the lifeline is closed."""
+        self.is_orphan = True
+        self.wake()
+
+    def die(self, exit: Exit, by: str) -> None:
+        if self.is_dead:
+            return
+        self.is_dead = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.let_go()
+        self.world.memory.release(self.pid)
+        self.world.process_died(self, exit, by)
+
+    def let_go(self) -> None:
+        """Closes its sockets; called once, at its death."""
+
+
+class SimStranger(Stranger):
+    """A process that somebody knows by its pid."""
+
+    def __init__(self, world: World, pid: int) -> None:
+        self.pid, self._world = pid, world
+
+    def has_ended(self) -> bool:
+        return self.pid not in self._world.processes
+
+    def signal_tree(self, number: int) -> None:
+        process = self._world.processes.get(self.pid)
+        if process is not None and number == signal.SIGKILL:
+            process.die(KILLED, "service")
+
+    def close(self) -> None:
+        """There is no descriptor."""

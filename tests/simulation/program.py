@@ -1,0 +1,121 @@
+"""What the simulated user trains: how long things take, what it computes, and what is wrong with the program itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from procsv.ipc.messages import SaverPlan
+
+MODULUS = 2**61 - 1
+
+
+class ProgramError(Exception):
+    """What ends the user's program: an exception, an exit code, or a signal that it raises itself."""
+
+    def __init__(
+        self, type: str = "", message: str = "", code: int = 1, signal: int | None = None, permanent: bool = False
+    ) -> None:
+        super().__init__(type, message, code, signal)
+        self.type, self.message, self.code, self.signal, self.permanent = type, message, code, signal, permanent
+
+
+def advance(value: int, step: int) -> int:
+    """One training step: deterministic, and different for every step."""
+    return (value * 6364136223846793005 + step * 1442695040888963407 + 1) % MODULUS
+
+
+_VALUES = [0]
+
+
+def value_at(step: int) -> int:
+    """The state that a run without faults has after `step` steps."""
+    while len(_VALUES) <= step:
+        _VALUES.append(advance(_VALUES[-1], len(_VALUES)))
+    return _VALUES[step]
+
+
+@dataclass(slots=True)
+class Program:
+    """One user's program.  Seconds are simulated."""
+
+    steps: int = 60
+    import_s: float = 2.0
+    restore_s: float = 0.2
+    compile_s: float = 1.0
+    step_s: float = 0.4
+    snapshot_s: float = 1.5
+    copy_s: float = 0.05
+    slots: int = 2
+    is_staging: bool = False  # no shared memory: checkpoints by the Saver's own op
+    save_secs: float = 8.0
+    max_to_keep: int = 3
+    import_error: ProgramError | None = None
+    poison: dict[int, ProgramError] = field(default_factory=dict)  # step -> what always happens there
+    flaky: dict[int, ProgramError] = field(default_factory=dict)  # step -> what happens there once
+    standby: bool = False  # a warm one waits
+    grandchild: bool = False  # a crash leaves a grandchild behind
+
+    @property
+    def plan(self) -> SaverPlan:
+        return SaverPlan(
+            "/logdir/model.ckpt", "checkpoint", self.save_secs, self.max_to_keep, 10000.0, False, False, ""
+        )
+
+    def check_import(self, incarnation: int) -> None:
+        if self.import_error is not None:
+            raise self.import_error
+
+    def check_step(self, step: int, incarnation: int) -> None:
+        if step in self.poison:
+            raise self.poison[step]
+        if step in self.flaky:
+            raise self.flaky.pop(step)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it would come to its end if nothing happened to it."""
+        return self.import_error is None and not self.poison
+
+
+def draw_program(rng: Random) -> Program:
+    """A program for one run."""
+    program = Program(
+        steps=rng.randrange(10, 60),
+        import_s=rng.uniform(0.2, 4.0),
+        restore_s=rng.uniform(0.05, 1.0),
+        compile_s=rng.uniform(0.2, 3.0),
+        step_s=rng.choice([0.1, 0.3, 0.6, 1.0]),
+        snapshot_s=rng.choice([1.0, 1.0, 2.0, 5.0]),
+        copy_s=rng.uniform(0.01, 0.5),
+        slots=rng.choice([2, 3]),
+        is_staging=rng.random() < 0.1,
+        save_secs=rng.choice([2.0, 5.0, 20.0]),
+        max_to_keep=rng.choice([1, 2, 5]),
+        grandchild=rng.random() < 0.3,
+        standby=rng.random() < 0.5,
+    )
+    kind = rng.random()
+    if kind < 0.02:
+        program.import_error = rng.choice(
+            [
+                ProgramError("ModuleNotFoundError", "No module named 'x'", permanent=True),
+                ProgramError(code=78),
+                ProgramError(code=127),
+                ProgramError("ValueError", "bad flag"),
+            ]
+        )
+    elif kind < 0.06:
+        program.poison[rng.randrange(2, program.steps)] = ProgramError("InvalidArgumentError", "NaN")
+    elif kind < 0.16:
+        for step in rng.sample(range(2, program.steps), rng.randrange(1, 4)):
+            program.flaky[step] = rng.choice(
+                [
+                    ProgramError("ValueError", f"by chance, at {step}"),
+                    ProgramError(code=3),
+                    ProgramError(code=75),
+                    ProgramError(signal=11),
+                    ProgramError(signal=6),
+                ]
+            )
+    return program

@@ -1,0 +1,288 @@
+"""The two services: their real processes' code (messages, jobs, core) over simulated threads, slots, disk and clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from procsv.ipc.arena import SlotInfo
+from procsv.ipc.door import Address, Heard
+from procsv.ipc.messages import SaverPlan
+from procsv.ipc.process import Exit, Stranger
+from procsv.ipc.pulse import Beat, Phase, PulseWriter
+from procsv.ipc.start import Start
+from procsv.services.checkpoint.actions import Action, Persist, VerifySlot
+from procsv.services.checkpoint.facts import Look, State
+from procsv.services.checkpoint.last_one_out import LastOneOut
+from procsv.services.checkpoint.outside import Outside
+from procsv.services.checkpoint.process import CheckpointService
+from procsv.services.checkpoint.store import Store
+from procsv.services.checkpoint.watching import Watch
+from procsv.services.checkpoint.worker import Outcomes, Worker
+from procsv.services.runtime import TICK_S_MAX, Service, Tools
+from procsv.services.summary.process import SummaryService, TrainerWatch
+from tests.simulation import history
+from tests.simulation.disk import Killed
+from tests.simulation.network import SimServer
+from tests.simulation.processes import Process, SimStranger
+from tests.simulation.shelf import SimShelf
+from tests.simulation.store import SimStore
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+T = TypeVar("T")
+LOOP_S_MIN = 0.005  # between two turns of a service that always wants another
+LOCK_LOOK_S = 0.1
+JOB_OPERATIONS_MAX = 40  # a save makes about 25 disk operations; a kill comes before any of them, or after
+
+
+class SimPulse(PulseWriter):
+    """A pulse without a mapped file."""
+
+    def __init__(self) -> None:
+        self.phase, self.step, self.work, self.extended_s = Phase.IMPORT, -1, 0, 0.0
+        self.beat_s = 0.0
+
+    def beat(self, now_s: float) -> None:
+        self.beat_s = now_s
+
+    def read(self) -> Beat | None:
+        return Beat(self.phase, self.step, self.work, self.beat_s, self.extended_s) if self.beat_s else None
+
+    def close(self) -> None:
+        """There is no file."""
+
+
+class SimWorker(Worker):
+    """A thread's jobs, one at a time.  A job takes its time and then happens; a kill in between does part of it."""
+
+    def __init__(self, process: ServiceProcess, outcomes: Outcomes) -> None:
+        self._process, self._results = process, outcomes
+        self._todo: deque[tuple[Callable[[], object], Callable[[Exception | None, object], None]]] = deque()
+        self._is_busy = False
+        process.workers.append(self)
+
+    def do(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
+        def over(error: Exception | None, result: object) -> None:
+            self._results.add(lambda: then(result) if error is None else failed(error))  # type: ignore[arg-type]
+
+        self._todo.append((job, over))
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._todo and not self._is_busy:
+            self._is_busy = True
+            self._process.world.clock.after(self._process.world.job_s(), self._end)
+
+    def _end(self) -> None:
+        process = self._process
+        if process.is_dead:
+            return
+        if process.is_frozen:
+            process.world.clock.at(process.frozen_until_s, self._end)
+            return
+        self._is_busy = False
+        process.on_disk(self._run)
+        self._begin()
+
+    def _run(self) -> None:
+        job, over = self._todo.popleft()
+        try:
+            result = job()
+        except Exception as error:  # noqa: BLE001  as worker.py: a job that fails is an outcome
+            over(error, None)
+        else:
+            over(None, result)
+        self._process.world.memory.release(self._process.pid)
+
+    def interrupt(self) -> None:
+        """The process is killed: its job is done in part, nobody hears of it, and the rest never is."""
+        if not self._is_busy or not self._todo:
+            return
+        disk = self._process.world.disk
+        disk.kill_in = self._process.world.rng.randrange(JOB_OPERATIONS_MAX)
+        try:
+            self._todo[0][0]()
+        except (Exception, Killed):  # noqa: BLE001  whatever it was: it died with its process
+            pass
+        finally:
+            disk.kill_in = None
+        self._todo.clear()
+
+    def close(self) -> None:
+        self._todo.clear()
+
+
+class SimLastOneOut(LastOneOut):
+    """Who sees to it that nothing is left when the watchdog is dead; the decisions are the real ones."""
+
+    def __init__(self, world: World, start: Start, trainers: list[Stranger], now_s: float) -> None:
+        super().__init__(start, trainers, now_s)
+        self._world = world
+
+    def _is_trainer_gone(self) -> bool:
+        return not self._world.writer_lock_is_held() and all(trainer.has_ended() for trainer in self._trainers)
+
+    def is_alone(self, now_s: float) -> bool:
+        return self._world.holder("summary") is None or now_s >= self._give_up_s
+
+    def tidy(self, keep_memory: bool, now_wall_s: float) -> None:
+        if self._world.holder("watchdog") is None:
+            self._world.clear_run(keep_memory)
+
+
+class SimWatch(Watch):
+    """Hints of changes in the directory: there are none, the rescan must do."""
+
+    def keep(self, directory: Path) -> None:
+        """Nothing is watched."""
+
+    def close(self) -> None:
+        """Nothing was."""
+
+
+class SimOutside(Outside):
+    """What the checkpoint service touches."""
+
+    def __init__(self, process: ServiceProcess, start: Start) -> None:
+        self._process, self._world, self._told = process, process.world, start
+        self._store: SimStore | None = None
+
+    def store(self) -> Store:
+        world = self._world
+        self._store = SimStore(world.disk, world.memory, self._told, world.last_run, world.clock)
+        return self._store
+
+    def worker(self, name: str, outcomes: Outcomes, niceness: int = 0) -> Worker:
+        return SimWorker(self._process, outcomes)
+
+    def slots(self) -> list[SlotInfo]:
+        return self._world.memory.infos()
+
+    def plan_in(self, slot: SlotInfo) -> SaverPlan | None:
+        found = self._world.memory.slots.get(slot.path)
+        return found.plan if found is not None else None
+
+    def keep_plan(self, plan: SaverPlan) -> None:
+        self._world.kept_plan = plan
+
+    def kept_plan(self) -> SaverPlan | None:
+        return self._world.kept_plan
+
+    def remove_slot(self, slot: SlotInfo) -> None:
+        self._world.memory.remove(slot)
+
+    def staged(self) -> list[State]:
+        staged = self._world.memory.staged.items()
+        return [State(seq, step, 0, self._told.run, None, prefix) for prefix, (seq, step, _) in sorted(staged)]
+
+    def remove_staged(self, prefix: str) -> None:
+        self._world.memory.staged.pop(prefix, None)
+
+    def watch(self, on_change: Callable[[], None]) -> Watch:
+        return SimWatch(on_change)
+
+    def look(self, plan: SaverPlan, watch: Watch) -> Look:
+        """Nobody but the service saves here."""
+        return Look((), self._store.newest_step() if self._store is not None else None, "")
+
+    def stranger(self, pid: int) -> Stranger:
+        return SimStranger(self._world, pid)
+
+    def last_one_out(self, trainers: list[Stranger], now_s: float) -> LastOneOut:
+        return SimLastOneOut(self._world, self._told, trainers, now_s)
+
+
+class HostedCheckpoint(CheckpointService):
+    """The real service.  A slot that a job reads is locked from the job's beginning, as its reader would."""
+
+    def __init__(self, tools: Tools, process: ServiceProcess) -> None:
+        self._host = process
+        super().__init__(tools, SimOutside(process, tools.start))
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, Persist | VerifySlot) and action.state.slot is not None:
+            slot = self._host.world.memory.slots.get(action.state.slot.path)
+            if slot is not None and not slot.writer:
+                slot.readers.append(self._host.pid)
+        super()._act(action)
+
+
+class SimTrainerWatch(TrainerWatch):
+    """Whether the trainer that has said Hello is still there."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._pid, self.is_known = world, 0, False
+
+    def watch(self, pid: int) -> None:
+        self._pid, self.is_known = pid, True
+
+    def has_ended(self) -> bool:
+        return self.is_known and self._pid not in self._world.processes
+
+    def close(self) -> None:
+        """There is no descriptor."""
+
+
+class ServiceProcess(Process):
+    """The loop of services/runtime.py around a service."""
+
+    def __init__(self, world: World, start: Start, path: Path) -> None:
+        super().__init__(world, start.role, start.incarnation)
+        self._start, self._path = start, path
+        self.pulse = SimPulse()
+        self.workers: list[SimWorker] = []
+        self.server: SimServer | None = None
+        self._service: Service | None = None
+        self._has_heard_of_orphan = False
+        self.wake(world.boot_s())
+
+    def turn(self) -> None:
+        if self._service is None and not self._begin():
+            return
+        service, server, now_s = self._service, self.server, self.world.clock.now_s
+        assert service is not None
+        assert server is not None
+        if self.is_orphan and not self._has_heard_of_orphan:
+            self._has_heard_of_orphan = True
+            service.orphaned()
+        while (heard := server.receive()) is not None:
+            self._note(heard)
+            service.handle(heard)
+        server.tick()
+        self.pulse.beat(now_s)
+        pause_s = service.tick(now_s)
+        if service.is_finished():
+            service.close()
+            self.die(Exit(0, None), "itself")
+            return
+        self.wake(min(TICK_S_MAX, max(LOOP_S_MIN, pause_s)))
+
+    def _note(self, heard: Heard) -> None:
+        self.world.note(history.Heard(self.role, heard.role, heard.incarnation, type(heard.body).__name__))
+
+    def _begin(self) -> bool:
+        """Serves, once the service of the run before has let go of the logdir."""
+        if self.world.holder(self.role) is not None:
+            self.wake(LOCK_LOOK_S)
+            return False
+        self.holds_lock = True
+        world, start = self.world, self._start
+        me = Address(start.run, start.role, start.incarnation)
+        self.server = SimServer(world.network, self._path, me, world.clock, self.wake)
+        self.pulse.phase = Phase.IDLE
+        tools = Tools(start, world.clock, self.server, self.pulse, self.wake)
+        if self.role == "checkpoint":
+            self._service = HostedCheckpoint(tools, self)
+        else:
+            self._service = SummaryService(tools, SimShelf(world.events, start.run), SimTrainerWatch(world))
+        return True
+
+    def let_go(self) -> None:
+        for worker in self.workers:
+            worker.interrupt()
+        if self.server is not None:
+            self.server.close()

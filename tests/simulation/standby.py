@@ -1,0 +1,35 @@
+"""A standby: imports, waits, and becomes the next trainer, or dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from procsv.ipc.process import Exit
+from tests.simulation.processes import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class StandbyProcess(Process):
+    """`say` tells the watchdog that it waits: its number, and the seconds that it took."""
+
+    def __init__(self, world: World, number: int, say: Callable[[int, float], None]) -> None:
+        super().__init__(world, "standby", number)
+        self._say, self._has_said = say, False
+        self.wake(world.program.import_s)
+
+    def turn(self) -> None:
+        if self.is_orphan:
+            self.die(Exit(0, None), "itself")
+        elif not self._has_said and self.world.clock.now_s >= self.born_s + self.world.program.import_s:
+            self._has_said = True
+            self._say(self.incarnation, self.world.program.import_s)
+
+    def become_another(self) -> None:
+        """Its process goes on, under another name."""
+        self.is_dead = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.world.processes.pop(self.pid, None)

@@ -1,0 +1,265 @@
+"""The checkpoint service's store over a disk in memory.
+
+Follows services/checkpoint/store.py and catalog.py operation by operation (commit.py here follows commit.py there): the real
+ones, on a real file system, take milliseconds a save.  What is kept and deleted is
+decided by the real retention rules, and messages, facts and manifests are the real ones.  The bytes of a checkpoint are the
+model's step and value; its checksum is their text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+
+from procsv.ipc.clock import Clock
+from procsv.ipc.messages import Durable, Reason, SaverPlan
+from procsv.ipc.start import Start
+from procsv.services.checkpoint.facts import Candidate, Found, Rejection, State, Stock
+from procsv.services.checkpoint.manifest import MANIFEST_VERSION, Manifest
+from procsv.services.checkpoint.retention import Kept, Rule, first_keep, retain
+from procsv.services.checkpoint.store import SlotBad, SlotGone, Store
+from tests.simulation.checkpoints import (
+    HOME,
+    SAVE_PATH,
+    STAGING,
+    STATE_FILE,
+    Intent,
+    base_name,
+    files_of,
+    manifest_at,
+    sum_of,
+)
+from tests.simulation.commit import SimWorkshop
+from tests.simulation.disk import SimDisk
+from tests.simulation.memory import SimMemory, SlotIsGone
+
+MEMORY = f"{HOME}/checkpoints.json"
+_OURS = re.compile(r"/logdir/model\.ckpt-(\d+)\.(index|data|manifest\.json)$")
+
+
+class SimStore(Store):
+    """Everything that the service does with files; jobs of its disk thread."""
+
+    def __init__(self, disk: SimDisk, memory: SimMemory, start: Start, last_run: str, clock: Clock) -> None:
+        self._disk, self._shared, self._run, self._last_run, self._clock = disk, memory, start.run, last_run, clock
+        self._follows = start.incarnation > 1
+        self._workshop = SimWorkshop(disk)
+        self._is_recovered = False
+        self._has_swept = False
+        self._undeleted: list[str] = []
+        self._serving = ""
+
+    # -- at the start ----------------------------------------------------------------------------------------
+    def lineage(self) -> frozenset[str]:
+        known = set(self._disk.files[MEMORY].content[0] if MEMORY in self._disk.files else ())
+        known |= {self._last_run}
+        lineage = frozenset(known & {info.run for info in self._shared.infos()}) - {self._run}
+        with contextlib.suppress(OSError):
+            self._disk.replace(MEMORY, (tuple(sorted({*lineage, self._run})), self._next_keep()))
+        return lineage
+
+    def _next_keep(self) -> float | None:
+        node = self._disk.files.get(MEMORY)
+        return None if node is None else node.content[1]
+
+    def open(self) -> None:
+        self._take_up()
+
+    def _take_up(self) -> None:
+        if not self._is_recovered:
+            self._workshop.recover()
+            self._is_recovered = self._workshop.is_empty()
+
+    def take_stock(self, plan: SaverPlan) -> Stock:
+        with contextlib.suppress(OSError):
+            self._make_ready()
+        candidates, kept, _, _ = self._listing()
+        if not candidates:
+            return Stock(-1, 0, None, ())
+        top, newest = max(c.sequence for c in candidates), candidates[0]
+        durable = None
+        if newest.sequence and (self._follows or self._shared.infos()) and self._verify(newest.path) == "":
+            durable = self._durable(self._workshop.manifest(newest.path), newest.path, 0.0, kept)
+        return Stock(newest.step, top, durable, kept)
+
+    def _durable(self, manifest: Manifest | None, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
+        assert manifest is not None, path
+        return Durable(manifest.sequence, manifest.step, manifest.incarnation, path, manifest.reason, 1, seconds, kept)
+
+    def _make_ready(self) -> None:
+        self._take_up()
+        if not self._has_swept:
+            for path in self._disk.under("/logdir/checkpoint.new"):
+                self._disk.unlink(path)
+            self._finish_deletions()
+            self._has_swept = True
+
+    def _finish_deletions(self) -> None:
+        listed = {candidate.path for candidate in self._listing()[0] if candidate.listed}
+        for name in self._disk.under(SAVE_PATH):
+            path = name.removesuffix(".manifest.json")
+            if path != name and path not in listed and files_of(path)[1] not in self._disk.files:
+                self._workshop.delete(path)
+
+    # -- what is there ---------------------------------------------------------------------------------------
+    def _listing(self) -> tuple[list[Candidate], tuple[str, ...], bool, str]:
+        """catalog.take_stock: candidates in the order of trial, those kept, whether anything exists, trouble."""
+        state = self._disk.read(STATE_FILE)
+        trouble = "" if state is None or state[:1] != ("spoilt",) else "the checkpoint file is garbled"
+        listed = list(reversed(state)) if state and not trouble else []
+        found = {match[1] for name in self._disk.files if (match := _OURS.match(name)) and match[2] == "index"}
+        unlisted = [f"{SAVE_PATH}-{step}" for step in sorted(map(int, found), reverse=True)]
+        candidates = [self._candidate(path, True) for path in listed]
+        candidates += [self._candidate(path, False) for path in unlisted if path not in listed]
+        kept = tuple(path for path in reversed(listed) if self._has_files(path))
+        leftovers = any(".rejected" in name or _OURS.match(name) for name in self._disk.files)
+        return candidates, kept, bool(candidates) or bool(trouble) or leftovers, trouble
+
+    def _candidate(self, path: str, listed: bool) -> Candidate:
+        manifest = self._workshop.manifest(path)
+        if manifest is not None:
+            return Candidate(path, manifest.step, manifest.sequence, listed)
+        return Candidate(path, int(path.rpartition("-")[2]), 0, listed)
+
+    def _has_files(self, path: str) -> bool:
+        return files_of(path)[1] in self._disk.files
+
+    def _verify(self, path: str) -> str:
+        """What is wrong with a checkpoint; "" if it is good."""
+        if not self._has_files(path):
+            return "its files are gone"
+        manifest = self._workshop.manifest(path)
+        if manifest is None:
+            return "its manifest is gone or cannot be read"
+        for name in manifest.files:
+            content = self._disk.read(f"/logdir/{name}")
+            if content is None or sum_of(content) != manifest.files[name]:
+                return f"{name} does not match its checksum"
+        return ""
+
+    # -- restoring -------------------------------------------------------------------------------------------
+    def find(self, plan: SaverPlan, before: int = -1) -> Found:
+        with contextlib.suppress(OSError):
+            self._make_ready()
+        found = self._find(plan, before)
+        self._serving = found.checkpoint.path if found.checkpoint else ""
+        return found
+
+    def newest_step(self) -> int:
+        """Of the checkpoint that would be restored; -1 if there is none."""
+        candidates = self._listing()[0]
+        return candidates[0].step if candidates else -1
+
+    def _find(self, plan: SaverPlan, before: int) -> Found:
+        candidates, kept, exists, trouble = self._listing()
+        rejected: list[Rejection] = []
+        for position, candidate in enumerate(candidates):
+            if 0 <= before <= candidate.step:
+                continue
+            try:
+                why = self._verify(candidate.path)
+            except OSError as trouble_now:
+                rejected.append(Rejection(candidate.path, f"it cannot be read: {trouble_now}"))
+                continue
+            if why:
+                self._quarantine(candidate.path)
+                rejected.append(Rejection(candidate.path, why))
+                continue
+            if (rejected or trouble) and before < 0:
+                kept = self._relist(plan, candidates, position, bool(trouble))
+            return Found(candidate, kept, tuple(rejected), True, "")
+        error = "there are checkpoints, and none of them can be restored" if exists else ""
+        return Found(None, kept if before >= 0 else (), tuple(rejected), exists, error)
+
+    def _quarantine(self, path: str) -> None:
+        base = base_name(path)
+        number = 1
+        while self._disk.under(f"{path}.rejected.{number}/"):
+            number += 1
+        for name in [*files_of(path), manifest_at(path)]:
+            if name in self._disk.files:
+                self._disk.rename(name, f"/logdir/{base}.rejected.{number}/{base_name(name)}")
+
+    def _relist(self, plan: SaverPlan, candidates: list[Candidate], position: int, garbled: bool) -> tuple[str, ...]:
+        good = candidates[position]
+        older = [c for c in candidates[position + 1 :] if self._has_files(c.path)]
+        older = [c for c in older if c.listed] if good.listed and not garbled else older
+        paths = (*(c.path for c in reversed(older[: max(0, plan.max_to_keep - 1)])), good.path)
+        self._disk.replace(STATE_FILE, paths)
+        return paths
+
+    def release(self) -> None:
+        self._serving = ""
+
+    def verify_slot(self, info: Any) -> None:
+        if not self._read(info).is_good:
+            raise SlotBad(f"slot {info.path.name}: a tensor does not match its checksum")
+
+    def _read(self, info: Any) -> Any:
+        try:
+            return self._shared.read(info)
+        except SlotIsGone as gone:
+            raise SlotGone(str(gone)) from gone
+
+    # -- saving ----------------------------------------------------------------------------------------------
+    def persist(self, state: State, reason: Reason, plan: SaverPlan | None) -> Durable:
+        assert plan is not None
+        content = ("variables", state.step, self._value(state))
+        self._make_ready()
+        path = f"{SAVE_PATH}-{state.step}"
+        staging = f"{STAGING}{state.sequence}"
+        self._disk.remove_all(f"{staging}/")
+        try:
+            for name, part in zip(files_of(path), (content, ("index", *content[1:])), strict=True):
+                self._disk.write(f"{staging}/{base_name(name)}", part)
+            for name in files_of(path):
+                self._disk.fsync(f"{staging}/{base_name(name)}")
+        except OSError:
+            self._discard(staging)
+            raise
+        return self._put_in_place(path, staging, state, reason, plan)
+
+    def _discard(self, staging: str) -> None:
+        self._disk.remove_all(f"{staging}/")
+        self._is_recovered = False
+
+    def _value(self, state: State) -> int:
+        if state.slot is None:
+            staged = self._shared.staged.get(state.staged)
+            if staged is None:
+                raise SlotGone(f"{state.staged} is gone")
+            return staged[2]
+        slot = self._read(state.slot)
+        if not slot.is_good:
+            raise SlotBad(f"slot {state.slot.path.name}: a tensor does not match its checksum")
+        return int(slot.value)
+
+    def _put_in_place(self, path: str, staging: str, state: State, reason: Reason, plan: SaverPlan) -> Durable:
+        now = self._clock.wall()
+        sums = {base_name(n): sum_of(self._disk.read(f"{staging}/{base_name(n)}")) for n in files_of(path)}
+        manifest = Manifest(
+            MANIFEST_VERSION, state.step, state.sequence, state.incarnation, state.run, reason, now, sums
+        )
+        kept = self._listing()[1]
+        noted = self._next_keep()
+        next_keep = first_keep(now, plan.keep_every_n_hours) if noted is None else noted
+        outcome = retain(
+            [Kept(p, m.time if (m := self._workshop.manifest(p)) is not None else 0.0) for p in kept],
+            Kept(path, now),
+            Rule(plan.max_to_keep, plan.keep_every_n_hours, next_keep),
+        )
+        served = tuple(p for p in outcome.delete if p == self._serving)
+        delete = tuple(p for p in (*self._undeleted, *outcome.delete) if p != self._serving)
+        before = self._disk.read(STATE_FILE)
+        replaces = any(name in self._disk.files for name in (*files_of(path), manifest_at(path)))
+        intent = Intent(path, manifest, served + outcome.listed, delete, before, replaces)
+        try:
+            self._undeleted = self._workshop.commit(staging, intent)
+        except OSError:
+            self._is_recovered = False
+            raise
+        self._is_recovered = self._workshop.is_empty()
+        if state.staged:
+            self._shared.staged.pop(state.staged, None)
+        return self._durable(manifest, path, 0.1, intent.listed)

@@ -1,0 +1,231 @@
+"""The simulation can fail: for each invariant, code under test that breaks it, and the report of that very invariant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from procsv.ipc.delivery import Inbox
+from procsv.ipc.door import ServerDoor
+from procsv.ipc.messages import Durable
+from procsv.services.checkpoint.restoring import Restoring
+from procsv.services.summary.core import SummaryCore
+from procsv.watchdog import task
+from procsv.watchdog.core import Core
+from procsv.watchdog.events import TRAINER, Ended, KillTree
+from procsv.watchdog.restart import Cause, History
+from procsv.watchdog.task import Task
+from tests.simulation import faults, memory, store
+from tests.simulation.checkpoints import SAVE_PATH
+from tests.simulation.commit import SimWorkshop
+from tests.simulation.disk import SimDisk
+from tests.simulation.program import Program, ProgramError
+from tests.simulation.run import Run
+from tests.simulation.watchdog import Watchdog
+from tests.simulation.world import Violation
+
+SEEDS_MAX = 40  # of the same program and faults: what is left to chance differs
+
+Break = Callable[[pytest.MonkeyPatch], None]
+Plan = list[tuple[float, faults.Fault]]
+
+KILL_TRAINER: Plan = [(12.0, faults.kill("trainer"))]
+KILL_CHECKPOINT: Plan = [(12.0, faults.kill("checkpoint"))]
+
+
+def _restarts_beside_the_old_tree(patch: pytest.MonkeyPatch) -> None:
+    died = Task.died
+
+    def without_waiting(self: Task, ended: Ended, now_s: float) -> None:
+        died(self, ended, now_s)
+        self._tree_is_gone = True
+
+    patch.setattr(Task, "died", without_waiting)
+
+
+def _acknowledges_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    def persist(self: Any, state: Any, reason: Any, plan: Any) -> Durable:
+        path = f"{SAVE_PATH}-{state.step}"
+        return Durable(state.sequence, state.step, state.incarnation, path, reason, 1, 0.1, (path,))
+
+    patch.setattr(store.SimStore, "persist", persist)
+
+
+def _forgets_to_sync_the_directory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimDisk, "fsync_dir", lambda self, directory: None)
+
+
+def _deletes_before_the_new_one_is_in_place(patch: pytest.MonkeyPatch) -> None:
+    commit = SimWorkshop.commit
+
+    def deleting(self: Any, staging: str, intent: Any) -> list[str]:
+        self._delete_old(intent)
+        return commit(self, staging, intent)
+
+    patch.setattr(SimWorkshop, "commit", deleting)
+
+
+def _resumes_from_the_oldest(patch: pytest.MonkeyPatch) -> None:
+    find = store.SimStore.find
+
+    def oldest(self: Any, plan: Any, before: int = -1) -> Any:
+        found = find(self, plan, before)
+        return replace(found, checkpoint=self._candidate(found.kept[0], True)) if found.kept else found
+
+    patch.setattr(store.SimStore, "find", oldest)
+
+
+def _begins_again_where_nothing_is_good(patch: pytest.MonkeyPatch) -> None:
+    answer = Restoring._answer
+
+    def fresh(self: Any, source: Any, path: str, step: int, error: str) -> Any:
+        return answer(self, "fresh" if error else source, path, step, "")
+
+    patch.setattr(Restoring, "_answer", fresh)
+
+
+def _writes_a_batch_that_is_said_again(patch: pytest.MonkeyPatch) -> None:
+    records = SummaryCore.records
+
+    def again(self: Any, who: bytes, message: Any) -> Any:
+        stream = self._streams.get(message.writer)
+        if stream is not None and message.first <= stream.through:
+            stream.through = message.first - 1
+        return records(self, who, message)
+
+    patch.setattr(SummaryCore, "records", again)
+
+
+def _quits_before_the_services_have_ended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Core, "_end", lambda self, now_s: self._quit(now_s))
+
+
+def _says_the_wrong_cause(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(task, "find_cause", lambda *_args, **_more: Cause("exception", "OSError"))
+
+
+def _never_answers_restore(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Restoring, "go_on", lambda self, *_args: [])
+
+
+def _gives_up_one_failure_late(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(History, "is_spent", lambda self: self.no_progress_count > self.policy.failures_max)
+
+
+def _gives_up_one_failure_early(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(History, "is_spent", lambda self: self.no_progress_count >= self.policy.failures_max - 1)
+
+
+def _never_calls_a_failure_deterministic(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(History, "_same_failure", lambda self, death: "")
+
+
+def _kills_the_trainer_with_the_service(patch: pytest.MonkeyPatch) -> None:
+    ended = Core._service_ended
+
+    def with_trainer(self: Core, event: Ended, now_s: float) -> None:
+        ended(self, event, now_s)
+        self._out.append(KillTree(TRAINER, self.task.incarnation))
+
+    patch.setattr(Core, "_service_ended", with_trainer)
+
+
+def _does_not_answer_status(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Watchdog, "_heard_at_control", lambda self, heard: None)
+
+
+def _says_an_old_pid(patch: pytest.MonkeyPatch) -> None:
+    def spawned(self: Core, event: Any) -> None:
+        self.task.pid = self.task.pid or event.pid
+
+    died = Task.died
+
+    def keep_pid(self: Task, ended: Ended, now_s: float) -> None:
+        pid = self.pid
+        died(self, ended, now_s)
+        self.pid = pid
+
+    patch.setattr(Core, "_spawned", spawned)
+    patch.setattr(Task, "died", keep_pid)
+
+
+def _publishes_the_first_bytes_again(patch: pytest.MonkeyPatch) -> None:
+    publish = memory.SimArena.publish
+
+    def first(self: Any, slot: Any, sequence: int, step: int, value: int) -> Any:
+        self.first = getattr(self, "first", value)
+        return publish(self, slot, sequence, step, self.first)
+
+    patch.setattr(memory.SimArena, "publish", first)
+
+
+def _hears_the_dead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ServerDoor, "_is_outdated", lambda self, message: False)
+    patch.setattr(Inbox, "is_news", lambda self, incarnation, seq: True)
+
+
+def _believes_the_dead(patch: pytest.MonkeyPatch) -> None:
+    said = Task.said
+
+    def believe(self: Task, words: Any, now_s: float) -> None:
+        said(self, type(words)(words.role, self.incarnation, words.body, words.answers), now_s)
+
+    patch.setattr(Task, "said", believe)
+    patch.setattr(ServerDoor, "_is_outdated", lambda self, message: False)
+    patch.setattr(Inbox, "is_news", lambda self, incarnation, seq: True)
+
+
+LATER: Plan = [(20.0, faults.kill("trainer")), (22.0, faults.say_again), (23.0, faults.say_again), (25.0, faults.cut)]
+SEGFAULT = ProgramError(signal=11)
+POISON = ProgramError("InvalidArgumentError", "NaN")
+
+CASES: list[tuple[str, Break, dict[str, Any], Plan]] = [
+    ("i1", _restarts_beside_the_old_tree, {"grandchild": True}, KILL_TRAINER),
+    ("i2", _acknowledges_before_the_commit, {}, []),
+    ("i2", _forgets_to_sync_the_directory, {}, []),
+    ("i2", _deletes_before_the_new_one_is_in_place, {"max_to_keep": 1}, [(12.0, faults.kill_at_disk("checkpoint"))]),
+    ("i3", _resumes_from_the_oldest, {"save_secs": 2.0}, [(15.0, faults.lose_power)]),
+    ("i3", _begins_again_where_nothing_is_good, {}, [(12.0, faults.spoil_all), (12.0, faults.lose_power)]),
+    ("i4", _writes_a_batch_that_is_said_again, {}, [(8.0, faults.bad_network), (12.0, faults.kill("summary"))]),
+    ("i5", _quits_before_the_services_have_ended, {}, []),
+    ("i6", _says_the_wrong_cause, {}, KILL_TRAINER),
+    ("i7", _never_answers_restore, {}, []),
+    ("i8", _gives_up_one_failure_late, {"poison": {9: SEGFAULT}}, []),
+    ("i8", _gives_up_one_failure_early, {"poison": {9: SEGFAULT}}, []),
+    ("i8", _never_calls_a_failure_deterministic, {"poison": {20: POISON}}, []),
+    ("i9", _kills_the_trainer_with_the_service, {}, KILL_CHECKPOINT),
+    ("i10", _does_not_answer_status, {}, []),
+    ("i10", _says_an_old_pid, {}, KILL_TRAINER),
+    ("i11", _publishes_the_first_bytes_again, {"snapshot_s": 50.0}, []),
+    ("i12", _hears_the_dead, {}, LATER),
+    ("i12", _believes_the_dead, {}, LATER),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "breaks", "program", "plan"), CASES, ids=[f"{name}{breaks.__name__}" for name, breaks, _, _ in CASES]
+)
+def test_an_invariant_that_is_broken_is_reported(
+    name: str, breaks: Break, program: dict[str, Any], plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks(monkeypatch)
+    reported = ""
+    for seed in range(SEEDS_MAX):
+        try:
+            Run(seed, Program(**program), list(plan)).go()
+        except Violation as violation:
+            reported = str(violation)
+        if reported.startswith(f"{name}_"):
+            return
+    pytest.fail(f"{name} was never reported; the last report: {reported!r}")
+
+
+@pytest.mark.parametrize(
+    ("program", "plan"), [case[2:] for case in CASES], ids=[f"{n}-{c[0]}" for n, c in enumerate(CASES)]
+)
+def test_without_the_break_the_same_runs_keep_every_invariant(program: dict[str, Any], plan: Plan) -> None:
+    for seed in range(3):
+        assert Run(seed, Program(**program), list(plan)).go().exit_code is not None

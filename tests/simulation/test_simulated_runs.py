@@ -1,0 +1,43 @@
+"""Thousands of crash schedules: whole runs in memory under random faults, every invariant checked after every event."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.simulation import faults
+from tests.simulation.run import Run, simulate
+
+SEEDS = 300
+BLOCK = 50
+FRESH = 100
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_row_37_no_schedule_of_random_faults_breaks_an_invariant(first: int) -> None:
+    for seed in range(first, first + BLOCK):
+        assert simulate(seed).exit_code is not None
+
+
+def test_row_37_schedules_that_nobody_has_seen_before_break_no_invariant_either() -> None:
+    first = random.SystemRandom().randrange(2**31)
+    print(f"seeds {first} to {first + FRESH - 1}")
+    for seed in range(first, first + FRESH):
+        assert simulate(seed).exit_code is not None
+
+
+def test_row_37_a_seed_replays_event_for_event() -> None:
+    for seed in range(5):
+        told: list[list[str]] = [[], []]
+        for lines in told:
+            simulate(seed, trace=lines.append)
+        assert told[0] == told[1]
+        assert len(told[0]) > 50
+
+
+def test_every_fault_that_can_be_drawn_is_thrown_by_some_seed() -> None:
+    thrown: set[faults.Fault] = set()
+    for seed in range(SEEDS):
+        thrown |= {fault for _, fault in Run(seed).plan}
+    assert thrown == set(faults.FAULTS)

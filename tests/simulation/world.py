@@ -1,0 +1,220 @@
+"""One simulated machine: clock, network, disk, shared memory, processes, and what has happened so far.
+
+Made by run.py from a seed; faults.py disturbs it; invariants.py reads its history.  Everything that is left to chance comes
+from the seed, so a seed replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from procsv.ipc.door import Address
+from procsv.ipc.messages import SaverPlan, Status, StatusRequest
+from procsv.ipc.process import Exit
+from procsv.ipc.pulse import Phase
+from procsv.ipc.runfile import RunFile
+from procsv.watchdog.liveness import PHASE_S_MAX, Limits
+from procsv.watchdog.restart import Policy
+from procsv.watchdog.settings import Settings
+from tests.simulation import history
+from tests.simulation.clock import SimClock
+from tests.simulation.disk import SimDisk
+from tests.simulation.memory import SimMemory
+from tests.simulation.network import SimClient, SimNetwork
+from tests.simulation.processes import Process
+from tests.simulation.program import Program
+from tests.simulation.shelf import EventDisk
+from tests.simulation.trace import show
+from tests.simulation.trainer import Trainer
+from tests.simulation.watchdog import Watchdog
+
+STATUS_S_MAX = 1.0
+RUN_DIR = Path("/run")
+HANG_S = 20.0  # without progress, in what the model does by itself
+HANG_S_WAITING = 250.0  # in what waits for the services, which may be trying a save again after a minute, and again
+_LIMITS = dict.fromkeys(PHASE_S_MAX, HANG_S_WAITING) | {Phase.IMPORT: HANG_S, Phase.COMPILE: HANG_S}
+SETTINGS = Settings(Policy(delay_s_max=8.0), limits=Limits(step_s=HANG_S, phase_s=_LIMITS))
+
+
+class Violation(AssertionError):
+    """An invariant does not hold.  The text names it."""
+
+
+@dataclass(slots=True)
+class Stray:
+    """A grandchild that has survived its trainer, and holds the writer's lock."""
+
+    until_s: float  # ends by itself then
+    dies_in_s: float  # after it was killed
+    killed_s: float | None = None
+
+
+class World:
+    def __init__(self, seed: int, program: Program, settings: Settings | None = None) -> None:
+        self.seed, self.program = seed, program
+        self.rng = Random(seed)
+        self.settings = settings or replace(SETTINGS, standby="warm" if program.standby else "off")
+        self.clock = SimClock()
+        self.network = SimNetwork(self.clock, Random(seed + 1))
+        self.disk = SimDisk(Random(seed + 2))
+        self.events = EventDisk(self.disk, on_append=lambda file: self.note(history.Appended(file)))
+        self.memory = SimMemory(Path("/shm"))
+        self.processes: dict[int, Process] = {}
+        self.strays: list[Stray] = []
+        self.run_json: RunFile | None = None
+        self.last_incarnation = 0  # of any trainer in this logdir
+        self.last_run = ""
+        self.kept_plan: SaverPlan | None = None  # in the run directory
+        self.last_origin = ("fresh", "")
+        self.calm_from_s = 0.0  # when the last disturbance is over
+        self.cannot_spawn_until_s = 0.0
+        self.slow_disk = 1.0
+        self.disk_bad_until_s = 0.0
+        self.watchdog: Watchdog | None = None
+        self.watchers: list[Callable[[history.Fact], None]] = []
+        self.facts: list[tuple[float, history.Fact]] = []
+        self.trace: Callable[[str], None] | None = None
+        self._pids = 1000
+
+    # -- history ---------------------------------------------------------------------------------------------
+    def note(self, fact: history.Fact) -> None:
+        self.facts.append((self.clock.now_s, fact))
+        if self.trace is not None and (line := show(fact)):
+            self.trace(f"{self.clock.now_s - 1000.0:10.4f}  {line}")
+        for watcher in self.watchers:
+            watcher(fact)
+
+    def say(self, text: str) -> None:
+        """A fault, for the trace."""
+        if self.trace is not None:
+            self.trace(f"{self.clock.now_s - 1000.0:10.4f}  ** {text}")
+
+    def disturb(self, seconds: float) -> None:
+        """A fault has an effect for that long from now."""
+        self.calm_from_s = max(self.calm_from_s, self.clock.now_s + seconds)
+
+    # -- processes -------------------------------------------------------------------------------------------
+    def new_pid(self) -> int:
+        self._pids += 1
+        return self._pids
+
+    def socket(self, role: str) -> Path:
+        return RUN_DIR / f"{role}.sock"
+
+    def born(self, process: Process) -> None:
+        self.processes[process.pid] = process
+        if isinstance(process, Trainer):
+            self.last_incarnation = max(self.last_incarnation, process.incarnation)
+        self.note(history.Born(process.role, process.incarnation, process.pid))
+
+    def find(self, role: str) -> Process | None:
+        """The newest living process of that role."""
+        return next((p for p in reversed(self.processes.values()) if p.role == role), None)
+
+    def holder(self, role: str) -> Process | None:
+        """Who holds that role's lock."""
+        return next((p for p in self.processes.values() if p.role == role and p.holds_lock), None)
+
+    def process_died(self, process: Process, exit: Exit, by: str) -> None:
+        self.processes.pop(process.pid, None)
+        self.note(
+            history.Died(process.role, process.incarnation, process.pid, exit, by, process.is_orphan, process.is_stuck)
+        )
+        if isinstance(process, Watchdog):
+            for child in process.children.values():
+                child.orphan()
+            return
+        if isinstance(process, Trainer) and self.program.grandchild and exit.code != 0:
+            self._leave_a_grandchild()
+        watchdog = self.watchdog
+        if watchdog is not None and not watchdog.is_dead and watchdog.children.get(process.role) is process:
+            watchdog.child_died(process, exit)
+
+    def _leave_a_grandchild(self) -> None:
+        dies_in_s = self.rng.choice([0.0, 0.1, 2.0, 40.0])
+        self.disturb(dies_in_s)
+        self.strays.append(Stray(self.clock.now_s + self.rng.uniform(0.0, 60.0), dies_in_s))
+
+    def _living_strays(self) -> list[Stray]:
+        now_s = self.clock.now_s
+        self.strays = [
+            stray
+            for stray in self.strays
+            if now_s < stray.until_s and (stray.killed_s is None or now_s < stray.killed_s + stray.dies_in_s)
+        ]
+        return self.strays
+
+    def writer_lock_is_held(self) -> bool:
+        """By a trainer or anything that it has started."""
+        return any(p.role == "trainer" for p in self.processes.values()) or bool(self._living_strays())
+
+    def clear_tree(self) -> bool:
+        """Kills what a dead trainer has left; whether nothing is left."""
+        for stray in self._living_strays():
+            stray.killed_s = self.clock.now_s if stray.killed_s is None else stray.killed_s
+        return not self.writer_lock_is_held()
+
+    def why_not_spawned(self, role: str) -> str:
+        if self.clock.now_s < self.cannot_spawn_until_s:
+            return "[Errno 24] Too many open files"
+        if role == "trainer" and self.writer_lock_is_held():
+            return "an older trainer's processes still hold the logdir"
+        return ""
+
+    def launch(self, number: int) -> Watchdog:
+        """`procsv launch`, typed once more."""
+        run = f"{self.seed & 0xFFFFFFFF:08x}{number:08x}"
+        self.last_run = self.run_json.run if self.run_json is not None else ""
+        self.watchdog = Watchdog(self, run, self.settings)
+        return self.watchdog
+
+    def clear_run(self, keep_memory: bool) -> None:
+        """opening.remove_run: nothing of the run is left but what is in the logdir."""
+        if not keep_memory:
+            self.memory.clear()
+        self.clear_run_dir()
+
+    def clear_run_dir(self) -> None:
+        """opening.clear_run_dir, and a machine that was off."""
+        self.events.notes.clear()
+        self.kept_plan = None
+
+    # -- how long things take --------------------------------------------------------------------------------
+    def boot_s(self) -> float:
+        return self.rng.uniform(0.1, 0.6)
+
+    def job_s(self) -> float:
+        return self.rng.uniform(0.01, 0.5) * self.slow_disk
+
+    # -- procsv status ---------------------------------------------------------------------------------------
+    def ask_status(self) -> None:
+        """Runs `procsv status`; its answer, or that there was none, is noted."""
+        watchdog = self.watchdog
+        if watchdog is None or watchdog.is_dead or watchdog.core is None or watchdog.is_frozen:
+            return
+        asked_s = self.clock.now_s
+        done: list[bool] = []
+
+        def hear() -> None:
+            if client.tick():
+                client.tick()
+            while (heard := client.receive()) is not None:
+                if isinstance(heard.body, Status):
+                    finish(heard.body)
+
+        def finish(status: Status | None) -> None:
+            if not done:
+                done.append(True)
+                client.close()
+                answer = None if status is None else msgspec.json.decode(status.json)
+                if status is not None or (not watchdog.is_dead and watchdog.frozen_until_s <= asked_s):
+                    self.note(history.Asked(self.clock.now_s - asked_s, answer))
+
+        client = SimClient(self.network, watchdog.control, Address("", "cli", 1), self.clock, hear)
+        client.tell(StatusRequest())
+        self.clock.after(STATUS_S_MAX, lambda: finish(None))
