@@ -330,7 +330,9 @@ def test_row_13_without_evidence_a_kill_has_an_unknown_sender() -> None:
     assert find_cause(Exit(1, None), BOOM, False, "", oom=told).word == "exception"
 
 
-def test_a_crash_at_one_step_is_given_up_although_each_second_try_goes_back_and_makes_older_steps_durable_again() -> None:
+def test_a_crash_at_one_step_is_given_up_although_each_second_try_goes_back_and_makes_older_steps_durable_again() -> (
+    None
+):
     past = History(Policy(), random.Random(1))
     past.ready(0)
     assert past.durable(8)
