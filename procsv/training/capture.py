@@ -23,9 +23,9 @@ from procsv.training.slot_layout import lay_out
 
 tf1 = tf.compat.v1
 
-# Copied up to this size in one go without giving the interpreter away (some 0.2 ms): to get it back from a busy
-# Python thread takes up to 5 ms, which training would wait for.
-KEPT_GIL_BYTES_MAX = 4 << 20
+# What must be copied at once is copied in pieces of this size (some 0.1 ms), each without giving the interpreter away: to
+# get it back from a busy Python thread takes up to 5 ms, which training would wait for.  Between pieces others get it.
+PIECE_BYTES = 2 << 20
 CALLERS_THREAD = -1  # of RunOptions.inter_op_thread_pool: no hand-over to a pool and back
 
 
@@ -150,10 +150,13 @@ def _callable_of(session: Any, op: Any) -> Callable[[], Any]:
 
 def _copy(into: mmap.mmap, offset: int, array: Any) -> None:
     size = array.nbytes
-    if size <= KEPT_GIL_BYTES_MAX:
+    if size <= PIECE_BYTES:
         into[offset : offset + size] = array
-    else:
-        np.copyto(np.frombuffer(into, np.uint8, size, offset), flat_bytes(array))
+        return
+    data = flat_bytes(array)
+    for start in range(0, size, PIECE_BYTES):
+        end = min(start + PIECE_BYTES, size)
+        into[offset + start : offset + end] = data[start:end]
 
 
 def flat_bytes(array: Any) -> Any:

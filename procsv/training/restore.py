@@ -24,6 +24,7 @@ from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import Restore, Restored, RestoreFrom
 from procsv.ipc.places import is_remote
 from procsv.ipc.pulse import Phase
+from procsv.training.graph_changes import Kinds, compare, kinds_of, restore_checkpoint, saved_in
 from procsv.training.runtime import Runtime
 from procsv.training.save_graph import RestoreGraph, Unsupported, read_restore_graph
 
@@ -79,7 +80,7 @@ def restore_into(runtime: Runtime, session: Any, saver: Any) -> Origin:
             answer = ask_newest(runtime, durable_only=True)
     if answer.source == "checkpoint":
         tf1.logging.info("Restoring parameters from %s", answer.path)
-        saver.restore(session, answer.path)
+        restore_checkpoint(saver, session, answer.path)
     if answer.source != "fresh":
         saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in answer.all_paths])
     runtime.tell_checkpoint(Restored(answer.source, answer.path, answer.step))
@@ -111,6 +112,7 @@ def _feed_from_slot(path: Path, session: Any, saver: Any) -> None:
         raise PeerError(f"slot {path.name} is gone")
     reader = SlotReader(info)
     try:
+        _check(kinds_of(graph, saver, session.graph), reader)
         feeds = _match(graph, reader)
     except BaseException:
         reader.close()
@@ -121,20 +123,23 @@ def _feed_from_slot(path: Path, session: Any, saver: Any) -> None:
     reader.let_go()
 
 
+def _check(wanted: Kinds, reader: SlotReader) -> None:
+    """CannotFeed names what the snapshot lacks, or has in another shape or type."""
+    changes = compare(wanted, saved_in(e for shard in reader.contents.shards for e in shard))
+    if changes:
+        raise CannotFeed(f"the graph has changed since: {changes}")
+
+
 def _match(graph: RestoreGraph, reader: SlotReader) -> dict[Any, Any]:
-    """An array for each restore output; CannotFeed names what is missing or of another kind."""
+    """An array for each restore output."""
     entries = {(e.key, e.slice): e for shard in reader.contents.shards for e in shard}
-    missing = [key for key in graph.outputs if key not in entries]
-    if missing:
-        names = ", ".join(sorted(key for key, _ in missing)[:5])
-        raise CannotFeed(f"{len(missing)} tensors of the graph are not in it: {names}")
     return {tensor: _array(entries[key], tensor, reader) for key, tensor in graph.outputs.items()}
 
 
 def _array(entry: TensorEntry, tensor: Any, reader: SlotReader) -> Any:
     dtype = tensor.dtype.base_dtype
-    if dtype.name != entry.dtype or dtype.is_quantized:
-        raise CannotFeed(f"{entry.key} is {dtype.name} in the graph and {entry.dtype} in the snapshot")
+    if dtype.is_quantized:
+        raise CannotFeed(f"{entry.key} is {dtype.name}, which cannot be fed")
     if entry.dtype == "string":
         values = unpack_strings(reader.map[entry.offset : entry.offset + entry.size])
         strings = np.empty(len(values), dtype=object)

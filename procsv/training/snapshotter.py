@@ -268,6 +268,7 @@ class Snapshotter:
 
     def _take_due(self, wait_for_stop: Callable[[float | None], bool]) -> Exception | None:
         """One snapshot, taken by the boundary or, failing that, from here; what went wrong, if anything did."""
+        self._way.prepare()
         while True:
             with self._changed:
                 self._due_s, self._failure = self._clock.monotonic(), None

@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -50,6 +51,9 @@ class Way(Protocol):
     def warm_up(self, session: Any) -> None:
         """Makes the first snapshot cost what the others do."""
 
+    def prepare(self) -> None:
+        """Does what of the next `capture` can be done while training goes on.  Any thread."""
+
     def saved_tensors(self) -> list[Any] | None:
         """What `capture` reads; None where the Saver's own op decides."""
 
@@ -84,6 +88,8 @@ class SlotWay:
     is_named: bool  # checkpoints carry the step in their name
     target: str
     never: frozenset[str] = frozenset()  # slots that the session's state came from: never to be written
+    _next: SlotWriter | None = None  # begun ahead of its capture
+    _beginning: threading.Lock = field(default_factory=threading.Lock)
 
     def reserve(self) -> None:
         contents_size = 4096 + 2 * sum(64 + len(item.key) + len(item.slice) for item in self.saved.distinct)
@@ -95,6 +101,10 @@ class SlotWay:
     def warm_up(self, session: Any) -> None:
         self.saved.warm_up(session)
 
+    def prepare(self) -> None:
+        with self._beginning:
+            self._next = self._next or self.arena.begin()
+
     def saved_tensors(self) -> list[Any] | None:
         return [item.tensor for item in self.saved.distinct]
 
@@ -102,7 +112,8 @@ class SlotWay:
         self, session: Any, sequence: int, want: Want, is_whole: Callable[[], bool] = always
     ) -> Callable[[], Message] | None:
         """None if the service still reads every slot but the newest READY one."""
-        writer = self.arena.begin()
+        with self._beginning:
+            writer, self._next = self._next or self.arena.begin(), None
         if writer is None:
             return None
         failpoint("trainer.capture")
@@ -126,6 +137,9 @@ class SlotWay:
 
     def close(self) -> None:
         self.saved.forget()
+        if self._next is not None:
+            self._next.abandon()
+            self._next = None
         self.arena.close()
 
 
@@ -152,6 +166,8 @@ class StagingWay:
     def reserve(self) -> None: ...
 
     def warm_up(self, session: Any) -> None: ...
+
+    def prepare(self) -> None: ...
 
     def saved_tensors(self) -> list[Any] | None:
         return None

@@ -6,6 +6,7 @@ Timings are never asserted: the exit code is 0 however they turn out, and 1 only
 from __future__ import annotations
 
 import argparse
+import itertools
 import signal
 import sys
 import time
@@ -32,7 +33,9 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
 }
 KINDS: tuple[Kind, ...] = ("resource", "ref")
 QUICK_TABLES = tuple(name for name in TABLES if name not in ("save", "restore"))  # what needs its time
-SIZES_MB, QUICK_SIZES_MB = (20.0, 200.0, 800.0), (200.0,)
+ROWS = ((2.0, 1), (2.0, 100), (200.0, 1), (200.0, 100), (2000.0, 100), (200.0, 10_000))
+QUICK_ROWS = ((200.0, 100),)
+VARIABLES = 50  # of the tables but `stall`
 WIDTH = 190  # of a report that goes to a file: rows stay whole
 
 
@@ -45,9 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     def say(text: str) -> None:
         progress.print(f"{time.monotonic() - begun_s:5.0f} s  {text}")
 
-    sizes_mb = tuple(args.mb) if args.mb else QUICK_SIZES_MB if args.quick else SIZES_MB
     kinds = tuple(kind for kind in KINDS if kind in (args.kinds or KINDS))
-    settings = Settings(args.quick, sizes_mb, kinds, args.vars, args.repeats, say, args.keepers)
+    settings = Settings(args.quick, _rows(args), kinds, VARIABLES, args.repeats, say, args.keepers)
     tables, failed = [], []
     for name in args.tables or (QUICK_TABLES if args.quick else TABLES):
         try:
@@ -67,6 +69,13 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
+def _rows(args: argparse.Namespace) -> tuple[tuple[float, int], ...]:
+    """Every size with every number of variables, where either was chosen."""
+    if not args.mb and not args.vars:
+        return QUICK_ROWS if args.quick else ROWS
+    return tuple(itertools.product(args.mb or (200.0,), args.vars or (100,)))
+
+
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench", description="Measure procsv beside TensorFlow's own supervisors on the same graphs."
@@ -74,11 +83,14 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; default: all (quick: not save, restore)"
     )
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and repetitions: 4 minutes instead of 15")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and repetitions: 4 minutes instead of 45")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    parser.add_argument("--mb", type=float, nargs="+", metavar="MB", help="sizes for `stall` (20 200 800; quick: 200)")
+    usual = ", ".join(f"{mb:g} in {count:,}" for mb, count in ROWS)
+    parser.add_argument(
+        "--mb", type=float, nargs="+", metavar="MB", help=f"sizes for `stall` (rows by default: {usual})"
+    )
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="kinds of variables for `stall` (both)")
-    parser.add_argument("--vars", type=int, default=50, metavar="N", help="number of variables (%(default)s)")
+    parser.add_argument("--vars", type=int, nargs="+", metavar="N", help="numbers of variables, each with each size")
     parser.add_argument("--repeats", type=int, metavar="N", help="repetitions of each measurement")
     parser.add_argument(
         "--keepers", action="store_true", help="`restart`: also under circus and supervisord, from PyPI"

@@ -5,6 +5,7 @@ Called by trial.py and program.py, in a process of their own for each measuremen
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,20 @@ class Loop:
 
     session: Session
     should_stop: Callable[[], bool]
+    after_step: Callable[[], object] = lambda: None  # what the program itself does between two steps
+
+
+class _Saves:
+    """Calls Saver.save on the training thread every `save_s` seconds."""
+
+    def __init__(self, saver: Session, session: Session, path: str, step: Session, save_s: float) -> None:
+        self._save: Callable[[], object] = lambda: saver.save(session, path, global_step=step)
+        self._save_s, self._due_s = save_s, time.monotonic() + save_s
+
+    def after_step(self) -> None:
+        if time.monotonic() >= self._due_s:
+            self._save()
+            self._due_s = time.monotonic() + self._save_s
 
 
 def make_config(is_trivial: bool) -> Session:
@@ -43,6 +58,14 @@ def open_session(arm: Arm, logdir: str | None, save_s: float, is_trivial: bool =
             with tf1.Session(config=config) as session:
                 session.run(initialize)
                 yield Loop(session, lambda: False)
+        case "saver":
+            saver, step = tf1.train.Saver(), tf1.train.get_global_step()
+            initialize = tf1.global_variables_initializer()
+            with tf1.Session(config=config) as session:
+                session.run(initialize)
+                yield Loop(
+                    session, lambda: False, _Saves(saver, session, f"{logdir}/model.ckpt", step, save_s).after_step
+                )
         case "procsv":
             import procsv
 

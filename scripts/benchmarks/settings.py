@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["resource", "ref"]
-Arm = Literal["bare", "procsv", "supervisor", "monitored", "our_monitored"]
+Arm = Literal["bare", "procsv", "supervisor", "monitored", "our_monitored", "saver"]
 
 ARMS: tuple[Arm, ...] = ("procsv", "supervisor", "monitored")
 NAMES: dict[Arm, str] = {
@@ -16,6 +16,7 @@ NAMES: dict[Arm, str] = {
     "supervisor": "tf Supervisor",
     "monitored": "tf Monitored",
     "our_monitored": "procsv Monitored",
+    "saver": "plain Saver.save",
 }
 
 
@@ -24,9 +25,9 @@ class Settings:
     """`say` shows what is being measured."""
 
     quick: bool
-    sizes_mb: tuple[float, ...]
+    rows: tuple[tuple[float, int], ...]  # of `stall`: megabytes, in how many variables
     kinds: tuple[Kind, ...]
-    variables: int
+    variables: int  # of the other tables
     repeats: int | None  # None: each table's own
     say: Callable[[str], None]
     keepers: bool = False  # circus and supervisord beside the shell loop

@@ -18,6 +18,8 @@ WORK = 10  # matrix products: a step of some 40 ms on two cores
 BIG_MB = 500  # from here on a checkpoint takes seconds to write: longer trials, fewer repeats
 SMALL_MB = 50  # up to here there is little to see
 
+COMPARED: tuple[Arm, ...] = (*ARMS, "saver")
+
 RESOURCE_STALL_MS, RESOURCE_STALL_US_PER_VARIABLE = 2.0, 1.5
 REF_COPIES = 1.3
 
@@ -44,25 +46,25 @@ def measure(settings: Settings) -> Table:
         "each snapshot counts as a checkpoint.  wait at boundary: of the training thread, between two steps.  torn: values",
         "of several steps in one checkpoint; wrong name: not the step in the file.  written: in the background of training.",
     ]
-    for mb in settings.sizes_mb:
+    for mb, variables in settings.rows:
         for kind in settings.kinds:
-            _measure_row(settings, table, kind, mb)
+            _measure_row(settings, table, kind, mb, variables)
     return table
 
 
-def _measure_row(settings: Settings, table: Table, kind: Kind, mb: float) -> None:
+def _measure_row(settings: Settings, table: Table, kind: Kind, mb: float, variables: int) -> None:
     is_big = mb >= BIG_MB
     found: dict[Arm, list[Result]] = defaultdict(list)
     repeats = settings.repeats_or(usual=1 if is_big or mb <= SMALL_MB else 2)
     for repeat in range(repeats):
-        for arm in ARMS:
-            settings.say(f"stall: {kind} {mb:g} MB, {NAMES[arm]}, {repeat + 1} of {repeats}")
+        for arm in COMPARED:
+            settings.say(f"stall: {kind} {mb:g} MB in {variables:,}, {NAMES[arm]}, {repeat + 1} of {repeats}")
             trial = Trial(
                 what="train",
                 arm=arm,
                 kind=kind,
                 mb=mb,
-                variables=settings.variables,
+                variables=variables,
                 work=WORK,
                 seconds=10.0 if is_big else 5.0 if settings.quick else 6.0,
                 save_s=4.0 if is_big else 2.0,
@@ -70,9 +72,9 @@ def _measure_row(settings: Settings, table: Table, kind: Kind, mb: float) -> Non
                 copy=arm == "procsv",
             )
             found[arm].append(run_trial(trial))
-    for arm in ARMS:
-        table.rows.append({"variables": f"{kind}, {mb:g} MB", "arm": NAMES[arm], **row(found[arm])})
-    table.bars += _bars(kind, mb, settings.variables, found)
+    for arm in COMPARED:
+        table.rows.append({"variables": f"{kind}, {mb:g} MB in {variables:,}", "arm": NAMES[arm], **row(found[arm])})
+    table.bars += _bars(kind, mb, variables, found)
 
 
 def row(results: list[Result]) -> dict[str, Cell]:
@@ -105,6 +107,6 @@ def _bars(kind: Kind, mb: float, variables: int, found: dict[Arm, list[Result]])
             limit_ms, how = RESOURCE_STALL_MS + RESOURCE_STALL_US_PER_VARIABLE * variables / 1e3, ""
         else:
             limit_ms, how = REF_COPIES * memcpy_ms.median, f"{REF_COPIES} memory copies = "
-        what = f"stall of a snapshot, {kind}, {mb:g} MB in {variables} variables"
+        what = f"stall of a snapshot, {kind}, {mb:g} MB in {variables:,}"
         bars.append(Bar.at_most(what, limit_ms, stall_ms.median, "ms", 2, how))
     return bars

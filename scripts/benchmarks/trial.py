@@ -55,6 +55,7 @@ def _train(trial: Trial, model: Model) -> dict[str, Any]:
         end_s = time.monotonic() + trial.seconds
         while (begun_s := time.monotonic()) < end_s:
             session.run(model.train)
+            loop.after_step()
             steps.append((begun_s, time.monotonic()))
             if trial.pause_s:
                 threading.Event().wait(trial.pause_s)
