@@ -33,6 +33,23 @@ def turn(directory: Path, timeout_s: float = TURN_S_MAX) -> Iterator[bool]:
         os.close(fd)  # and with it the lock
 
 
+def is_taken(directory: Path) -> bool:
+    """Whether somebody has the directory's turn now.  False where the filesystem cannot say."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
 def _wait_for_lock(fd: int, timeout_s: float) -> bool:
     deadline_s, pause = time.monotonic() + timeout_s, Event()
     while True:

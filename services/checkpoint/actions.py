@@ -105,6 +105,14 @@ class TakeIn:
     plan: SaverPlan
 
 
+@dataclass(frozen=True, slots=True)
+class MakeOwn:
+    """What was taken in for another Saver's is the supervised one's after all: its word came late."""
+
+    path: str
+    plan: SaverPlan
+
+
 Action = (
     Acknowledge
     | Reply
@@ -119,4 +127,5 @@ Action = (
     | LookAround
     | Examine
     | TakeIn
+    | MakeOwn
 )

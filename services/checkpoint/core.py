@@ -277,8 +277,8 @@ class Core:
 
     def taken_in(self, taken: TakenIn, now_s: float) -> list[Action]:
         """It has its manifest, or not yet."""
-        examined, durable = taken.examined, taken.durable
-        self.noticing.taken_in(examined.path, examined.signature, durable is not None, now_s)
+        durable = taken.durable
+        self.noticing.taken_in(taken, now_s)
         if durable is not None:
             self.states.taken_in(taken)
             self._out.append(Announce(durable))

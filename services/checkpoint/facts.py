@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from procsv.ipc.arena import SlotInfo
 from procsv.ipc.messages import Durable
-from procsv.services.checkpoint.manifest import FileSum
+from procsv.services.checkpoint.manifest import FileSum, Manifest
 
 
 class WriteMismatch(Exception):
@@ -114,5 +114,20 @@ class TakenIn:
     """What became of a stranger; `durable` None: it has changed, or another Saver has its turn."""
 
     examined: Examined
+    own: bool  # the supervised Saver's
     durable: Durable | None
     is_latest: bool = False
+
+
+def durable_of(manifest: Manifest, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
+    return Durable(
+        manifest.sequence,
+        manifest.step,
+        manifest.incarnation,
+        path,
+        manifest.reason,
+        manifest.bytes,
+        seconds,
+        kept,
+        manifest.time,
+    )

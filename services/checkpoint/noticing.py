@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from procsv.ipc.channel import Heard
 from procsv.ipc.messages import SaverPlan
-from procsv.services.checkpoint.actions import Acknowledge, Action, Examine, LookAround, TakeIn
-from procsv.services.checkpoint.facts import Examined, Look, Sighting, Signature
+from procsv.services.checkpoint.actions import Acknowledge, Action, Examine, LookAround, MakeOwn, TakeIn
+from procsv.services.checkpoint.facts import Examined, Look, Sighting, Signature, TakenIn
 
 RESCAN_S = 5.0  # whatever the filesystem says
 LOOK_S_MIN = 0.1  # between two looks, however many hints there are
@@ -38,7 +38,9 @@ class Noticing:
     _done: dict[str, Signature] = field(default_factory=dict)
     _told: dict[str, list[Heard]] = field(default_factory=dict)
     _own: set[str] = field(default_factory=set)  # told of, and open yet
+    _guests: set[str] = field(default_factory=set)  # taken in without a word of the trainer's
     _busy: Sighting | None = None  # being examined or taken in
+    _examined: Examined | None = None  # the last that could not be taken in yet
     _writers_are_gone: bool = False  # the trainer is dead: nobody is still writing
 
     # -- what happens -----------------------------------------------------------------------------------------
@@ -93,13 +95,17 @@ class Noticing:
         news = [s for s in look.strangers if self._done.get(s.path) != s.signature]
         self._since = {s.path: self._seen_since(s, now_s) for s in news}
         self._done = {path: signature for path, signature in self._done.items() if path in strangers}
-        out = self._answer_about({s.path for s in news})
+        out = self._answer_about({s.path for s in news}, plan)
         calm_s = {s.path: self._since[s.path][1] + self._calm_s(s) for s in news}
         self._look_s = min([now_s + RESCAN_S, *(due_s for due_s in calm_s.values() if due_s > now_s)])
         ready = [s for s in news if calm_s[s.path] <= now_s]
         if ready and self._busy is None:
             self._busy = min(ready, key=lambda s: s.time)
-            out.append(Examine(self._busy, plan))
+            known, self._examined = self._examined, None
+            if known is not None and (known.path, known.signature) == (self._busy.path, self._busy.signature):
+                out += self.examined(known, plan)
+            else:
+                out.append(Examine(self._busy, plan))
         return out
 
     def looking_failed(self, now_s: float) -> None:
@@ -116,11 +122,14 @@ class Noticing:
             return 0.0
         return CALM_S if sighting.listed else CALM_UNNAMED_S
 
-    def _answer_about(self, open_paths: set[str]) -> list[Action]:
+    def _answer_about(self, open_paths: set[str], plan: SaverPlan) -> list[Action]:
         """Acknowledges what the trainer has told of and is settled: taken in, of no use, or gone already."""
         settled = [path for path in self._told if path not in open_paths]
+        late = self._guests.intersection(settled)
+        self._guests -= late
         self._own &= open_paths
-        return [Acknowledge(asker) for path in settled for asker in self._told.pop(path)]
+        out: list[Action] = [MakeOwn(path, plan) for path in sorted(late)]
+        return out + [Acknowledge(asker) for path in settled for asker in self._told.pop(path)]
 
     # -- taking in --------------------------------------------------------------------------------------------
     def examined(self, examined: Examined, plan: SaverPlan) -> list[Action]:
@@ -133,13 +142,16 @@ class Noticing:
             return []
         return [TakeIn(examined, examined.path in self._own, plan)]
 
-    def taken_in(self, path: str, signature: Signature, is_in: bool, now_s: float) -> None:
-        """It has its manifest; or (`is_in` False) not now: it has changed, or another Saver has its turn."""
-        if is_in:
-            self._done[path] = signature
-        else:
+    def taken_in(self, taken: TakenIn, now_s: float) -> None:
+        """It has its manifest; or not now: it has changed, or another Saver has its turn."""
+        examined = taken.examined
+        if taken.durable is None:
             self._earliest_s = now_s + BUSY_S
-        self._end_with(path)
+            self._examined = examined  # if it has not changed, it is not read again
+        else:
+            self._done[examined.path] = examined.signature
+            self._guests = self._guests - {examined.path} if taken.own else self._guests | {examined.path}
+        self._end_with(examined.path)
 
     def _end_with(self, path: str) -> None:
         self._since.pop(path, None)

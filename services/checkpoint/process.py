@@ -22,6 +22,7 @@ from procsv.services.checkpoint.actions import (
     Examine,
     Find,
     LookAround,
+    MakeOwn,
     Persist,
     Release,
     RemoveStaged,
@@ -162,7 +163,7 @@ class CheckpointService:
         examined, incarnation = action.examined, self._newest_trainer
 
         def failed(error: Exception) -> None:  # printed by the worker; it is tried again
-            self._do(self._core.taken_in(TakenIn(examined, None), self._tools.clock.monotonic()))
+            self._do(self._core.taken_in(TakenIn(examined, action.own, None), self._tools.clock.monotonic()))
 
         self._disk.do(
             lambda: self._store.take_in(action.plan, examined, action.own, incarnation),
@@ -240,6 +241,8 @@ class CheckpointService:
                 self._examine(action)
             case TakeIn():
                 self._take_in(action)
+            case MakeOwn(path, plan):  # failed: printed by the worker; one checkpoint more is kept
+                self._disk.do(lambda: self._store.make_own(plan, path), lambda _: None, lambda _: None)
             case Release():
                 self._disk.do(self._store.release, lambda _: None, lambda _: None)
             case Retire(slot):

@@ -21,12 +21,12 @@ from procsv.ipc.start import Start
 from procsv.ipc.turns import turn
 from procsv.services.checkpoint import remote_files as files
 from procsv.services.checkpoint.commit import Workshop
-from procsv.services.checkpoint.facts import Found, Stock, WriteMismatch
+from procsv.services.checkpoint.facts import Found, Stock, WriteMismatch, durable_of
 from procsv.services.checkpoint.manifest import BadCheckpoint, Manifest, decode_manifest, encode_manifest
 from procsv.services.checkpoint.names import MANIFEST_SUFFIX, placing_order
 from procsv.services.checkpoint.remote_catalog import RemoteCatalog
 from procsv.services.checkpoint.retention import Kept, Outcome, Rule, first_keep, retain
-from procsv.services.checkpoint.store import Store, check_room, durable_of
+from procsv.services.checkpoint.store import Store, check_room
 
 STAGING = "procsv-staging"
 

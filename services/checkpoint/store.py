@@ -16,7 +16,6 @@ import msgspec
 
 from procsv.ipc import disk
 from procsv.ipc.arena import SlotInfo, SlotReader, scan
-from procsv.ipc.atomic import replace_file
 from procsv.ipc.clock import Clock
 from procsv.ipc.contents import Contents, prefix_of
 from procsv.ipc.errors import PeerError
@@ -28,15 +27,23 @@ from procsv.ipc.turns import turn
 from procsv.ipc.units import show_size
 from procsv.services.checkpoint import writer
 from procsv.services.checkpoint.catalog import Catalog, take_stock
-from procsv.services.checkpoint.commit import Intent, Workshop, delete_checkpoint, finish_deletions, read_text
-from procsv.services.checkpoint.facts import Candidate, Examined, Found, Signature, State, Stock, TakenIn, WriteMismatch
-from procsv.services.checkpoint.looking import signature_of
+from procsv.services.checkpoint.commit import Intent, Workshop, finish_deletions, read_text
+from procsv.services.checkpoint.facts import (
+    Candidate,
+    Examined,
+    Found,
+    State,
+    Stock,
+    TakenIn,
+    WriteMismatch,
+    durable_of,
+)
+from procsv.services.checkpoint.intake import Intake
 from procsv.services.checkpoint.manifest import (
     MANIFEST_VERSION,
     BadCheckpoint,
     FileSum,
     Manifest,
-    encode_manifest,
     read_manifest,
     sum_file,
 )
@@ -51,9 +58,7 @@ from procsv.services.checkpoint.names import (
     state_file_of,
 )
 from procsv.services.checkpoint.rotation import Rotation
-from procsv.services.checkpoint.state_file import write_state
 
-TAKE_IN_TURN_S = 1.0  # then the list is left to whoever has the turn, and mended the next time
 ROOM_MARGIN_BYTES = 8 * 2**20  # beside the tensors: index, meta, manifest; less free than that is a full disk
 
 declare("checkpoint.temporary_created", "checkpoint.before_fsync")
@@ -76,6 +81,7 @@ class Store:
         self._catalog = Catalog()
         self._memory = Memory(start.places.home)
         self._rotation = Rotation(self._memory)
+        self._intake = Intake(start, clock, self._catalog, self._rotation)
         self._recovered: set[Path] = set()
         self._undeleted: list[str] = []
         self._serving = ""  # the checkpoint that a trainer is restoring from: not deleted meanwhile
@@ -188,44 +194,12 @@ class Store:
 
     # -- what others have saved -------------------------------------------------------------------------------
     def take_in(self, plan: SaverPlan, examined: Examined, own: bool, incarnation: int) -> TakenIn:
-        """Gives a checkpoint that somebody else has saved its manifest, and mends the list.
-
-        `own`: the supervised Saver has saved it.  OSError passes through: it is as it was.
-        """
+        """Gives a checkpoint that somebody else has saved its manifest; see Intake."""
         self._prepare(plan)
-        path = examined.path
-        with turn(Path(absolute_save_path(plan)).parent, TAKE_IN_TURN_S) as is_our_turn:
-            if _signature_or_none(path) != examined.signature:
-                return TakenIn(examined, None)
-            guest = not own or self._rotation.is_of_another_name(path, plan)
-            files, now = examined.files, examined.time
-            manifest = Manifest(
-                MANIFEST_VERSION, examined.step, 0, incarnation, self._start.run, "manual", now, files, guest
-            )
-            replace_file(manifest_of(path), encode_manifest(manifest))
-            # killed here: it is known; that others are over `max_to_keep` is seen at the next save
-            self._catalog.trust(path)
-            listed = self._mend_list(plan) if is_our_turn else take_stock(plan).kept
-        durable = durable_of(manifest, path, examined.seconds, self._rotation.own(listed, plan))
-        return TakenIn(examined, durable, is_latest=listed[-1:] == (path,))
+        return self._intake.take_in(plan, examined, own, incarnation, self._serving)
 
-    def _mend_list(self, plan: SaverPlan) -> tuple[str, ...]:
-        """Brings `checkpoint` and what is kept in line with what others have saved; what it lists then."""
-        listing = take_stock(plan)
-        before = listing.kept
-        outcome = self._rotation.mended(plan, listing, self._clock.wall())
-        served = tuple(p for p in outcome.delete if p == self._serving)
-        listed = served + outcome.listed
-        # The excess goes first.  Killed in between: listed, and gone; that is left out by whoever reads the list.
-        for path in set(outcome.delete) - set(served):
-            with contextlib.suppress(OSError):
-                delete_checkpoint(path)
-        if listed and listed != before:
-            write_state(state_file_of(plan), plan.save_path, list(listed), plan.save_relative_paths)
-        self._rotation.is_written(plan, listed, outcome.next_keep)
-        save_path = Path(absolute_save_path(plan))
-        finish_deletions(save_path.parent, save_path.name, set(listed))  # a Saver that deletes knows of no manifest
-        return listed
+    def make_own(self, plan: SaverPlan, path: str) -> None:
+        self._intake.make_own(plan, path, self._serving)
 
     # -- saving ----------------------------------------------------------------------------------------------
     def persist(self, state: State, reason: Reason, plan: SaverPlan | None) -> Durable:
@@ -386,23 +360,3 @@ def _add_meta(plan: SaverPlan, staging: Path, path: str) -> None:
     if plan.meta_path and not meta.exists():
         with contextlib.suppress(FileNotFoundError):  # it makes no difference to what can be restored
             disk.copy(Path(plan.meta_path), meta)
-
-
-def durable_of(manifest: Manifest, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
-    return Durable(
-        manifest.sequence,
-        manifest.step,
-        manifest.incarnation,
-        path,
-        manifest.reason,
-        manifest.bytes,
-        seconds,
-        kept,
-        manifest.time,
-    )
-
-
-def _signature_or_none(path: str) -> Signature | None:
-    with contextlib.suppress(FileNotFoundError):
-        return signature_of(path)
-    return None

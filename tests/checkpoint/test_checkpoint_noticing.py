@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from procsv.ipc.channel import Heard
-from procsv.ipc.messages import SaverPlan, UserSave
-from procsv.services.checkpoint.actions import Acknowledge, Action, Examine, LookAround, TakeIn
-from procsv.services.checkpoint.facts import Examined, Look, Sighting
+from procsv.ipc.messages import Durable, SaverPlan, UserSave
+from procsv.services.checkpoint.actions import Acknowledge, Action, Examine, LookAround, MakeOwn, TakeIn
+from procsv.services.checkpoint.facts import Examined, Look, Sighting, TakenIn
 from procsv.services.checkpoint.manifest import FileSum
 from procsv.services.checkpoint.noticing import BUSY_S, CALM_S, CALM_UNNAMED_S, LOOK_S_MIN, RESCAN_S, Noticing
 
@@ -57,10 +57,11 @@ class Directory:
 
     def take_in(self, action: Action, is_in: bool = True) -> None:
         assert isinstance(action, TakeIn)
-        examined = action.examined
+        examined, durable = action.examined, None
         if is_in:
             self.there = [s for s in self.there if s.path != examined.path]  # it has its manifest now
-        self.noticing.taken_in(examined.path, examined.signature, is_in, self.now_s)
+            durable = Durable(0, 7, 1, examined.path, "manual", 10, 0.1, ())
+        self.noticing.taken_in(TakenIn(examined, action.own, durable), self.now_s)
 
 
 def test_the_directory_is_looked_at_every_few_seconds_and_soon_after_a_hint_but_never_without_pause() -> None:
@@ -168,9 +169,27 @@ def test_while_another_saver_has_its_turn_it_is_tried_again() -> None:
     directory = Directory(there=[stranger()])
     directory.go_on()
     (examine,) = directory.after(CALM_S)
-    directory.take_in(directory.examine(examine)[0], is_in=False)
+    (take_in,) = directory.examine(examine)
+    directory.take_in(take_in, is_in=False)
+    assert directory.after(BUSY_S / 2) == []
+    directory.after(BUSY_S / 2)
+    assert directory.after(CALM_S) == [take_in], "what has not changed is not read again"
+    directory.take_in(take_in, is_in=False)
+    directory.there = [stranger(version=2)]
     directory.after(BUSY_S)
-    assert [type(a) for a in directory.after(CALM_S)] == [Examine]
+    assert directory.after(CALM_S) == [Examine(stranger(version=2), PLAN)]
+
+
+def test_a_word_that_comes_late_makes_a_guest_the_savers_own() -> None:
+    directory = Directory(there=[stranger()])
+    directory.go_on()
+    (examine,) = directory.after(CALM_S)
+    directory.take_in(directory.examine(examine)[0])
+    word = word_of("/l/model.ckpt-7")
+    directory.noticing.told(word, "/l/model.ckpt-7")
+    assert directory.after(LOOK_S_MIN) == [MakeOwn("/l/model.ckpt-7", PLAN), Acknowledge(word)]
+    directory.noticing.told(word, "/l/model.ckpt-7")
+    assert directory.after(LOOK_S_MIN) == [Acknowledge(word)]
 
 
 def test_what_was_there_before_the_run_is_no_news() -> None:

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from procsv.ipc.clock import SystemClock
 from procsv.ipc.messages import Durable, Finish, Restore, Restored, Settled, Snapshot, Unwritable, UserSave
+from procsv.ipc.turns import turn
+from procsv.services.checkpoint.looking import examine, look
 from procsv.services.checkpoint.manifest import read_manifest, verify_files
 from procsv.services.checkpoint.watching import Watch, filesystem_of, is_of_interest
 
@@ -185,6 +188,50 @@ def test_a_directory_that_is_gone_is_said_and_when_it_is_back_saves_and_hints_wo
     saved = program.save(program.saver(), 12, elsewhere / "model.ckpt")
     watchdog.until_body(Durable, manual(saved))
     assert snapshot(trainer, 2, 20).step == 20
+
+
+def test_while_somebody_has_the_turn_it_may_yet_turn_out_whose_a_checkpoint_is_and_late_word_counts_too(
+    run: Any, store: Any, plan: Any, program: Program
+) -> None:
+    one, saver = plan(max_to_keep=1), program.saver()
+    store.take_stock(one)
+
+    def examined() -> Any:
+        (sighting,) = look(one).strangers
+        return examine(sighting, SystemClock())
+
+    first = program.save(saver, 5, run.logdir / "model.ckpt")
+    with turn(run.logdir):
+        assert store.take_in(one, examined(), False, 1).durable is None
+    assert store.take_in(one, examined(), False, 1).durable.all_paths == (), "nobody has said whose it is"
+    second = program.save(saver, 6, run.logdir / "model.ckpt")
+    assert store.take_in(one, examined(), True, 1).durable.all_paths == (second,)
+    assert listed(run) == ["model.ckpt-5", "model.ckpt-6"]
+
+    store.make_own(one, first)
+
+    assert listed(run) == ["model.ckpt-6"]
+    assert there(run) == {"model.ckpt-6"}
+    assert look(one).strangers == ()
+
+
+def test_a_damaged_or_changing_checkpoint_is_not_taken_in(run: Any, store: Any, plan: Any, program: Program) -> None:
+    store.take_stock(plan())
+    saved = program.save(program.saver(), 5, run.logdir / "model.ckpt")
+    (sighting,) = look(plan()).strangers
+    good = examine(sighting, SystemClock())
+    data = Path(saved + ".data-00000-of-00001")
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-1])
+    assert store.take_in(plan(), good, True, 1).durable is None, "it has changed since it was read"
+    (cut,) = look(plan()).strangers
+    assert "the index lists" in examine(cut, SystemClock()).error
+    data.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    (flipped,) = look(plan()).strangers
+    assert "does not match its checksum" in examine(flipped, SystemClock()).error
+    seen_before = examine(cut, SystemClock())
+    assert (seen_before.files, seen_before.error) == ({}, ""), "no verdict on what is not there any more"
+    assert not Path(saved + ".manifest.json").exists()
 
 
 def put_index(directory: Path) -> None:
