@@ -49,6 +49,8 @@ def open_run(places: Places, clock: Clock, grace_s: float, wait: Wait, say: Call
         before = read_run(places.run_json)
         if _is_run_elsewhere(before) or not lock.also_lock(places.home):
             lock.release()  # whoever has it has another runtime directory, or something has deleted its lock file
+            with contextlib.suppress(OSError):
+                places.run_dir.rmdir()  # made for the lock, unless it is theirs
             if before is None:
                 raise LogdirLocked(f"the logdir {places.logdir} is in use: another launch has just begun there")
             raise LogdirLocked(_in_use(places, before.pid, before.started_at, f"procsv launch {before.target}"))

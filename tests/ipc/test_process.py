@@ -219,7 +219,7 @@ def test_a_process_is_alive_from_its_start_to_its_death_and_a_zombie_is_not(nurs
         identify(child.pid)
 
 
-def test_a_later_process_of_the_same_pid_or_another_boot_is_somebody_else() -> None:
+def test_row_30_a_later_process_of_the_same_pid_or_another_boot_is_somebody_else() -> None:
     me = identify(os.getpid())
     assert me.is_alive()
     assert not Identity(me.pid, me.started - 1.0, me.boot).is_alive()
@@ -227,7 +227,7 @@ def test_a_later_process_of_the_same_pid_or_another_boot_is_somebody_else() -> N
     assert me.boot == boot_id() != ""
 
 
-def test_setting_the_clock_changes_nobody_s_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_33_setting_the_clock_changes_nobody_s_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     me = identify(os.getpid())
     monkeypatch.setattr(psutil, "boot_time", lambda: 0.0)
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 0.0)

@@ -1,5 +1,6 @@
 """Bad input: one clear message, the right exit code, nothing lost."""
 
+import os
 import time
 from pathlib import Path
 
@@ -10,15 +11,23 @@ from tests.support.launched import launched, procsv
 pytestmark = pytest.mark.fault
 
 
-def test_a_second_launch_is_refused_within_a_second_and_told_who_holds_the_logdir(tmp_path: Path) -> None:
+def test_row_29_a_second_launch_is_refused_within_a_second_and_told_who_holds_the_logdir(tmp_path: Path) -> None:
     with launched(tmp_path / "digits", "procsv.examples.digits", "--steps", "100000", "--step-ms", "4") as run:
         run.wait_event("ready")
-        begun_s = time.monotonic()
-        second = procsv("launch", "--logdir", str(run.logdir), "procsv.examples.digits")
-        took_s = time.monotonic() - begun_s
-        assert second.returncode == 73
-        assert str(run.process.pid) in second.stderr
-        assert took_s < 1.0 + 0.5  # the interpreter's own start included
+        took_s = []
+        for _ in range(3):  # from exec to exit; the machine may be busy with something else now and then
+            begun_s = time.monotonic()
+            second = procsv("launch", "--logdir", str(run.logdir), "procsv.examples.digits")
+            took_s.append(time.monotonic() - begun_s)
+            assert second.returncode == 73
+            assert str(run.process.pid) in second.stderr
+        assert min(took_s) <= 1.0
+        elsewhere = Path(os.environ["XDG_RUNTIME_DIR"]) / "other"
+        elsewhere.mkdir()
+        third = procsv("launch", "--logdir", str(run.logdir), "procsv.examples.digits", XDG_RUNTIME_DIR=str(elsewhere))
+        assert third.returncode == 73
+        assert str(run.process.pid) in third.stderr
+        assert list(elsewhere.iterdir()) == []
         assert procsv("stop", str(run.logdir), "--now").returncode == 0
         run.wait_end()
 

@@ -40,7 +40,7 @@ def test_the_logs_of_one_trainer_after_another_are_echoed_whole_and_in_order(tmp
     os.close(err_read)
 
 
-def test_a_terminal_that_takes_nothing_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_36_a_terminal_that_takes_nothing_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DRAIN_S_MAX", 0.2)
     out_read, out = os.pipe()
     console = Console(out_fd=out, err_fd=out)
@@ -58,7 +58,7 @@ def test_a_terminal_that_takes_nothing_blocks_nobody(tmp_path: Path, monkeypatch
     os.close(out)
 
 
-def test_a_closed_terminal_is_survived(tmp_path: Path) -> None:
+def test_row_36_a_closed_terminal_is_survived(tmp_path: Path) -> None:
     out_read, out = os.pipe()
     os.close(out_read)
     console = Console(out_fd=out, err_fd=out)

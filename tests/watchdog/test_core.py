@@ -129,7 +129,7 @@ def test_five_failures_without_progress_give_up_with_70_and_say_why() -> None:
     assert len(world.reports) == 5
 
 
-def test_a_crash_save_that_is_progress_prevents_giving_up() -> None:
+def test_row_04_a_crash_save_that_is_progress_prevents_giving_up() -> None:
     world = running()
     for n in range(20):
         world.memory_step = 840 + n  # each trainer leaves a newer snapshot, which is saved after its death
@@ -239,7 +239,7 @@ def test_the_same_request_to_stop_twice_changes_nothing() -> None:
     assert TRAINER in world.alive
 
 
-def test_a_stop_during_back_off_ends_down_and_nothing_respawns() -> None:
+def test_row_28_a_stop_during_back_off_ends_down_and_nothing_respawns() -> None:
     world = running()
     world.crash()
     world.stop()

@@ -138,7 +138,7 @@ def test_an_exception_before_the_first_step_is_tried_twice_and_explained(tmp_pat
         ("import sys; sys.exit(2)", "does not understand its arguments"),
     ],
 )
-def test_what_cannot_get_better_is_tried_once(tmp_path: Path, source: str, why: str) -> None:
+def test_row_05_what_cannot_get_better_is_tried_once(tmp_path: Path, source: str, why: str) -> None:
     with launched(tmp_path, source) as run:
         assert run.end() == 70
         assert why in run.journal("gave_up")[0]["why"]
@@ -161,7 +161,7 @@ def test_a_killed_trainer_is_noticed_within_50_ms_and_started_again(tmp_path: Pa
         assert run.end() == 75
 
 
-def test_orphans_of_a_dead_trainer_are_ended_before_the_next_one_starts(tmp_path: Path) -> None:
+def test_row_14_a_grandchild_in_a_session_of_its_own_is_ended_before_the_next_trainer_starts(tmp_path: Path) -> None:
     source = (
         "import os, subprocess, sys, signal\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], start_new_session=True)\n"
@@ -199,7 +199,7 @@ def test_a_checkpoint_service_that_never_comes_up_fails_the_run(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_stops_the_run_in_order(tmp_path: Path, number: signal.Signals) -> None:
+def test_row_27_a_signal_stops_the_run_in_order(tmp_path: Path, number: signal.Signals) -> None:
     with launched(tmp_path, IDLE) as run:
         run.begun()
         run.process.send_signal(number)
@@ -209,7 +209,7 @@ def test_a_signal_stops_the_run_in_order(tmp_path: Path, number: signal.Signals)
         assert run.journal("exited", "trainer")[0]["cause"] == "stopped"
 
 
-def test_a_second_interrupt_does_not_wait_for_the_program(tmp_path: Path) -> None:
+def test_row_27_a_second_interrupt_does_not_wait_for_the_program(tmp_path: Path) -> None:
     with launched(tmp_path, DEAF) as run:
         run.begun()
         run.process.send_signal(signal.SIGINT)
@@ -221,7 +221,7 @@ def test_a_second_interrupt_does_not_wait_for_the_program(tmp_path: Path) -> Non
         assert "sent by procsv" in run.journal("exited", "trainer")[0]["evidence"]
 
 
-def test_a_frozen_trainer_is_killed_when_its_share_of_the_grace_is_over(tmp_path: Path) -> None:
+def test_row_08_a_frozen_trainer_is_killed_when_its_share_of_the_grace_is_over(tmp_path: Path) -> None:
     with launched(tmp_path, DEAF, grace_s=2.5) as run:
         run.begun()
         pid = run.pid("trainer")
@@ -252,7 +252,7 @@ def test_the_watchdog_is_small_and_idle(tmp_path: Path) -> None:
         assert run.end() == 75
 
 
-def test_a_deleted_control_socket_is_made_again(tmp_path: Path) -> None:
+def test_row_31_a_deleted_control_socket_is_made_again(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE) as run:
         run.begun()
         places = run.file().places
@@ -266,7 +266,7 @@ def test_a_deleted_control_socket_is_made_again(tmp_path: Path) -> None:
         assert run.end() == 75
 
 
-def test_garbage_at_the_control_socket_is_survived(tmp_path: Path) -> None:
+def test_row_32_garbage_at_the_control_socket_is_survived(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE) as run:
         run.begun()
         context = new_context()

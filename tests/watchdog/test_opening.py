@@ -106,7 +106,7 @@ def test_the_trainers_numbers_go_on_and_survive_the_loss_of_run_json(places: Pla
     close_it(places, opened)
 
 
-def test_what_a_killed_run_left_dead_is_cleared_but_not_its_snapshots(places: Places) -> None:
+def test_row_30_what_a_killed_run_left_dead_is_cleared_but_not_its_snapshots(places: Places) -> None:
     close_it(places, open_it(places))
     places.run_dir.mkdir(0o700)
     places.shm_dir.mkdir(0o700)
@@ -122,7 +122,7 @@ def test_what_a_killed_run_left_dead_is_cleared_but_not_its_snapshots(places: Pl
     close_it(places, opened)
 
 
-def test_a_file_in_a_sockets_place_is_never_deleted(places: Places) -> None:
+def test_row_31_a_file_in_a_sockets_place_is_never_deleted(places: Places) -> None:
     opened = open_it(places)
     places.control_socket.write_text("somebody's")
     remove_run(places, opened.lock, keep_memory=False)

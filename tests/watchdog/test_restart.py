@@ -213,7 +213,7 @@ def test_a_signal_before_the_first_step_is_a_failure_like_others() -> None:
     assert all(isinstance(past.weigh(killed()), Restart) for _ in range(4))
 
 
-def test_the_same_exception_at_the_same_step_three_times_is_deterministic() -> None:
+def test_row_03_the_same_exception_at_the_same_step_three_times_is_deterministic() -> None:
     past = trained()
     verdicts = [past.weigh(code(1, LastWords("ValueError", f"at 0x{n:x}", step=840))) for n in range(3)]
 
@@ -221,7 +221,7 @@ def test_the_same_exception_at_the_same_step_three_times_is_deterministic() -> N
     assert why_of(verdicts[2]) == "deterministic: ValueError at step 840, 3 times"
 
 
-def test_the_same_exception_at_a_moving_step_is_not_deterministic() -> None:
+def test_row_04_the_same_exception_at_a_moving_step_is_not_deterministic() -> None:
     past = trained()
     for step in range(100, 200, 10):
         assert isinstance(past.weigh(code(1, LastWords("ValueError", "boom", step=step))), Restart)
@@ -330,7 +330,9 @@ def test_row_13_without_evidence_a_kill_has_an_unknown_sender() -> None:
     assert find_cause(Exit(1, None), BOOM, False, "", oom=told).word == "exception"
 
 
-def test_a_crash_at_one_step_is_given_up_although_each_second_try_goes_back_and_makes_older_steps_durable_again() -> None:
+def test_a_crash_at_one_step_is_given_up_although_each_second_try_goes_back_and_makes_older_steps_durable_again() -> (
+    None
+):
     past = History(Policy(), random.Random(1))
     past.ready(0)
     assert past.durable(8)
