@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.ipc.clock import SystemClock
+from procsv.ipc.disk import fsync_path
 from procsv.ipc.journal import read_journal
 from scripts.benchmarks.model import Session
 
@@ -28,6 +29,7 @@ class Recording:
     snapshots: list[tuple[float, float]] = field(default_factory=list)
     stalls_s: list[float] = field(default_factory=list)
     written: list[tuple[int, float]] = field(default_factory=list)  # (bytes, seconds) of each checkpoint
+    synced: list[tuple[int, float]] = field(default_factory=list)  # the same, until its files were on the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ class Restore:
     asked_s: float
 
 
-def record_savers(recording: Recording) -> None:
-    """Every `Saver.save` in this process, on whatever thread."""
+def record_savers(recording: Recording, sync: bool = False) -> None:
+    """Every `Saver.save` in this process, on whatever thread; with `sync` each is followed by an fsync of its files."""
     saver = tf.compat.v1.train.Saver
     save = saver.save
 
@@ -52,6 +54,10 @@ def record_savers(recording: Recording) -> None:
         recording.saves.append((begun_s, ended_s))
         if path:
             recording.written.append((bytes_of(path), ended_s - begun_s))
+            if sync:
+                for file in files_of(path):
+                    fsync_path(file)
+                recording.synced.append((bytes_of(path), time.monotonic() - begun_s))
         return path
 
     saver.save = timed
@@ -59,9 +65,12 @@ def record_savers(recording: Recording) -> None:
 
 def bytes_of(path: str) -> int:
     """Size of a checkpoint's data and index."""
+    return sum(file.stat().st_size for file in files_of(path))
+
+
+def files_of(path: str) -> list[Path]:
     prefix = Path(path)
-    files = (*prefix.parent.glob(f"{prefix.name}.data-*"), *prefix.parent.glob(f"{prefix.name}.index"))
-    return sum(file.stat().st_size for file in files)
+    return [*prefix.parent.glob(f"{prefix.name}.data-*"), *prefix.parent.glob(f"{prefix.name}.index")]
 
 
 def record_snapshots(recording: Recording) -> None:

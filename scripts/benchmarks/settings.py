@@ -52,4 +52,5 @@ class Trial:
     pause_s: float = 0.0  # after each step, with nothing to do
     check: bool = False  # read the checkpoints afterwards
     hooks: int | None = None  # of a monitored session whose calls are timed: none, or five
+    sync: bool = False  # after each Saver.save: have its files on the disk, timed besides
     copy: bool = False  # measure a memory copy of `mb` afterwards

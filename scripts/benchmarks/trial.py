@@ -46,7 +46,7 @@ def _train(trial: Trial, model: Model) -> dict[str, Any]:
     if is_ours:
         record_snapshots(recording)
     else:
-        record_savers(recording)
+        record_savers(recording, trial.sync)
     steps: list[tuple[float, float]] = []
     with open_session(trial.arm, trial.logdir, trial.save_s) as loop:
         session = loop.session
