@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scripts.benchmarks import idle, monitored, overhead, rate, report, restart, restore, save, stall
+from scripts.benchmarks import goodput, idle, monitored, overhead, rate, report, restart, restore, save, stall
 from scripts.benchmarks.figures import Table
 from scripts.benchmarks.processes import TrialFailed
 from scripts.benchmarks.settings import Kind, Settings
@@ -25,6 +25,7 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "monitored": monitored.measure,
     "rate": rate.measure,
     "restart": restart.measure,
+    "goodput": goodput.measure,
     "save": save.measure,
     "restore": restore.measure,
     "overhead": overhead.measure,
@@ -32,7 +33,7 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "idle": idle.measure,
 }
 KINDS: tuple[Kind, ...] = ("resource", "ref")
-QUICK_TABLES = tuple(name for name in TABLES if name not in ("save", "restore"))  # what needs its time
+QUICK_TABLES = tuple(name for name in TABLES if name not in ("goodput", "save", "restore"))  # what needs its time
 ROWS = ((2.0, 1), (2.0, 100), (200.0, 1), (200.0, 100), (2000.0, 100), (200.0, 10_000))
 QUICK_ROWS = ((200.0, 100),)
 VARIABLES = 50  # of the tables but `stall`
@@ -49,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         progress.print(f"{time.monotonic() - begun_s:5.0f} s  {text}")
 
     kinds = tuple(kind for kind in KINDS if kind in (args.kinds or KINDS))
-    settings = Settings(args.quick, _rows(args), kinds, VARIABLES, args.repeats, say, args.keepers)
+    settings = Settings(args.quick, _rows(args), kinds, VARIABLES, args.repeats, say, args.keepers, tuple(args.every))
     tables, failed = [], []
     for name in args.tables or (QUICK_TABLES if args.quick else TABLES):
         try:
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         report.show(console, table)
     report.show_bars(console, [bar for table in tables for bar in table.bars])
     if args.json is not None:
-        chosen = {name: getattr(args, name) for name in ("quick", "mb", "kinds", "vars", "repeats", "keepers")}
+        chosen = {name: getattr(args, name) for name in ("quick", "mb", "kinds", "vars", "repeats", "keepers", "every")}
         report.write_json(args.json, tables, {**chosen, "seconds": round(time.monotonic() - begun_s)})
     if failed:
         progress.print(f"could not be measured: {', '.join(failed)}", style="red")
@@ -92,6 +93,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="kinds of variables for `stall` (both)")
     parser.add_argument("--vars", type=int, nargs="+", metavar="N", help="numbers of variables, each with each size")
     parser.add_argument("--repeats", type=int, metavar="N", help="repetitions of each measurement")
+    parser.add_argument(
+        "--every", type=float, nargs="+", default=[30.0], metavar="S", help="`goodput`: time between two kills (30)"
+    )
     parser.add_argument(
         "--keepers", action="store_true", help="`restart`: also under circus and supervisord, from PyPI"
     )

@@ -31,6 +31,7 @@ class Settings:
     repeats: int | None  # None: each table's own
     say: Callable[[str], None]
     keepers: bool = False  # circus and supervisord beside the shell loop
+    every_s: tuple[float, ...] = (30.0,)  # between two kills, for `goodput`
 
     def repeats_or(self, usual: int, quick: int = 1) -> int:
         return self.repeats if self.repeats is not None else quick if self.quick else usual

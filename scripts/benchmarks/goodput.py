@@ -1,0 +1,101 @@
+"""Table `goodput`: what is left of a training whose program is killed again and again.
+
+Called by __main__.py.  Each arm trains the same graph for the same time, start-up included, and is killed at the same
+moments; goodput is the time that its last step stands for, at the median step's pace, as a share of that time.  Beside
+`procsv launch` a shell loop under TensorFlow's Supervisor, with its default of one checkpoint every 10 minutes and with one
+every 10 s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from dataclasses import dataclass, field
+
+from scripts.benchmarks.figures import Cell, Column, Figure, Table
+from scripts.benchmarks.runs import Program, Run, running
+from scripts.benchmarks.settings import NAMES, Arm, Settings
+from scripts.benchmarks.stall import WORK
+
+MB = 100.0
+KILLS = 4  # a run lasts as long as it takes to be killed that often, and as long again after the last
+
+COLUMNS = (
+    Column("every", "killed every", "s", 0),
+    Column("arm", "supervisor"),
+    Column("goodput", "goodput", "%"),
+    Column("steps", "steps kept", "", 0),
+    Column("seconds", "back after", "s", 2),
+    Column("lost_steps", "steps lost to a kill", "", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One row."""
+
+    name: str
+    arm: Arm
+    save_s: float
+
+
+WAYS = (
+    Way("procsv", "procsv", 600.0),
+    Way(f"shell loop, {NAMES['supervisor']}, checkpoints every 10 s", "supervisor", 10.0),
+    Way(f"shell loop, {NAMES['supervisor']}, every 600 s", "supervisor", 600.0),
+)
+
+
+@dataclass(slots=True)
+class Found:
+    """What one run came to."""
+
+    wall_s: float = 0.0
+    steps: int = 0
+    step_s: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # from a kill to the end of the first new step
+    lost_steps: list[int] = field(default_factory=list)
+
+
+def measure(settings: Settings) -> Table:
+    table = Table("goodput", f"Goodput under kills, {MB:g} MB of resource variables", COLUMNS)
+    for every_s in settings.every_s:
+        for way in WAYS:
+            settings.say(f"goodput: killed every {every_s:g} s, {way.name}")
+            begun_s = time.monotonic()
+            with running(way.arm, Program(MB, settings.variables, WORK, way.save_s)) as run:
+                found = _train(run, begun_s, every_s)
+                if way.arm == "procsv":
+                    run.stop()
+            table.rows.append(_row(way, every_s, found))
+    table.notes.append(
+        f"each run is killed {KILLS} times and lasts {KILLS + 1} times as long as the time between two kills."
+    )
+    return table
+
+
+def _train(run: Run, begun_s: float, every_s: float) -> Found:
+    found = Found()
+    for number in range(1, KILLS + 2):
+        run.marks.listen(max(0.0, begun_s + number * every_s - time.monotonic()))
+        found.step_s += [b.time_s - a.time_s for a, b in itertools.pairwise(run.marks.of(run.marks.last.pid))]
+        if number <= KILLS:
+            last = run.marks.last.step
+            killed = run.kill()
+            found.seconds.append(killed.first.time_s - killed.begun_s)
+            found.lost_steps.append(max(0, last - (killed.first.step - 1)))
+    found.wall_s, found.steps = time.monotonic() - begun_s, run.marks.last.step
+    return found
+
+
+def _row(way: Way, every_s: float, found: Found) -> dict[str, Cell]:
+    kept_s = found.steps * statistics.median(found.step_s) if found.step_s else 0.0  # never two steps in a row
+    return {
+        "every": Figure.of([every_s]),
+        "arm": way.name,
+        "goodput": Figure.of([100 * kept_s / found.wall_s]),
+        "steps": Figure.of([found.steps]),
+        "seconds": Figure.of(found.seconds),
+        "lost_steps": Figure.of(found.lost_steps),
+    }
