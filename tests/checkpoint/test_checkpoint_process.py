@@ -303,8 +303,6 @@ def test_a_run_that_is_over_at_once_ends_cleanly(run: Any) -> None:
 
 def test_every_moment_of_the_fault_matrix_has_its_failpoint() -> None:
     assert process is not None
-    moments = (
-        "start receive temporary_created mid_write before_fsync before_rename before_directory_fsync before_manifest"
-    )
+    moments = "receive temporary_created mid_write before_fsync before_rename before_directory_fsync before_manifest"
     moments += " before_state before_ack deleting_old serving_restore"
     assert {f"checkpoint.{moment}" for moment in moments.split()} == set(COMMIT_MOMENTS)
