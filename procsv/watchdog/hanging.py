@@ -3,7 +3,7 @@
 Used by task.py.  Pure.  The ladder:
 
     found          hang_detected is journaled; DUMP_SIGNAL makes faulthandler write all stacks, in C, GIL held or not
-    5 s later      SIGABRT, and SIGCONT for one that is stopped: faulthandler writes once more, and it dies
+    5 s later      SIGABRT, and SIGCONT for one that is stopped: faulthandler writes (once more), and it dies
     10 s later     SIGKILL to the tree
     30 s later     it is called unkillable (task.py): no second trainer is started beside it
 """
@@ -75,7 +75,8 @@ class Hanging:
         fields = {"phase": phase, "seconds": seconds, "step": hang.step}
         self.out.append(Journal("hang_detected", TRAINER, incarnation, fields))
         self.out.append(Say(f"trainer {incarnation} hangs: {self._what()}; ending it", is_bad=True))
-        self.out.append(Signal(TRAINER, incarnation, DUMP_SIGNAL))
+        if not self._was_stopped:  # else it would wait, and write into the middle of what SIGABRT writes
+            self.out.append(Signal(TRAINER, incarnation, DUMP_SIGNAL))
         self._abort_s = now_s + self.waits.abort_s
 
     def is_to_be_killed(self, incarnation: int, now_s: float) -> bool:

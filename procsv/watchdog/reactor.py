@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psutil
 
-from procsv.ipc.arena import scan
 from procsv.ipc.channel import Address, Client, Heard, Server, Waiter, new_context
 from procsv.ipc.messages import (
     Finish,
@@ -28,7 +27,7 @@ from procsv.ipc.messages import (
     TrainerEnded,
 )
 from procsv.ipc.pulse import Beat, PulseReader
-from procsv.ipc.runfile import NO_STEP, RunFile
+from procsv.ipc.runfile import RunFile
 from procsv.ipc.tail import last_lines
 from procsv.watchdog.events import (
     SERVICES,
@@ -69,7 +68,7 @@ from procsv.watchdog.memory import KillCounters, over_limit, tree_rss
 from procsv.watchdog.notices import LAST_S_MAX, Notices
 from procsv.watchdog.processes import Processes, Running, measure
 from procsv.watchdog.promoting import Promoter, room_for_standby
-from procsv.watchdog.restart import LastWords
+from procsv.watchdog.remains import last_words, memory_step, stacks
 from procsv.watchdog.status import Facts, run_file, status_object
 
 if TYPE_CHECKING:
@@ -86,7 +85,6 @@ TICK_S = 0.5  # how often pulses are read; a step in `status` is at most this ol
 RUN_JSON_S = 1.0  # how often run.json follows the step
 CLEAR_S = 0.02  # how often a dead trainer's tree is looked at until it is gone
 SOCKET_S = 5.0  # how often the control socket is looked at: temp sweepers delete sockets
-STACKS_BYTES_MAX = 2**20  # of what faulthandler has written; hundreds of threads fit in
 REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to be gone
 SERVICE_LINES_SHOWN = 10  # of a service's log, when it has died for good
 WAIT_S_MIN = 0.005  # a deadline that is past and changes nothing does not make the loop spin
@@ -193,20 +191,13 @@ class Reactor:
         core, room = self._core, None
         if core.standby.is_due(self._clock.monotonic()):
             room = room_for_standby(core.task.pid, core.settings.memory_limit)
-        return Ticked(beats, self._memory_step(), self._processes.is_stopped(TRAINER), room)
+        return Ticked(beats, memory_step(self._places), self._processes.is_stopped(TRAINER), room)
 
     def _look_at_memory(self) -> None:
-        running, limit = self._processes.running.get(TRAINER), self._core.settings.memory_limit
-        if limit and running is not None and self._core.task.life.state is State.RUNNING:
-            why = over_limit(tree_rss(running.child.pid), limit)
-            if why:
-                self._handle(RecycleAsked(why, by_hand=False))
-
-    def _memory_step(self) -> int:
-        try:
-            return max((info.step for info in scan(self._places.shm_dir)), default=NO_STEP)
-        except OSError:
-            return NO_STEP
+        task, limit = self._core.task, self._core.settings.memory_limit
+        used = tree_rss(task.pid) if limit and task.life.state is State.RUNNING else 0
+        if why := over_limit(used, limit):
+            self._handle(RecycleAsked(why, by_hand=False))
 
     # -- processes -----------------------------------------------------------------------------------------
     def _collect_dead(self) -> None:
@@ -222,41 +213,26 @@ class Reactor:
                 reader.close()
                 reader.path.unlink(missing_ok=True)
             if running.role == TRAINER:
-                self._server.forget(TRAINER, running.incarnation)
-                words, stacks = self._last_words(running.incarnation), self._stacks(running.incarnation)
-                event = Ended(TRAINER, running.incarnation, exit, beat, words, self._memory_step(), stacks, oom)
+                number, places = running.incarnation, self._places
+                self._server.forget(TRAINER, number)
+                words, written = last_words(places, number), stacks(places, number)
+                event = Ended(TRAINER, number, exit, beat, words, memory_step(places), written, oom)
                 self._gpus.expect_to_leave(running.child.pid, self._clock.monotonic())
             elif running.role == STANDBY:
                 event = Ended(STANDBY, running.incarnation, exit)
             else:
                 self._clients[running.role].peer.outbox.forget()  # its successor is told anew by the core
                 self._asked[running.role].clear()
-                said = tuple(last_lines(running.log, SERVICE_LINES_SHOWN))
-                event = Ended(
-                    running.role, running.incarnation, exit, beat, oom=oom, log=str(running.log), last_lines=said
-                )
+                said, log = tuple(last_lines(running.log, SERVICE_LINES_SHOWN)), str(running.log)
+                event = Ended(running.role, running.incarnation, exit, beat, oom=oom, log=log, last_lines=said)
             self._handle(event)
-
-    def _last_words(self, incarnation: int) -> LastWords | None:
-        try:
-            return msgspec.json.decode(self._places.last_words(incarnation).read_bytes(), type=LastWords)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return None
-
-    def _stacks(self, incarnation: int) -> str:
-        try:
-            with self._places.stacks(incarnation).open("rb") as file:
-                return file.read(STACKS_BYTES_MAX).decode(errors="replace")
-        except OSError:
-            return ""
 
     def _look_at_tree(self) -> None:
         incarnation = self._clearing
-        if incarnation is None or not self._processes.clear_tree():
+        if incarnation is None or not (self._processes.clear_tree() and self._gpus.are_left(self._clock.monotonic())):
             return
-        if self._gpus.are_left(self._clock.monotonic()):
-            self._clearing = None
-            self._handle(TreeGone(incarnation))
+        self._clearing = None
+        self._handle(TreeGone(incarnation))
 
     def _spawn(self, role: str, incarnation: int) -> None:
         self._places.pulse(role, incarnation).unlink(missing_ok=True)
@@ -407,10 +383,8 @@ class Reactor:
         uptime = round(self._clock.monotonic() - self._core.started_s, 1)
         usage = {role: self._processes.usage(role) for role in (TRAINER, STANDBY, *SERVICES)}
         usage[WATCHDOG] = {"uptime": uptime, **measure(self._usage)}
-        return status_object(self._run_file(), self._core, beats, usage, self._refused(), self._clock.monotonic())
-
-    def _refused(self) -> int:
-        return self._server.refused + sum(client.refused for client in self._clients.values())
+        refused = self._server.refused + sum(client.refused for client in self._clients.values())
+        return status_object(self._run_file(), self._core, beats, usage, refused, self._clock.monotonic())
 
     def close(self) -> RunFile:
         """Lets go of everything but the lock; the last state, for run.json."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from procsv.ipc.messages import (
     Durable,
     Hello,
@@ -24,6 +26,7 @@ from procsv.ipc.messages import (
 from procsv.ipc.pulse import Beat, Phase
 from procsv.ipc.runfile import NO_STEP, LastExit
 from procsv.ipc.units import show_duration
+from procsv.watchdog import words
 from procsv.watchdog.events import (
     TRAINER,
     Action,
@@ -54,7 +57,6 @@ from procsv.watchdog.restart import (
     find_cause,
 )
 from procsv.watchdog.stacks import where_it_crashed
-from procsv.watchdog.words import report, sentence, where_from
 
 if TYPE_CHECKING:
     from random import Random
@@ -175,14 +177,9 @@ class Task:
         if self._reported_ready != self.incarnation:
             self._reported_ready = self.incarnation
             self.goodput.ready(recovered.ended_s, recovered.step)
-            fields = {
-                "step": recovered.restored_step,
-                "source": recovered.source,
-                "from": recovered.origin,
-                "seconds": round(max(0.0, recovered.ended_s - self._death_s), 3),
-            }
-            self._out.append(Journal("ready", TRAINER, self.incarnation, {"step": recovered.step}))
-            self._out.append(Journal("recovered", TRAINER, self.incarnation, fields))
+            fields = words.recovered_fields(recovered, self._death_s)
+            ready = Journal("ready", TRAINER, self.incarnation, {"step": recovered.step})
+            self._out += [ready, Journal("recovered", TRAINER, self.incarnation, fields)]
         self._handle(On.READY, now_s)
 
     def died(self, ended: Ended, now_s: float) -> None:
@@ -195,19 +192,16 @@ class Task:
         stopping = self.life.state in (State.STOPPING, State.RECYCLING) or self.ends_run
         hang, where = self.hanging.evidence(ended.exit, ended.stacks), where_it_crashed(ended.stacks)
         cause = find_cause(ended.exit, ended.words, stopping, self._we_killed, hang, ended.oom, where)
-        code, name = ended.exit.code, ended.exit.signal_name
-        self.last_exit = LastExit(code, name, cause.word, cause.evidence, self._own_step)
-        self.last_words = ended.words
-        fields = {"code": code, "signal": name, "cause": cause.word, "step": self._own_step, "evidence": cause.evidence}
-        self._out.append(Journal("exited", TRAINER, self.incarnation, {"pid": self.pid, **fields}))
-        is_done = classify(ended.exit) is Kind.DONE
-        self.goodput.ended(now_s, self._own_step, self._own_step if is_done else self.resume_step)
-        if cause.word not in ("completed", "stopped") and classify(ended.exit) is not Kind.CHECKPOINTED:
-            found = report(ended, cause, self.pid, self._own_step, self.lost_steps, self.resume_step)
+        self.last_words, self.last_exit = ended.words, words.last_exit(ended.exit, cause, self._own_step)
+        fields = {"pid": self.pid, **msgspec.structs.asdict(self.last_exit)}
+        self._out.append(Journal("exited", TRAINER, self.incarnation, fields))
+        kind = classify(ended.exit)
+        self.goodput.ended(now_s, self._own_step, self._own_step if kind is Kind.DONE else self.resume_step)
+        if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED:
+            found = words.report(ended, cause, self.pid, self._own_step, self.lost_steps, self.resume_step)
             self._out += [Say(found.sentence, is_bad=True), found]
         self.hanging.end()
         self._death_s, self.pid, self._last_death = now_s, 0, ended
-        kind = classify(ended.exit)
         clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
         self.unsettled = TrainerEnded(self.incarnation, clean)
         self._handle(_DEATHS.get(kind, On.CRASHED), now_s, f"{ended.exit} at step {self._own_step}")
@@ -258,9 +252,8 @@ class Task:
         """The trainer is told that its machine goes away, and killed when the grace is over; then it is started again."""
         if not self.pid or not self.life.is_live:
             return
-        fields = {"grace": grace_s, "source": source}
-        self._out.append(Journal("preempt_notice", TRAINER, self.incarnation, fields))
-        self._out.append(Say(f"{source}: preempting the program, {show_duration(grace_s)} of grace"))
+        notice = Journal("preempt_notice", TRAINER, self.incarnation, {"grace": grace_s, "source": source})
+        self._out += [notice, Say(f"{source}: preempting the program, {show_duration(grace_s)} of grace")]
         self._recycled, self._stop_reason, self._own_grace_s = f"preempted by {source}", "preempt", grace_s
         self._handle(On.RECYCLE_ASKED, now_s, source)
 
@@ -389,24 +382,18 @@ class Task:
         step = self._resumed_step
         assert self.unsettled is not None, "weighed, and nothing to settle"
         self.unsettled = TrainerEnded(self.incarnation, False, step)
-        text = f"what resumed from step {step} has crashed again and again: going back to the checkpoint before it"
-        self._out.append(Say(text, is_bad=True))
-        self._out.append(Journal("state_suspected", TRAINER, self.incarnation, {"step": step}))
+        suspected = Journal("state_suspected", TRAINER, self.incarnation, {"step": step})
+        self._out += [Say(words.going_back(step), is_bad=True), suspected]
 
     def _restart(self, verdict: Restart, now_s: float) -> None:
         self.restart_s = now_s + verdict.delay_s
-        fields: dict[str, float | str] = {"delay": round(verdict.delay_s, 3), "lost_steps": self.lost_steps}
-        if self._recycled:
-            fields["why"] = self._recycled
+        fields = words.restarting_fields(verdict.delay_s, self.lost_steps, self._recycled)
         self._out.append(Journal("restarting", TRAINER, self.incarnation, fields))
-        when = f"in {show_duration(verdict.delay_s)}" if verdict.delay_s else "at once"
-        self._out.append(Say(f"starting it again {when}, {where_from(self.memory_step, self.durable_step)}"))
+        self._out.append(Say(words.starting_again(verdict.delay_s, self.memory_step, self.durable_step)))
 
     def _give_up(self, why: str, now_s: float) -> None:
         self.gave_up = why
-        self._out.append(Journal("gave_up", TRAINER, self.incarnation, {"why": why}))
-        told = f"gave up: {why}"
-        if self.last_exit is not None:
-            told += f". The last time: {sentence(self.last_exit.cause, self.last_exit.evidence, self._own_step)}"
-        self._out.append(Say(told, is_bad=True, traceback=self.last_words.traceback if self.last_words else ""))
+        traceback = self.last_words.traceback if self.last_words else ""
+        told = Say(words.gave_up(why, self.last_exit), is_bad=True, traceback=traceback)
+        self._out += [Journal("gave_up", TRAINER, self.incarnation, {"why": why}), told]
         self._handle(On.GAVE_UP, now_s, why)

@@ -129,7 +129,7 @@ def test_row_08_row_09_row_32_a_detached_run_is_frozen_insulted_asked_to_end_res
     assert len(logs) == 4
     assert (tmp_path / "followed").read_text() == "".join(path.read_text() for path in logs)
     told = [json.loads(line)["event"] for line in heard.read_text().splitlines()]
-    assert sorted(told) == ["exited", "stopped"]  # the crash and the end; neither the preemption nor the restart
+    assert sorted(told) == ["exited", "preempt_notice", "stopped"]  # the crash; a SIGTERM by somebody; the end
     assert find_run(str(run.logdir)).exit_code == 75
     assert "stopped at step" in procsv("logs", str(run.logdir), "--role", "watchdog").stdout
 

@@ -53,11 +53,11 @@ PAUSES = "import signal\nprint('begun', flush=True)\nsignal.pause()\n"
 
 
 @contextlib.contextmanager
-def running(tmp_path: Path, source: str, args: tuple[str, ...] = (), **options: Any) -> Iterator[Launched]:
+def running(tmp_path: Path, source: str, **options: Any) -> Iterator[Launched]:
     (tmp_path / "train.py").write_text(source)
     told = json.dumps({"grace_s": 4.0, "backoff-min-s": "0.05", "backoff-max-s": "0.1", **options})
     program = str(tmp_path / "train.py")
-    with launched(tmp_path / "logdir", told, program, *args, launcher=LAUNCHER) as run:
+    with launched(tmp_path / "logdir", told, program, launcher=LAUNCHER) as run:
         yield run
 
 

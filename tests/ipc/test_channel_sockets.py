@@ -149,7 +149,7 @@ def test_a_peer_that_sends_too_much_is_cut_off_and_the_others_are_served(talk: T
         events = hog.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         hog.connect(f"ipc://{path}")
         hog.send(b"x" * (MESSAGE_BYTES_MAX + 1))
-        talk.until(lambda: talk.server.refused == 1)
+        talk.until(lambda: talk.server is not None and talk.server.refused == 1)
         hog.send(b"x" * (CUT_OFF_BYTES + 1))
         talk.until(lambda: events.poll(0))
         hog.disable_monitor()

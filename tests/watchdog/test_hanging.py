@@ -81,7 +81,9 @@ def test_a_hang_is_a_failure_like_others_and_its_cause_names_the_frame() -> None
 def test_a_frozen_process_is_told_as_one() -> None:
     world = World(settings=QUICK, frozen=True).ready().train(840)
     world.advance(5.0)
+    assert trainer_signals(world) == []  # the stacks are written when it is woken to die
     world.advance(5.0)
+    assert trainer_signals(world) == [signal.SIGABRT, signal.SIGCONT]
     world.crash(ABORTED)
 
     assert "SIGSTOP" in world.last("exited")["evidence"]

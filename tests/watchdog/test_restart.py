@@ -336,7 +336,8 @@ def test_a_crash_at_one_step_is_given_up_although_each_second_try_goes_back_and_
     past = History(Policy(), random.Random(1))
     past.ready(0)
     assert past.durable(8)
-    verdicts, resumed = [], 8
+    verdicts: list[Verdict] = []
+    resumed = 8
     while not verdicts or isinstance(verdicts[-1], Restart):
         death = Death(Exit(None, signal.SIGSEGV), None, 8)
         verdicts.append(past.weigh(death))

@@ -1,0 +1,39 @@
+"""How many logs of a role a run of weeks keeps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from procsv.watchdog.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
+
+
+def make(logs: Path, number: int, size: int = 1) -> None:
+    path = logs / f"trainer.{number}.log"
+    path.touch()
+    os.truncate(path, size)  # sparse: it takes no room
+    os.utime(path, (number, number))
+
+
+def kept(logs: Path) -> list[int]:
+    return sorted(int(path.name.split(".")[1]) for path in logs.glob("trainer.*.log"))
+
+
+def test_the_newest_twenty_of_a_role_are_kept_and_the_others_roles_are_left_alone(tmp_path: Path) -> None:
+    for number in range(1, 31):
+        make(tmp_path, number)
+    (tmp_path / "checkpoint.1.log").touch()
+    prune_logs(tmp_path, "trainer", tmp_path / "trainer.31.log")
+
+    assert LOGS_KEPT_MAX == 20
+    assert kept(tmp_path) == list(range(12, 31))  # and the new one
+    assert (tmp_path / "checkpoint.1.log").exists()
+
+
+def test_more_than_a_gibibyte_is_not_kept(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        make(tmp_path, number, LOG_BYTES_MAX // 3)
+    prune_logs(tmp_path, "trainer", tmp_path / "trainer.6.log")
+
+    assert LOG_BYTES_MAX == 2**30
+    assert kept(tmp_path) == [3, 4, 5]
