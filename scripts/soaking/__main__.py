@@ -4,8 +4,8 @@
 
 Every few seconds one process, chosen by the seed, is killed with SIGKILL: trainer, checkpoint service, summary service,
 or (seldom) the watchdog, after which the same command is given again.  Looked at throughout: memory and descriptors of the
-watchdog, slots in shared memory, files in the logdir.  At the end the run is stopped; it must exit 75, leave no process,
-socket or shared memory, and have every acknowledged checkpoint that retention keeps.  Exit code 1 if something was wrong.
+watchdog, memory of the services, slots in shared memory, sockets and other files of the run, files in the logdir.  At the
+end the run is stopped; it must exit 75, leave no process, socket or shared memory, and have every acknowledged checkpoint that retention keeps.  Exit code 1 if something was wrong.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ WATCHDOG_EVERY = 25  # kills
 WATCHDOG_BYTES_MAX = 48 * 2**20
 DESCRIPTORS_GROWTH_MAX = 8
 SHM_FILES_MAX = 12
+RUN_FILES_MAX = 24  # sockets, locks, pulses
+SERVICE_BYTES_MAX = 256 * 2**20
 LOG_FILES_MAX = 3 * 20 + 3
 
 
@@ -47,12 +49,17 @@ class Watch:
             rss, descriptors = watchdog.memory_info().rss, watchdog.num_fds()
             places = find_places(run.logdir)
             shm = len(list(places.shm_dir.glob("*")))
-            logs = len(list(places.logs.glob("*")))
+            logs, run_files = len(list(places.logs.glob("*"))), len(list(places.run_dir.glob("*")))
             self._descriptors = descriptors if self._descriptors is None else min(self._descriptors, descriptors)
             self._check(rss <= WATCHDOG_BYTES_MAX, f"the watchdog has {rss / 2**20:.0f} MiB")
             self._check(descriptors <= self._descriptors + DESCRIPTORS_GROWTH_MAX, f"{descriptors} descriptors")
             self._check(shm <= SHM_FILES_MAX, f"{shm} files in shared memory")
+            self._check(run_files <= RUN_FILES_MAX, f"{run_files} files in the run directory")
             self._check(logs <= LOG_FILES_MAX, f"{logs} logs")
+            for child in watchdog.children():
+                if "procsv.services" in " ".join(child.cmdline()):
+                    size = child.memory_info().rss
+                    self._check(size <= SERVICE_BYTES_MAX, f"a service has {size / 2**20:.0f} MiB")
             return f"watchdog {rss / 2**20:.1f} MiB, {descriptors} fds; {shm} files in shared memory, {logs} logs"
         return "the watchdog is starting"
 
