@@ -7,6 +7,7 @@ do.  An exception of the program's is left as last words for the crash report, a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -29,7 +30,7 @@ from procsv.training.drop_in import install_later
 from procsv.training.loaded import Observer, write_loaded
 from procsv.training.program import run_program
 from procsv.training.runtime import Runtime, set_current
-from procsv.training.standby import stand_by
+from procsv.training.standby import Standby
 from procsv.training.training_share import FORCED_SHARE, TRAINER_SHARE
 
 SIGNAL_ALONE_S = 0.1  # a SIGTERM that nothing follows for so long comes from somebody else: the machine goes away
@@ -51,15 +52,23 @@ def main() -> None:
     keep_output_going()
     start = take_start("trainer", "standby")
     observer = Observer()
-    if start.role == "standby":
-        start, observer.changes = stand_by(start)
-    arm(start.places.stacks(start.incarnation))
+    standby = Standby(start) if start.role == "standby" else None
+    if standby is not None:
+        observer.changes = standby.prepare()
     observer.begin()
-    runtime = _join(start)
+    if standby is not None and start.standby == "hot":
+        runtime, signals = _make(standby.run_ahead()), _catch_signals(start)
+        runtime.gate = lambda: _join(runtime, signals, standby.become())
+    else:
+        start = start if standby is None else standby.become()
+        runtime = _make(start)
+        _join(runtime, _catch_signals(start), start)
     if start.standby != "off":
         program = parse_target(start.target, Path.cwd()).module.partition(".")[0]
         runtime.on_ready = lambda: _tell_loaded(runtime, observer, program)
     code = _run(runtime, start)
+    if runtime.gate is not None:
+        sys.exit(code)  # a hot standby whose program has ended without a session: it was no trainer
     if code == 0 and runtime.stop_reason is not None:
         code = STOPPED  # it ended because it was asked to: there may be more to train
     runtime.phase = Phase.STOP
@@ -67,10 +76,16 @@ def main() -> None:
     sys.exit(code)
 
 
-def _join(start: Start) -> Runtime:
-    """Connects to the run; from here on a stop is heard even while the main thread sits in a C call."""
+def _make(start: Start) -> Runtime:
     runtime = Runtime(start.places, ("watchdog", "checkpoint", "summary"), start, None)
     set_current(runtime)
+    return runtime
+
+
+def _join(runtime: Runtime, signals: int, start: Start) -> None:
+    """Connects to the run as the trainer; from here on a stop is heard even while the main thread sits in a C call."""
+    arm(start.places.stacks(start.incarnation))
+    runtime.become(start)
     runtime.begin()
     link = runtime.link
     link.on(StopTraining, lambda heard: runtime.request_stop(_reason(heard.body)))
@@ -79,10 +94,9 @@ def _join(start: Start) -> Runtime:
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
         link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))
-    _listen_for_signals(runtime, start)
+    _listen_for_signals(runtime, start, signals)
     runtime.on_stop(lambda _: _force_later(runtime, start))
     runtime.talk()
-    return runtime
 
 
 def _tell_loaded(runtime: Runtime, observer: Observer, program: str) -> None:
@@ -112,19 +126,27 @@ def _on_lifeline(runtime: Runtime, fd: int) -> None:
         runtime.request_stop("preempt")
 
 
-def _listen_for_signals(runtime: Runtime, start: Start) -> None:
-    """SIGTERM is a stop request, and so is the signal of --preempt-signal.
+def _notices(start: Start) -> set[signal.Signals]:
+    """SIGTERM, and the signal of --preempt-signal."""
+    return {signal.SIGTERM, signal.Signals(int(start.options.get("preempt-signal", signal.SIGTERM)))}
 
-    The wake-up descriptor tells the link's thread, whatever the main thread does.
-    """
-    link = runtime.link  # the process may be at its end already when the signal comes
-    notices = {signal.SIGTERM, signal.Signals(int(start.options.get("preempt-signal", signal.SIGTERM)))}
+
+def _catch_signals(start: Start) -> int:
+    """From now on the signals that ask for an end end nothing by themselves; where they can be read.  On the main thread."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
-    for notice in notices:
+    for notice in _notices(start):
         signal.signal(notice, lambda *_: None)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    return reader
+
+
+def _listen_for_signals(runtime: Runtime, start: Start, reader: int) -> None:
+    """Each of them is a stop request.  The wake-up descriptor tells the link's thread, whatever the main thread does."""
+    link, notices = runtime.link, _notices(start)  # the process may be at its end already when the signal comes
+    with contextlib.suppress(BlockingIOError):
+        os.read(reader, 512)  # what came to a standby was not meant for a trainer
 
     def hear() -> None:
         for number in notices.intersection(os.read(reader, 512)):
@@ -164,7 +186,7 @@ def _run(runtime: Runtime, start: Start) -> int:
     except SystemExit as leaving:
         return _code_of(leaving)
     except UserError as error:
-        _say_last_words(runtime, start, error, None)
+        _say_last_words(runtime, error, None)
         print(f"procsv: {error}", file=sys.stderr)
         return 78
     except KeyboardInterrupt as error:
@@ -172,7 +194,7 @@ def _run(runtime: Runtime, start: Start) -> int:
         return 130
     except BaseException as error:  # noqa: BLE001  the program's: shown, kept, and told by the exit code
         own = _of_the_program(error.__traceback__)
-        _say_last_words(runtime, start, error, own)
+        _say_last_words(runtime, error, own)
         sys.excepthook(type(error), error.with_traceback(own), own)
         return 1
     return 0
@@ -198,7 +220,10 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _say_last_words(runtime: Runtime, start: Start, error: BaseException, trace: TracebackType | None) -> None:
+def _say_last_words(runtime: Runtime, error: BaseException, trace: TracebackType | None) -> None:
+    if runtime.gate is not None:
+        return  # a standby's, which is no trainer's; its log has it
+    start = runtime.start
     permanent = isinstance(error, (ImportError, SyntaxError, UserError)) and runtime.step < 0
     lines = traceback.format_exception(type(error), error, trace)
     words = LastWords(type(error).__qualname__, str(error), "".join(lines), runtime.step, permanent)

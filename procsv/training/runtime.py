@@ -56,6 +56,7 @@ class Runtime:
         self.snapshots = Snapshots()  # how they are spaced now, for the pulse
         self.training: object = None  # what the process trains with now, if that is a monitored session
         self.on_ready: Callable[[], None] = _nothing  # called once, on the training thread
+        self.gate: Callable[[], None] | None = None  # where a hot standby sleeps; it opens when it is the trainer
         self._start = start
         self._roles = roles
         self._link: Link | None = None
@@ -98,6 +99,9 @@ class Runtime:
     def begin(self) -> None:
         """Starts talking (and the services, without a watchdog) for one more user; `end` undoes it."""
         with self._lock:
+            if self.gate is not None:
+                gate, self.gate = self.gate, None
+                gate()
             self._users += 1
             if self._link is not None:
                 return
@@ -108,6 +112,10 @@ class Runtime:
             except BaseException:
                 self._users -= 1
                 raise
+
+    def become(self, start: Start) -> None:
+        """This process is trainer `start.incarnation` from now on."""
+        self._start = start
 
     def _begin_link(self) -> None:
         start = self.start

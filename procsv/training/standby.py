@@ -5,6 +5,9 @@ touches an accelerator: importing TensorFlow does not, and no session is made.  
 imported; what its start would change (arguments, path, environment, __main__) is as a fresh interpreter has it when the
 promotion comes, and the program then runs from its first line, as in any other start.
 
+A hot one also runs the program, as the next trainer would, up to where that first speaks to its run (`Runtime.gate`): so
+the program's own start runs twice, and what it prints until then is in the standby's log.
+
 It dies with the watchdog, at whatever it is.
 """
 
@@ -16,6 +19,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from importlib.machinery import ModuleSpec
@@ -45,20 +49,55 @@ STARTS_OVER_MAX = 10  # then TensorFlow alone is imported
 declare("standby.import", "standby.wait", "standby.become", "standby.begun")
 
 
-def stand_by(start: Start) -> tuple[Start, dict[str, str | None]]:
-    """Prepares, sleeps, and returns as the trainer: its start, and what the program changes of its environment."""
-    _die_with_watchdog(start.lifeline_fd)
-    line = Line.inherited(start.standby_fd)
-    loaded = read_loaded(start.places.loaded)
-    begun_s = time.monotonic()
-    for fd in (start.lifeline_fd, start.standby_fd):
-        os.set_inheritable(fd, False)
-    count = _Preparation(start, loaded).run()
-    failpoint("standby.wait")
-    line.say(Waiting(count, round(time.monotonic() - begun_s, 3)))
-    incarnation = _sleep(line, start)
-    os.environ |= {"PROCSV_ROLE": "trainer", "PROCSV_INCARNATION": str(incarnation)}
-    return msgspec.structs.replace(start, role="trainer", incarnation=incarnation, standby_fd=-1), loaded.environment
+class Standby:
+    """This process, until it is the trainer."""
+
+    def __init__(self, start: Start) -> None:
+        self._start, self._line = start, Line.inherited(start.standby_fd)
+        self._began_s, self._modules = time.monotonic(), 0
+
+    def prepare(self) -> dict[str, str | None]:
+        """Imports; what the program changes of its environment before it imports TensorFlow."""
+        start = self._start
+        _die_with_watchdog(start.lifeline_fd)
+        for fd in (start.lifeline_fd, start.standby_fd):
+            os.set_inheritable(fd, False)
+        loaded = read_loaded(start.places.loaded)
+        self._modules = _Preparation(start, loaded).run()
+        return loaded.environment
+
+    def run_ahead(self) -> Start:
+        """Hot: the program is about to be run up to its session, as the next trainer's; that trainer's start."""
+        lifeline_fd = self._start.lifeline_fd
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # the program may have children, which would stay
+        threading.Thread(target=self._end_group_with_watchdog, args=(lifeline_fd,), daemon=True).start()
+        os.environ["PROCSV_ROLE"] = "trainer"
+        return self._as_trainer(int(os.environ["PROCSV_INCARNATION"]))
+
+    def _end_group_with_watchdog(self, lifeline_fd: int) -> None:
+        select.select([lifeline_fd], [], [])
+        if self._line.fd >= 0:  # else it is the trainer by now, which saves first
+            os.killpg(0, signal.SIGKILL)
+
+    def become(self) -> Start:
+        """Sleeps until the promotion, takes over log and lock, and returns the trainer's start."""
+        failpoint("standby.wait")
+        self._line.say(Waiting(self._modules, round(time.monotonic() - self._began_s, 3)))
+        word, files = self._line.wait()
+        if not isinstance(word, Become):
+            os._exit(0)  # the watchdog is dead
+        failpoint("standby.become")
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first; the lifeline tells it
+        _take_over(*files)
+        replace_argument("standby", "trainer")
+        os.environ |= {"PROCSV_ROLE": "trainer", "PROCSV_INCARNATION": str(word.incarnation)}
+        self._line.say(Begun(word.incarnation))
+        self._line.close()
+        failpoint("standby.begun")
+        return self._as_trainer(word.incarnation)
+
+    def _as_trainer(self, incarnation: int) -> Start:
+        return msgspec.structs.replace(self._start, role="trainer", incarnation=incarnation, standby_fd=-1)
 
 
 def _die_with_watchdog(lifeline_fd: int) -> None:
@@ -69,25 +108,13 @@ def _die_with_watchdog(lifeline_fd: int) -> None:
         os._exit(0)
 
 
-def _sleep(line: Line, start: Start) -> int:
-    """Waits for the promotion and takes over; the incarnation to be."""
-    word, files = line.wait()
-    if not isinstance(word, Become):
-        os._exit(0)  # the watchdog is dead
-    failpoint("standby.become")
-    log, lock = files
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first; the lifeline tells it
+def _take_over(log: int, lock: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
     os.set_inheritable(lock, True)  # held for as long as anything of the trainer's tree is alive
-    replace_argument("standby", "trainer")
-    line.say(Begun(word.incarnation))
-    line.close()
-    failpoint("standby.begun")
-    return word.incarnation
 
 
 # -- preparation ---------------------------------------------------------------------------------------------

@@ -164,6 +164,7 @@ Event = (
 class Spawn:
     role: str
     incarnation: int
+    standby: str = ""  # of a standby: warm or hot
 
 
 @dataclass(frozen=True, slots=True)

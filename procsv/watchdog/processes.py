@@ -76,7 +76,7 @@ class Processes:
         self._innocent = frozenset(_identity(child) for child in psutil.Process().children())
 
     # -- start ---------------------------------------------------------------------------------------------
-    def spawn(self, role: str, incarnation: int) -> Running:
+    def spawn(self, role: str, incarnation: int, standby: str = "") -> Running:
         """Starts the process.  OSError if the system refuses, or if an old trainer's tree still holds its lock."""
         places = self.start.places
         log = places.log(role, incarnation)
@@ -85,11 +85,13 @@ class Processes:
         fds, lock = [self._lifeline[0]], FileLock(places.writer_lock)
         line, end = Line.pair() if role == STANDBY else (None, None)
         if end is not None:
-            start = msgspec.structs.replace(start, standby_fd=end.fd)
+            start = msgspec.structs.replace(start, standby_fd=end.fd, standby=standby)
             fds.append(end.fd)
         environment = start.environment(self.environment)
         if role in TRAINERS:
             environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": role}
+        if role == STANDBY and TRAINER in self.running:
+            environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # as it is to be
         if role == TRAINER:
             environment["PROCSV_INCARNATION"] = str(incarnation)
             if not lock.try_acquire(f"trainer {incarnation}", self.clock.wall()):

@@ -234,10 +234,10 @@ class Reactor:
         self._clearing = None
         self._handle(TreeGone(incarnation))
 
-    def _spawn(self, role: str, incarnation: int) -> None:
+    def _spawn(self, role: str, incarnation: int, standby: str = "") -> None:
         self._places.pulse(role, incarnation).unlink(missing_ok=True)
         try:
-            running = self._processes.spawn(role, incarnation)
+            running = self._processes.spawn(role, incarnation, standby)
         except OSError as error:
             self._handle(NotSpawned(role, incarnation, str(error)))
             return
@@ -336,8 +336,8 @@ class Reactor:
 
     def _perform_one(self, action: Action) -> None:
         match action:
-            case Spawn(role, incarnation):
-                self._spawn(role, incarnation)
+            case Spawn(role, incarnation, standby):
+                self._spawn(role, incarnation, standby)
             case Promote(number, incarnation):
                 self._promote(number, incarnation)
             case Signal(role, incarnation, number):

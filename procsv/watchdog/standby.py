@@ -130,6 +130,8 @@ class Standby:
     def start_of(self, incarnation: int, now_s: float) -> Action:
         """What starts trainer `incarnation`: the standby's promotion, or a cold start."""
         if not self.is_ready:
+            if self.mode == "hot":  # it runs the program as that trainer, and would be another one by now
+                self.unwanted(now_s, "the trainer was started without it")
             return Spawn(TRAINER, incarnation)
         self._becomes, self._late_s = incarnation, now_s + PROMOTE_S_MAX
         self._handle(Event.TAKEN, now_s)
@@ -219,6 +221,13 @@ class Standby:
         if was is State.PROMOTING:
             text = f"the standby ended ({ended.exit}) when it was to become the trainer: a cold start instead"
             self.out.append(Say(text, is_bad=True))
+        elif self.mode == "hot" and was is State.IMPORTING and ended.exit.code is not None:
+            self.mode = "warm"
+            text = (
+                f"no hot standby: the program ended ({ended.exit}) before its session, see procsv/logs/"
+                f"standby.{self.number}.log; a warm one instead"
+            )
+            self.out.append(Say(text, is_bad=True))
         elif was is not State.LEAVING and len(self._deaths_s) == DEATHS_SAID:
             text = (
                 f"the standby ends again and again ({cause.evidence}), see procsv/logs/standby.{self.number}.log; "
@@ -240,7 +249,7 @@ class Standby:
                 case Do.SPAWN:
                     self.number += 1
                     self._why_killed = ""
-                    self.out.append(Spawn(STANDBY, self.number))
+                    self.out.append(Spawn(STANDBY, self.number, self.mode))
                 case Do.KILL:
                     role, number = (TRAINER, self._becomes) if event is Event.LATE else (STANDBY, self.number)
                     self.out.append(KillTree(role, number))

@@ -43,6 +43,7 @@ def main():
             seen["spawned"] = pool.map(square, [3])
     with open(f"seen.{seen['incarnation']}", "w") as file:
         json.dump(seen, file)
+    print("begins as", seen["incarnation"], flush=True)
     tf1.disable_eager_execution()
     tf1.set_random_seed(1)
     step = tf1.train.get_or_create_global_step()
@@ -117,14 +118,21 @@ def wakings(pid: int) -> dict[str, str]:
     return {task.name: (task / "status").read_text().partition("\nvoluntary")[2].split()[1] for task in tasks}
 
 
-def test_a_standby_becomes_the_trainer_and_neither_the_program_nor_its_result_can_tell(tmp_path: Path) -> None:
-    with trained(tmp_path / "undisturbed", 4, standby="off") as run:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest after 400 steps without any fault."""
+    tmp_path = tmp_path_factory.mktemp("undisturbed") / "run"
+    with trained(tmp_path, 4, standby="off") as run:
         for step in (100, 200, 300):
-            let_go(tmp_path / "undisturbed", step)
+            let_go(tmp_path, step)
         assert run.wait_end() == 0
         assert "standby" not in {entry["role"] for entry in run.journal()}
-    undisturbed = digest(run)
+    return digest(run)
 
+
+def test_a_standby_becomes_the_trainer_and_neither_the_program_nor_its_result_can_tell(
+    tmp_path: Path, undisturbed: str
+) -> None:
     with trained(tmp_path / "kills", 4, TEST_FLAG="as it was started") as run:
         for kill in (1, 2):
             at_step(run, kill * 100)
@@ -153,6 +161,7 @@ def test_a_standby_becomes_the_trainer_and_neither_the_program_nor_its_result_ca
     assert seen(tmp_path / "kills", 2) == cold
     logs = run.logdir / "procsv" / "logs"
     assert "digest" in (logs / "trainer.3.log").read_text()
+    assert "begins as 2" in (logs / "trainer.2.log").read_text()
     assert "digest" not in (logs / "standby.2.log").read_text()
 
 
@@ -195,3 +204,21 @@ def test_a_standby_that_dies_as_it_becomes_the_trainer_is_replaced_by_a_cold_sta
         let_go(tmp_path, 100)
         assert run.wait_end() == 0
     assert len(list((run.logdir / "procsv" / "crashes").glob("*.json"))) == 1
+
+
+def test_a_hot_standby_has_run_the_program_up_to_its_session(tmp_path: Path, undisturbed: str) -> None:
+    with trained(tmp_path, 4, standby="hot") as run:
+        at_step(run, 100)
+        ready = run.wait_event("standby_ready")[0]
+        ahead = seen(tmp_path, 2)
+        assert ahead == seen(tmp_path, 1)
+        run.kill("trainer")
+        run.wait_event("ready", 2)
+        assert [entry["pid"] for entry in run.events("promoted")] == [ready["pid"]] == [run.pid("trainer")]
+        for step in (100, 200, 300):
+            let_go(tmp_path, step)
+        assert run.wait_end() == 0
+    assert digest(run) == undisturbed
+    logs = run.logdir / "procsv" / "logs"
+    assert "begins as 2" in (logs / "standby.1.log").read_text()
+    assert "begins" not in (logs / "trainer.2.log").read_text()

@@ -242,6 +242,27 @@ def test_a_system_that_starts_no_process_is_asked_again_later() -> None:
     assert spawned(world, STANDBY) == [1, 2]
 
 
+def test_a_hot_one_that_runs_ahead_as_another_trainer_than_is_started_is_ended() -> None:
+    world = training("hot")
+    world.crash()
+    world.advance(1.3)
+    assert spawned(world, TRAINER) == [1, 2]
+    assert STANDBY not in world.alive
+    world.train(900, 840).loaded()
+    assert spawned(world, STANDBY) == [1, 2]
+
+
+def test_a_program_that_ends_before_its_session_gets_a_warm_one() -> None:
+    world = training("hot")
+    assert world.core.standby.mode == "hot"
+    world.end(STANDBY, Exit(0, None))
+    world.advance(1.5)
+    assert world.core.standby.mode == "warm"
+    assert spawned(world, STANDBY) == [1, 2]
+    assert any("no hot standby" in text for text in world.said)
+    assert world.core.exit_code is None
+
+
 def test_random_histories_keep_one_trainer_and_end_with_nobody_left() -> None:
     for seed in range(100):
         rng = random.Random(seed)
