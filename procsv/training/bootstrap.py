@@ -7,7 +7,6 @@ do.  An exception of the program's is left as last words for the crash report, a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -145,8 +144,6 @@ def _catch_signals(start: Start) -> int:
 def _listen_for_signals(runtime: Runtime, start: Start, reader: int) -> None:
     """Each of them is a stop request.  The wake-up descriptor tells the link's thread, whatever the main thread does."""
     link, notices = runtime.link, _notices(start)  # the process may be at its end already when the signal comes
-    with contextlib.suppress(BlockingIOError):
-        os.read(reader, 512)  # what came to a standby was not meant for a trainer
 
     def hear() -> None:
         for number in notices.intersection(os.read(reader, 512)):
