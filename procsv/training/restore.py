@@ -95,7 +95,8 @@ def written_at(path: str) -> float:
         except tf.errors.OpError:
             return 0.0
     there = Path(path)
-    first_format = there.parent.glob(there.name) if "?" in there.name else [there]  # shards that one name stands for
+    is_pattern = "?" in there.name  # shards of the first format
+    first_format: list[Path] = list(there.parent.glob(there.name)) if is_pattern else [there]
     for file in (Path(f"{path}.index"), *first_format):
         with contextlib.suppress(OSError):
             return float(file.stat().st_mtime)

@@ -22,6 +22,7 @@ tf1 = tf.compat.v1
 log = tf1.logging
 
 REPORTS_MAX = 10  # lines that a repeating report may log
+LOOK_AT_TURN_S = 1.0  # how often a waiting service looks whether another session has taken its place
 LOOK_S = 0.05  # how often a due summary looks whether a training step has taken it along
 CARRY_S_MIN, CARRY_RUNS_MIN = 5.0, 20  # so long, and so many runs, none of which could: it is run by itself
 
@@ -63,7 +64,14 @@ class ServiceThread(TimedThread):
         self._supervisor, self._session, self._training = supervisor, session, run
 
     def _wait_for_end(self, timeout_s: float) -> bool:
-        return super()._wait_for_end(timeout_s) or self._training.is_over
+        until_s = self._clock.monotonic() + timeout_s
+        while not self._training.is_over:
+            left_s = until_s - self._clock.monotonic()
+            if super()._wait_for_end(max(0.0, min(left_s, LOOK_AT_TURN_S))):
+                return True
+            if left_s <= LOOK_AT_TURN_S:
+                break
+        return self._training.is_over
 
 
 def read_step(session: Any, global_step: Any) -> int:

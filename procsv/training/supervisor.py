@@ -244,7 +244,8 @@ class Supervisor(tf_supervisor.Supervisor):
         return run
 
     def _on_durable(self, news: Durable) -> None:
-        """A checkpoint is on disk: the Saver's own list and the event file say so."""
+        """A checkpoint is on disk: the Saver's own list and the event file say so, and the log as TensorFlow's."""
+        log.info("Saving checkpoint to path %s", self._save_path)
         if self._own_saves is not None:
             self._own_saves.on_durable(news.all_paths)
         else:

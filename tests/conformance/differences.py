@@ -33,6 +33,7 @@ DIFFERENCES = {
     "interrupts stay": "B28: an interrupt is what is raised, whatever fails besides",
     "graph files once": "B22: graph.pbtxt and .meta are made once, however many checkpoints and sessions there are",
     "shards without shared files": "B23: the chief's checkpoint service writes them all",
+    "one set of services": "services that are started for another session take the place of those before",
     "CHECKPOINT step": "B2: the event has the step of the checkpoint",
     "no rewriting at the start": "B26: a restored checkpoint is not written again",
     "failing hooks": "B13: what a hook's error leaves unfinished is closed",

@@ -13,19 +13,34 @@ from tests.support.launched import NEWS_S_MAX, environment, launched
 
 tf1 = tf.compat.v1
 
+LIBRARY = """
+# As libraries of training loops do it: the class is taken from TensorFlow's own module, services and threads by hand.
+from tensorflow.python.training import supervisor
+
+
+def train(train_op, logdir, steps, summary_writer=supervisor.Supervisor.USE_DEFAULT):
+    trainer = supervisor.Supervisor(
+        is_chief=True, logdir=logdir, summary_writer=summary_writer, save_summaries_secs=60, save_model_secs=600
+    )
+    with trainer.managed_session("", start_standard_services=False) as session:
+        print("begins at", session.run(trainer.global_step), flush=True)
+        trainer.start_standard_services(session)
+        threads = trainer.start_queue_runners(session)
+        while not trainer.should_stop():
+            if session.run(train_op) >= steps:
+                trainer.request_stop()
+        trainer.saver.save(session, trainer.save_path, global_step=trainer.global_step)
+        trainer.stop(threads, close_summary_writer=True, ignore_live_threads=False)
+"""
 PROGRAM = """
 import sys
 import tensorflow.compat.v1 as tf
+import loops
 
 tf.disable_v2_behavior()
-step = tf.train.get_or_create_global_step()
-train = tf.assign_add(step, 1)
-supervisor = tf.train.Supervisor(logdir=sys.argv[1], save_model_secs=600)
-with supervisor.managed_session() as session:
-    print("begins at", session.run(step), flush=True)
-    while not supervisor.should_stop():
-        if session.run(train) >= int(sys.argv[2]):
-            break
+queue = tf.FIFOQueue(10, [tf.int64], shapes=[[]])
+tf.train.add_queue_runner(tf.train.QueueRunner(queue, [queue.enqueue(tf.constant(1, tf.int64))]))
+loops.train(tf.assign_add(tf.train.get_or_create_global_step(), queue.dequeue()), sys.argv[1], int(sys.argv[2]))
 """
 
 WHEREVER = """
@@ -106,11 +121,12 @@ def test_a_derived_class_of_the_program_is_one_of_ours() -> None:
 
 
 @pytest.mark.fault
-def test_an_unchanged_program_survives_kills_under_launch(tmp_path: Path) -> None:
+def test_an_unchanged_program_with_a_library_of_loops_survives_kills_under_launch(tmp_path: Path) -> None:
     program, logdir = tmp_path / "train.py", tmp_path / "logdir"
     program.write_text(PROGRAM)
+    (tmp_path / "loops.py").write_text(LIBRARY)
     options = ["--drop-in", "--snapshot-secs", "0.1", "--backoff", "0.1s..1s"]
-    with launched(logdir, *options, str(program), str(logdir), "100000") as run:
+    with launched(logdir, *options, str(program), str(logdir), "30000") as run:
         run.wait_event("ready")
         run.wait_for("a snapshot beyond the start", lambda: (run.status()["step"] or 0) > 500)
         run.kill("trainer", signal.SIGKILL)
@@ -119,4 +135,4 @@ def test_an_unchanged_program_survives_kills_under_launch(tmp_path: Path) -> Non
         assert recovered["source"] == "memory"
         assert recovered["step"] > 0
         assert run.wait_end() == 0
-    assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 100000
+    assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 30000

@@ -1,9 +1,11 @@
 """The timing of service threads, by a clock of the test's own; TensorFlow's LooperThread has the wall's."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.training import coordinator as tensorflows
 
 from procsv.training.coordinator import Coordinator
 from procsv.training.services import TimedThread
@@ -63,3 +65,18 @@ def _waits(call_s: list[float], interval_s: float) -> list[float]:
 )
 def test_calls_keep_their_beat_and_missed_ones_are_missed(call_s: list[float], waits: list[float]) -> None:
     assert _waits(call_s, 10.0) == pytest.approx(waits)
+
+
+def test_tensorflows_follow_the_wall_clock_and_make_up_for_missed_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Hand()
+    coord, took = Waits(clock, 5), iter([0, 35, 0, -3600, 0])
+
+    def call() -> None:
+        clock.now_s += next(took)
+
+    monkeypatch.setattr(tensorflows, "time", SimpleNamespace(time=clock.monotonic))
+    thread = tf.compat.v1.train.LooperThread(coord, 10.0, target=call)
+    thread.start()
+    thread.join(10)
+    assert coord.waits[:4] == pytest.approx([0, 10, -25, 10])  # late by 25 s: the next call comes at once
+    assert coord.waits[4] > 3600  # the clock was put back by an hour, for which nothing is called

@@ -1,0 +1,50 @@
+"""The standard services: their threads, what they say, and what becomes of them when a session is prepared again."""
+
+import re
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tests.conformance.differences import Kind
+from tests.conformance.logdirs import Model, events, has_checkpoint, said, wait_for
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.fault
+
+
+def test_what_they_say_and_write_first(kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tf.get_logger().propagate = True
+    tf.get_logger().setLevel("INFO")
+    Model()
+    supervisor = kind.Supervisor(logdir=str(tmp_path))
+    wanted = {
+        "Starting standard services.",
+        "Recording summary at step 0.",
+        f"Saving checkpoint to path {supervisor.save_path}",
+        "global_step/sec: 0",
+    }
+    with supervisor.managed_session():
+        wait_for(lambda: wanted <= set(caplog.messages))
+    first = next(e for e in events(tmp_path) if said(e) == "global_step/sec")
+    assert (first.step, first.summary.value[0].simple_value) == (0, 0.0)
+    (file,) = tmp_path.glob("events.out.*")
+    assert re.fullmatch(r"events\.out\.tfevents\.\d{10}\..+", file.name)
+
+
+def test_a_session_that_is_prepared_again_without_a_stop(kind: Kind, tmp_path: Path) -> None:
+    Model()
+    supervisor = kind.Supervisor(logdir=str(tmp_path), save_summaries_secs=60)
+    sessions = [supervisor.prepare_or_wait_for_session(start_standard_services=False) for _ in range(2)]
+    first, second = [supervisor.start_standard_services(session) for session in sessions]
+    assert {*first, *second} == supervisor.coord._registered_threads
+    assert all(thread.name.startswith("Thread-") for thread in first)
+    if kind.differs("one set of services"):
+        wait_for(lambda: not any(thread.is_alive() for thread in first))
+    assert all(thread.is_alive() for thread in second)
+    assert any(thread.is_alive() for thread in first) is not kind.differs("one set of services")
+    wait_for(has_checkpoint(tmp_path, "model.ckpt-0"))
+    supervisor.stop()
+    assert not any(thread.is_alive() for thread in (*first, *second))
+    for session in sessions:
+        session.close()
