@@ -315,6 +315,19 @@ def delete_checkpoint(path: str) -> None:
         disk.unlink_if_there(file)
 
 
+def delete_surely(path: str) -> None:
+    """As `delete_checkpoint`, where no intent has it done again: no loss of power leaves an index without its data, or data
+    that no manifest tells of.
+    """
+    files = all_files(path)
+    index = [file for file in files if file.name.endswith(".index")]
+    manifest = [file for file in files if file == manifest_of(path)]
+    for part in (index, [file for file in files if file not in (*index, *manifest)], manifest):
+        for file in part:
+            disk.unlink_if_there(file)
+        fsync_dir(Path(path).parent)
+
+
 def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
     """Removes what interrupted deletions left: manifests, with their files, whose index is gone."""
     for manifest_path in directory.glob("*.manifest.json"):
@@ -329,4 +342,4 @@ def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
             continue
         index = [name for name in manifest.files if name.endswith(".index")]
         if index and not (directory / index[0]).exists():
-            delete_checkpoint(path)
+            delete_surely(path)

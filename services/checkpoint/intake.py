@@ -17,7 +17,7 @@ from procsv.ipc.messages import SaverPlan
 from procsv.ipc.start import Start
 from procsv.ipc.turns import is_taken, turn
 from procsv.services.checkpoint.catalog import Catalog, take_stock
-from procsv.services.checkpoint.commit import delete_checkpoint, finish_deletions
+from procsv.services.checkpoint.commit import delete_surely, finish_deletions
 from procsv.services.checkpoint.facts import Examined, Signature, TakenIn, durable_of
 from procsv.services.checkpoint.looking import signature_of
 from procsv.services.checkpoint.manifest import MANIFEST_VERSION, Manifest, encode_manifest, read_manifest
@@ -79,7 +79,7 @@ class Intake:
         # The excess goes first.  Killed in between: listed, and gone; that is left out by whoever reads the list.
         for path in set(outcome.delete) - set(served):
             with contextlib.suppress(OSError):
-                delete_checkpoint(path)
+                delete_surely(path)
         if listed and listed != before:
             write_state(state_file_of(plan), plan.save_path, list(listed), plan.save_relative_paths)
         self._rotation.is_written(plan, listed, outcome.next_keep)

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from procsv.services.checkpoint.state_file import GarbledStateFile
+from procsv.ipc.clock import SystemClock
+from procsv.services.checkpoint.looking import examine, look
+from procsv.services.checkpoint.state_file import GarbledStateFile, read_state
 from tests.support.commits import Acknowledged, Commits
 from tests.support.power_loss import Op, Recording, Tree, aftermaths, write_tree
 
@@ -210,3 +212,30 @@ def test_the_simulated_disk_finds_each_fsync_that_is_left_out(make_case: Any, le
 
     with pytest.raises((AssertionError, GarbledStateFile)):
         each_state(recording.start, ops, case.logdir, check)
+
+
+def test_what_a_user_saved_and_the_service_vouched_for_outlives_a_loss_of_power(make_case: Any) -> None:
+    case: Commits = make_case(Scenario([1, 2], keep=2))
+    before = case.told
+    with Recording(case.logdir) as recording:
+        store = case.open_store()
+        store.take_stock(case.plan)
+        case.save_as_a_user(7)
+        (sighting,) = look(case.plan).strangers
+        taken = store.take_in(case.plan, examine(sighting, SystemClock()), True, 1)
+        assert taken.durable is not None
+        recording.mark(taken)
+    assert recording.unseen == [], "the disk was changed past its gate"
+    state = read_state(case.logdir / "checkpoint")
+    assert state is not None
+    after = Acknowledged(7, state.latest, state.all_paths)
+
+    def check(count: int) -> None:
+        is_vouched_for = count == len(recording.ops)
+        # What is being deleted is off the list last, and its remains go once it is.
+        case.bad = set() if is_vouched_for else {"model.ckpt-7", "model.ckpt-1"}
+        case.check(after if is_vouched_for else before, after)
+
+    number = each_state(recording.start, recording.ops, case.logdir, check)
+
+    assert number > 50, "the disk was not watched"
