@@ -70,10 +70,11 @@ class Desk:
     slots: list[SlotInfo] = field(default_factory=list)
     out: list[Action] = field(default_factory=list)
     seq: int = 0
+    leaves_looks: bool = False
 
     def see(self, actions: list[Action]) -> list[Action]:
-        """Remembers what is to be done; looks around at once, and sees nothing new."""
-        while looks := [a for a in actions if isinstance(a, LookAround)]:
+        """Remembers what is to be done; looks around at once, and sees nothing new, unless somebody else does."""
+        while not self.leaves_looks and (looks := [a for a in actions if isinstance(a, LookAround)]):
             actions = [a for a in actions if a not in looks]
             actions += self.core.looked(Look((), None, ""), self.now_s)
         self.out += actions
@@ -478,7 +479,9 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.desk = Desk()
+        self.desk = Desk(leaves_looks=True)
+        self.last_asked = 0
+        self.user_step = -1  # of what the program has saved by itself
         self.jobs: list[Action] = []
         self.open: dict[int, Message] = {}  # reliable questions without an answer
         self.sequence = self.step = self.on_disk = self.disk_step = 0
@@ -488,6 +491,8 @@ class World:
     def tell(self, body: Message) -> None:
         role = "watchdog" if isinstance(body, (TrainerEnded, Finish)) else "trainer"
         self.open[self.desk.seq + 1] = body
+        if isinstance(body, Restore):
+            self.last_asked = self.desk.seq + 1
         self.take(self.desk.say(body, self.incarnation, role))
 
     def take(self, actions: list[Action]) -> None:
@@ -502,6 +507,9 @@ class World:
                     assert info.sequence <= self.on_disk, "a state that is nowhere else was removed"
                     self.desk.slots.remove(info)
                     self.desk.core.slots_seen(self.desk.slots)
+                case LookAround():
+                    assert not any(isinstance(job, LookAround) for job in self.jobs)
+                    self.jobs.append(action)
                 case Persist() | TakeStock() | Find() | VerifySlot():
                     assert not (isinstance(action, Persist) and any(isinstance(j, Persist) for j in self.jobs))
                     self.jobs.append(action)
@@ -513,12 +521,20 @@ class World:
             assert body.sequence <= self.on_disk, "acknowledged and not on disk"
         if isinstance(body, RestoreFrom):
             assert not body.error
-            assert body.step >= self.disk_step or body.source == "fresh", "resumed before what was acknowledged"
-            assert body.source != "fresh" or not self.on_disk
+            assert body.step >= self.newest_step or body.source == "fresh", "resumed before what was acknowledged"
+            assert body.source != "fresh" or self.newest_step < 0
             assert body.sequence >= max([0, *(s.sequence for s in self.desk.slots)])
 
+    @property
+    def newest_step(self) -> int:
+        return max(self.disk_step if self.on_disk else -1, self.user_step)
+
+    @property
+    def is_asked(self) -> bool:
+        return self.last_asked in self.open  # those before it are superseded, and never answered
+
     def act(self) -> None:
-        match self.rng.randrange(9):
+        match self.rng.randrange(10):
             case 0 | 1 | 2:
                 self.sequence, self.step = self.sequence + 1, self.step + self.rng.randrange(3)
                 info = slot(self.sequence, self.step, self.incarnation)
@@ -535,6 +551,10 @@ class World:
             case 5:
                 self.desk.now_s += self.rng.choice([0.1, 5.0, 700.0])
                 self.take(self.desk.core.tick(self.desk.now_s))
+            case 6 if not self.is_asked:  # the program saves by itself; of no trainer before its state is there
+                self.user_step = self.step
+                if self.rng.random() < 0.5:
+                    self.take(self.desk.core.changed(self.desk.now_s))
             case _:
                 self.end_a_job()
 
@@ -552,13 +572,17 @@ class World:
                 else:
                     self.take(core.save_failed("bad luck", now_s))
             case TakeStock():
-                self.take(core.stocked(Stock(self.disk_step if self.on_disk else -1, self.on_disk, None, ()), now_s))
+                self.take(core.stocked(Stock(self.newest_step, self.on_disk, None, ()), now_s))
+            case LookAround():
+                self.take(core.looked(Look((), self.newest_step, ""), now_s))
             case VerifySlot(state):
                 there = any(State.of_slot(info) == state for info in self.desk.slots)
                 self.take(core.slot_verified(state, now_s) if there else core.verify_lost(state, "gone", False, now_s))
             case Find():
-                good = Candidate(f"/l/model.ckpt-{self.disk_step}", self.disk_step, self.on_disk, True)
-                found = Found(good if self.on_disk else None, (), (), bool(self.on_disk), "")
+                step, exists = self.newest_step, self.newest_step >= 0
+                sequence = self.on_disk if step == self.disk_step else 0
+                good = Candidate(f"/l/model.ckpt-{step}", step, sequence, True)
+                found = Found(good if exists else None, (), (), exists, "")
                 self.take(core.found(found, now_s))
 
 
@@ -568,7 +592,7 @@ def test_in_any_order_of_events_nothing_acknowledged_is_lost_and_every_question_
     for _ in range(80):
         world.act()
     world.tell(Finish())
-    for _ in range(40):  # from now on all goes well
+    for _ in range(60):  # from now on all goes well
         world.end_a_job(well=True)
         world.desk.now_s += 60.0
         world.take(world.desk.core.tick(world.desk.now_s))
@@ -577,6 +601,7 @@ def test_in_any_order_of_events_nothing_acknowledged_is_lost_and_every_question_
     assert world.on_disk >= newest, f"seed {seed}"
     superseded = [b for b in world.open.values() if not isinstance(b, Restore)]
     assert superseded == [], f"seed {seed}"
+    assert not world.is_asked, f"seed {seed}: the last trainer's question was not answered"
 
 
 # -- a state that is suspect -----------------------------------------------------------------------------------
