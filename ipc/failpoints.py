@@ -5,6 +5,7 @@ Grammar of fail-rs, in the environment variable PROCSV_FAILPOINTS:
     checkpoint.before_rename=50%1*kill;trainer.copy=3*off->kill
 
     name=[P%][N*]action[(argument)][->…]      P: chance in percent; N: how many times, then the next task
+    name@3=…                                  in the trainer of that incarnation alone
 
 Actions: off kill segv exit raise sleep hang gil stop eio enospc torn.  Without the variable a failpoint costs
 one global look-up.  `torn` is returned to the caller, who writes half of what it would have written.
@@ -46,12 +47,15 @@ def parse(text: str) -> dict[str, list[_Task]]:
         name, equals, tasks = part.partition("=")
         if not equals:
             raise ValueError(f"PROCSV_FAILPOINTS: {part!r} has no '='")
+        name, _, incarnation = name.partition("@")
+        is_for_us = not incarnation or incarnation.strip() == os.environ.get("PROCSV_INCARNATION", "")
         for word in tasks.split("->"):
             match = _TASK.match(word.strip())
             if not match or match[3] not in _ACTIONS:
                 raise ValueError(f"PROCSV_FAILPOINTS: {word!r} is not [P%][N*]action; actions: {sorted(_ACTIONS)}")
             task = _Task(float(match[1] or 100) / 100, int(match[2] or -1), match[3], match[4] or "")
-            plan.setdefault(name.strip(), []).append(task)
+            if is_for_us:
+                plan.setdefault(name.strip(), []).append(task)
     return plan
 
 

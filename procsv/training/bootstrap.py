@@ -19,6 +19,7 @@ import msgspec
 
 from procsv.ipc.atomic import replace_file
 from procsv.ipc.errors import UserError
+from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import Inject, Loaded, Note, Reason, StopTraining
 from procsv.ipc.output import keep_output_going
 from procsv.ipc.pulse import Phase
@@ -34,6 +35,8 @@ from procsv.training.training_share import FORCED_SHARE, TRAINER_SHARE
 
 SIGNAL_ALONE_S = 0.1  # a SIGTERM that nothing follows for so long comes from somebody else: the machine goes away
 STOPPED = 75  # checkpointed: start me again
+
+declare("trainer.import", "trainer.atexit")
 
 
 class LastWords(msgspec.Struct):
@@ -72,6 +75,7 @@ def main() -> None:
         code = STOPPED  # it ended because it was asked to: there may be more to train
     runtime.phase = Phase.STOP
     runtime.end()
+    failpoint("trainer.atexit")  # killed here: all is said and saved; the exit is a signal's all the same
     sys.exit(code)
 
 
@@ -179,6 +183,7 @@ def _run(runtime: Runtime, start: Start) -> int:
     if start.drop_in:
         install_later()
     try:
+        failpoint("trainer.import")
         run_program(find_target(start.target, Path.cwd()), list(start.args))
     except SystemExit as leaving:
         return _code_of(leaving)

@@ -17,12 +17,15 @@ from concurrent.futures import Future
 from procsv.ipc.channel import Address, Client, Heard, Waiter, new_context
 from procsv.ipc.clock import Clock
 from procsv.ipc.errors import PeerError
+from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import Ack, Hello, Message, Written
 from procsv.ipc.pulse import PulseWriter
 from procsv.ipc.start import Start
 from procsv.training.event_sink import EventStreams
 
 TICK_S = 0.2  # how often the pulse beats; a step in `status` is at most this much older than its reading
+
+declare("trainer.hello")
 
 Handler = Callable[[Heard], None]
 
@@ -165,6 +168,7 @@ class Link:
 
     def _tick(self, role: str, client: Client) -> None:
         if client.tick():
+            failpoint("trainer.hello")
             client.tell(Hello(os.getpid()))
             if role in self.introductions:
                 client.tell(self.introductions[role])

@@ -14,9 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from procsv.ipc.failpoints import declare, failpoint
 from procsv.training.carrying import Errand
 
 tf1 = tf.compat.v1
+
+declare("trainer.step")
 
 
 class Boundary:
@@ -80,6 +83,7 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
                     result = super().run(fetches, feed_dict, options, run_metadata)
                 else:
                     result = self._run_with(errand, fetches, feed_dict, options, run_metadata)
+                failpoint("trainer.step")
                 boundary.runs += 1
                 if boundary.due:
                     boundary.visit()

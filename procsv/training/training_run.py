@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from procsv.ipc.arena import NoRoom
 from procsv.ipc.channel import Heard
+from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import Durable, Reason, Recovered, Rejected, SavedKey, SaveFailed, Source, Unwritable
 from procsv.ipc.pulse import Phase
 from procsv.ipc.text import gist
@@ -30,6 +31,8 @@ from procsv.training.training_share import BOUNDARY_SHARE, TRAINER_SHARE
 from procsv.training.ways import Way
 
 log = tf.compat.v1.logging
+
+declare("trainer.compile", "trainer.save", "trainer.after_last_step")
 
 FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last checkpoint
 
@@ -65,8 +68,8 @@ class TrainingRun:
 
     def begin(self) -> None:
         """From here on calls of the session pass the boundary.  Takes the first snapshot of a fresh state."""
+        failpoint("trainer.compile")
         link = self._runtime.link
-        self._runtime.training = self
         self._begin_snapshots()
         link.on(Durable, self._on_durable)
         link.on(SaveFailed, self._on_failed)
@@ -182,6 +185,7 @@ class TrainingRun:
         """A durable checkpoint of the state between two steps; False, with the reason logged, if there is none."""
         if self.snapshots is None:
             return False
+        failpoint("trainer.save")
         try:
             with self._runtime.saving():
                 calls, sequence = self._asked_for
@@ -255,9 +259,8 @@ class TrainingRun:
 
     def end(self) -> None:
         """The session is about to be closed: nothing of ours touches it any more."""
+        failpoint("trainer.after_last_step")
         self.is_over = True
-        if self._runtime.training is self:
-            self._runtime.training = None
         self._runtime.forget_stop(self._on_stop)
         if self._notice is not None:
             self._notice.end()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
+from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.locks import FileLock
 from procsv.ipc.process import Child, process_state, spawn
 from procsv.ipc.promotion import Line
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from procsv.ipc.clock import Clock
+
+declare("watchdog.before_exec", "watchdog.after_exec")
 
 PR_SET_CHILD_SUBREAPER = 36
 LOGS_KEPT_MAX = 20  # of one role; the oldest go first
@@ -98,6 +101,7 @@ class Processes:
                 raise WriterLockHeld("an older trainer's processes still hold the logdir")
             fds.append(lock.fd)
         try:
+            failpoint("watchdog.before_exec")
             child = spawn(self.argv(start), env=environment, log=log, pass_fds=fds)
         except OSError:
             if line is not None:
@@ -107,6 +111,7 @@ class Processes:
             lock.let_go()  # from now on it is held by the trainer's tree alone
             if end is not None:
                 end.close()
+        failpoint("watchdog.after_exec")  # killed here: nobody knows of the child, which finds its lifeline cut
         usage = None
         with contextlib.suppress(psutil.Error, OSError):
             usage = psutil.Process(child.pid)

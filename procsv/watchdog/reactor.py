@@ -15,6 +15,7 @@ import msgspec
 import psutil
 
 from procsv.ipc.channel import Address, Client, Heard, Server, Waiter, new_context
+from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import (
     Finish,
     Hello,
@@ -81,6 +82,8 @@ if TYPE_CHECKING:
     from procsv.watchdog.signals import Signals
 
 HEARD_MAX = 1000  # messages at the control socket in one turn of the loop; then everything else has its own
+declare("watchdog.back_off", "watchdog.mid_stop", "watchdog.rewriting_status")
+
 TICK_S = 0.5  # how often pulses are read; a step in `status` is at most this old
 RUN_JSON_S = 1.0  # how often run.json follows the step
 CLEAR_S = 0.02  # how often a dead trainer's tree is looked at until it is gone
@@ -341,6 +344,7 @@ class Reactor:
             case Promote(number, incarnation):
                 self._promote(number, incarnation)
             case Signal(role, incarnation, number):
+                failpoint("watchdog.mid_stop")
                 self._with(role, incarnation, lambda running: running.child.signal(number))
             case KillTree(role, incarnation):
                 self._with(role, incarnation, lambda running: running.child.signal_tree(signal.SIGKILL))
@@ -367,12 +371,15 @@ class Reactor:
 
     def _journal(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None:
         self.ledger.append(event, role, incarnation, fields)
+        if event == "restarting":
+            failpoint("watchdog.back_off")
         entry = {"time": self._clock.wall(), "event": event, "role": role, "incarnation": incarnation, **fields}
         self._notices.offer(entry, self._clock.monotonic())
 
     def _write_run(self) -> None:
         """Not fsynced: while a checkpoint goes to a busy disk, that would keep `status` and the dead waiting."""
         self._run_json_s = self._clock.monotonic() + RUN_JSON_S
+        failpoint("watchdog.rewriting_status")
         self.ledger.write_run(self._run_file(), durable=False)
 
     def _run_file(self) -> RunFile:

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from procsv.ipc.process import Exit
-from tests.simulation.checkpoints import files_of
+from tests.simulation.checkpoints import SAVE_PATH, files_of
 from tests.simulation.network import Weather
 from tests.simulation.processes import FOR_EVER_S, KILLED
 from tests.simulation.program import ProgramError
@@ -163,7 +163,8 @@ def spoil_newest(run: Run, rng: Random) -> str:
 
 
 def spoil_all(run: Run, rng: Random) -> str:
-    spoilt = [path for path in run.checker.account.acknowledged if _spoil(run, path)]
+    there = [name.removesuffix(".data") for name in run.world.disk.under(SAVE_PATH) if name.endswith(".data")]
+    spoilt = [path for path in there if _spoil(run, path)]
     return _restart_from_disk(run, rng) + f"{spoilt} are spoilt" if spoilt else ""
 
 

@@ -77,6 +77,7 @@ def i2_acknowledged_can_be_restored(world: World, account: Account, fact: histor
     """Every acknowledged checkpoint can be restored: whole on the disk, and still so if the power failed now."""
     if isinstance(fact, history.Acknowledged):
         best, news = account.best, fact.news
+        account.acknowledged.setdefault(news.path, news.step)
         if best is None or news.sequence > best.sequence:
             account.best, account.disk_version = news, -1
             account.acknowledged[news.path] = news.step

@@ -1,0 +1,69 @@
+"""The fault matrix: for each of its rows the tests that show what must hold.  test_matrix.py sees to it that all exist.
+
+A test whose name has `row_NN` in it is row NN's, wherever it lies.  ALSO names those that show a row besides, under a name of their
+own, as `file::function`, the file under tests/.  The simulator (tests/simulation) throws all faults at random, too: row 37.
+"""
+
+from __future__ import annotations
+
+ROWS_IN_ALL = 38
+
+ALSO: dict[int, tuple[str, ...]] = {
+    1: ("run/test_survival.py::test_a_kill_before_the_first_step_ever_costs_nothing_but_the_start",),
+    7: ("watchdog/test_core.py::test_training_that_is_done_ends_in_order_with_exit_code_0",),
+    8: (
+        "run/test_preemption.py::test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_loses_no_step",
+    ),
+    15: (
+        "checkpoint/test_checkpoint_process.py::"
+        "test_a_service_killed_at_any_moment_is_followed_by_one_that_saves_again",
+        "run/test_survival.py::test_ten_kills_of_a_service_leave_the_trainer_alone_and_lose_nothing",
+    ),
+    16: (
+        "run/test_refusals.py::"
+        "test_a_checkpoint_service_that_dies_at_every_start_fails_the_run_at_once_and_says_what_it_said",
+    ),
+    17: (
+        "checkpoint/test_checkpoint_process.py::test_a_full_disk_is_reported_and_the_save_succeeds_when_there_is_room",
+        "checkpoint/test_checkpoint_commit.py::"
+        "test_a_disk_call_that_fails_leaves_what_was_acknowledged_and_the_next_save_is_good",
+        "run/test_bad_disk.py::test_a_full_disk_and_a_lost_logdir_are_said_once_shown_in_status_and_training_goes_on",
+    ),
+    18: (
+        "checkpoint/test_checkpoint_power_loss.py::"
+        "test_what_was_acknowledged_outlives_a_kill_and_a_loss_of_power_after_any_call",
+    ),
+    19: (
+        "cli/test_checkpoints.py::test_a_truncated_file_is_seen_by_its_size",
+        "checkpoint/test_checkpoint_catalog.py::test_a_manifest_that_is_garbled_makes_its_checkpoint_suspect",
+    ),
+    20: ("checkpoint/test_checkpoint_catalog.py::test_when_all_are_bad_the_error_names_each_and_it_stays_an_error",),
+    21: (
+        "checkpoint/test_checkpoint_catalog.py::"
+        "test_what_is_being_restored_from_is_not_deleted_until_the_trainer_has_it",
+    ),
+    22: (
+        "run/test_small_memory.py::"
+        "test_a_run_whose_slots_do_not_fit_into_shared_memory_saves_by_staging_and_says_so_once",
+    ),
+    23: (
+        "summary/test_killed_service.py::test_a_kill_at_each_moment_loses_and_doubles_nothing",
+        "run/test_survival.py::test_ten_kills_of_a_service_leave_the_trainer_alone_and_lose_nothing",
+    ),
+    24: (
+        "summary/test_event_backlog.py::"
+        "test_the_oldest_that_was_never_sent_is_dropped_and_counted_and_numbers_have_no_gap",
+        "summary/test_event_backlog.py::test_bytes_are_bounded_too",
+    ),
+    25: ("run/test_survival.py::test_a_killed_watchdog_costs_no_step_and_the_same_command_resumes",),
+    30: (
+        "ipc/test_channel_sockets.py::test_a_stale_socket_is_taken_over",
+        "ipc/test_process.py::test_a_stranger_is_watched_and_ended_with_its_tree",
+    ),
+    32: ("ipc/test_channel_sockets.py::test_a_peer_that_sends_too_much_is_cut_off_and_the_others_are_served",),
+    35: (
+        "run/test_bad_disk.py::test_a_full_disk_and_a_lost_logdir_are_said_once_shown_in_status_and_training_goes_on",
+    ),
+    37: ("drill/test_drill_command.py::test_twenty_mixed_faults_leave_digits_bit_identical",),
+    38: ("drill/test_preempt_command.py::test_a_run_that_is_preempted_saves_in_time_and_the_same_command_goes_on",),
+}

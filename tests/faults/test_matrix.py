@@ -1,0 +1,87 @@
+"""Every row of the fault matrix has its tests, and every declared failpoint is used by one."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import procsv
+from procsv.ipc.failpoints import DECLARED
+from tests.faults.matrix import ALSO, ROWS_IN_ALL
+
+TESTS = Path(__file__).parents[1]
+# Armed by fault plans (`--fault fill`, `deafen`) or waiting for their tests; whoever uses one in a test takes it out of here.
+NOT_USED_YET = {"channel.receive", "disk.full", "standby.begun", "standby.import", "standby.wait"}
+
+# What the matrix calls the moments of trainer, checkpoint service, summary service and watchdog.
+MOMENTS = {
+    "trainer": "import hello restore compile step capture copy before_publish after_publish save after_last_step atexit",
+    "checkpoint": "receive temporary_created mid_write before_fsync before_rename before_directory_fsync before_manifest "
+    "before_state before_ack deleting_old serving_restore",
+    "summary": "mid_record after_flush_before_ack",
+    "watchdog": "before_exec after_exec back_off mid_stop rewriting_status",
+}
+
+
+@functools.cache
+def functions_of(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+@functools.cache
+def named_for_rows() -> dict[int, list[str]]:
+    """The tests whose names have `row_NN` in them, by row."""
+    named: dict[int, list[str]] = {}
+    for file in TESTS.rglob("test_*.py"):
+        for function in functions_of(file):
+            for number in re.findall(r"row_(\d\d)", function):
+                named.setdefault(int(number), []).append(f"{file.relative_to(TESTS)}::{function}")
+    return named
+
+
+@pytest.mark.parametrize("row", range(1, ROWS_IN_ALL + 1))
+def test_each_row_of_the_fault_matrix_has_a_test(row: int) -> None:
+    assert named_for_rows().get(row) or ALSO.get(row)
+
+
+def test_what_the_index_names_is_there() -> None:
+    assert set(ALSO) <= set(range(1, ROWS_IN_ALL + 1))
+    for name in (name for names in ALSO.values() for name in names):
+        file, _, function = name.partition("::")
+        assert (TESTS / file).is_file(), name
+        assert function in functions_of(TESTS / file), name
+
+
+def declared() -> set[str]:
+    """All failpoints, once every module that has one is imported."""
+    for module in pkgutil.walk_packages(procsv.__path__, "procsv."):
+        source = importlib.util.find_spec(module.name)
+        if source is not None and source.origin and "declare(" in Path(source.origin).read_text():
+            importlib.import_module(module.name)
+    return DECLARED
+
+
+def test_every_moment_of_the_matrix_is_a_failpoint() -> None:
+    names = declared()
+    wanted = {f"{process}.{moment}" for process, moments in MOMENTS.items() for moment in moments.split()}
+    assert wanted - names == set()
+
+
+def test_every_declared_failpoint_is_used_by_a_test() -> None:
+    texts = [
+        file.read_text() for file in TESTS.rglob("*.py") if file.name not in ("test_matrix.py", "test_failpoints.py")
+    ]
+
+    def is_used(name: str) -> bool:
+        """By its name, or with all of its process's."""
+        all_of_it = f'in DECLARED if name.startswith("{name.partition(".")[0]}.")'
+        return any(all_of_it in text or re.search(rf"\b{re.escape(name)}\b", text) for text in texts)
+
+    assert {name for name in declared() if not is_used(name)} == NOT_USED_YET

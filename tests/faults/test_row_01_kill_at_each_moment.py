@@ -1,0 +1,66 @@
+"""A trainer killed at each of its moments, one after the other, within one run that ends as if nothing had happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import launched
+
+pytestmark = pytest.mark.fault
+
+# In the order in which one start comes by them; each incarnation is killed at the next one.  The moments around publishing
+# are tried in tests/ipc/test_arena_crashes.py, where they cost no start of TensorFlow.
+MOMENTS = (
+    "trainer.import@1=kill",
+    "trainer.hello@2=kill",
+    "trainer.restore@3=kill",
+    "trainer.compile@4=kill",
+    "trainer.step@5=20*off->kill",
+    "trainer.capture@6=1*off->kill",
+    "trainer.copy@7=1*off->kill",
+    "trainer.save@8=kill",
+    "trainer.after_last_step@9=kill",
+    "trainer.atexit@10=kill",
+)
+STEP_S = 0.01
+SNAPSHOT_S = 0.2
+STEPS = 150
+
+PROGRAM = f"""
+import time
+import tensorflow as tf
+import procsv
+
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+with tf.Graph().as_default():
+    step = tf1.train.create_global_step()
+    total = tf1.get_variable("total", initializer=0, use_resource=True)
+    with tf.control_dependencies([total.assign_add(tf.cast(step, tf.int32))]):
+        train = tf1.assign_add(step, 1)
+    supervisor = procsv.Supervisor(save_model_secs=1, snapshot_secs={SNAPSHOT_S}, save_summaries_secs=0)
+    with supervisor.managed_session() as session:
+        while not supervisor.should_stop() and session.run(step) < {STEPS}:
+            time.sleep({STEP_S})
+            session.run(train)
+        print("total", session.run(total), flush=True)
+"""
+
+
+def test_row_01_a_trainer_killed_at_each_moment_costs_one_restart_each(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    options = ("--backoff", "0.05s..0.1s", "--max-failures", "20", str(tmp_path / "train.py"))
+    with launched(tmp_path / "logdir", *options, PROCSV_FAILPOINTS=";".join(MOMENTS)) as run:
+        for restart in range(1, len(MOMENTS) + 1):  # each has its own deadline
+            run.wait_event("restarting", restart)
+        assert run.wait_end() == 0
+    exits = [entry for entry in run.events("exited") if entry["role"] == "trainer"]
+    assert [entry["signal"] for entry in exits] == ["SIGKILL"] * len(MOMENTS) + [None]
+    restarts = run.events("restarting")
+    assert len(restarts) == len(MOMENTS)
+    # A snapshot interval, and as much again for the copy and a busy machine, in steps; the first step takes longer.
+    assert max(entry["lost_steps"] for entry in restarts) <= 5 * SNAPSHOT_S / STEP_S
+    said = (run.logdir / "procsv" / "logs" / f"trainer.{len(MOMENTS) + 1}.log").read_text()
+    assert f"total {sum(range(STEPS))}" in said

@@ -1,0 +1,51 @@
+"""The watchdog killed at each of its moments: nobody is left, and the next launch of the logdir goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.test_rows_without_tensorflow import LAUNCHER, TRAINS
+from tests.support.launched import launched
+
+pytestmark = pytest.mark.fault
+
+PROGRAM = """
+run = train()
+if sys.argv[1] == "crash":
+    sys.exit(3)
+if sys.argv[1] == "train":
+    until_stopped(run)
+"""
+TOLD = json.dumps({"grace_s": 4.0, "backoff-min-s": "0.05", "backoff-max-s": "0.1"})
+
+
+@pytest.mark.parametrize(
+    ("moment", "program"),
+    [
+        ("watchdog.before_exec=2*off->kill", "train"),  # the third process is the trainer
+        ("watchdog.after_exec=2*off->kill", "train"),
+        ("watchdog.back_off=kill", "crash"),
+        ("watchdog.mid_stop=kill", "stop"),
+        ("watchdog.rewriting_status=3*off->kill", "train"),
+    ],
+)
+def test_row_25_a_watchdog_killed_at_each_moment_leaves_nobody_and_the_next_launch_goes_on(
+    tmp_path: Path, moment: str, program: str
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINS + PROGRAM)
+    command = (TOLD, str(tmp_path / "train.py"))
+    how = "train" if program == "stop" else program
+    with launched(tmp_path / "run", *command, how, launcher=LAUNCHER, PROCSV_FAILPOINTS=moment) as run:
+        if program == "stop":
+            run.wait_event("ready")
+            run.process.terminate()
+        assert run.wait_end() == -signal.SIGKILL
+    with launched(
+        tmp_path / "run", *command, "done", launcher=LAUNCHER
+    ) as run:  # waits for what was left, or clears it
+        assert run.wait_end() == 0
+    assert len(run.events("run_started")) == 2
