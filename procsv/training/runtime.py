@@ -54,7 +54,7 @@ class Runtime:
         self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread
         self.step = -1
         self.snapshots = Snapshots()  # how they are spaced now, for the pulse
-        self.training: object = None  # what the process trains with now, if that is a monitored session
+        self.training: object = None  # the TrainingRun of the session that the process trains with now
         self.on_ready: Callable[[], None] = _nothing  # called once, on the training thread
         self.gate: Callable[[], None] | None = None  # where a hot standby sleeps; it opens when it is the trainer
         self._start = start

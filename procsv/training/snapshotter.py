@@ -41,6 +41,7 @@ class Snapshotter:
         """`ways`: the one to take, and the one for when there is no memory for the first."""
         self._runtime, self._boundary, self._session = runtime, boundary, session
         self._way, self._fallback = ways
+        self._left: Way | None = None  # the one that had no room any more
         self._is_reserved = False
         self._reserving = threading.Lock()
         self.cadence = cadence
@@ -70,13 +71,19 @@ class Snapshotter:
             try:
                 self._way.reserve()
             except NoRoom as no_room:
-                log.warning(
-                    "procsv: no snapshots in memory: %s.  Checkpoints are written by the training thread instead; "
-                    "give the shared-memory filesystem more room (docker run --shm-size=…) to avoid it",
-                    no_room,
-                )
-                self._way = self._fallback
+                self._fall_back(no_room)
             self._is_reserved = True
+
+    def _fall_back(self, no_room: NoRoom) -> None:
+        """From here on by the other way; said once."""
+        if self._way is self._fallback:
+            return
+        log.warning(
+            "procsv: no snapshots in memory: %s.  Checkpoints are written by the training thread instead; "
+            "give the shared-memory filesystem more room (docker run --shm-size=…) to avoid it",
+            no_room,
+        )
+        self._left, self._way = self._way, self._fallback
 
     def warm_up(self) -> None:
         """On the training thread, before the first step."""
@@ -87,6 +94,8 @@ class Snapshotter:
         for copy in self._copies:
             copy.join()
         self._way.close()
+        if self._left is not None:
+            self._left.close()
 
     # -- asked for -------------------------------------------------------------------------------------------
     def take(self, want: Want) -> int:
@@ -102,7 +111,10 @@ class Snapshotter:
                 finish, stall_s = self._capture(want)
             if finish is not None:
                 self.asked_sequence = self._runtime.sequence
-                self._finish(finish, stall_s)
+                try:
+                    self._finish(finish, stall_s)
+                except NoRoom:
+                    continue  # once: the other way needs none
                 return self.asked_sequence
             if self._clock.monotonic() > deadline_s:
                 raise TimeoutError(f"no snapshot slot became free in {SLOT_WAIT_S_MAX:.0f} s: is the disk very slow?")
@@ -258,8 +270,8 @@ class Snapshotter:
         self._runtime.snapshots = self.cadence.told()
         while not wait_for_stop(self.cadence.interval_s or None):
             failure = self._take_due(wait_for_stop)
-            if failure is None:
-                continue
+            if failure is None or isinstance(failure, NoRoom):
+                continue  # what has no room any more goes the other way
             if isinstance(failure, (RuntimeError, tf.errors.CancelledError)) and "closed" in str(failure).lower():
                 return  # the session is closed: there is nothing left to take
             log.error("procsv: a snapshot failed, training goes on: %s", failure)
@@ -312,7 +324,11 @@ class Snapshotter:
     def _finish(self, finish: Finish, stall_s: float) -> None:
         with self._publishing:
             begun_s = self._clock.monotonic()
-            message = finish()
+            try:
+                message = finish()
+            except NoRoom as no_room:  # it has grown (a table, say) beyond what there is
+                self._fall_back(no_room)
+                raise
             self._runtime.tell_checkpoint(message)
             self.cadence.learn(stall_s, self._clock.monotonic() - begun_s)
             self._runtime.snapshots = self.cadence.told()

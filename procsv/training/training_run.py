@@ -70,6 +70,7 @@ class TrainingRun:
         """From here on calls of the session pass the boundary.  Takes the first snapshot of a fresh state."""
         failpoint("trainer.compile")
         link = self._runtime.link
+        self._runtime.training = self
         self._begin_snapshots()
         link.on(Durable, self._on_durable)
         link.on(SaveFailed, self._on_failed)
@@ -261,6 +262,8 @@ class TrainingRun:
         """The session is about to be closed: nothing of ours touches it any more."""
         failpoint("trainer.after_last_step")
         self.is_over = True
+        if self._runtime.training is self:
+            self._runtime.training = None
         self._runtime.forget_stop(self._on_stop)
         if self._notice is not None:
             self._notice.end()

@@ -78,7 +78,7 @@ class Way:
 
 
 WARM, LOOP = Way("procsv", "warm"), Way("supervisor")
-WAYS = (WARM, Way("procsv", "off"), LOOP)
+WAYS = (WARM, Way("procsv", "hot"), Way("procsv", "off"), LOOP)
 
 
 def measure(settings: Settings) -> Table:

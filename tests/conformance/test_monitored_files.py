@@ -121,7 +121,7 @@ def test_without_final_checkpoint_an_error_saves_nothing_and_a_clean_end_what_th
 
 def test_a_model_that_has_diverged(kind: Kind, tmp_path: Path) -> None:
     model = Model()
-    loss = tf.where(tf.equal(model.step, 3), float("nan"), 1.0)
+    loss = tf.where(tf.greater_equal(model.step, 3), float("nan"), 1.0)  # it may be read before or after its update
     hooks = [tf1.train.NanTensorHook(loss)]
     with (
         pytest.raises(tf1.train.NanLossDuringTrainingError),

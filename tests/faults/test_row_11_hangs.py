@@ -50,6 +50,7 @@ def deadlocks():
 
 def freezes():
     os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(60)  # woken to die, it may come a little further
 
 
 HANGS = [spins_with_the_gil, calls_c_for_ever, deadlocks, freezes]
@@ -77,6 +78,8 @@ def test_row_11_and_row_10_every_kind_of_hang_is_found_and_its_frame_is_named(tm
     }
     launcher = [sys.executable, str(Path(__file__).with_name("launch.py"))]
     with launched(tmp_path / "logdir", json.dumps(options), str(program), launcher=launcher) as run:
+        for number in range(1, 5):
+            run.wait_event("hang_detected", number)  # each piece of news has its own deadline
         assert run.wait_end() == 0
     found = run.events("hang_detected")
     assert [entry["phase"] for entry in found] == ["step"] * 4

@@ -52,3 +52,45 @@ def test_a_staging_directory_that_has_no_room_is_given_up_for_the_next(tmp_path:
     assert finish is not None
     assert finish().prefix == str(tmp_path / "staged.3" / "model.ckpt-0")  # type: ignore[attr-defined]  # a Staged
     assert way.directories == [tmp_path]
+
+
+GROWING = """
+import sys, threading
+import tensorflow as tf
+import procsv
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+step = tf1.train.get_or_create_global_step()
+table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.string, b"", name="table")
+grow = table.insert(step, tf.strings.join([tf.strings.as_string(step), "x" * 1_500_000]))
+with tf.control_dependencies([grow]):
+    train = tf1.assign_add(step, 1)
+saver = tf1.train.Saver([*tf1.global_variables(), table])
+with procsv.Supervisor(saver=saver, summary_op=None).managed_session() as session:
+    while session.run(train) < 40:
+        threading.Event().wait(0.05)
+"""
+
+
+@pytest.mark.fault
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm of its own")
+def test_a_state_that_grows_beyond_shared_memory_goes_on_being_saved_by_staging(tmp_path: Path) -> None:
+    logdir, program = tmp_path / "logdir", tmp_path / "growing.py"
+    program.write_text(GROWING)
+    launch = f"exec {sys.executable} -m procsv launch --snapshot-secs 0.2 --logdir {logdir} {program}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs -o size=64m tmpfs /dev/shm && {launch}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=NEWS_S_MAX,
+        check=False,
+    )
+
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert said.count("no snapshots in memory") == 1, said
+    reader = tf.train.load_checkpoint(str(logdir))
+    assert reader.get_tensor("global_step") == 40
+    (keys,) = (reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name.endswith("-keys"))
+    assert sorted(keys) == list(range(40))

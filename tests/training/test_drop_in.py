@@ -96,6 +96,34 @@ def test_a_program_finds_ours_wherever_it_looks_and_uninstall_puts_theirs_back(i
     _run(WHEREVER.format(imported=imported, **lines))
 
 
+MONITORED = """
+import tensorflow as tf
+from tensorflow.python.training import basic_session_run_hooks, monitored_session, training
+before = {name: getattr(monitored_session, name) for name in ("MonitoredSession", "_HookedSession")}
+import procsv, procsv.training.monitored as ours
+
+procsv.install()
+names = set(procsv.__all__) & set(dir(tf.compat.v1.train))
+assert {"CheckpointSaverHook", "MonitoredTrainingSession", "SessionCreator", "SingularMonitoredSession"} <= names
+for name in names:
+    homes = [tf.compat.v1.train, *(home for home in (monitored_session, basic_session_run_hooks) if hasattr(home, name))]
+    wrong = [home.__name__ for home in homes if getattr(home, name) is not getattr(procsv, name)]
+    assert not wrong, (name, wrong)
+assert training.MonitoredSession is procsv.MonitoredSession
+for name in ("_HookedSession", "_CoordinatedSession", "_RecoverableSession"):
+    assert getattr(monitored_session, name) is getattr(ours, name), name
+with tf.Graph().as_default(), monitored_session.SingularMonitoredSession() as session:
+    assert isinstance(session, procsv.SingularMonitoredSession)
+procsv.uninstall()
+assert before == {name: getattr(monitored_session, name) for name in before}
+assert tf.compat.v1.train.CheckpointSaverHook is not procsv.CheckpointSaverHook
+"""
+
+
+def test_the_monitored_sessions_names_are_replaced_in_all_their_homes_and_put_back() -> None:
+    _run(MONITORED)
+
+
 def test_install_can_be_undone_and_done_again() -> None:
     theirs = tf1.train.Supervisor
     for _ in range(2):

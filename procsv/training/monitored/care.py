@@ -149,7 +149,6 @@ class Care:
         else:
             kept = Kept(None, _no_way, Cadence(0.0), lambda news: None)  # progress is all there is to watch
         self._run = TrainingRun(self._runtime, session, step, origin, kept)
-        self._runtime.training = self._run
         self._run.begin()
         self._saved_step = self._run.first_step if origin.source != "fresh" else NOT_SAVED
         if is_anew or origin.source != "fresh":
@@ -285,7 +284,6 @@ class Care:
         run, self._run = self._run, None
         if run is not None:
             run.end()
-            self._runtime.training = None
 
     def end(self) -> None:
         """The monitored session is over, however it came to that."""

@@ -1,0 +1,126 @@
+"""The standby's own process, without TensorFlow: what it imports, what it leaves alone, and how it starts over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+
+from procsv.ipc.places import Places
+from procsv.ipc.promotion import Line, Waiting
+from procsv.ipc.start import Start
+from procsv.training.loaded import Loaded, Observer, sort_modules
+from tests.support.programs import DEADLINE_S, ROOT
+
+
+def module(name: str, origin: str | None, locations: list[str] | None = None) -> ModuleType:
+    made = ModuleType(name)
+    made.__spec__ = ModuleSpec(name, None, origin=origin, is_package=locations is not None)
+    made.__spec__.has_location = origin is not None and origin.startswith("/")
+    if locations is not None:
+        made.__spec__.submodule_search_locations = locations
+    return made
+
+
+def test_only_what_is_installed_is_listed_and_the_programs_own_names_apart() -> None:
+    site = str(Path(msgspec.__file__).parents[1])
+    modules = {
+        "__main__": module("__main__", "/home/me/train.py"),
+        "sys": module("sys", "built-in"),
+        "json": module("json", json_file()),
+        "msgspec": module("msgspec", f"{site}/msgspec/__init__.py"),
+        "google": module("google", None, [f"{site}/google"]),
+        "google.mine": module("google.mine", "/home/me/google/mine.py"),
+        "helper": module("helper", "/home/me/helper.py"),
+        "alias": module("msgspec", f"{site}/msgspec/__init__.py"),
+        "installed_program.data": module("installed_program.data", f"{site}/installed_program/data.py"),
+        "procsv.training.supervisor": module("procsv.training.supervisor", "/src/procsv/training/supervisor.py"),
+        "procsv.examples.digits": module("procsv.examples.digits", "/src/procsv/examples/digits.py"),
+        "made.up": module("made.up", None),
+    }
+    installed, own = sort_modules(modules, program="installed_program")
+    assert installed == ["sys", "json", "msgspec", "google", "procsv.training.supervisor"]
+    assert own == ["helper", "installed_program"]
+
+
+def json_file() -> str:
+    import json
+
+    return json.__file__
+
+
+def test_the_environment_counts_as_it_was_when_tensorflow_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GONE", "1")
+    monkeypatch.setenv("SAME", "1")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorflow"]:
+        monkeypatch.delitem(sys.modules, name)
+    observer = Observer()
+    observer.begin()
+    monkeypatch.delenv("GONE")
+    monkeypatch.setenv("NEW", "2")
+    assert observer.find_spec("json", None) is None
+    assert observer.find_spec("tensorflow", None) is None
+    monkeypatch.setenv("LATER", "3")
+    assert observer.changes == {"GONE": None, "NEW": "2"}
+    assert observer not in sys.meta_path
+
+
+@contextlib.contextmanager
+def standing_by(tmp_path: Path, loaded: Loaded) -> Iterator[tuple[subprocess.Popen[bytes], Line, Path]]:
+    """A standby that imports `loaded`, its line, and its log."""
+    (tmp_path / "run").mkdir()
+    places = Places(tmp_path, tmp_path / "run", tmp_path / "run")
+    places.loaded.write_bytes(msgspec.json.encode(loaded))
+    line, end = Line.pair()
+    lifeline = os.pipe()
+    start = Start(
+        role="standby", run="r", incarnation=1, logdir=str(tmp_path), run_dir=str(places.run_dir), shm_dir=str(tmp_path),
+        lifeline_fd=lifeline[0], target=__file__, standby="warm", standby_fd=end.fd,
+    )  # fmt: skip
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        environment = start.environment({**os.environ, "PYTHONPATH": str(ROOT)})
+        process = subprocess.Popen(
+            start.argv(), env=environment, pass_fds=(lifeline[0], end.fd), stdout=output, stderr=output
+        )
+    end.close()
+    try:
+        yield process, line, log
+    finally:
+        process.kill()
+        process.wait()
+        for fd in lifeline:
+            os.close(fd)
+        line.close()
+
+
+def wait_ready(line: Line) -> Waiting:
+    assert select.select([line.fd], [], [], DEADLINE_S)[0], "it never was ready"
+    word = line.receive()
+    assert isinstance(word, Waiting)
+    return word
+
+
+@pytest.mark.fault
+def test_a_library_that_reaches_for_the_programs_own_module_is_left_out_and_so_is_one_that_fails(
+    tmp_path: Path,
+) -> None:
+    # xmlrpc.client imports http.client; gone_since is not installed any more.
+    loaded = Loaded(modules=("xmlrpc.client", "gone_since.then", "colorsys"), own=("http",))
+    with standing_by(tmp_path, loaded) as (process, line, log):
+        assert wait_ready(line).modules > 0
+        said = log.read_text()
+        assert "xmlrpc.client imports the program's own http" in said or "http is the program's own" in said
+        assert said.index("starting over without xmlrpc") < said.index("starting over without gone_since")
+        assert process.poll() is None
+        line.close()  # as when the watchdog is dead
+        assert process.wait(DEADLINE_S) == 0
