@@ -24,7 +24,7 @@ from procsv.ipc.faults import Plan
 from procsv.ipc.places import find_places
 from procsv.ipc.runfile import read_run
 from procsv.ipc.start import safe_path
-from procsv.report.ledger import Account
+from procsv.report.account import Account
 from procsv.report.reading import read_story
 
 BASELINE, DRILLED, AGAIN = "baseline", "drilled", "baseline-again"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from procsv.ipc.faults import FAULT_EVENT, Fault, describe
-from procsv.report.ledger import Account, Incarnation, Remark
+from procsv.report.account import Account, Incarnation, Remark
 
 OUTSIDE_THE_GRAPH = (
     "the same program without faults ends with the same variables every time, so it is the restarts that make the "

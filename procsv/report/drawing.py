@@ -9,7 +9,7 @@ from __future__ import annotations
 from html import escape
 
 from procsv.ipc.units import show_duration
-from procsv.report.ledger import Account, Incarnation, Span
+from procsv.report.account import Account, Incarnation, Span
 from procsv.report.text import clock_time
 
 WIDTH = 1000.0  # units of the drawings, whatever the screen's

@@ -12,8 +12,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from procsv.ipc.units import show_duration, show_size
+from procsv.report.account import KINDS, Account, Incarnation, Remark
 from procsv.report.drawing import draw_steps, draw_timeline
-from procsv.report.ledger import KINDS, Account, Incarnation, Remark
 from procsv.report.style import STYLE
 from procsv.report.text import MEANING, clock_time, headline
 

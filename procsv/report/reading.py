@@ -13,7 +13,8 @@ from procsv.ipc.errors import UserError
 from procsv.ipc.journal import read_journal
 from procsv.ipc.places import find_places
 from procsv.ipc.runfile import NO_STEP, host_is_alive, read_run
-from procsv.report.ledger import Account, take_account
+from procsv.report.account import Account
+from procsv.report.ledger import take_account
 
 if TYPE_CHECKING:
     from procsv.ipc.clock import Clock

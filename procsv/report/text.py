@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from procsv.ipc.units import show_duration
-from procsv.report.ledger import KINDS, NO_STEP, Account, Incarnation, Kind
+from procsv.report.account import KINDS, NO_STEP, Account, Incarnation, Kind
 
 if TYPE_CHECKING:
     from rich.console import Console

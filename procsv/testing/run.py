@@ -25,7 +25,7 @@ from procsv.ipc.journal import read_journal
 from procsv.ipc.places import find_places
 from procsv.ipc.runfile import read_run
 from procsv.ipc.tidy import remove_dirs, remove_run_files, remove_shm_files
-from procsv.report.ledger import Account
+from procsv.report.account import Account
 from procsv.report.reading import read_story
 
 NEWS_S_MAX = 90.0  # how long any single piece of news may take on a busy machine; PROCSV_TEST_DEADLINE says otherwise

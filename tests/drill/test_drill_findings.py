@@ -11,7 +11,8 @@ from procsv.drill.findings import Findings, Trial, find_blows, weigh
 from procsv.ipc.errors import UserError
 from procsv.ipc.fault_text import parse_fault, parse_plan
 from procsv.ipc.faults import Plan
-from procsv.report.ledger import Account, take_account
+from procsv.report.account import Account
+from procsv.report.ledger import take_account
 
 SAME = {"is_identical": True, "is_close": True, "variables": 3, "different": [], "different_count": 0}
 OTHER: dict[str, Any] = {

@@ -17,7 +17,7 @@ from tests.faults.matrix import ALSO, ROWS_IN_ALL
 
 TESTS = Path(__file__).parents[1]
 # Armed by fault plans (`--fault fill`, `deafen`) or waiting for their tests; whoever uses one in a test takes it out of here.
-NOT_USED_YET = {"channel.receive", "disk.full", "standby.begun", "standby.import", "standby.wait"}
+NOT_USED_YET = {"standby.begun", "standby.import", "standby.wait"}
 
 # What the matrix calls the moments of trainer, checkpoint service, summary service and watchdog.
 MOMENTS = {

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.report.ledger import KINDS, Account, take_account
+from procsv.report.account import KINDS, Account
+from procsv.report.ledger import take_account
 
 Entry = dict[str, Any]
 

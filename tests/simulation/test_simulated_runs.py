@@ -1,8 +1,9 @@
-"""Thousands of crash schedules: whole runs in memory under random faults, every invariant checked after every event."""
+"""Hundreds of crash schedules: whole runs in memory under random faults, every invariant checked after every event.
+
+The same seeds every time, so that a failure is news of the change that it came with; scripts/simulate tries others.
+"""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 
@@ -11,19 +12,11 @@ from tests.simulation.run import Run, simulate
 
 SEEDS = 300
 BLOCK = 50
-FRESH = 100
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_row_37_no_schedule_of_random_faults_breaks_an_invariant(first: int) -> None:
     for seed in range(first, first + BLOCK):
-        assert simulate(seed).exit_code is not None
-
-
-def test_row_37_schedules_that_nobody_has_seen_before_break_no_invariant_either() -> None:
-    first = random.SystemRandom().randrange(2**31)
-    print(f"seeds {first} to {first + FRESH - 1}")
-    for seed in range(first, first + FRESH):
         assert simulate(seed).exit_code is not None
 
 

@@ -6,7 +6,7 @@ import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 
 from procsv.ipc.messages import Figures
-from procsv.report.ledger import KINDS
+from procsv.report.account import KINDS
 from procsv.services.summary.event_file import read_records
 from procsv.services.summary.figures import FigureFile, encode
 from procsv.watchdog.figures import EVERY_S, FigureBook

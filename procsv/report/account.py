@@ -1,0 +1,137 @@
+"""The account of a run as data: its spans of time, its starts, what happened.
+
+Filled in by ledger.py; shown by text.py and page.py.  Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["kept", "redone", "down", "starting", "stalled", "stopped"]
+KINDS: tuple[Kind, ...] = ("kept", "redone", "starting", "down", "stalled", "stopped")
+
+NO_STEP = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of the run's time.  `start_s` and `end_s` are Unix seconds, corrected for a clock set back."""
+
+    kind: Kind
+    start_s: float
+    end_s: float
+    incarnation: int  # of the trainer; 0 where there was none
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(slots=True)
+class Training:
+    """The steps that one incarnation made after its first."""
+
+    incarnation: int
+    start_s: float
+    first_step: int
+    end_s: float = 0.0
+    last_step: int = NO_STEP
+    kept_step: int = NO_STEP  # what was made after this step was lost
+
+    def spans(self) -> list[Span]:
+        """Kept, then redone.  Steps are taken as equally long."""
+        steps = self.last_step - self.first_step
+        kept = min(max(self.kept_step - self.first_step, 0), steps)
+        share = kept / steps if steps > 0 else float(self.kept_step >= self.last_step)
+        border_s = self.start_s + (self.end_s - self.start_s) * share
+        both = (
+            Span("kept", self.start_s, border_s, self.incarnation),
+            Span("redone", border_s, self.end_s, self.incarnation),
+        )
+        return [span for span in both if span.seconds > 0]
+
+
+@dataclass(slots=True)
+class Incarnation:
+    """One start of the program.  Times are Unix seconds; a step is NO_STEP where there was none."""
+
+    number: int
+    pid: int
+    start_s: float
+    is_promoted: bool = False  # a standby became it
+    ready_s: float | None = None
+    end_s: float | None = None
+    source: str = ""  # memory, checkpoint, fresh
+    origin: str = ""
+    restored_step: int = NO_STEP
+    recovery_seconds: float | None = None  # from the death before to the end of the first new step
+    last_step: int = NO_STEP
+    code: int | None = None
+    signal: str | None = None
+    cause: str = ""
+    evidence: str = ""
+    lost_steps: int = 0
+
+    @property
+    def is_failure(self) -> bool:
+        return self.cause not in ("", "completed", "stopped", "preempted", "recycled", "checkpointed")
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something that happened, for the list of events."""
+
+    time_s: float
+    event: str
+    role: str
+    incarnation: int
+    fields: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Account:
+    """All that is known of a run."""
+
+    start_s: float
+    end_s: float
+    launches: int = 0
+    outcome: str = ""  # completed, stopped, gave up, running, interrupted
+    spans: list[Span] = field(default_factory=list)
+    incarnations: list[Incarnation] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+    last_step: int = NO_STEP
+    durable_step: int = NO_STEP
+
+    @property
+    def wall_s(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def totals(self) -> dict[Kind, float]:
+        """Seconds of each kind."""
+        totals: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
+        for span in self.spans:
+            totals[span.kind] += span.seconds
+        return totals
+
+    @property
+    def goodput(self) -> float:
+        """The share of the time in which somebody ran the run that went into steps which were kept; 0 to 1."""
+        totals = self.totals
+        ran_s = self.wall_s - totals["stopped"]
+        return totals["kept"] / ran_s if ran_s > 0 else 0.0
+
+    @property
+    def failures(self) -> int:
+        return sum(incarnation.is_failure for incarnation in self.incarnations)
+
+    @property
+    def lost_steps(self) -> int:
+        return sum(incarnation.lost_steps for incarnation in self.incarnations)
+
+    @property
+    def recoveries_s(self) -> list[float]:
+        """Seconds from each death to the end of the first new step."""
+        times = (i.recovery_seconds for i in self.incarnations[1:])
+        return [seconds for seconds in times if seconds is not None]

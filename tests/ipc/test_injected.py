@@ -1,0 +1,52 @@
+"""Faults that a process is told to have while it runs: for as long as it was told, and at its next moment."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from procsv.ipc import disk
+from procsv.ipc.failpoints import FailpointRaised, failpoint
+from procsv.ipc.injected import Injected
+from procsv.ipc.messages import Inject
+
+
+def test_a_full_disk_lasts_as_long_as_it_was_told(tmp_path: Path) -> None:
+    """The failpoint disk.full, armed by a message."""
+    injected = Injected()
+    injected.take(Inject("fill", 5.0), 100.0)
+    with pytest.raises(OSError, match="No space") as full:
+        disk.create(tmp_path / "file")
+    assert full.value.errno == errno.ENOSPC
+    injected.tick(104.9)
+    with pytest.raises(OSError, match="No space"):
+        disk.create(tmp_path / "file")
+    injected.tick(105.0)
+    disk.write_all(fd := disk.create(tmp_path / "file"), b"there is room")
+    disk.fsync(fd)
+    assert (tmp_path / "file").read_bytes() == b"there is room"
+
+
+def test_messages_are_dropped_for_as_long_as_it_was_told() -> None:
+    """The failpoint channel.receive, armed by a message."""
+    injected = Injected()
+    assert not failpoint("channel.receive")
+    injected.take(Inject("drop", 2.0), 100.0)
+    assert failpoint("channel.receive")
+    injected.tick(102.0)
+    assert not failpoint("channel.receive")
+
+
+def test_what_befalls_a_moment_waits_for_it_and_comes_once() -> None:
+    injected, told = Injected(), list[str]()
+    injected.on_waiting = lambda: told.append("waiting")
+    injected.take(Inject("raise", 0.0), 100.0)
+    assert (injected.is_waiting, told) == (True, ["waiting"])
+    with pytest.raises(FailpointRaised):
+        injected.moment()
+    assert not injected.is_waiting
+    injected.moment()
+    injected.take(Inject("exit", 3.0), 100.0)
+    with pytest.raises(SystemExit) as left:
+        injected.moment()
+    assert left.value.code == 3
