@@ -29,7 +29,9 @@ def test_whether_checkpoints_mix_the_states_of_several_steps(kind: Kind, tmp_pat
     saver = tf1.train.Saver(max_to_keep=100)
     supervisor = kind.Supervisor(logdir=str(tmp_path), saver=saver, save_model_secs=0.05, save_summaries_secs=0)
     with supervisor.managed_session() as session:
-        wait_for(lambda: (session.run(train), len(saver.last_checkpoints) >= 4)[1])
+        # TensorFlow's are torn by chance: so many, that not to see it is out of the question.
+        enough = 4 if kind.differs("whole checkpoints") else 30
+        wait_for(lambda: (session.run(train), len(saver.last_checkpoints) >= enough)[1])
     torn = misnamed = 0
     for path in saver.last_checkpoints:
         reader = tf.train.load_checkpoint(path)
