@@ -17,9 +17,11 @@ pytestmark = pytest.mark.fault
 ENDS_S_MAX = 60.0  # half of the grace, which TensorFlow's class waits out where a thread is blocked
 
 PROGRAM = """
-import json, sys, threading, time
+import json, signal, sys, threading, time
 import tensorflow as tf
 import procsv
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background inherits one that is ignored
 
 tf1 = tf.compat.v1
 {mode}
