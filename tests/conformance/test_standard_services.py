@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.platform import tf_logging
 
 from tests.conformance.differences import Kind
 from tests.conformance.logdirs import Model, events, has_checkpoint, said, wait_for
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.fault
 def test_what_they_say_and_write_first(kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tf.get_logger().propagate = True
     tf.get_logger().setLevel("INFO")
+    tf_logging._log_counter_per_token.clear()  # the rate is said ten times in the life of a process, then never again
     Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path))
     wanted = {

@@ -10,7 +10,7 @@ import pytest
 from tests.simulation import faults
 from tests.simulation.run import Run, simulate
 
-SEEDS = 300
+SEEDS = 200
 BLOCK = 50
 
 
