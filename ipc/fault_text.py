@@ -23,6 +23,7 @@ In a file:
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Iterable
@@ -96,9 +97,11 @@ def parse_plan(text: str, name: str) -> Plan:
     seed, tables = content.get("seed", 0), content.get("fault", [])
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise UserError(f"{name}, line {_Lines(text, -1).of('seed')}: seed is a whole number, not {seed!r}")
+    if isinstance(tables, dict):
+        raise UserError(f"{name}, line {_Lines(text, -1).of_table('fault')}: write [[fault]], as there may be many")
     if not isinstance(tables, list) or not tables:
         raise UserError(f"{name}: has no [[fault]]")
-    return Plan(tuple(_parse_table(table, name, _Lines(text, number)) for number, table in enumerate(tables)), seed)
+    return Plan(tuple(_parse_item(table, name, _Lines(text, number)) for number, table in enumerate(tables)), seed)
 
 
 class _Lines:
@@ -119,6 +122,25 @@ class _Lines:
             if re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", self._lines[at]):
                 return at + 1
         return self._start + 1
+
+    def of_table(self, key: str) -> int:
+        """Where `[key]` stands; 1 where it is written in another way."""
+        found = (at for at, line in enumerate(self._lines) if re.match(rf"\s*\[\s*{re.escape(key)}\s*\]", line))
+        return next(found, 0) + 1
+
+    def with_text(self, words: str) -> int:
+        """Where `words` stand; 1 where they are written in another way."""
+        return next((at for at, line in enumerate(self._lines) if words in line), 0) + 1
+
+
+def _parse_item(item: object, name: str, lines: _Lines) -> Fault:
+    """A table, or the words alone: `fault = ["kill trainer at step 50"]`."""
+    if isinstance(item, dict):
+        return _parse_table(item, name, lines)
+    try:
+        return parse_fault(str(item))
+    except UserError as error:
+        raise UserError(f"{name}, line {lines.with_text(str(item))}: {error}") from error
 
 
 def _parse_table(table: dict[str, Any], name: str, lines: _Lines) -> Fault:
@@ -210,7 +232,9 @@ def _with_time(fault: Fault, fields: dict[str, Any], prefix: str) -> Fault:
         what = "says not when" if not given else f"says when in two ways: {' and '.join(given)}"
         raise _WrongKey(given[0] if given else "action", f"{prefix}{what}; 'at step 50', 'after 20s' or 'every 30s'")
     value, times = fields.pop(given[0]), fields.pop("times", None)
-    is_random = bool(fields.pop("random", False))
+    is_random = fields.pop("random", False)
+    if not isinstance(is_random, bool):
+        raise _WrongKey("random", f"{prefix}random is true or false, not {is_random!r}")
     if given[0] == "at_step":
         fault = msgspec.structs.replace(fault, at_step=_whole(value, "at_step", prefix, 0, 2**62))
     elif given[0] == "after":
@@ -233,15 +257,17 @@ def _whole(value: object, key: str, prefix: str, least: int, most: int) -> int:
     except ValueError:
         number = least - 1
     if isinstance(value, bool) or not least <= number <= most:
-        raise _WrongKey(key, f"{prefix}{key} is a whole number from {least} on, not {value!r}")
+        limits = f"from {least} to {most}" if most < 1000 else f"from {least} on"
+        raise _WrongKey(key, f"{prefix}{key} is a whole number {limits}, not {value!r}")
     return number
 
 
 def _seconds(value: object, key: str, prefix: str, zero: bool = False) -> float:
     try:
-        seconds = float(value) if isinstance(value, int | float) else parse_duration(str(value))
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        seconds = float(cast(float, value)) if is_number else parse_duration(str(value))
     except ValueError as error:
         raise _WrongKey(key, f"{prefix}{key}: {error}") from None
-    if seconds < 0 or (seconds == 0 and not zero):
+    if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not zero):
         raise _WrongKey(key, f"{prefix}{key} is a time above 0, not {value!r}")
     return seconds

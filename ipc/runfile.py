@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from procsv.ipc.atomic import replace_file
-from procsv.ipc.places import Places, local_home
+from procsv.ipc.places import Places, is_remote, local_home
 from procsv.ipc.process import Identity
 from procsv.ipc.text import escape_surrogates
 
@@ -80,6 +80,21 @@ def read_run(path: Path) -> RunFile | None:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return run if run.version == VERSION else None
+
+
+def find_run_in(places: Places) -> RunFile | None:
+    """The run in a logdir, wherever that lies by now; None as from `read_run`.
+
+    A logdir that was moved has taken its run along.  A copy has only its past: who runs the run, runs the other one, and
+    must not be asked or ended in the copy's name.
+    """
+    run = read_run(places.run_json)
+    if run is None or is_remote(run.logdir) or run.places.logdir == places.logdir:
+        return run
+    here = msgspec.structs.replace(run, logdir=str(places.logdir))
+    there = read_run(run.places.run_json)
+    is_copy = there is not None and there.run == run.run and not run.places.logdir.samefile(places.logdir)
+    return msgspec.structs.replace(here, boot="") if is_copy else here  # a host of no boot runs nowhere
 
 
 def write_run(path: Path, run: RunFile, durable: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from procsv.ipc.errors import UserError
 from procsv.ipc.places import find_places, is_remote
-from procsv.ipc.runfile import RunFile, read_run
+from procsv.ipc.runfile import RunFile, find_run_in
 
 if TYPE_CHECKING:
     from procsv.ipc.messages import Body, Message
@@ -20,7 +20,7 @@ ASK_S_MAX = 0.7  # `status` answers within one second, whatever the trainer does
 def find_run(directory: str) -> RunFile:
     """The run in `directory`; UserError if there has never been one."""
     path, places = directory, find_places(directory)
-    run = read_run(places.run_json)
+    run = find_run_in(places)
     if run is not None:
         return run
     if not places.logdir.is_dir():

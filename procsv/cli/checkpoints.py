@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 import click
 import msgspec
@@ -59,7 +59,8 @@ def show(inventory: dict[str, Any], verify: bool) -> None:
     if inventory["checkpoints"]:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("step", "checkpoint", "size", "age", "reason", "verified" if verify else "looks"):
-            table.add_column(name, justify="right" if name in ("step", "size", "age") else "left")
+            side: Literal["right", "left"] = "right" if name in ("step", "size", "age") else "left"
+            table.add_column(name, justify=side, overflow="fold")
         for item in inventory["checkpoints"]:
             table.add_row(*(escape(cell) for cell in _row(item, verify)))
         console.print(table)

@@ -23,7 +23,7 @@ def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -
     """Puts the file's options in the place of the defaults."""
     path, table = (Path(value), "") if value else (Path("pyproject.toml"), "tool.procsv")
     if value or path.is_file():
-        defaults = _check(_read(path, table), ctx.command, path, table)
+        defaults = _check(_read(path, table), ctx, path, table)
         ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return value
 
@@ -37,6 +37,11 @@ def _read(path: Path, table: str) -> dict[str, Any]:
         raise UserError(f"{path} is not TOML: {error}") from error
     if not table and "tool" in content:  # a pyproject.toml by name
         table = "tool.procsv"
+        loose = next((key for key, value in content.items() if not isinstance(value, dict)), None)
+        if loose is not None:  # else it would be passed over in silence
+            raise UserError(
+                f"{path}: {loose} stands outside of [tool.procsv]; of a file with [tool…] only that is read"
+            )
     for key in filter(None, table.split(".")):
         content = content.get(key, {})
         if not isinstance(content, dict):
@@ -44,9 +49,9 @@ def _read(path: Path, table: str) -> dict[str, Any]:
     return content
 
 
-def _check(options: dict[str, Any], command: click.Command, path: Path, table: str) -> dict[str, Any]:
+def _check(options: dict[str, Any], ctx: click.Context, path: Path, table: str) -> dict[str, Any]:
     """`options` by the names of the parameters.  Keys are written as the flags are, with - or _."""
-    known = {name: param for param in command.params if (name := param.name) and name not in _NOT_IN_A_FILE}
+    known = {name: param for param in ctx.command.params if (name := param.name) and name not in _NOT_IN_A_FILE}
     flags = {name.replace("_", "-"): param for name, param in known.items()}
     found = {}
     for key, value in options.items():
@@ -56,7 +61,25 @@ def _check(options: dict[str, Any], command: click.Command, path: Path, table: s
             hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(flags))}"
             where = f"[{table}] of {path}" if table else str(path)
             raise UserError(f"{where}: there is no option {key!r}; {hint}")
-        if isinstance(value, dict | list) or (isinstance(value, bool) and not getattr(param, "is_flag", False)):
+        if param.multiple and isinstance(value, str):
+            value = [value]
+        single = value if param.multiple and isinstance(value, list) else [value]
+        if any(isinstance(one, dict | list) or (isinstance(one, bool) and not _is_flag(param)) for one in single):
             raise UserError(f"{path}: {key} takes one value, as --{key} does on the command line")
+        _try(param, ctx, value, f"{key} in {path}")
         found[param.name] = value
     return found
+
+
+def _is_flag(param: click.Parameter) -> bool:
+    return bool(getattr(param, "is_flag", False))
+
+
+def _try(param: click.Parameter, ctx: click.Context, value: object, where: str) -> None:
+    """An error in a value names the file that it stands in."""
+    import click
+
+    try:
+        param.type_cast_value(ctx, value)
+    except click.BadParameter as error:
+        raise click.BadParameter(error.message, ctx, param, param_hint=where) from error

@@ -17,7 +17,7 @@ import msgspec
 from procsv.cli.config import load_config
 from procsv.cli.detach import launch_detached
 from procsv.cli.plans import make_plan
-from procsv.cli.values import Duration, DurationRange, PhaseLimits, Range, Size
+from procsv.cli.values import CommandLine, Duration, DurationRange, PhaseLimits, Range, Size
 from procsv.ipc.errors import LogdirLocked
 from procsv.ipc.places import check_socket_paths, find_places, is_remote
 from procsv.ipc.start import Start
@@ -136,6 +136,7 @@ _AUTO_S, _OFF_S = -1.0, -2.0
 )
 @click.option(
     "--on-event",
+    type=CommandLine(),
     default="",
     show_default="none",
     metavar="CMD",
@@ -232,6 +233,8 @@ def command(
     TARGET is pkg.module, path/to/train.py or pkg.module:function. All that follows it belongs to the program.
     """
     del config  # it has done its work
+    if logdir == "":  # a shell variable that is not set, mostly
+        raise click.UsageError("--logdir is empty; leave it out for runs/<target name>")
     options = {
         "max-failures": str(max_failures),
         "backoff-min-s": str(backoff.least_s),

@@ -6,6 +6,8 @@ same check.
 
 from __future__ import annotations
 
+import math
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,8 +27,9 @@ if TYPE_CHECKING:  # generic to the checker; in older releases of click it is no
     _RangeType = click.ParamType[Range]
     _LimitsType = click.ParamType[dict[str, float]]
     _IntType = click.ParamType[int]
+    _TextType = click.ParamType[str]
 else:
-    _FloatType = _RangeType = _LimitsType = _IntType = click.ParamType
+    _FloatType = _RangeType = _LimitsType = _IntType = _TextType = click.ParamType
 
 
 class Duration(_FloatType):
@@ -46,6 +49,8 @@ class Duration(_FloatType):
         except ValueError as error:
             words = f", or one of: {', '.join(self._words)}" if self._words else ""
             self.fail(f"{error}{words}", param, ctx)
+        if not math.isfinite(seconds):  # a TOML file can say so
+            self.fail(f"{value} is not a duration; write 90, 90s, 5m or 2h", param, ctx)
         if seconds < self._least_s:
             self.fail(f"{value} is less than {self._least_s:g} s", param, ctx)
         return seconds
@@ -61,6 +66,19 @@ class Size(_IntType):
             return value if isinstance(value, int) else parse_size(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class CommandLine(_TextType):
+    """`notify --to 'the team'`: split as a shell would; "" is none."""
+
+    name = "command"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            shlex.split(str(value))
+        except ValueError as error:
+            self.fail(f"{value!r} cannot be split into words: {error}", param, ctx)
+        return str(value)
 
 
 class PhaseLimits(_LimitsType):

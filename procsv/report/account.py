@@ -12,6 +12,7 @@ Kind = Literal["kept", "redone", "down", "starting", "stalled", "stopped"]
 KINDS: tuple[Kind, ...] = ("kept", "redone", "starting", "down", "stalled", "stopped")
 
 NO_STEP = -1
+EXIT_CHECKPOINTED = 75  # saved, and asks to be started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Incarnation:
 
     @property
     def is_failure(self) -> bool:
-        return self.cause not in ("", "completed", "stopped", "preempted", "recycled", "checkpointed")
+        return self.cause not in ("", "completed", "stopped") and self.code != EXIT_CHECKPOINTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from procsv.ipc.errors import UserError
 from procsv.ipc.journal import read_journal
 from procsv.ipc.places import find_places
-from procsv.ipc.runfile import NO_STEP, host_is_alive, read_run
+from procsv.ipc.runfile import NO_STEP, find_run_in, host_is_alive
 from procsv.report.account import Account
 from procsv.report.ledger import take_account
 
@@ -36,7 +36,7 @@ def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
     places = find_places(directory)
     if not places.logdir.is_dir():
         raise UserError(f"there is no directory {directory}")
-    run = read_run(places.run_json)
+    run = find_run_in(places)
     is_running, until_s, step = False, None, NO_STEP
     if run is not None and run.ended_at is None:
         is_running, step = host_is_alive(run), run.step

@@ -158,7 +158,7 @@ def _show_incarnations(account: Account, console: Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     right = ("start", "at", "after", "to step", "lost")
     for name in ("start", "at", "after", "from", "to step", "ended", "lost"):
-        table.add_column(name, justify="right" if name in right else "left")
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for one in account.incarnations:
         table.add_row(*(escape(cell) for cell in _incarnation_row(one)))
     console.print(table)

@@ -35,6 +35,7 @@ from procsv.training.training_share import FORCED_SHARE, TRAINER_SHARE
 
 SIGNAL_ALONE_S = 0.1  # a SIGTERM that nothing follows for so long comes from somebody else: the machine goes away
 STOPPED = 75  # checkpointed: start me again
+INTERRUPTED = 130  # by SIGINT, as a shell says it
 
 declare("trainer.import", "trainer.atexit")
 
@@ -191,14 +192,11 @@ def _run(runtime: Runtime, start: Start) -> int:
         _say_last_words(runtime, error, None)
         print(f"procsv: {error}", file=sys.stderr)
         return 78
-    except KeyboardInterrupt as error:
-        sys.excepthook(type(error), error, _of_the_program(error.__traceback__))
-        return 130
     except BaseException as error:  # noqa: BLE001  the program's: shown, kept, and told by the exit code
         own = _of_the_program(error.__traceback__)
         _say_last_words(runtime, error, own)
         sys.excepthook(type(error), error.with_traceback(own), own)
-        return 1
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 EXIT_DONE, EXIT_CHECKPOINTED = 0, 75
 EXITS_PERMANENT = {78: "configuration error", 126: "cannot be executed", 127: "not found"}
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
+RETURNS_AT_ONCE = 5  # exits 75 in a row with nothing saved between them that cost no delay; more of them are a loop
+RECYCLES_AT_ONCE = 1
 USAGE_EXIT = 2  # what argparse ends with; permanent as long as the program has never trained
 
 SERVICE_KILLS = 4  # times as many deaths by SIGKILL as others may a service die before the run fails
@@ -199,7 +201,7 @@ class History:
         """
         kind = classify(death.exit)
         if kind is Kind.CHECKPOINTED:
-            return self._weigh_return()
+            return self._weigh_return(RETURNS_AT_ONCE)
         permanent = self._permanent(death, kind)
         if permanent:
             self.no_progress_count += 1
@@ -247,18 +249,19 @@ class History:
 
     def weigh_recycle(self) -> Restart:
         """A planned restart is free; one that follows another with nothing saved between is slowed down."""
-        return self._weigh_return()
+        return self._weigh_return(RECYCLES_AT_ONCE)
 
     def not_spawned(self) -> Restart:
         """The system would not start a process (EAGAIN, ENOMEM): not the trainer's failure."""
         return Restart(self._jittered(self.policy.delay_s_min))
 
-    def _weigh_return(self) -> Restart:
-        """Exit 75 is free and immediate; one that saves nothing new and comes back at once is slowed down."""
+    def _weigh_return(self, at_once: int) -> Restart:
+        """Exit 75 is free and immediate; a program that goes on saving nothing new and comes back is slowed down."""
         self._idle_returns += 1
-        if self._idle_returns <= 1:
+        late = self._idle_returns - at_once
+        if late <= 0:
             return Restart(0.0)
-        return Restart(self._jittered(self.policy.delay_s_min * 2 ** min(self._idle_returns - 2, 32)))
+        return Restart(self._jittered(self.policy.delay_s_min * 2 ** min(late - 1, 32)))
 
     def _jittered(self, delay_s: float) -> float:
         return min(delay_s, self.policy.delay_s_max) * self.rng.uniform(1 - JITTER, 1 + JITTER)

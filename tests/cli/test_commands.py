@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -210,6 +211,16 @@ def test_logs_shows_the_newest_incarnation_of_a_role(tmp_path: Path) -> None:
     assert "there are: trainer" in done.stderr
 
 
+def test_a_logdir_that_was_moved_is_read_where_it_lies_now(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "before", state="done", exit_code=0)
+    run.places.logs.mkdir()
+    run.places.log("trainer", 3).write_text("the last words\n")
+    (tmp_path / "before").rename(tmp_path / "after")
+
+    assert procsv("logs", str(tmp_path / "after")).stdout == "the last words\n"
+    assert json.loads(procsv("status", str(tmp_path / "after"), "--json").stdout)["logdir"] == str(tmp_path / "after")
+
+
 @pytest.mark.fault
 def test_a_whole_run_from_the_command_line(tmp_path: Path) -> None:
     """Launched, looked at, refused to a second, stopped; the launch keeps its pid through the exec."""
@@ -251,6 +262,11 @@ def _use_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     assert second.returncode == 73
     for words in (f"process {process.pid}", "procsv status", "procsv stop", "since 20"):
         assert words in second.stderr
+    shutil.copytree(tmp_path / "logdir", tmp_path / "copy")
+    for command in ("status", "stop", "report"):  # of a copy: the run of the other is none of its own
+        done = procsv(command, "copy", cwd=tmp_path)
+        assert "nobody runs" in done.stdout or "interrupted" in done.stdout
+    assert process.poll() is None
     stopped = procsv("stop", "logdir", cwd=tmp_path)
     assert stopped.returncode == 0
     assert "stopped" in stopped.stdout

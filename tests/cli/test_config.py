@@ -96,6 +96,22 @@ def test_a_file_of_its_own_has_the_options_at_the_top(made: list[Start], tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('fault = "kill trainer at step 5"', 1),
+        ('fault = ["kill trainer at step 5", "raise summary after 3s"]', 2),
+    ],
+)
+def test_an_option_that_may_be_given_many_times_is_a_list_or_one_of_it(
+    made: list[Start], tmp_path: Path, text: str, count: int
+) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    run("--config", "run.toml", "train.py")
+
+    assert made[0].options["plan"].count('"action"') == count
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("max-failure = 3", ["'max-failure'", "did you mean max-failures?"]),
@@ -103,6 +119,8 @@ def test_a_file_of_its_own_has_the_options_at_the_top(made: list[Start], tmp_pat
         ("zzz = 3", ["'zzz'", "there are: backoff"]),
         ("target = 'x'", ["'target'"]),
         ("grace = [1]", ["grace takes one value"]),
+        ("fault = [['kill trainer at step 5']]", ["fault takes one value"]),
+        ("grace = 9\n[tool.other]\nx = 1", ["grace stands outside of [tool.procsv]"]),
         ("grace = ", ["is not TOML"]),
     ],
 )
@@ -125,6 +143,17 @@ def test_a_wrong_value_in_a_file_is_told_like_one_on_the_command_line(made: list
 
     assert isinstance(error, click.UsageError)
     assert "'soon' is not a duration" in str(error)
+    assert "grace in pyproject.toml" in str(error)
+
+
+@pytest.mark.parametrize("text", ["grace = nan", "snapshot-secs = inf", "max-failures = 'three'", "drop-in = 'ja'"])
+def test_a_value_that_means_nothing_is_refused_in_a_file_too(made: list[Start], tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    error = run("--config", "run.toml", "train.py")
+
+    assert isinstance(error, click.UsageError)
+    assert f"{text.partition(' ')[0]} in run.toml" in str(error)
+    assert not made
 
 
 @pytest.mark.parametrize(
@@ -136,6 +165,8 @@ def test_a_wrong_value_in_a_file_is_told_like_one_on_the_command_line(made: list
         (["--grace", "0", "train.py"], "less than 1 s"),
         (["--snapshot-secs", "often", "train.py"], "auto"),
         (["--backoff", "9s..1s", "train.py"], "the first is to be the smaller"),
+        (["--on-event", "notify 'the team", "train.py"], "cannot be split into words"),
+        (["--logdir", "", "train.py"], "logdir"),
         ([], "TARGET"),
     ],
 )

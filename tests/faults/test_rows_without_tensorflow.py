@@ -124,11 +124,23 @@ def test_row_05_what_cannot_get_better_is_given_up_at_once(tmp_path: Path) -> No
 
 
 def test_row_06_exit_75_is_free_and_without_delay(tmp_path: Path) -> None:
-    source = TRAINS + "train()\nsys.exit(75 if incarnation == 1 else 0)\n"
+    source = TRAINS + "train()\nsys.exit(75 if incarnation < 3 else 0)\n"
     with running(tmp_path, source, **{"backoff-min-s": "60", "backoff-max-s": "60"}) as run:
         assert run.wait_end() == 0
-    assert run.events("restarting")[0]["delay"] == 0.0
+    assert [entry["delay"] for entry in run.events("restarting")] == [0.0, 0.0]
     assert not (run.logdir / "procsv" / "crashes" / "1.json").exists()
+    assert run.account().failures == 0
+
+
+def test_an_interrupt_of_the_program_alone_is_told_as_what_it_was(tmp_path: Path) -> None:
+    with running(tmp_path, TRAINS + "train(incarnation)\nif incarnation == 1: os.kill(os.getpid(), 2)\n") as run:
+        assert run.wait_end() == 0
+    ended = trainers(run, "exited")[0]
+    assert (ended["cause"], ended["evidence"], ended["code"]) == ("exception", "KeyboardInterrupt", 130)
+    report = json.loads((run.logdir / "procsv" / "crashes" / "1.json").read_text())
+    assert report["exception"] == "KeyboardInterrupt"
+    assert "os.kill(os.getpid(), 2)" in report["traceback"]
+    assert "bootstrap.py" not in report["traceback"] + run.said()
 
 
 def test_row_28_a_stop_during_back_off_ends_down_and_nothing_respawns(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_fault_is_read_from_words(text: str, fault: Fault) -> None:
         ("kill trainer at step 5 after 3s", "in two ways"),
         ("kill trainer with 3 at step 5", "kill has no use for 'code'"),
         ("exit trainer at step 5", "exit needs an exit code"),
-        ("exit trainer with 999 at step 5", "'999'"),
+        ("exit trainer with 999 at step 5", "from 0 to 255, not '999'"),
         ("stop trainer for ever at step 5", "is not a duration"),
         ("corrupt logdir by magic at step 5", "'magic'"),
         ("kill trainer at step many", "'many'"),
@@ -99,6 +99,9 @@ def test_a_plan_is_read_from_a_file() -> None:
         ("times = 4", "times = true", 12),
         ('action = "kill"', 'action = "smite"', 16),
         ("random = true", 'how = "flip"', 18),
+        ("random = true", 'random = "no"', 18),
+        ('every = "30s"', "every = nan", 17),
+        ('every = "30s"', "every = true", 17),
     ],
 )
 def test_an_error_in_a_file_names_its_line(wrong: str, right: str, line: int) -> None:
@@ -107,7 +110,22 @@ def test_an_error_in_a_file_names_its_line(wrong: str, right: str, line: int) ->
     assert f"plan.toml, line {line}:" in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "named"), [("fault = [", "is not TOML"), ("seed = 1", "no [[fault]]")])
+def test_the_faults_of_a_file_may_be_words_alone() -> None:
+    assert parse_plan('fault = [\n"kill trainer at step 50",\n"raise summary after 1s"]', "p") == Plan(
+        (Fault("trainer", "kill", at_step=50), Fault("summary", "raise", after_s=1)), 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("fault = [", "is not TOML"),
+        ("seed = 1", "no [[fault]]"),
+        ('\n[fault]\ndo = "kill trainer at step 5"', "plan.toml, line 2: write [[fault]]"),
+        ('fault = [\n"kill trainer at step 5",\n"klil trainer at step 5"]', "plan.toml, line 3: fault 'klil"),
+        ("fault = [5]", "plan.toml, line 1: fault '5'"),
+    ],
+)
 def test_a_file_that_is_no_plan_is_one_error(text: str, named: str) -> None:
     with pytest.raises(UserError) as error:
         parse_plan(text, "plan.toml")

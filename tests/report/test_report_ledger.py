@@ -63,6 +63,12 @@ def test_a_run_without_faults_starts_and_is_kept() -> None:
     assert account.failures == account.lost_steps == 0
 
 
+def test_a_program_that_has_saved_and_asks_to_be_started_again_has_not_failed() -> None:
+    asked = {**_death(21, 1, 11, "exit-code"), "code": 75, "signal": None}
+    account = _account(_launch(0), _start(1, 1, 0, 11, "fresh"), asked, _start(22, 2, 11, 30), _done(111, 2, 101))
+    assert (account.failures, account.lost_steps) == (0, 0)
+
+
 def test_steps_lost_with_a_crash_are_training_redone() -> None:
     first = [*_start(0, 1, 0, 10, "fresh"), _death(110, 1, 101)]
     account = _account(_launch(0), first, _start(112, 2, 91, 120), _done(220, 2, 191))
