@@ -69,7 +69,7 @@ from procsv.watchdog.memory import KillCounters, over_limit, tree_rss
 from procsv.watchdog.notices import LAST_S_MAX, Notices
 from procsv.watchdog.processes import Processes, Running, measure
 from procsv.watchdog.promoting import Promoter, room_for_standby
-from procsv.watchdog.remains import last_words, memory_step, stacks
+from procsv.watchdog.remains import clear, last_words, memory_step, stacks
 from procsv.watchdog.status import Facts, run_file, status_object
 
 if TYPE_CHECKING:
@@ -229,6 +229,8 @@ class Reactor:
                 said, log = tuple(last_lines(running.log, SERVICE_LINES_SHOWN)), str(running.log)
                 event = Ended(running.role, running.incarnation, exit, beat, oom=oom, log=log, last_lines=said)
             self._handle(event)
+            if running.role == TRAINER:
+                clear(self._places, running.incarnation)  # killed here: the next launch tidies
 
     def _look_at_tree(self) -> None:
         incarnation = self._clearing

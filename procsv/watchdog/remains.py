@@ -1,6 +1,6 @@
 """What a dead trainer has left to be read: its last words, its stacks, its newest snapshot.
 
-Used by reactor.py.  Only reads; whatever is not there, or is cut short, is nothing.
+Used by reactor.py.  Whatever is not there, or is cut short, is nothing.  `clear` removes what has been read.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ def stacks(places: Places, incarnation: int) -> str:
             return file.read(STACKS_BYTES_MAX).decode(errors="replace")
     except OSError:
         return ""
+
+
+def clear(places: Places, incarnation: int) -> None:
+    """Removes words and stacks, once the report of the crash is written: one of each a crash would pile up for months."""
+    places.last_words(incarnation).unlink(missing_ok=True)
+    places.stacks(incarnation).unlink(missing_ok=True)
 
 
 def memory_step(places: Places) -> int:
