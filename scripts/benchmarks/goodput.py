@@ -1,7 +1,8 @@
 """Table `goodput`: what is left of a training whose program is killed again and again.
 
 Called by __main__.py.  Each arm trains the same graph for the same time, start-up included, and is killed at the same
-moments; goodput is the time that its last step stands for, at the median step's pace, as a share of that time.  Beside
+moments; goodput is the time that a bare session would have needed for the steps that are left, as a share of that time.
+Bare sessions train before and after the arms: what a supervisor costs a step counts against it.  Beside
 `procsv launch` a shell loop under TensorFlow's Supervisor, with its default of one checkpoint every 10 minutes and with one
 every 10 s.
 """
@@ -19,6 +20,7 @@ from scripts.benchmarks.settings import NAMES, Arm, Settings
 from scripts.benchmarks.stall import WORK
 
 MB = 100.0
+PACE_S = 15.0  # of a bare session, before and after the arms
 KILLS = 4  # a run lasts as long as it takes to be killed that often, and as long again after the last
 
 COLUMNS = (
@@ -53,7 +55,6 @@ class Found:
 
     wall_s: float = 0.0
     steps: int = 0
-    step_s: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # from a kill to the end of the first new step
     lost_steps: list[int] = field(default_factory=list)
 
@@ -61,6 +62,7 @@ class Found:
 def measure(settings: Settings) -> Table:
     table = Table("goodput", f"Goodput under kills, {MB:g} MB of resource variables", COLUMNS)
     for every_s in settings.every_s:
+        founds, pace = [], _pace(settings)
         for way in WAYS:
             settings.say(f"goodput: killed every {every_s:g} s, {way.name}")
             begun_s = time.monotonic()
@@ -68,7 +70,10 @@ def measure(settings: Settings) -> Table:
                 found = _train(run, begun_s, every_s)
                 if way.arm == "procsv":
                     run.stop()
-            table.rows.append(_row(way, every_s, found))
+            founds.append(found)
+        step_s = statistics.median(pace + _pace(settings))
+        table.rows += [_row(way, every_s, found, step_s) for way, found in zip(WAYS, founds, strict=True)]
+        table.notes.append(f"killed every {every_s:g} s: a bare session's step takes {1000 * step_s:.1f} ms.")
     table.notes.append(
         f"each run is killed {KILLS} times and lasts {KILLS + 1} times as long as the time between two kills."
     )
@@ -79,7 +84,6 @@ def _train(run: Run, begun_s: float, every_s: float) -> Found:
     found = Found()
     for number in range(1, KILLS + 2):
         run.marks.listen(max(0.0, begun_s + number * every_s - time.monotonic()))
-        found.step_s += [b.time_s - a.time_s for a, b in itertools.pairwise(run.marks.of(run.marks.last.pid))]
         if number <= KILLS:
             last = run.marks.last.step
             killed = run.kill()
@@ -89,12 +93,19 @@ def _train(run: Run, begun_s: float, every_s: float) -> Found:
     return found
 
 
-def _row(way: Way, every_s: float, found: Found) -> dict[str, Cell]:
-    kept_s = found.steps * statistics.median(found.step_s) if found.step_s else 0.0  # never two steps in a row
+def _pace(settings: Settings) -> list[float]:
+    """Seconds of each step of a bare session."""
+    settings.say(f"goodput: {NAMES['bare']}")
+    with running("bare", Program(MB, settings.variables, WORK, save_s=0.0)) as run:
+        run.marks.listen(PACE_S)
+        return [b.time_s - a.time_s for a, b in itertools.pairwise(run.marks.all)]
+
+
+def _row(way: Way, every_s: float, found: Found, step_s: float) -> dict[str, Cell]:
     return {
         "every": Figure.of([every_s]),
         "arm": way.name,
-        "goodput": Figure.of([100 * kept_s / found.wall_s]),
+        "goodput": Figure.of([100 * found.steps * step_s / found.wall_s]),
         "steps": Figure.of([found.steps]),
         "seconds": Figure.of(found.seconds),
         "lost_steps": Figure.of(found.lost_steps),

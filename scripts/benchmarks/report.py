@@ -52,6 +52,8 @@ def text_of(cell: Cell, column: Column) -> str:
 
 
 def show_bars(console: Console, bars: list[Bar]) -> None:
+    if not bars:
+        return
     drawn = RichTable(title="The bars", title_justify="left", title_style="bold")
     for heading in ("what", "bar", "measured", ""):
         drawn.add_column(heading, justify="left")

@@ -49,18 +49,19 @@ class Watch:
             rss, descriptors = watchdog.memory_info().rss, watchdog.num_fds()
             places = find_places(run.logdir)
             shm = len(list(places.shm_dir.glob("*")))
-            logs, run_files = len(list(places.logs.glob("*"))), len(list(places.run_dir.glob("*")))
+            logs, run_files = len(list(places.logs.glob("*"))), sorted(p.name for p in places.run_dir.glob("*"))
             self._descriptors = descriptors if self._descriptors is None else min(self._descriptors, descriptors)
             self._check(rss <= WATCHDOG_BYTES_MAX, f"the watchdog has {rss / 2**20:.0f} MiB")
             self._check(descriptors <= self._descriptors + DESCRIPTORS_GROWTH_MAX, f"{descriptors} descriptors")
             self._check(shm <= SHM_FILES_MAX, f"{shm} files in shared memory")
-            self._check(run_files <= RUN_FILES_MAX, f"{run_files} files in the run directory")
+            self._check(len(run_files) <= RUN_FILES_MAX, f"files in the run directory: {' '.join(run_files)}")
             self._check(logs <= LOG_FILES_MAX, f"{logs} logs")
             for child in watchdog.children():
                 if "procsv.services" in " ".join(child.cmdline()):
                     size = child.memory_info().rss
                     self._check(size <= SERVICE_BYTES_MAX, f"a service has {size / 2**20:.0f} MiB")
-            return f"watchdog {rss / 2**20:.1f} MiB, {descriptors} fds; {shm} files in shared memory, {logs} logs"
+            files = f"{shm} files in shared memory, {len(run_files)} in the run directory, {logs} logs"
+            return f"watchdog {rss / 2**20:.1f} MiB, {descriptors} fds; {files}"
         return "the watchdog is starting"
 
     def _check(self, is_well: bool, what: str) -> None:
@@ -77,10 +78,12 @@ def soak(logdir: Path, minutes: float, every_s: float, seed: int) -> list[str]:
     rng, watch, pause = random.Random(seed), Watch(), threading.Event()
     end_s, kills = time.monotonic() + minutes * 60, 0
     target = ("procsv.examples.digits", "--steps", "100000000", "--step-ms", "2", "--save-model-secs", "5")
+    # A slow machine is killed again and again before its first step: that is no reason to give up here.
+    options = ("--backoff", "0.2s..1s", "--max-failures", "1000000", "--service-failures", "1000000")
     while time.monotonic() < end_s:
-        with launched(logdir, "--backoff", "0.2s..1s", *target) as run:
+        with launched(logdir, *options, *target) as run:
             watch.forget()
-            run.wait_spawned("trainer")
+            run.wait_event("ready", 1 + len(run.events("ready")))  # with all of its descriptors
             while time.monotonic() < end_s and run.process.poll() is None:
                 pause.wait(rng.uniform(0.2, 2.0) * every_s)
                 kills += 1
