@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from procsv.ipc.errors import UserError
 from procsv.ipc.places import find_places, is_remote
-from procsv.ipc.runfile import RunFile, find_run_in
+from procsv.ipc.runfile import FINAL_STATES, NO_STEP, RunFile, find_run_in, host_is_alive
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from procsv.ipc.messages import Body, Message
 
 ASK_S_MAX = 0.7  # `status` answers within one second, whatever the trainer does
@@ -22,7 +26,7 @@ def find_run(directory: str) -> RunFile:
     path, places = directory, find_places(directory)
     run = find_run_in(places)
     if run is not None:
-        return run
+        return run if run.state in FINAL_STATES or host_is_alive(run) else _after_its_host(run)
     if not places.logdir.is_dir():
         raise UserError(
             f"nothing was run on this machine in {path}" if is_remote(path) else f"there is no directory {path}"
@@ -30,6 +34,25 @@ def find_run(directory: str) -> RunFile:
     if places.run_json.exists():
         raise UserError(f"{places.run_json} cannot be read: it is of another version of procsv, or damaged")
     raise UserError(f"{path} is not the logdir of a run: it has no procsv/run.json")
+
+
+def _after_its_host(run: RunFile) -> RunFile:
+    """Whoever ran it was killed; what its services saved after that stands in no run.json, but beside the checkpoints."""
+    steps = [run.durable_step, *(_step_of(path) for path in run.places.logdir.glob("*.manifest.json"))]
+    return msgspec.structs.replace(run, durable_step=max(steps), step=max(run.step, *steps))
+
+
+class _Saved(msgspec.Struct):
+    """What counts here of a checkpoint's manifest."""
+
+    step: int
+
+
+def _step_of(manifest: Path) -> int:
+    try:
+        return msgspec.json.decode(manifest.read_bytes(), type=_Saved).step
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return NO_STEP
 
 
 def ask(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 
 import click
@@ -64,11 +65,22 @@ def procsv() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The entry point of the command; does not return."""
+    _have_standard_streams()
     try:
         procsv.main(args=argv, prog_name="procsv")
     except UserError as error:
         click.echo(f"procsv: {error}", err=True)
         sys.exit(error.exit_code)
+
+
+def _have_standard_streams() -> None:
+    """Started without them (`procsv … >&-`, some schedulers): else the next files that are opened would be taken for them."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free, which is `fd`
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115  it stays open
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import msgspec
 from procsv.cli.asking import ask, find_run
 from procsv.ipc.messages import Status, StatusRequest
 from procsv.ipc.pulse import PulseReader
-from procsv.ipc.runfile import FINAL_STATES, RunFile, host_is_alive
+from procsv.ipc.runfile import FINAL_STATES, NO_STEP, RunFile, host_is_alive
 from procsv.ipc.units import show_duration, show_size
 
 INTERRUPTED = "interrupted"  # whoever ran it is dead, and could not say how it ended
@@ -46,6 +46,8 @@ def read_status(run: RunFile) -> dict[str, Any]:
     shown["snapshots"] = _snapshots(run) if shown["running"] else None  # its own host answers no questions
     if not alive:
         shown["next_restart_in"] = shown["next_save_in"] = None
+        if not run.places.shm_dir.is_dir():
+            shown["memory_step"] = NO_STEP  # it has gone with whoever ran it
         if run.state not in FINAL_STATES:
             shown["state"] = INTERRUPTED
     return shown

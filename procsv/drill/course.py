@@ -89,6 +89,7 @@ def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
         options += ["--plan", str(path)]
     argv = [sys.executable, *safe_path(), "-m", "procsv", "launch", "--logdir", str(logdir), *options, course.target]
     output, codes = course.directory / f"{name}.out", list[int]()
+    output.unlink(missing_ok=True)  # of a drill that could not begin
     while len(codes) < LAUNCHES_MAX:
         codes.append(_launch([*argv, "--", *course.args], output, logdir, say))
         if codes[-1] >= 0 and codes[-1] != STOPPED:
@@ -119,7 +120,7 @@ def _account(logdir: Path, output: Path) -> Account:
     try:
         return read_story(logdir, SystemClock()).account
     except UserError as error:
-        raise UserError(f"{error}; procsv launch said:\n{_tail(output)}") from error
+        raise UserError(f"the training could not be started; procsv launch said:\n{_tail(output)}") from error
 
 
 def _tail(output: Path) -> str:

@@ -33,7 +33,7 @@ def as_data(found: Findings) -> dict[str, Any]:
         "deterministic": found.is_deterministic,
         "comparison": found.comparison,
         "summaries": found.continuity,
-        "faults": [asdict(blow) for blow in found.blows],
+        "faults": [{**asdict(blow), "down_s": round(blow.down_s, 3)} for blow in found.blows],
         "not_happened": found.missed,
         "lost_steps": found.drilled.account.lost_steps,
         "goodput": round(found.drilled.account.goodput, 4),

@@ -226,6 +226,9 @@ class Book:
             account.end_s = self._time_s if until_s is None else max(until_s + self._set_back_s, self._time_s)
             account.outcome = "running" if is_running else "interrupted"
             self._close_open(account.end_s, step)
+            last = self._last()
+            if last is not None and last.end_s is None and not is_running:
+                last.end_s = account.end_s  # with its watchdog, or soon after
         elif account.outcome != "completed":
             self._lose(account.durable_step, account.incarnations)
         account.spans = sorted(

@@ -30,6 +30,7 @@ from procsv.report.reading import read_story
 
 NEWS_S_MAX = 90.0  # how long any single piece of news may take on a busy machine; PROCSV_TEST_DEADLINE says otherwise
 LOOK_S = 0.02
+AGAIN_S = 0.3
 END_S_MAX = 20.0  # what a run that is told to end at once may take; then it is killed
 SHOWN_CHARS = 3000  # of what the program has printed, in the message of a failed wait
 
@@ -61,7 +62,8 @@ class Run:
         return self.output.read_text(errors="replace")
 
     def status(self) -> Entry:
-        """What `procsv status --json` says now."""
+        """What `procsv status --json` says now, or as soon as the run has begun."""
+        self.wait_event("run_started")
         argv = [sys.executable, "-m", "procsv", "status", str(self.logdir), "--json"]
         answer = subprocess.run(argv, capture_output=True, text=True, timeout=news_s_max(), check=True)
         status: Entry = json.loads(answer.stdout)
@@ -81,10 +83,10 @@ class Run:
         return self.account().lost_steps
 
     def pid(self, role: str) -> int:
-        """The newest process of that role."""
+        """The newest process of that role; waits for the first."""
         if role == "watchdog":
             return self.process.pid
-        return int(self.events("spawned", role)[-1]["pid"])
+        return int(self.wait_event("spawned", role=role)[-1]["pid"])
 
     # -- waiting for news ------------------------------------------------------------------------------------
     def wait_for(self, what: str, found: Callable[[], T]) -> T:
@@ -133,12 +135,12 @@ class Run:
 
     def end(self) -> None:
         """Ends whatever still runs, without waiting for the program: the way out of a test that has failed."""
-        for _ in range(2):  # as by two Ctrl-C: the second means now
-            if self.process.poll() is None:
-                self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(END_S_MAX)
-        except subprocess.TimeoutExpired:
+        until_s = time.monotonic() + END_S_MAX
+        while self.process.poll() is None and time.monotonic() < until_s:
+            self.process.send_signal(signal.SIGINT)  # as by Ctrl-C: the second means now, and two at once are one
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(AGAIN_S)
+        if self.process.poll() is None:
             self._kill_all()
 
     def _kill_all(self) -> None:

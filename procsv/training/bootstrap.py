@@ -76,6 +76,8 @@ def main() -> None:
         code = STOPPED  # it ended because it was asked to: there may be more to train
     runtime.phase = Phase.STOP
     runtime.end()
+    for notice in _notices(start):  # it is over: one that comes while the interpreter ends must not say otherwise
+        signal.signal(notice, signal.SIG_IGN)
     failpoint("trainer.atexit")  # killed here: all is said and saved; the exit is a signal's all the same
     sys.exit(code)
 

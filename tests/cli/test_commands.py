@@ -155,6 +155,16 @@ def test_status_of_a_run_whose_host_was_killed_reads_the_files_and_says_so(tmp_p
     assert "840" in shown
 
 
+def test_what_the_services_saved_after_their_host_was_killed_counts(tmp_path: Path) -> None:
+    a_run(tmp_path, memory_step=845)
+    (tmp_path / "model.ckpt-850.manifest.json").write_text('{"version": 1, "step": 850}')
+    (tmp_path / "model.ckpt-900.manifest.json").write_text("{")
+    status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
+
+    assert (status["step"], status["durable_step"], status["memory_step"]) == (850, 850, -1)
+    assert "step 850 is on disk" in procsv("stop", str(tmp_path)).stdout
+
+
 def test_status_of_a_finished_run_is_its_last_state(tmp_path: Path) -> None:
     a_run(tmp_path, state="done", ended_at=99.0, exit_code=0)
     status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
@@ -242,6 +252,21 @@ def test_a_whole_run_from_the_command_line(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.fault
+def test_a_launch_without_standard_streams_runs_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print('trained', sys.stdin.read() == '')\n")
+    argv = [sys.executable, "-m", "procsv.cli.main", "launch", "--standby", "off", "--logdir", "logdir", "train.py"]
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *argv],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert closed.returncode == 0
+    assert (tmp_path / "logdir" / "procsv" / "logs" / "trainer.1.log").read_text() == "trained True\n"
 
 
 def _use_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:

@@ -115,6 +115,14 @@ def test_a_drill_does_not_touch_an_earlier_one(tmp_path: Path) -> None:
     assert "of an earlier drill" in done.stderr
 
 
+def test_a_program_that_cannot_be_started_is_said_by_what_launch_says_of_it_now(tmp_path: Path) -> None:
+    procsv("drill", "--logdir", str(tmp_path), "the_first")
+    done = procsv("drill", "--logdir", str(tmp_path), "the_second")
+    assert done.returncode == 2
+    assert "could not be started; procsv launch said:\nprocsv: the_second: there is no module" in done.stderr
+    assert "the_first" not in done.stderr
+
+
 def test_a_word_that_is_no_fault_is_said_before_anything_is_trained(tmp_path: Path) -> None:
     done = procsv(
         "drill", "--fault", "klil trainer at step 3", "--logdir", str(tmp_path / "drill"), "procsv.examples.digits"

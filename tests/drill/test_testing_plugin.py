@@ -54,6 +54,15 @@ def test_fails(procsv_launch):
         assert not Path(f"/proc/{pid}/cmdline").exists() or b"procsv" not in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.fault
+def test_what_is_asked_of_a_run_waits_until_it_has_begun(procsv_launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import signal; signal.pause()")
+    run = procsv_launch(str(tmp_path / "train.py"), options=["--standby", "off"])
+    assert run.status()["running"]
+    assert run.kill("checkpoint") > 0
+    run.wait_event("service_restarted")
+
+
 def test_a_wait_in_vain_fails_with_the_journal_and_what_was_printed(
     procsv_launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

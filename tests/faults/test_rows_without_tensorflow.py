@@ -143,6 +143,13 @@ def test_an_interrupt_of_the_program_alone_is_told_as_what_it_was(tmp_path: Path
     assert "bootstrap.py" not in report["traceback"] + run.said()
 
 
+def test_row_08_a_notice_while_the_interpreter_ends_makes_nothing_of_what_is_done_undone(tmp_path: Path) -> None:
+    late = "class Late:\n    def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, 15)\nlate = Late()\n"
+    with running(tmp_path, TRAINS + "train()\n" + late) as run:
+        assert run.wait_end() == 0
+    assert [entry["code"] for entry in trainers(run, "exited")] == [0]
+
+
 def test_row_28_a_stop_during_back_off_ends_down_and_nothing_respawns(tmp_path: Path) -> None:
     source = TRAINS + "train()\nsys.exit(3)\n"
     with running(tmp_path, source, **{"backoff-min-s": "60", "backoff-max-s": "60"}) as run:

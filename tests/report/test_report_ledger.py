@@ -144,6 +144,7 @@ def test_a_run_whose_watchdog_was_killed_ends_where_it_was_seen_last() -> None:
     account = _account(_launch(0), _start(0, 1, 0, 10, "fresh"), until_s=1040.0, step=31)
     assert account.outcome == "interrupted"
     assert account.wall_s == 40
+    assert account.incarnations[0].end_s == 1040.0
 
 
 def test_a_promoted_standby_is_one_start_not_two() -> None:
