@@ -101,7 +101,8 @@ class Door(ABC):
     def _envelope(self, seq: int, re: int, body: Message) -> bytes:
         return encode(Envelope(PROTOCOL, self.me.run, self.me.role, self.me.incarnation, seq, re, body))  # type: ignore[arg-type]
 
-    def _drop(self, why: str) -> None:
+    def drop(self, why: str) -> None:
+        """Counts a message that is not heard.  `why` may hold what a peer has said: only so many are told apart."""
         self.dropped[why if why in self.dropped or len(self.dropped) < DROPPED_REASONS_MAX else "other"] += 1
 
     def _open(self, data: bytes, who: bytes, peer: Peer) -> Heard | None:
@@ -109,16 +110,16 @@ class Door(ABC):
         try:
             message = decode(data)
         except PeerError as error:
-            self._drop(str(error)[:60])
+            self.drop(str(error)[:60])
             return None
         if message.run != self.me.run and COMMAND_LINE not in (message.role, self.me.role):
-            self._drop("another run")
+            self.drop("another run")
             return None
         if self._is_outdated(message):
-            self._drop("an older incarnation")
+            self.drop("an older incarnation")
             return None
         if not peer.inbox.is_news(message.incarnation, message.seq):
-            self._drop(REPEATED)
+            self.drop(REPEATED)
             if message.seq and peer.inbox.is_settled(message.incarnation, message.seq):
                 self._acknowledge(who, message.seq)  # the first acknowledgement was lost
             return None
@@ -149,10 +150,10 @@ class ServerDoor(Door):
                 return None
             who, *frames = taken
             if failpoint("channel.receive"):
-                self._drop("a fault of the plan")
+                self.drop("a fault of the plan")
                 continue
             if len(frames) != 1:
-                self._drop("wrong number of frames")
+                self.drop("wrong number of frames")
                 continue
             peer = self.peers.get(who)
             if peer is None:
@@ -243,10 +244,10 @@ class ClientDoor(Door):
         """The next message that is news, or None when nothing waits."""
         while (frames := self._take()) is not None:
             if failpoint("channel.receive"):
-                self._drop("a fault of the plan")
+                self.drop("a fault of the plan")
                 continue
             if len(frames) != 1:
-                self._drop("wrong number of frames")
+                self.drop("wrong number of frames")
                 continue
             heard = self._open(frames[0], b"", self.peer)
             if heard is not None:

@@ -177,8 +177,9 @@ def spawn(
     log: Path | None,
     pass_fds: Sequence[int] = (),
     cwd: Path | None = None,
+    stdin: int = subprocess.DEVNULL,
 ) -> Child:
-    """Starts `argv` in a session of its own, standard input empty, all output appended to `log`.
+    """Starts `argv` in a session of its own, standard input empty or `stdin`, all output appended to `log`.
 
     `log=None` keeps our own output.  Call from the main thread.  OSError (EAGAIN, EMFILE, ENOMEM) passes through.
     """
@@ -189,7 +190,7 @@ def spawn(
     try:
         process = subprocess.Popen(
             list(argv),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
             env=dict(env),

@@ -29,6 +29,9 @@ from procsv.ipc.pulse import Phase, PulseWriter
 from procsv.ipc.start import Start
 
 TICK_S_MAX = 1.0  # the loop looks around at least this often
+HEARD_MAX = (
+    1000  # messages in one turn of the loop; then the pulse, the service's own work and the lifeline have theirs
+)
 PREDECESSOR_WAIT_S = 60.0  # how long the service of an earlier run may take to let go of the logdir
 
 
@@ -128,7 +131,9 @@ def _loop(service: Service, tools: Tools, server: Server, wake_fd: int) -> None:
         if lifeline in ready and _is_cut(lifeline):
             waiter.remove(lifeline)
             service.orphaned()
-        while (heard := server.receive()) is not None:
+        for _ in range(HEARD_MAX):
+            if (heard := server.receive()) is None:
+                break
             if isinstance(heard.body, Inject):
                 server.acknowledge(heard)
                 injected.take(heard.body, now_s)

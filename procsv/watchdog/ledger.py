@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from procsv.watchdog.events import Report
 
 LOG_LINES_SHOWN = 50
+CRASHES_KEPT_MAX = 1000  # reports; the oldest go first
 
 
 class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +99,14 @@ class Ledger:
         data = msgspec.json.format(msgspec.json.encode(crash), indent=2) + b"\n"
         replace_file(crashes / f"{crash.incarnation}.json", data, durable=False)
         replace_file(crashes / f"{crash.incarnation}.txt", _as_text(crash).encode(errors="replace"), durable=False)
+        self._prune(crashes)
+
+    def _prune(self, crashes: Path) -> None:
+        """Removes the oldest reports, so that a run of weeks does not fill the disk."""
+        numbers = sorted(int(path.stem) for path in crashes.glob("*.json") if path.stem.isdecimal())
+        for number in numbers[:-CRASHES_KEPT_MAX]:
+            for suffix in (".txt", ".json"):  # killed in between: the next report's pruning finds the .json
+                (crashes / f"{number}{suffix}").unlink(missing_ok=True)
 
     def _try(self, write: Callable[[], None]) -> None:
         try:

@@ -10,7 +10,6 @@ import collections
 import os
 import shlex
 import signal
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-from procsv.ipc.process import Child
+from procsv.ipc.process import Child, spawn
 from procsv.ipc.text import escape_surrogates
 
 if TYPE_CHECKING:
@@ -114,19 +113,13 @@ class Notices:
 
     def _start(self, event: str, data: bytes, now_s: float) -> None:
         try:
-            with _as_file(data) as stdin, self._log.open("ab") as log:
-                process = subprocess.Popen(
-                    self._argv,
-                    stdin=stdin,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={**self._environment, "PROCSV_EVENT": event},
-                    start_new_session=True,
-                )
+            with _as_file(data) as stdin:
+                environment = {**self._environment, "PROCSV_EVENT": event}
+                child = spawn(self._argv, env=environment, log=self._log, stdin=stdin.fileno())
         except OSError as error:
             self._complain("start", f"--on-event {self._argv[0]} cannot be started: {error.strerror}")
             return
-        self._running.append(_Command(Child(process), event, now_s + self._time_s))
+        self._running.append(_Command(child, event, now_s + self._time_s))
 
     def _bury(self, command: _Command) -> None:
         ended = command.child.reap()

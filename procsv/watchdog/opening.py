@@ -133,8 +133,10 @@ def _wait_for_leftovers(
         }
     said = False
     while held := {who: path for who, path in locks.items() if FileLock(path).is_held()}:
-        names = ", ".join(f"{who}{_pids(path)}" for who, path in held.items())
-        if clock.monotonic() > deadline_s:
+        is_late = clock.monotonic() > deadline_s
+        if is_late or not said:
+            names = ", ".join(f"{who}{_pids(path)}" for who, path in held.items())
+        if is_late:
             raise LogdirLocked(f"what an earlier run started in {places.logdir} is still alive: {names}; end it first")
         if not said:
             said = True

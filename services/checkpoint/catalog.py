@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -149,6 +150,11 @@ class Catalog:
     def trust(self, path: str) -> None:
         """This checkpoint was verified as it was written."""
         self._good[path] = _signature(path)
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """These were deleted: a run of weeks does not remember them all."""
+        for path in paths:
+            self._good.pop(path, None)
 
     def _quarantine(self, path: str) -> None:
         """Moves a checkpoint's files into `<name>.rejected/`.  Killed in between: the rest follows at the next start."""

@@ -80,6 +80,7 @@ class Intake:
         for path in set(outcome.delete) - set(served):
             with contextlib.suppress(OSError):
                 delete_surely(path)
+        self._catalog.forget(outcome.delete)
         if listed and listed != before:
             write_state(state_file_of(plan), plan.save_path, list(listed), plan.save_relative_paths)
         self._rotation.is_written(plan, listed, outcome.next_keep)

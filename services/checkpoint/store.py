@@ -341,6 +341,7 @@ class Store:
             raise
         if not workshop.is_empty():
             self._recovered.discard(workshop.staging)
+        self._catalog.forget(delete)
         self._catalog.trust(path)
         self._rotation.is_written(plan, listed, outcome.next_keep)
         own = self._rotation.own(listed, plan)

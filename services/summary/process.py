@@ -76,7 +76,7 @@ class SummaryService:
         try:
             self._dispatch(heard)
         except PeerError as error:
-            self._tools.server.dropped[str(error)[:60]] += 1
+            self._tools.server.drop(str(error)[:60])
 
     def tick(self, now_s: float) -> float:
         self._tools.pulse.work = self._core.records_written

@@ -1,10 +1,18 @@
-"""How many logs of a role a run of weeks keeps."""
+"""How many logs of a role, and how many crash reports, a run of weeks keeps."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import pytest
+
+from procsv.ipc.clock import SystemClock
+from procsv.ipc.places import find_places
+from procsv.ipc.process import Exit
+from procsv.ipc.runfile import RunFile
+from procsv.watchdog import ledger
+from procsv.watchdog.events import Report
 from procsv.watchdog.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
 
 
@@ -37,3 +45,32 @@ def test_more_than_a_gibibyte_is_not_kept(tmp_path: Path) -> None:
 
     assert LOG_BYTES_MAX == 2**30
     assert kept(tmp_path) == [3, 4, 5]
+
+
+def test_the_newest_crash_reports_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "CRASHES_KEPT_MAX", 3)
+    places = find_places(tmp_path)
+    run = RunFile(
+        run="0123456789abcdef",
+        target="train.py",
+        logdir=str(tmp_path),
+        run_dir=str(places.run_dir),
+        shm_dir=str(places.shm_dir),
+        pid=1,
+        started=0.0,
+        boot="",
+        state="running",
+        incarnation=1,
+        started_at=0.0,
+    )
+    said: list[str] = []
+    book = ledger.Ledger(places, SystemClock(), said.append)
+    for number in (8, 9, 10, 11):
+        crash = Report(number, "", "killed", "", Exit(None, 9), None, -1, 0, -1)
+        book.write_report(crash, run, places.log("trainer", number))
+    book.close()
+
+    assert {path.name for path in places.crashes.iterdir()} == {
+        f"{n}.{form}" for n in (9, 10, 11) for form in ("json", "txt")
+    }
+    assert said == []
