@@ -4,12 +4,16 @@ import contextlib
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
 from tests.conformance.differences import Kind
 from tests.conformance.logdirs import Model, events, said, saved, wait_for
@@ -19,38 +23,62 @@ tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault
 
 
+class Read(SaveableObject):
+    """What a Saver saves of a variable: `value`, however that is read."""
+
+    def __init__(self, variable: Any, value: Any) -> None:
+        super().__init__(value, [SaveSpec(value, "", variable.op.name)], variable.op.name)
+        self._variable = variable
+
+    def restore(self, restored_tensors: Any, restored_shapes: Any) -> Any:
+        return tf1.assign(self._variable, restored_tensors[0])
+
+
+class SlowReading:
+    """A variable that takes long to read (it is on another machine, say): until two steps have ended meanwhile, if any can."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.steps = 0  # that have ended
+        self.is_over = False
+        self._limit_s = limit_s
+
+    def read(self, value: Any) -> Any:
+        kept, until_s, pause = value.copy(), time.monotonic() + self._limit_s, threading.Event()
+        last = self.steps + 2
+        while self.steps < last and not self.is_over and time.monotonic() < until_s:
+            pause.wait(0.001)
+        return kept
+
+
 def test_whether_checkpoints_mix_the_states_of_several_steps(kind: Kind, tmp_path: Path) -> None:
     step = tf1.train.get_or_create_global_step()
-    weights = [
-        tf1.get_variable(f"w{i}", [2_000_000], initializer=tf1.zeros_initializer(), use_resource=False)
-        for i in range(3)
-    ]
+    zeros = tf1.zeros_initializer()
+    weights = [tf1.get_variable(f"w{i}", [10], initializer=zeros, use_resource=False) for i in range(2)]
     train = tf.group(tf1.assign_add(step, 1), *[tf1.assign_add(w, tf.ones_like(w)) for w in weights])
-    saver = tf1.train.Saver(max_to_keep=40)
+    reading = SlowReading(limit_s=0.01 if kind.differs("whole checkpoints") else 60.0)
+    first = tf1.py_func(reading.read, [weights[0]], tf.float32)
+    with tf.control_dependencies([first]):
+        last = tf1.py_func(np.copy, [weights[1]], tf.float32)
+    reads = [Read(variable, value) for variable, value in zip(weights, (first, last), strict=True)]
+    saver = tf1.train.Saver([step, *reads], max_to_keep=1000)
     supervisor = kind.Supervisor(logdir=str(tmp_path), saver=saver, save_model_secs=0.05, save_summaries_secs=0)
-    steps_of: dict[str, set[float]] = {}
 
     def has_seen_enough(session: Any) -> bool:
-        # Steps without a pause: TensorFlow's are torn where a step runs while the variables are written.
-        for _ in range(20):
-            session.run(train)
-        for path in set(saver.last_checkpoints) - set(steps_of):
-            steps_of[path] = steps_in(path)
-        is_torn = any(len(steps) > 1 for steps in steps_of.values())
-        return len(steps_of) >= 4 and (is_torn or kind.differs("whole checkpoints"))
+        session.run(train)
+        reading.steps += 1
+        return len(saver.last_checkpoints) >= 3
 
-    def steps_in(path: str) -> set[float]:
-        reader = tf.train.load_checkpoint(path)
-        parts = [x for w in weights for x in reader.get_tensor(w.op.name)[::1000]]
-        return {float(x) for x in (reader.get_tensor("global_step"), *parts)}
-
-    # With as many threads as this machine has cores, a single core would write and step in turns.
-    config = tf1.ConfigProto(inter_op_parallelism_threads=4)
+    # A pool of the session's own: with as few threads as there are cores, one core would save and train in turns.
+    config = tf1.ConfigProto(inter_op_parallelism_threads=4, use_per_session_threads=True)
     with supervisor.managed_session(config=config) as session:
         wait_for(lambda: has_seen_enough(session))
-    steps_of.update({path: steps_in(path) for path in saver.last_checkpoints})
-    torn = sum(len(steps) > 1 for steps in steps_of.values())
-    misnamed = sum(int(path.rpartition("-")[2]) not in steps for path, steps in steps_of.items() if len(steps) == 1)
+        reading.is_over = True
+    torn = misnamed = 0
+    for path in saver.last_checkpoints:
+        reader = tf.train.load_checkpoint(path)
+        steps = {float(x) for w in weights for x in reader.get_tensor(w.op.name)}
+        torn += len(steps) > 1
+        misnamed += int(path.rpartition("-")[2]) not in steps
     assert (torn == 0) is kind.differs("whole checkpoints")
     marked = {e.step for e in events(tmp_path) if said(e) == "CHECKPOINT"}
     named = {int(path.rpartition("-")[2]) for path in saver.last_checkpoints}
