@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from procsv.drill.default_plan import default_plan
-from procsv.drill.findings import Findings, Trial, find_blows, weigh
+from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, weigh
 from procsv.ipc.clock import SystemClock
 from procsv.ipc.errors import UserError
 from procsv.ipc.faults import Plan
@@ -142,7 +142,7 @@ def _continuity(first: str, second: str) -> dict[str, Any]:
     """Of the second; with the tags that only the first has."""
     module = "procsv.services.summary.continuity"
     wanted, found = _ask(module, first), _ask(module, second)
-    return {**found, "missing_tags": sorted(set(wanted.get("tags", ())) - set(found.get("tags", ())))}
+    return {**found, "missing_tags": find_missing_tags(wanted.get("tags", ()), found.get("tags", ()))}
 
 
 def _ask(module: str, *args: str) -> dict[str, Any]:

@@ -5,12 +5,15 @@ Used by `procsv drill`.  What is compared was read by course.py; here it is weig
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from procsv.ipc.faults import FAULT_EVENT, Fault, describe
 from procsv.report.account import Account, Incarnation, Remark
 
+# They tell of the machine, every so many seconds: a training whose processes live shorter than that may have none.
+TIMED_TAGS = ("procsv/", "global_step/sec")
 OUTSIDE_THE_GRAPH = (
     "the same program without faults ends with the same variables every time, so it is the restarts that make the "
     "difference: the program keeps state outside the graph (a counter or a position in the data in Python, an unseeded "
@@ -122,6 +125,11 @@ def _down_s(died: Incarnation | None, following: Incarnation | None) -> float:
     if died is None or following is None or following.ready_s is None or died.end_s is None:
         return 0.0
     return following.ready_s - died.end_s
+
+
+def find_missing_tags(wanted: Iterable[str], found: Iterable[str]) -> list[str]:
+    """The tags of summaries that only the training without faults has, but for those that come by the clock."""
+    return sorted(tag for tag in set(wanted) - set(found) if not tag.startswith(TIMED_TAGS))
 
 
 def weigh(found: Findings) -> None:

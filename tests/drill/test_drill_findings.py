@@ -7,7 +7,7 @@ import pytest
 
 from procsv.drill.course import as_toml
 from procsv.drill.default_plan import default_plan
-from procsv.drill.findings import Findings, Trial, find_blows, weigh
+from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, weigh
 from procsv.ipc.errors import UserError
 from procsv.ipc.fault_text import parse_fault, parse_plan
 from procsv.ipc.faults import Plan
@@ -112,6 +112,11 @@ def test_whatever_is_wrong_is_said(changes: dict[str, Any], said: str) -> None:
     found = _findings(**changes)
     assert not found.held
     assert said in "; ".join(found.problems)
+
+
+def test_summaries_that_come_by_the_clock_are_not_missed() -> None:
+    wanted = ["loss", "accuracy", "global_step/sec", "procsv/snapshot_interval"]
+    assert find_missing_tags(wanted, ["accuracy"]) == ["loss"]
 
 
 def test_the_plan_of_a_drill_without_one_has_every_kind_of_fault_within_the_training() -> None:
