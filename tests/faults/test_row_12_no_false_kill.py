@@ -65,19 +65,20 @@ def test_row_12_a_long_first_step_an_evaluation_an_extension_and_the_time_after_
     assert status["step_s"] >= 0.02  # learned, and kept for the next launch
 
 
-IMPORTS = """
-import first, second, third, procsv
+IMPORT_S = 3.0
+IMPORTS = f"""
+import first, second, third, fourth, procsv
 procsv.extend(60)
-third.wait(2.5)
+fourth.wait({IMPORT_S} + 0.7)
 print("imported", flush=True)
 """
 
 
 def test_row_12_a_long_import_is_no_hang_while_modules_come_and_after_an_extension(tmp_path: Path) -> None:
-    for name in ("first", "second", "third"):
-        (tmp_path / f"{name}.py").write_text("from time import sleep as wait\nwait(1.3)\n")
+    for name in ("first", "second", "third", "fourth"):
+        (tmp_path / f"{name}.py").write_text(f"from time import sleep as wait\nwait({IMPORT_S} / 3)\n")
     (tmp_path / "train.py").write_text(IMPORTS)
-    options = json.dumps({"hang-import-s": "2"})
+    options = json.dumps({"hang-import-s": str(IMPORT_S)})
     with launched(tmp_path / "logdir", options, str(tmp_path / "train.py"), launcher=LAUNCHER) as run:
         assert run.wait_end() == 0
     assert run.events("hang_detected") == []

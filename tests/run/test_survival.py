@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from procsv.ipc.places import find_places
-from tests.support.launched import Launched, environment, launched, procsv
+from tests.support.launched import NEWS_S_MAX, Launched, environment, launched, procsv
 
 pytestmark = pytest.mark.fault
 tf1 = tf.compat.v1
@@ -183,7 +183,7 @@ def test_a_killed_watchdog_costs_no_step_and_the_same_command_resumes(
         pids = [e["pid"] for e in run.events("spawned")]
         run.kill("watchdog")
         run.process.wait()
-        psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=25)
+        psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=NEWS_S_MAX)
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
     saved = int(tf1.train.latest_checkpoint(str(tmp_path / "digits")).rpartition("-")[2])
     with launched(tmp_path / "digits", *command) as run:
