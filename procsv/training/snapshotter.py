@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import tensorflow as tf
@@ -32,6 +33,15 @@ log = tf.compat.v1.logging
 Finish = Callable[[], Message]
 
 
+@dataclass(frozen=True, slots=True)
+class _Debt:
+    """A snapshot that a call owes: why, whether of this very step, and whether the call waits until it is on disk."""
+
+    want: Want
+    exactly: bool
+    waits: bool
+
+
 class Snapshotter:
     """The snapshots of one session."""
 
@@ -52,8 +62,9 @@ class Snapshotter:
         self._due_s = 0.0  # 0.0: none is due
         self._publishing = threading.Lock()
         self._capturing = threading.Lock()  # one at a time, also beside a call
-        self._owed: tuple[Want, bool] | None = None  # asked for within a call, to be taken at its end; whether exactly
+        self._owed: _Debt | None = None  # asked for within a call, to be taken at its end
         self._exact = 0  # the newest snapshot that is to become a checkpoint as it is, whatever comes after it
+        self._given_up = 0  # the newest that never came as far as the service
         self._copies: list[threading.Thread] = []
         self.on_taken: Callable[[Snapshots], None] = lambda told: (
             None
@@ -154,22 +165,28 @@ class Snapshotter:
 
     def wait_told(self, sequence: int, timeout_s: float) -> bool:
         """Whether snapshot `sequence` is a verified checkpoint; False as soon as a try to save it has failed, too."""
+        deadline_s, link = self._clock.monotonic() + timeout_s, self._runtime.link
         with self._changed:
-            self._changed.wait_for(lambda: self._is_told(sequence), timeout_s)
+            while not self._is_told(sequence) and not link.why_lost("checkpoint"):
+                left_s = deadline_s - self._clock.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(min(LOST_S, left_s))
             return self.durable_sequence >= sequence
 
     def _is_told(self, sequence: int) -> bool:
         failed = self.last_failure
-        return self.durable_sequence >= sequence or (failed is not None and failed.sequence >= sequence)
+        has_failed = self._given_up >= sequence or (failed is not None and failed.sequence >= sequence)
+        return self.durable_sequence >= sequence or has_failed
 
     # -- owed by the call that is going on ---------------------------------------------------------------------
-    def owe(self, want: Want, exactly: bool) -> None:
+    def owe(self, want: Want, exactly: bool, waits: bool = False) -> None:
         """On the training thread, within a call: takes a snapshot at its end, and copies it in the background.
 
         `exactly`: that very step becomes a checkpoint, if need be by waiting for the one before it.  Else a later step
-        does where no slot is free.
+        does where no slot is free.  `waits`: the call ends when it is one, or when it has failed to become one.
         """
-        self._owed = (want, exactly)
+        self._owed = _Debt(want, exactly, waits)
         self._boundary.due = True
 
     @property
@@ -178,7 +195,7 @@ class Snapshotter:
 
     def take_behind(self, want: Want) -> bool:
         """Takes a snapshot now, the training thread being held, and copies it in the background; False if that failed."""
-        self._owed = (want, True)
+        self._owed = _Debt(want, exactly=True, waits=False)
         before = self.asked_sequence
         self._pay()
         return self.asked_sequence != before
@@ -186,10 +203,16 @@ class Snapshotter:
     def _pay(self) -> None:
         """At the boundary, its lock held: takes what is owed, or leaves it owed where no slot is free."""
         assert self._owed is not None
-        want, exactly = self._owed
+        debt = self._owed
         before, self._runtime.phase = self._runtime.phase, Phase.SAVE  # it may wait for the disk
         try:
-            finish, stall_s = self._capture_exactly(want) if exactly else self._capture(want)
+            finish, stall_s = self._capture_exactly(debt.want) if debt.exactly else self._capture(debt.want)
+            if finish is not None:
+                self._owed, self.asked_sequence = None, self._runtime.sequence
+                self._exact = self.asked_sequence if debt.exactly else self._exact
+                self._finish_behind(finish, stall_s)
+                if debt.waits and self._runtime.stop_reason is None:  # else the session's end waits for the last state
+                    self.wait_told(self.asked_sequence, SLOT_WAIT_S_MAX)
         except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault
             self._owed = None
             log.error("procsv: no checkpoint of this step, training goes on: %s", failure)
@@ -198,15 +221,16 @@ class Snapshotter:
             self._runtime.phase = before
         if finish is None:
             self._boundary.due = True
-            return
-        self._owed, self.asked_sequence = None, self._runtime.sequence
-        self._exact = self.asked_sequence if exactly else self._exact
+
+    def _finish_behind(self, finish: Finish, stall_s: float) -> None:
+        """Copies in the background what was captured."""
         with self._changed:
             if self._due_s:  # the cadence has one, too
                 self._due_s, self._captured = 0.0, (finish, stall_s)
                 self._changed.notify_all()
                 return
-        copy = threading.Thread(target=self._copy, args=(finish, stall_s), name="procsv-copy", daemon=True)
+        args = (finish, stall_s, self.asked_sequence)
+        copy = threading.Thread(target=self._copy, args=args, name="procsv-copy", daemon=True)
         self._copies = [other for other in self._copies if other.is_alive()] + [copy]
         copy.start()
 
@@ -228,11 +252,13 @@ class Snapshotter:
         if self._runtime.stop_reason is None:  # else the last state is what counts, and time is short
             self.wait_told(self._exact, SLOT_WAIT_S_MAX)
 
-    def _copy(self, finish: Finish, stall_s: float) -> None:
+    def _copy(self, finish: Finish, stall_s: float, sequence: int) -> None:
         failure = self._try_finish(finish, stall_s)
         if failure is not None:
             log.error("procsv: no checkpoint of a step, training goes on: %s", failure)
-            self._exact = 0
+            with self._changed:
+                self._exact, self._given_up = 0, sequence
+                self._changed.notify_all()
 
     def on_durable(self, heard: Heard) -> None:
         news = cast(Durable, heard.body)

@@ -19,13 +19,14 @@ import tensorflow as tf
 from tensorflow.python.training import supervisor as tf_supervisor
 
 from procsv.ipc.clock import SystemClock
-from procsv.ipc.messages import Durable, GraphText, Reason
+from procsv.ipc.messages import Durable, Reason
 from procsv.ipc.places import is_remote
 from procsv.ipc.pulse import Phase
 from procsv.training import services
 from procsv.training.attach import attach
 from procsv.training.coordinator import Coordinator
 from procsv.training.ending import NOT_SAVED, managed, save_last
+from procsv.training.graph_text import lay_graph_text
 from procsv.training.keeping import Keeping
 from procsv.training.local_master import resolve_master
 from procsv.training.own_saves import OwnSaves
@@ -196,13 +197,8 @@ class Supervisor(tf_supervisor.Supervisor):
         if self._runtime is None:
             super()._write_graph()
             return
-        if not self._graph_text_written and is_remote(self._logdir):
-            tf1.train.write_graph(self._graph.as_graph_def(add_shapes=True), self._logdir, "graph.pbtxt")
-            self._graph_text_written = True
         if not self._graph_text_written:
-            graph_def = self._graph.as_graph_def(add_shapes=True).SerializeToString()
-            parcel = self._runtime.streams.put_parcel(graph_def)
-            self._runtime.link.tell("summary", GraphText(parcel, os.path.join(self._logdir, "graph.pbtxt")))
+            lay_graph_text(self._runtime, self._graph, self._logdir)
             self._graph_text_written = True
         if self._summary_writer and not self._graph_added_to_summary:
             self._summary_writer.add_graph(self._graph)

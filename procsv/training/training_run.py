@@ -212,10 +212,16 @@ class TrainingRun:
         log.error("procsv: not saved within %.0f s: %s", timeout_s, failed.error if failed else "no answer yet")
         return False
 
-    def save_soon(self, exactly: bool) -> None:
-        """Within a call on the training thread: the state at its end becomes a checkpoint, without waiting for it."""
+    def save_soon(self, exactly: bool, waits: bool = False) -> None:
+        """Within a call on the training thread: the state at its end becomes a checkpoint; whether the call waits for it."""
         if self.snapshots is not None:
-            self.snapshots.owe("periodic", exactly)
+            self.snapshots.owe("periodic", exactly, waits)
+
+    def wait_begun(self, timeout_s: float) -> None:
+        """Until the newest one asked for is on disk, or has failed once, or `timeout_s` is over: training begins anyway."""
+        if self.snapshots is not None:
+            with self._runtime.saving():
+                self.snapshots.wait_told(self.snapshots.asked_sequence, timeout_s)
 
     def save_begun(self, reason: Reason) -> bool:
         """A checkpoint of this moment, without waiting for it; False, with the reason logged, if it cannot be taken."""

@@ -69,9 +69,22 @@ def test_every_so_many_steps_there_is_a_checkpoint_and_one_at_either_end(kind: K
     assert not [node.name for node in graph.node if "procsv" in node.name]
 
 
+def test_a_program_finds_the_first_files_in_its_session_and_those_of_a_step_after_its_run(
+    kind: Kind, tmp_path: Path
+) -> None:
+    model = Model()
+    with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_checkpoint_steps=1) as session:
+        assert (tmp_path / "graph.pbtxt").read_text().startswith("node {")
+        for step in range(3):
+            assert steps_of(tmp_path) == list(range(step + 1))
+            assert len(list(tmp_path.glob("*.meta"))) == step + 1
+            train(session, model, 1)
+
+
 def test_a_session_goes_on_from_the_newest_checkpoint(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path)) as session:
+        assert steps_of(tmp_path) == [0]
         train(session, model, 3)
     before = (tmp_path / "model.ckpt-3.index").stat().st_mtime_ns
     with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path)) as session:

@@ -67,6 +67,18 @@ def test_the_interval_that_auto_chose_and_why_is_in_status_and_in_tensorboard(tm
 
 
 @pytest.mark.fault
+def test_what_snapshots_of_a_monitored_session_cost_is_in_tensorboard(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        train = tf1.assign_add(tf1.train.get_or_create_global_step(), 1)
+        with procsv.MonitoredTrainingSession(
+            checkpoint_dir=str(tmp_path), save_summaries_secs=1, snapshot_secs=0.2
+        ) as session:
+            _train_until(session, train, lambda: _scalars(tmp_path).keys() >= SCALARS)
+    assert set(_scalars(tmp_path)["procsv/snapshot_interval"]) == {pytest.approx(0.2)}
+    assert min(_scalars(tmp_path)["procsv/snapshot_stall_ms"]) > 0.0
+
+
+@pytest.mark.fault
 def test_an_interval_from_the_command_line_is_shown_as_told(tmp_path: Path) -> None:
     with launched(tmp_path / "digits", "--snapshot-secs", "0.3", "procsv.examples.digits", "--step-ms", "5") as run:
         run.wait_event("ready")

@@ -1,9 +1,11 @@
 """MonitoredSession and its family: TensorFlow's classes, on procsv's services.
 
-Has the names of tensorflow.python.training.monitored_session and of the hooks that are here, those with an underscore that
-libraries use, too: a program can import this module in the place of that one.
+Has the names of tensorflow.python.training.monitored_session and basic_session_run_hooks, those with an underscore, too: a
+program can import this module in the place of either.  What is not here is TensorFlow's own.
 """
 
+from tensorflow.python.training import basic_session_run_hooks as tf_hooks
+from tensorflow.python.training import monitored_session as tf_monitored
 from tensorflow.python.training.monitored_session import _MonitoredSession, _WrappedSession
 
 from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
@@ -31,3 +33,11 @@ __all__ = [
     "_RecoverableSession",
     "_WrappedSession",
 ]
+
+
+def __getattr__(name: str) -> object:
+    for module in (tf_monitored, tf_hooks):
+        if hasattr(module, name):
+            value: object = getattr(module, name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

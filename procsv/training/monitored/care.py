@@ -15,12 +15,12 @@ import tensorflow as tf
 from tensorflow.python.training import basic_session_run_hooks as tf_hooks
 from tensorflow.python.training import monitored_session as tf_monitored
 
-from procsv.ipc.messages import Durable, GraphText, Reason
-from procsv.ipc.places import is_remote
+from procsv.ipc.messages import Durable, Reason
 from procsv.ipc.pulse import Phase
 from procsv.training.attach import attach
 from procsv.training.cadence import Cadence
 from procsv.training.ending import NOT_SAVED, save_last
+from procsv.training.graph_text import lay_graph_text
 from procsv.training.keeping import Keeping, plan_of, snapshot_seconds
 from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
 from procsv.training.monitored.scaffold import session_manager
@@ -36,7 +36,8 @@ tf1 = tf.compat.v1
 log = tf1.logging
 
 FRESH = Origin("fresh", "", -1)
-SCALARS_EVERY_S = 120.0  # what snapshots cost, for TensorBoard: as often as a Supervisor's summaries
+SCALARS_EVERY_S = 30.0  # what snapshots cost, for TensorBoard, where no summaries are written every so many seconds
+FIRST_SAVE_S_MAX = 5.0  # programs find the first checkpoint when the session has been made, if it is not a large one
 STOPPED = 75  # checkpointed: start me again
 
 
@@ -67,6 +68,13 @@ def _no_way(runtime: Runtime) -> Way:
 
 def _is_same(directory: Any, other: Any) -> bool:
     return bool(other) and os.path.realpath(directory) == os.path.realpath(other)
+
+
+def _summaries_every_s(hooks: list[Any]) -> float:
+    """How often the hooks write summaries, as far as that is by time."""
+    timers = [getattr(hook, "_timer", None) for hook in hooks if isinstance(hook, tf_hooks.SummarySaverHook)]
+    told = [float(every_s) for timer in timers if (every_s := getattr(timer, "_every_secs", None))]
+    return min(told, default=SCALARS_EVERY_S)
 
 
 class Care:
@@ -165,7 +173,7 @@ class Care:
 
         writer = self._hook._summary_writer if self._hook is not None else None
         if writer is not None:
-            scalars = SnapshotScalars(writer, SCALARS_EVERY_S, self._run.read_step, self._runtime.clock)
+            scalars = SnapshotScalars(writer, _summaries_every_s(self._hooks), self._run.read_step, self._runtime.clock)
             snapshots.on_taken = scalars.write
 
         def work() -> None:
@@ -187,28 +195,26 @@ class Care:
         self._writers.describe(graph, saver)
         if has_text and not self._is_text_laid:
             self._is_text_laid = True
-            if is_remote(self._logdir):
-                tf1.train.write_graph(graph.as_graph_def(add_shapes=True), self._logdir, "graph.pbtxt")
-                return
-            parcel = self._runtime.streams.put_parcel(graph.as_graph_def(add_shapes=True).SerializeToString())
-            path = os.path.join(self._logdir, "graph.pbtxt")
-            self._runtime.link.tell("summary", GraphText(parcel, path))
+            lay_graph_text(self._runtime, graph, self._logdir)
 
     def is_saved(self, step: int) -> bool:
         """Whether the state that the session began with is a checkpoint already, or is being made one."""
         return self._saved_step == step
 
-    def save(self, step: int, exactly: bool, at_once: bool) -> None:
-        """The state at the end of this call (`at_once`: as it is now) becomes a checkpoint; waits for no disk.
+    def save(self, step: int, exactly: bool, at_once: bool, waits: bool) -> None:
+        """The state at the end of this call (`at_once`: as it is now) becomes a checkpoint.
 
-        `exactly`: at this very step, which may wait for the checkpoint before it.  At the end it is waited for.
+        `exactly`: at this very step, which may wait for the checkpoint before it.  `waits`: the call ends when it is on
+        disk.  The first of a session is waited for a while; the last one at the end.
         """
         assert self._run is not None
         self._saved_step = step
         if self._run.boundary.inside and not at_once:
-            self._run.save_soon(exactly)
+            self._run.save_soon(exactly, waits)
         elif not self._run.save_begun(self._why()):
             self._saved_step = NOT_SAVED  # said why: the end tries again
+        elif self._reason == "start":
+            self._run.wait_begun(FIRST_SAVE_S_MAX)
 
     def save_and_wait(self, step: int) -> bool:
         """The state as it is now is a durable checkpoint when this returns True; False if that has failed."""

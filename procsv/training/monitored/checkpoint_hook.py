@@ -1,9 +1,9 @@
 """CheckpointSaverHook: TensorFlow's, saving by snapshot where a monitored session of ours looks after it.
 
 Its timer, its listeners and when it saves are TensorFlow's.  In a monitored session of procsv's the state is captured
-between two steps and written by the checkpoint service; the training thread waits for no disk, but for two promises:
-`save_steps` means every so many steps exactly, and `after_save` means that the checkpoint is there, before the
-next step.  Anywhere else, and as a second such hook of a session, it is TensorFlow's to the letter.
+between two steps and written by the checkpoint service; the training thread waits for no disk, but for three promises:
+`save_steps` means every so many steps exactly, `after_save` means that the checkpoint is there, before the next step,
+and one after every run is there when the run has ended (the next run would have to wait for it).  Anywhere else, and as a second such hook of a session, it is TensorFlow's to the letter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Keeper(Protocol):
 
     def describe_graph(self, graph: Any, saver: Any, has_text: bool) -> None: ...
     def is_saved(self, step: int) -> bool: ...
-    def save(self, step: int, exactly: bool, at_once: bool) -> None: ...
+    def save(self, step: int, exactly: bool, at_once: bool, waits: bool) -> None: ...
     def save_and_wait(self, step: int) -> bool: ...
 
 
@@ -53,8 +53,13 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
         log.info("Saving checkpoints for %d into %s.", step, self._save_path)
         waiting = [listener for listener in self._listeners if _has_its_own(listener, "after_save")]
         if not waiting:
-            is_by_steps = getattr(self._timer, "_every_steps", None) is not None
-            self._care.save(step, exactly=is_by_steps or bool(self._listeners), at_once=bool(self._listeners))
+            every = getattr(self._timer, "_every_steps", None)
+            self._care.save(
+                step,
+                exactly=every is not None or bool(self._listeners),
+                at_once=bool(self._listeners),
+                waits=every is not None and every <= self._steps_per_run,
+            )
             return False
         if not self._care.save_and_wait(step):
             log.error("procsv: checkpoint %d is not on disk: listeners are not told that it is", step)
