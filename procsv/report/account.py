@@ -75,6 +75,11 @@ class Incarnation:
     lost_steps: int = 0
 
     @property
+    def ended_with_watchdog(self) -> bool:
+        """Nobody was left to see how it ended."""
+        return self.end_s is not None and not self.cause
+
+    @property
     def is_failure(self) -> bool:
         return self.cause not in ("", "completed", "stopped") and self.code != EXIT_CHECKPOINTED
 

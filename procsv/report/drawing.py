@@ -27,7 +27,7 @@ def draw_timeline(account: Account) -> str:
     marks = "".join(
         f'<i style="left:{100 * _share(account, one.end_s):.3f}%" title="{escape(_death(one), quote=True)}"></i>'
         for one in account.incarnations
-        if one.is_failure and one.end_s is not None
+        if (one.is_failure or one.ended_with_watchdog) and one.end_s is not None
     )
     return (
         f'<div class="marks">{marks}</div><div class="chart"><svg viewBox="0 0 {WIDTH:g} {BAR_HEIGHT}" height="{BAR_HEIGHT}" '
@@ -52,7 +52,8 @@ def _bar(account: Account, span: Span) -> str:
 
 
 def _death(one: Incarnation) -> str:
-    return f"start {one.number}: {one.cause}, {one.evidence}, at step {one.last_step}"
+    how = "its watchdog was killed" if one.ended_with_watchdog else f"{one.cause}, {one.evidence}"
+    return f"start {one.number}: {how}, at step {one.last_step}"
 
 
 def _axis(account: Account) -> str:

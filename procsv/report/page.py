@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from procsv.ipc.units import show_duration, show_size
-from procsv.report.account import KINDS, Account, Incarnation, Remark
+from procsv.report.account import KINDS, NO_STEP, Account, Incarnation, Remark
 from procsv.report.drawing import draw_steps, draw_timeline
 from procsv.report.style import STYLE
 from procsv.report.text import MEANING, clock_time, headline
@@ -57,7 +57,7 @@ def make_page(story: Story) -> str:
 </section>
 <section>
 <h2>Events</h2>
-{_events(account)}
+{_events(account, story.logdir)}
 </section>
 <footer>{escape(clock_time(account.start_s))} to {escape(clock_time(account.end_s))}; made by procsv from procsv/journal.jsonl</footer>
 </body>
@@ -117,7 +117,7 @@ def _incarnation(one: Incarnation) -> tuple[str, ...]:
     if one.is_promoted:
         origin += ", by a standby"
     ended = f"{one.cause}: {one.evidence}" if one.cause else "runs" if one.end_s is None else "with its watchdog"
-    mark = ' <i class="crash"></i>' if one.is_failure else ""
+    mark = '&nbsp;<i class="crash"></i>' if one.is_failure or one.ended_with_watchdog else ""
     return (
         str(one.number),
         escape(clock_time(one.start_s)),
@@ -133,9 +133,9 @@ def _left_out(count: int) -> str:
     return f"<p>The last {ROWS_MAX} of {count}.</p>" if count > ROWS_MAX else ""
 
 
-def _events(account: Account) -> str:
+def _events(account: Account, logdir: str) -> str:
     rows = [
-        (escape(clock_time(r.time_s)), escape(r.event.replace("_", " ")), escape(_who(r)), escape(_facts(r)))
+        (escape(clock_time(r.time_s)), escape(r.event.replace("_", " ")), escape(_who(r)), escape(_facts(r, logdir)))
         for r in account.remarks[-ROWS_MAX:]
     ]
     return _left_out(len(account.remarks)) + _table(("time", "event", "who", "what"), rows, "events")
@@ -145,13 +145,13 @@ def _who(remark: Remark) -> str:
     return f"{remark.role} {remark.incarnation}" if remark.role else ""
 
 
-def _facts(remark: Remark) -> str:
-    """The event's own fields, those first that people look for."""
+def _facts(remark: Remark, logdir: str) -> str:
+    """The event's own fields; paths in the logdir without it."""
     fields, parts = dict(remark.fields), []
     for name in ("run", "pid", "args", "logdir", "target", "first_incarnation", "trainer"):
         fields.pop(name, None)
     for name, value in fields.items():
-        if value is None or value == "":
+        if value is None or value == "" or (name == "step" and value == NO_STEP):
             continue
         if name == "bytes":
             value = show_size(value)
@@ -159,5 +159,7 @@ def _facts(remark: Remark) -> str:
             value = show_duration(value)
         elif name == "goodput":
             value = f"{value:.1%}"
+        elif isinstance(value, str):
+            value = value.removeprefix(f"{logdir}/")
         parts.append(f"{name.replace('_', ' ')} {value}")
     return ", ".join(parts)

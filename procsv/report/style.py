@@ -27,11 +27,11 @@ border-top:9px solid var(--down);border-bottom:0}.marks i{position:absolute;top:
 .scale{position:absolute;left:0;color:var(--dim);font-size:.8rem;background:var(--bg);padding-right:.3em;transform:translateY(-50%)}
 table{border-collapse:collapse;width:100%;font-size:.92rem}
 th{text-align:left;font-weight:500;color:var(--dim)}th,td{padding:.25rem .8rem .25rem 0;border-bottom:1px solid var(--line);vertical-align:top}
-td{overflow-wrap:anywhere}td[data-name=time],td[data-name=at]{white-space:nowrap}
+td{overflow-wrap:anywhere}td:not([data-name=what],[data-name=from],[data-name=ended],[data-name="what it is"]){white-space:nowrap}
 @media(max-width:42rem){body{padding:.8rem}.ledger th:last-child,.ledger td:last-child{display:none}
 table:not(.ledger) :is(thead){display:none}table:not(.ledger) tr{display:block;border-bottom:1px solid var(--line);padding:.4rem 0}
-table:not(.ledger) td{display:flex;gap:.8rem;border:0;padding:.05rem 0}
+table:not(.ledger) td{display:flex;gap:.8rem;border:0;padding:.05rem 0}td:has(span:empty){display:none!important}
 table:not(.ledger) td::before{content:attr(data-name);color:var(--dim);flex:0 0 6.5rem}}
-@media print{:root{--bg:#fff;--fg:#000;--dim:#444;--line:#bbb;--stopped:#b9bec6}body{font-size:11px;max-width:none}
-*{-webkit-print-color-adjust:exact;print-color-adjust:exact}tr,.chart{break-inside:avoid}}
+@media print{:root{--bg:#fff;--fg:#000;--dim:#444;--line:#bbb;--stopped:#b9bec6;font-size:11px}body{font-size:1rem;max-width:none}
+*{-webkit-print-color-adjust:exact;print-color-adjust:exact}tr,.chart{break-inside:avoid}h2{break-after:avoid}}
 """

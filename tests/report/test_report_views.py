@@ -20,7 +20,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 @pytest.fixture
 def logdir(tmp_path: Path) -> Path:
-    """A run with one crash, and a checkpoint that somebody gave a hostile name."""
+    """A run with one crash, a killed watchdog, and a checkpoint that somebody gave a hostile name."""
     journal = Journal(tmp_path / "procsv" / "journal.jsonl", SystemClock())
     journal.append("run_started", "watchdog", 1)
     journal.append("spawned", "trainer", 1, pid=1)
@@ -31,8 +31,15 @@ def logdir(tmp_path: Path) -> Path:
     journal.append("spawned", "trainer", 2, pid=2)
     journal.append("ready", "trainer", 2, step=8)
     journal.append("recovered", "trainer", 2, step=7, source="memory", seconds=2.0, **{"from": "slot"})
-    journal.append("exited", "trainer", 2, code=0, signal=None, cause="completed", evidence="exit code 0", step=20)
-    journal.append("run_completed", "trainer", 2, step=20, goodput=0.5)
+    journal.append(
+        "checkpoint_durable", "checkpoint", 1, step=7, path=str(tmp_path / "model.ckpt-7"), reason="periodic"
+    )
+    journal.append("run_started", "watchdog", 2)  # the one before was killed
+    journal.append("spawned", "trainer", 3, pid=3)
+    journal.append("ready", "trainer", 3, step=9)
+    journal.append("recovered", "trainer", 3, step=8, source="memory", seconds=2.0, **{"from": "slot"})
+    journal.append("exited", "trainer", 3, code=0, signal=None, cause="completed", evidence="exit code 0", step=20)
+    journal.append("run_completed", "trainer", 3, step=20, goodput=0.5)
     journal.close()
     return tmp_path
 
@@ -47,7 +54,7 @@ def test_the_text_names_cause_loss_and_goodput(logdir: Path) -> None:
         "goodput",
         "killed",
         "memory, step 7",
-        "1 checkpoints",
+        "2 checkpoints",
     ):
         assert words in said.stdout, words
     assert "\x1b[" not in said.stdout, "colours are for terminals"
@@ -57,7 +64,7 @@ def test_the_json_adds_up(logdir: Path) -> None:
     data = json.loads(procsv("report", str(logdir), "--json").stdout)
     assert sum(data["seconds"].values()) == pytest.approx(data["wall_seconds"], abs=0.01)
     assert data["lost_steps"] == 2
-    assert [one["lost_steps"] for one in data["incarnations"]] == [2, 0]
+    assert [one["lost_steps"] for one in data["incarnations"]] == [2, 0, 0]
     assert data["outcome"] == "completed"
 
 
@@ -89,7 +96,9 @@ def test_the_page_marks_each_crash_and_draws_each_kind_of_time(logdir: Path) -> 
     page = make_page(read_story(logdir, SystemClock()))
     marks = re.search(r'<div class="marks">(.*?)</div>', page, re.DOTALL)
     assert marks is not None
-    assert marks[1].count("<i ") == 1
+    assert marks[1].count("<i ") == 2
+    assert "its watchdog was killed" in marks[1]
+    assert str(logdir / "model.ckpt-7") not in page, "paths in the logdir are shown without it"
     assert 'name="viewport"' in page
     assert "@media print" in page
 
