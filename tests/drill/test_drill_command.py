@@ -46,12 +46,15 @@ do = "drop messages of trainer for 1s at step 1250"
 do = "kill watchdog at step 1300"
 """
 HAPPENED = 20
+QUICK = 'backoff = "0.1s..1s"\n'  # of launch: the pauses before a restart are test_restart.py's
 
 
 def test_twenty_mixed_faults_leave_digits_bit_identical(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.toml"
+    plan, config = tmp_path / "plan.toml", tmp_path / "quick.toml"
     plan.write_text(MIXED)
-    options = ("--plan", str(plan), "--logdir", str(tmp_path / "drill"), "--snapshot-secs", "0.5", "--json")
+    config.write_text(QUICK)
+    files = ("--plan", str(plan), "--config", str(config), "--logdir", str(tmp_path / "drill"))
+    options = (*files, "--snapshot-secs", "0.5", "--json")
     done = procsv("drill", *options, "procsv.examples.digits", "--steps", "1500", "--step-ms", "4", timeout_s=500)
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(done.stdout)
@@ -80,7 +83,7 @@ train = tf1.group(tf1.assign_add(total, amount), tf1.assign_add(step, 1))
 sv = procsv.Supervisor(summary_op=None, save_model_secs=600)
 seen = 0  # state outside the graph: a restart begins it anew
 with sv.managed_session() as sess:
-    while not sv.should_stop() and sess.run(step) < 100:
+    while not sv.should_stop() and sess.run(step) < 60:
         seen += 1
         sess.run(train, {amount: float(seen)})
         sv.coord.wait_for_stop(0.02)
@@ -88,19 +91,11 @@ with sv.managed_session() as sess:
 
 
 def test_a_program_that_keeps_state_outside_the_graph_is_found_out(tmp_path: Path) -> None:
-    program = tmp_path / "forgetful.py"
+    program, config = tmp_path / "forgetful.py", tmp_path / "quick.toml"
     program.write_text(FORGETFUL)
-    done = procsv(
-        "drill",
-        "--fault",
-        "kill trainer at step 60",
-        "--snapshot-secs",
-        "0.2",
-        "--logdir",
-        str(tmp_path / "drill"),
-        str(program),
-        timeout_s=300,
-    )
+    config.write_text(f'{QUICK}standby = "off"\nsnapshot-secs = "0.2"\n')
+    options = ("--config", str(config), "--logdir", str(tmp_path / "drill"), "--fault", "kill trainer at step 40")
+    done = procsv("drill", *options, str(program), timeout_s=300)
     assert done.returncode == 1, done.stderr
     said = " ".join(done.stdout.split())
     assert "did not hold" in said

@@ -1,4 +1,7 @@
-"""`procsv preempt`: the machine goes away from a live run, and the report says whether that cost anything."""
+"""`procsv preempt`: the machine goes away from a live run, and the report says whether that cost anything.
+
+In time, by every profile and at every moment: tests/faults/test_row_38_preemption_profiles.py.
+"""
 
 import json
 import os
@@ -15,7 +18,6 @@ from procsv.testing import Launch
 from tests.support.launched import procsv
 
 pytestmark = pytest.mark.fault
-DIGITS = ("procsv.examples.digits", "--step-ms", "20")
 
 
 def _preempt(logdir: Path, *options: str, code: int) -> dict[str, Any]:
@@ -27,24 +29,6 @@ def _preempt(logdir: Path, *options: str, code: int) -> dict[str, Any]:
 
 def test_the_profiles_of_the_command_line_are_those_that_there_are() -> None:
     assert set(PROFILE_NAMES) == set(PROFILES)
-
-
-def test_a_run_that_is_preempted_saves_in_time_and_the_same_command_goes_on(
-    procsv_launch: Launch, tmp_path: Path
-) -> None:
-    run = procsv_launch(*DIGITS)
-    for number, profile in enumerate(("gcp-spot", "k8s"), start=1):
-        if number > 1:
-            run = procsv_launch(*DIGITS)
-        run.wait_event("recovered", number)
-        said = _preempt(run.logdir, "--profile", profile, code=0)
-        assert run.wait_end() == 75
-        assert said["in_time"]
-        assert said["lost_steps"] == 0
-        assert said["killed"] == []
-        assert said["margin"] > 0
-    first, second = run.events("recovered")
-    assert run.events("exited", "trainer")[0]["step"] == second["step"] > first["step"] == 0
 
 
 STUBBORN = """
@@ -67,7 +51,7 @@ def test_what_has_not_ended_when_the_grace_is_over_is_killed_and_its_memory_is_g
 ) -> None:
     program = tmp_path / "stubborn.py"
     program.write_text(STUBBORN)
-    run = procsv_launch(str(program), options=["--grace", "60s"])
+    run = procsv_launch(str(program), options=["--grace", "60s", "--standby", "off"])
     run.wait_step(5)
     os.kill(run.pid("trainer"), signal.SIGSTOP)  # it hears nothing: the notice is in vain, the grace goes by
     said = _preempt(run.logdir, "--profile", "k8s", "--grace", "0.2s", code=1)

@@ -1,22 +1,30 @@
-"""Row 38: a platform takes the machine away, at whatever moment: saved before its kill, and no step is lost.
+"""Row 38: a platform takes the machine away, at whatever moment: saved before its kill, no step lost, and resumed.
 
-In the middle of steps and before the first: tests/drill/test_preempt_command.py; during an evaluation: tests/training/test_notice.py;
-in an import and in the back-off: tests/run/test_preemption.py.
+Every profile of `procsv preempt` at every moment.  Four runs side by side, one a profile, live through all of the moments, one
+launch each: the same command resumes where the launch before was preempted.
 """
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from procsv.drill.profiles import PROFILES
 from procsv.testing import Launch
-from tests.support.launched import procsv
+from procsv.testing.run import Run, news_s_max
+from tests.support.launched import environment
 
 pytestmark = pytest.mark.fault
 
 PROGRAM = """
 import sys, threading
+moment = sys.argv[1]
+if moment == "back-off":
+    raise SystemExit(3)
+
 import tensorflow as tf
 import procsv
 tf1 = tf.compat.v1
@@ -24,29 +32,29 @@ tf1.disable_eager_execution()
 step = tf1.train.get_or_create_global_step()
 asleep = threading.Event()
 
-def compile_for_ever(value):
-    print("compiling", flush=True)
-    asleep.wait()
-    return value
+def wait(seconds):
+    print("it begins", flush=True)
+    asleep.wait(None if seconds < 0 else float(seconds))
+    return seconds
 
-first = [tf1.numpy_function(compile_for_ever, [0], tf.int64)] if sys.argv[1] == "compile" else []
-with tf.control_dependencies(first):
+for_ever = [tf1.numpy_function(wait, [-1], tf.int64)] if moment == "compile" else []
+with tf.control_dependencies(for_ever):
     train = tf1.assign_add(step, 1)
-sv = procsv.Supervisor(summary_op=None, save_model_secs=1)
+evaluation = tf1.numpy_function(wait, [3], tf.int64)
+sv = procsv.Supervisor(summary_op=None, save_model_secs=600 if moment == "evaluation" else 1)
 with sv.managed_session() as sess:
+    first = sess.run(step)
     while not sv.should_stop():
-        sess.run(train)
+        reached = sess.run(train)
+        if moment == "evaluation" and reached == first + 10:
+            sess.run(evaluation)
         asleep.wait(0.02)
 """
 
-
-def _preempt(logdir: Path, profile: str) -> dict[str, Any]:
-    done = procsv("preempt", str(logdir), "--profile", profile, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    assert said["in_time"]
-    assert said["killed"] == []
-    return said
+FAILPOINTS = {
+    "save": {"PROCSV_FAILPOINTS": "checkpoint.before_rename=1*off->1*sleep(3)"},
+    "restore": {"PROCSV_FAILPOINTS": "trainer.restore=1*sleep(3)"},
+}
 
 
 @pytest.fixture
@@ -56,33 +64,70 @@ def program(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_row_38_in_a_compile_that_does_not_end(procsv_launch: Launch, program: str) -> None:
-    run = procsv_launch(program, "compile", options=["--grace", "8s"])
-    run.wait_for("the compile", lambda: "compiling" in run.said())
-    said = _preempt(run.logdir, "gcp-spot")
-    assert run.wait_end() == 75
-    assert said["saved_step"] == 0
+def _is_restoring(run: Run) -> bool:
+    return any((one["role"], one["phase"]) == ("trainer", "restore") for one in run.status()["processes"])
 
 
-def test_row_38_while_a_checkpoint_is_being_written_and_while_one_is_restored(
-    procsv_launch: Launch, program: str
-) -> None:
-    slow_save = "checkpoint.before_rename=1*off->1*sleep(3)"
-    run = procsv_launch(program, "steps", PROCSV_FAILPOINTS=slow_save)
-    run.wait_event("checkpoint_durable")
-    run.wait_for("files of a save", lambda: any((run.logdir / "procsv" / "staging").glob("*/*")) or run.step() > 80)
-    said = _preempt(run.logdir, "k8s")
-    assert run.wait_end() == 75
-    ended = run.events("exited", "trainer")[-1]
-    assert said["saved_step"] == ended["step"] > 0
-
-    again = procsv_launch(program, "steps", PROCSV_FAILPOINTS="trainer.restore=1*sleep(3)")
-    again.wait_for("the restore", lambda: again.status()["processes"] and _phase(again.status()) == "restore")
-    said = _preempt(again.logdir, "slurm")
-    assert again.wait_end() == 75
-    assert said["saved_step"] >= ended["step"]
-    assert said["lost_steps"] == 0
+def _wait_until(moment: str, run: Run, steps_before: int) -> None:
+    if moment in ("compile", "evaluation"):
+        run.wait_for(moment, lambda: run.said().count("it begins") > (moment == "evaluation"))
+    elif moment == "step":
+        run.wait_step(20)
+    elif moment == "save":
+        staging = run.logdir / "procsv" / "staging"
+        run.wait_for("files of a save", lambda: any(staging.glob("*/*")) or run.step() > steps_before + 150)
+    elif moment == "restore":
+        run.wait_for("the restore", lambda: _is_restoring(run))
+    else:
+        run.wait_event("restarting")
 
 
-def _phase(status: dict[str, Any]) -> str:
-    return next((str(one["phase"]) for one in status["processes"] if one["role"] == "trainer"), "")
+def _preempt(runs: dict[str, Run]) -> dict[str, dict[str, Any]]:
+    """All at once; what the command says of each."""
+    argv = [sys.executable, "-m", "procsv", "preempt", "--json", "--profile"]
+    started = {
+        profile: subprocess.Popen(
+            [*argv, profile, str(run.logdir)],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for profile, run in runs.items()
+    }
+    outputs = {profile: process.communicate(timeout=news_s_max())[0] for profile, process in started.items()}
+    for profile, process in started.items():
+        assert process.returncode == 0, (profile, outputs[profile], runs[profile].journal()[-10:])
+    return {profile: json.loads(output) for profile, output in outputs.items()}
+
+
+def test_row_38_every_profile_at_every_moment(procsv_launch: Launch, program: str, tmp_path: Path) -> None:
+    saved = dict.fromkeys(PROFILES, 0)
+    recovered = dict.fromkeys(PROFILES, 0)
+    for moment in ("compile", "step", "save", "restore", "back-off", "evaluation"):
+        options = ["--standby", "off", "--grace", "8s", "--backoff", "60s"]
+        runs = {
+            profile: procsv_launch(
+                program, moment, options=options, logdir=tmp_path / profile, **FAILPOINTS.get(moment, {})
+            )
+            for profile in PROFILES
+        }
+        for profile, run in runs.items():
+            _wait_until(moment, run, saved[profile])
+        outcomes = _preempt(runs)
+        for profile, run in runs.items():
+            said, where = outcomes[profile], (profile, moment, outcomes[profile])
+            assert run.wait_end() == 75, where
+            assert said["in_time"], where
+            assert said["lost_steps"] == 0, where
+            assert said["killed"] == [], where
+            assert 0 < said["margin"] <= PROFILES[profile].grace_s, where
+            assert said["saved_step"] >= saved[profile], where
+            assert len(run.events("preempt_notice")) == len(run.events("run_started")), where
+            if moment not in ("compile", "restore", "back-off"):  # a step was made: it says what it went on from
+                recovered[profile] += 1
+                resumed = run.events("recovered", "trainer")
+                assert len(resumed) == recovered[profile], where
+                assert resumed[-1]["step"] == saved[profile], where
+                assert said["saved_step"] == run.events("exited", "trainer")[-1]["step"], where
+            saved[profile] = said["saved_step"]

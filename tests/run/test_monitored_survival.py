@@ -1,32 +1,31 @@
-"""A program that knows only TensorFlow, with a MonitoredTrainingSession and its hooks, killed again and again."""
+"""A program that knows only TensorFlow, with a MonitoredTrainingSession and its hooks, drilled."""
 
 import itertools
-import random
+import json
 import re
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
-from tests.support.launched import Launched, environment, launched, procsv
+from tests.support.launched import environment, procsv
 
 pytestmark = pytest.mark.fault
 tf1 = tf.compat.v1
 
-KILLS, SEED, STEPS = 3, 5, 6000
+STEPS = 4000
+QUICK = 'backoff = "0.1s..1s"\nstandby = "off"\n'  # of launch; a drill of the defaults is test_drill_command.py's
 
 PROGRAM = """
-import hashlib, sys
+import hashlib, os, sys
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training.basic_session_run_hooks import SummarySaverHook
 
 tf.disable_v2_behavior()
 tf.logging.set_verbosity(tf.logging.INFO)
-logdir, last_step = sys.argv[1], int(sys.argv[2])
+logdir, last_step = os.environ["PROCSV_LOGDIR"], int(sys.argv[1])
 
 
 class Decay(tf.train.SessionRunHook):
@@ -75,57 +74,40 @@ def _digest(said: str) -> str:
     return str(found[-1])
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("program") / "train.py"
-    path.write_text(PROGRAM)
-    return path
-
-
-@pytest.fixture(scope="module")
-def undisturbed(program: Path) -> str:
-    """What TensorFlow alone makes of it."""
-    done = subprocess.run(
-        [sys.executable, str(program), str(program.parent / "logdir"), str(STEPS)],
-        env=environment(),
-        capture_output=True,
+def test_a_drill_of_every_kind_of_fault_changes_no_bit_of_a_monitored_training(tmp_path: Path) -> None:
+    program, config, alone, drill = (tmp_path / name for name in ("train.py", "quick.toml", "alone", "drill"))
+    program.write_text(PROGRAM)
+    config.write_text(QUICK)
+    undisturbed = subprocess.Popen(  # what TensorFlow alone makes of it; meanwhile the drill begins
+        [sys.executable, str(program), str(STEPS)],
+        env=environment(PROCSV_LOGDIR=str(alone)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return _digest(done.stdout)
+    try:
+        options = ("--drop-in", "--logdir", str(drill), "--snapshot-secs", "0.2", "--config", str(config), "--json")
+        done = procsv("drill", *options, str(program), str(STEPS), timeout_s=500)
+        expected = _digest(undisturbed.communicate(timeout=120)[0])
+    finally:
+        undisturbed.kill()
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    assert said["held"]
+    assert said["variables"] == "identical"
+    assert said["not_happened"] == []
+    assert "memory" in {one["source"] for one in said["faults"]}
+    for trial in ("baseline", "drilled"):
+        assert _digest((drill / f"{trial}.out").read_text()) == expected, trial
+    _check_files(drill / "drilled")
 
 
-def test_kills_and_a_preemption_change_no_bit_of_a_monitored_training(
-    tmp_path: Path, program: Path, undisturbed: str
-) -> None:
-    rng, pause, logdir = random.Random(SEED), threading.Event(), tmp_path / "logdir"
-    command = ["--drop-in", "--snapshot-secs", "0.2", "--backoff", "0.1s..1s", str(program), str(logdir), str(STEPS)]
-    with launched(logdir, *command) as run:
-        for kill in range(1, KILLS + 1):
-            run.wait_event("ready", kill)
-            pause.wait(rng.uniform(0.0, 0.6))  # at a random moment of the training
-            run.kill("trainer")
-            run.wait_event("exited", kill)
-        run.wait_event("ready", KILLS + 1)
-        run.kill("watchdog", signal.SIGTERM)
-        assert run.wait_end() == 75
-    recoveries = [e for e in run.events("recovered") if e["role"] == "trainer"]
-    assert {e["source"] for e in recoveries[1:]} <= {"memory", "checkpoint"}
-    assert "memory" in {e["source"] for e in recoveries}
-    with launched(logdir, *command) as run:
-        assert run.wait_end() == 0
-    assert _digest(run.said()) == undisturbed
-    _check_files(run)
-
-
-def _check_files(run: Launched) -> None:
+def _check_files(logdir: Path) -> None:
     """Every checkpoint that was announced is whole, the last is the end, and no event's step goes back unmarked."""
-    latest = tf1.train.latest_checkpoint(str(run.logdir))
+    latest = tf1.train.latest_checkpoint(str(logdir))
     assert latest.endswith(f"model.ckpt-{STEPS}")
-    assert procsv("checkpoints", str(run.logdir), "--verify").returncode == 0
-    for path in run.logdir.glob("events.out*"):
+    assert procsv("checkpoints", str(logdir), "--verify").returncode == 0
+    for path in logdir.glob("events.out*"):
         events = [e for e in tf1.train.summary_iterator(str(path)) if e.HasField("summary")]
         steps = [e.step for e in events if e.summary.value[0].tag == "loss"]
         assert all(one < other for one, other in itertools.pairwise(steps))

@@ -11,12 +11,13 @@ from procsv.testing import Launch
 pytestmark = pytest.mark.fault
 
 DIGITS = ("procsv.examples.digits", "--step-ms", "20")
+ALONE = ("--standby", "off")  # it takes seconds of a core, and is not what this is about
 
 
 def test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_loses_no_step(
     procsv_launch: Launch,
 ) -> None:
-    run = procsv_launch(*DIGITS, options=["--preempt-signal", "SIGUSR1"])
+    run = procsv_launch(*DIGITS, options=[*ALONE, "--preempt-signal", "SIGUSR1"])
     run.wait_event("recovered")
     run.wait_step(10)
     os.kill(run.process.pid, signal.SIGUSR1)
@@ -27,7 +28,7 @@ def test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_lose
     assert saved["reason"] == "preempt"
     assert saved["step"] == ended["step"]
 
-    again = procsv_launch(*DIGITS, options=["--preempt-signal", "SIGUSR1"])
+    again = procsv_launch(*DIGITS, options=[*ALONE, "--preempt-signal", "SIGUSR1"])
     again.wait_event("recovered", 2)
     assert again.events("recovered")[1]["step"] == ended["step"]
     os.kill(again.pid("trainer"), signal.SIGUSR1)  # to the program itself: it is started again at once
@@ -68,7 +69,7 @@ def test_a_program_that_trains_on_is_killed_when_the_grace_is_over_and_loses_nex
     program = tmp_path / "stubborn.py"
     program.write_text(STUBBORN)
     run = procsv_launch(
-        str(program), faults=["preempt trainer with grace 3s at step 50"], options=["--snapshot-secs", "600"]
+        str(program), faults=["preempt trainer with grace 3s at step 50"], options=[*ALONE, "--snapshot-secs", "600"]
     )
     assert run.wait_end() == 0
     killed, _ = run.events("exited", "trainer")
@@ -87,7 +88,7 @@ def test_a_notice_before_the_program_can_hear_it_ends_the_run_in_time(
 ) -> None:
     program = tmp_path / "early.py"
     program.write_text("import threading; threading.Event().wait()" if when == "import" else "raise SystemExit(3)")
-    run = procsv_launch(str(program), options=["--backoff", "60s"])
+    run = procsv_launch(str(program), options=[*ALONE, "--backoff", "60s"])
     if when == "import":
         run.wait_event("spawned", role="trainer")
     else:

@@ -54,7 +54,7 @@ def test_what_is_not_known_to_read_is_taken_for_writing(graph: tf.Graph) -> None
 
 
 PROGRAM = """
-import sys, threading
+import os, sys, threading
 import numpy as np
 import tensorflow as tf
 import procsv
@@ -66,9 +66,10 @@ with tf.control_dependencies([tf1.assign_add(weights, tf.ones([1000]))]):
     train = tf1.assign_add(step, 1)
 asleep = threading.Event()
 
-def wait(value):
-    print("evaluating", flush=True)
-    asleep.wait()
+def wait(value=None):
+    print("long", flush=True)
+    while not os.path.exists(sys.argv[3]):  # until the test says so
+        asleep.wait(0.02)
     return value
 
 evaluation = tf1.numpy_function(wait, [tf.reduce_sum(weights)], tf.float32)
@@ -77,8 +78,7 @@ with sv.managed_session() as sess:
     while not sv.should_stop():
         reached = sess.run(train)
         if reached == 40:
-            print("long", flush=True)
-            sess.run(evaluation) if sys.argv[2] == "session" else asleep.wait()
+            sess.run(evaluation) if sys.argv[2] == "session" else wait()
 """
 
 
@@ -87,14 +87,16 @@ with sv.managed_session() as sess:
 def test_a_notice_in_a_long_evaluation_costs_no_step(
     procsv_launch: Launch, tmp_path: Path, kind: str, where: str
 ) -> None:
-    """No snapshot is due for minutes, and no boundary will come: the state is taken beside the evaluation."""
-    program = tmp_path / "evaluates.py"
+    """No snapshot is due for minutes, and no boundary comes: the state is taken beside the evaluation."""
+    program, is_saved = tmp_path / "evaluates.py", tmp_path / "is_saved"
     program.write_text(PROGRAM)
-    run = procsv_launch(str(program), kind, where, options=["--snapshot-secs", "600", "--grace", "8s"])
-    run.wait_for("the evaluation", lambda: ("evaluating" if where == "session" else "long") in run.said())
+    options = ["--snapshot-secs", "600", "--grace", "60s", "--standby", "off"]
+    run = procsv_launch(str(program), kind, where, str(is_saved), options=options)
+    run.wait_for("the evaluation", lambda: "long" in run.said())
     os.kill(run.process.pid, signal.SIGTERM)
+    run.wait_for("its state", lambda: 40 in [entry["step"] for entry in run.events("checkpoint_durable")])
+    is_saved.touch()
     assert run.wait_end() == 75
-    saved = [entry["step"] for entry in run.events("checkpoint_durable")]
-    assert saved[-1] == 40
+    assert run.events("checkpoint_durable")[-1]["step"] == 40
     weights = tf.train.load_checkpoint(str(run.logdir)).get_tensor("weights")
     assert set(weights.tolist()) == {40.0}
