@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scripts.benchmarks import goodput, idle, monitored, overhead, rate, report, restart, restore, save, stall
+from scripts.benchmarks import goodput, idle, monitored, overhead, preempt, rate, report, restart, restore, save, stall
 from scripts.benchmarks.figures import Table
 from scripts.benchmarks.processes import TrialFailed
 from scripts.benchmarks.settings import Kind, Settings
@@ -25,6 +25,7 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "monitored": monitored.measure,
     "rate": rate.measure,
     "restart": restart.measure,
+    "preempt": preempt.measure,
     "goodput": goodput.measure,
     "save": save.measure,
     "restore": restore.measure,
@@ -33,7 +34,9 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "idle": idle.measure,
 }
 KINDS: tuple[Kind, ...] = ("resource", "ref")
-QUICK_TABLES = tuple(name for name in TABLES if name not in ("goodput", "save", "restore"))  # what needs its time
+QUICK_TABLES = tuple(
+    name for name in TABLES if name not in ("preempt", "goodput", "save", "restore")
+)  # what needs its time
 ROWS = ((2.0, 1), (2.0, 100), (200.0, 1), (200.0, 100), (2000.0, 100), (200.0, 10_000))
 QUICK_ROWS = ((200.0, 100),)
 VARIABLES = 50  # of the tables but `stall`
