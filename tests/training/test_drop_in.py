@@ -84,9 +84,16 @@ def _run(source: str, *args: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("imported", ["tensorflow", "tensorflow.compat.v1", "tensorflow.python.training.supervisor"])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_program_finds_ours_wherever_it_looks_and_uninstall_puts_theirs_back(imported: str, when: str) -> None:
+@pytest.mark.parametrize(
+    ("when", "imported"),
+    [
+        ("before", "tensorflow"),
+        ("before", "tensorflow.compat.v1"),
+        ("before", "tensorflow.python.training.supervisor"),
+        ("after", "tensorflow"),  # all of them are imported by then
+    ],
+)
+def test_a_program_finds_ours_wherever_it_looks_and_uninstall_puts_theirs_back(when: str, imported: str) -> None:
     lines = {"before": "", "after": ""}
     lines[when] = (
         "from procsv.training.drop_in import install_later; install_later(); assert 'tensorflow' not in sys.modules"

@@ -74,8 +74,9 @@ def test_what_snapshots_of_a_monitored_session_cost_is_in_tensorboard(tmp_path: 
             checkpoint_dir=str(tmp_path), save_summaries_secs=1, snapshot_secs=0.2
         ) as session:
             _train_until(session, train, lambda: _scalars(tmp_path).keys() >= SCALARS)
-    assert set(_scalars(tmp_path)["procsv/snapshot_interval"]) == {pytest.approx(0.2)}
-    assert min(_scalars(tmp_path)["procsv/snapshot_stall_ms"]) > 0.0
+    scalars = _scalars(tmp_path)
+    assert max(scalars["procsv/snapshot_interval"]) == pytest.approx(0.2)
+    assert min(scalars["procsv/snapshot_stall_ms"]) > 0.0
 
 
 @pytest.mark.fault
