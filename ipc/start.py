@@ -48,6 +48,7 @@ class Start(msgspec.Struct, frozen=True):
     standby: str = "off"  # warm, hot: a trainer says what it has imported; a standby imports it
     standby_fd: int = -1  # a standby's end of its line to the watchdog (promotion.py)
     options: dict[str, str] = {}  # the watchdog's own, as `procsv launch` was given them
+    asked_at: float = 0.0  # Unix time at which somebody said `procsv launch`; 0.0: nobody knows
 
     @property
     def places(self) -> Places:

@@ -256,7 +256,8 @@ def command(
     if faults.faults:
         options["plan"] = msgspec.json.encode(faults).decode()
     start = make_start(logdir, target, args, snapshot_secs, grace, options)
-    start = msgspec.structs.replace(start, drop_in=drop_in, standby=standby)
+    asked_at = click.get_current_context().find_root().obj
+    start = msgspec.structs.replace(start, drop_in=drop_in, standby=standby, asked_at=asked_at or 0.0)
     sys.stdout.flush()
     sys.stderr.flush()
     if detach:

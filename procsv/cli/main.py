@@ -14,6 +14,7 @@ import sys
 import click
 
 from procsv import __version__
+from procsv.ipc.clock import SystemClock
 from procsv.ipc.errors import UserError
 
 COMMANDS = {  # name -> (module, what it does); in the order of the help
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
     """The entry point of the command; does not return."""
     _have_standard_streams()
     try:
-        procsv.main(args=argv, prog_name="procsv")
+        procsv.main(args=argv, prog_name="procsv", obj=SystemClock().wall())  # since when somebody waits for it
     except UserError as error:
         click.echo(f"procsv: {error}", err=True)
         sys.exit(error.exit_code)

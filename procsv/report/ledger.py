@@ -4,7 +4,7 @@ Used by `procsv report`, by drills and by the page.  Pure: journal entries in, a
 
     kept      training whose steps are in the result (or in the state that the next start goes on from)
     redone    training that was lost with a crash, and had to be done again
-    starting  from the start of a trainer to the end of its first step: imports, restore, compile
+    starting  from `procsv launch`, or the start of a trainer, to the end of its first step: imports, restore, compile
     down      no trainer: from a death to the next start, and from the last trainer's end to the end of the run
     stalled   a trainer that hung, from its last progress to its death
     stopped   nobody ran the run: between two launches
@@ -58,8 +58,9 @@ class Book:
         self._heard_s = self._time_s
         event, now_s = entry.get("event", ""), self._correct(float(entry.get("time", 0.0)))
         if self._account is None:
-            self._account = Account(now_s, now_s)
-            self._since_s = now_s
+            since_s = self._asked_s(entry, now_s) if event == "run_started" else now_s
+            self._account = Account(since_s, since_s)
+            self._since_s = since_s
         if event == "run_started":
             self._launched(entry, now_s)
         elif event in ("run_completed", "stopped", "gave_up"):
@@ -85,9 +86,14 @@ class Book:
             seen_s = min(max(self._heard_s, float(entry.get("seen_until") or 0.0) + self._set_back_s), now_s)
             self._end_trainer(seen_s, None)
             self._turn("stopped", seen_s)
-        self._turn("starting", now_s)
+        self._turn("starting", self._asked_s(entry, now_s))
         self._is_open = True
         self._account.outcome = ""
+
+    def _asked_s(self, entry: Entry, now_s: float) -> float:
+        """When somebody said `procsv launch`: the watchdog's own start is part of the time, too."""
+        asked_s = float(entry.get("asked_at") or now_s) + (self._set_back_s if entry.get("asked_at") else 0.0)
+        return min(max(asked_s, self._since_s), now_s)
 
     def _launch_ended(self, event: str, entry: Entry, now_s: float) -> None:
         assert self._account is not None

@@ -148,7 +148,7 @@ def _who(remark: Remark) -> str:
 def _facts(remark: Remark, logdir: str) -> str:
     """The event's own fields; paths in the logdir without it."""
     fields, parts = dict(remark.fields), []
-    for name in ("run", "pid", "args", "logdir", "target", "first_incarnation", "trainer"):
+    for name in ("run", "pid", "args", "logdir", "target", "first_incarnation", "trainer", "seen_until", "asked_at"):
         fields.pop(name, None)
     for name, value in fields.items():
         if value is None or value == "" or (name == "step" and value == NO_STEP):

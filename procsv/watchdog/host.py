@@ -85,6 +85,7 @@ def _run(
             "logdir": start.logdir,
             "first_incarnation": opened.first_incarnation,
             "seen_until": opened.seen_until,
+            "asked_at": start.asked_at or None,
         },
     )
     left = reactor.run()

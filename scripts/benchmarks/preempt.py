@@ -44,7 +44,7 @@ def measure(settings: Settings) -> Table:
     with scratch() as folder, cleared_unless_ended(folder / "logdir"):
         for profile in PROFILES:
             said = []
-            for _ in range(1 if settings.quick else settings.repeats):
+            for _ in range(settings.repeats_or(usual=3)):
                 settings.say(f"preempt: {profile}")
                 said.append(_preempt(folder / "logdir", profile))
             table.rows.append(_row(profile, said))

@@ -43,6 +43,7 @@ DIFFERENCES = {
     "ends that nobody asked for": "B21: a StopIteration or OutOfRangeError of the program's own is told",
     "graphs once": "B22: a file has each graph once, and graph.pbtxt is written once",
     "whole calls": "B0: a checkpoint has what hooks did after the step, too",
+    "an end is an end": "a program that is resumed at its last step makes no step more than one that was never killed",
     "marks at the start": "a session that goes on from a checkpoint says so in its event file",
 }
 

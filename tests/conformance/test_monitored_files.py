@@ -96,6 +96,16 @@ def test_a_session_goes_on_from_the_newest_checkpoint(kind: Kind, tmp_path: Path
     assert steps_of(tmp_path) == [0, 3]
 
 
+def test_a_session_that_goes_on_from_the_last_step_there_is(kind: Kind, tmp_path: Path) -> None:
+    model = Model()
+    for last_step, steps in ((3, [0, 3]), (3, [0, 3] if kind.differs("an end is an end") else [0, 3, 4])):
+        hooks = [tf1.train.StopAtStepHook(last_step=last_step)]
+        with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=hooks) as session:
+            while not session.should_stop():
+                train(session, model, 1)
+        assert steps_of(tmp_path) == steps
+
+
 def test_a_broken_newest_checkpoint_and_an_older_one(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_checkpoint_steps=2) as session:

@@ -116,6 +116,20 @@ def test_a_killed_watchdog_leaves_the_time_until_it_was_seen_last() -> None:
     assert account.incarnations[0].last_step == 91
 
 
+def test_the_start_of_the_watchdog_is_part_of_the_time() -> None:
+    asked, again = 1000.0 - 0.5, 1000.0 + 60.0
+    stopped = [_death(20, 1, 11, "stopped"), _at(20, "stopped", step=11)]
+    account = _account(
+        _launch(0, asked_at=asked),
+        [*_start(1, 1, 0, 10, "fresh"), _at(15, "checkpoint_durable", "checkpoint", step=11), *stopped],
+        _launch(62, asked_at=again),
+        _start(63, 2, 11, 65),
+        _done(70, 2, 16),
+    )
+    assert account.start_s == asked
+    assert _totals(account) == {"starting": 10.5 + 5, "kept": 15, "stopped": 40, "down": 1}
+
+
 def test_a_state_further_than_the_last_reading_loses_nothing() -> None:
     first = [*_start(0, 1, 0, 0, "fresh"), _death(100, 1, 90)]
     account = _account(_launch(0), first, _start(100, 2, 95, 100), _done(200, 2, 195))
@@ -195,7 +209,18 @@ def test_the_ledger_adds_up_to_the_wall_time_for_any_journal(entries: list[Any],
     now, journal = 0.0, []
     for (event, role), delta, incarnation, step in entries:
         now += delta
-        journal.append(_at(now, event, role, incarnation, step=step, seconds=abs(delta), seen_until=1000.0 + now))
+        journal.append(
+            _at(
+                now,
+                event,
+                role,
+                incarnation,
+                step=step,
+                seconds=abs(delta),
+                seen_until=1000.0 + now,
+                asked_at=999.0 + now,
+            )
+        )
     account = _account(journal, until_s=1000.0 + now + 5, step=50, is_running=is_running)
     assert set(account.totals) == set(KINDS)
     assert sum(account.totals.values()) == pytest.approx(account.wall_s, abs=1e-6)

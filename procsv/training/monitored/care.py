@@ -103,6 +103,9 @@ class Care:
         self._is_text_laid = False
         self._reason: Reason = "start"
         self._saved_step = NOT_SAVED  # of the newest checkpoint that was asked for
+        self._resumed_at: int | None = (
+            None  # the step that the program goes on from; None: it begins, or a session is anew
+        )
 
     # -- beginning -------------------------------------------------------------------------------------------
     def open(self, hooks: list[Any]) -> None:
@@ -158,8 +161,10 @@ class Care:
             kept = Kept(None, _no_way, Cadence(0.0), lambda news: None)  # progress is all there is to watch
         self._run = TrainingRun(self._runtime, session, step, origin, kept)
         self._run.begin()
-        self._saved_step = self._run.first_step if origin.source != "fresh" else NOT_SAVED
-        if is_anew or origin.source != "fresh":
+        is_resumed = origin.source != "fresh"
+        self._saved_step = self._run.first_step if is_resumed else NOT_SAVED
+        self._resumed_at = self._run.first_step if is_resumed and not is_anew else None
+        if is_anew or is_resumed:
             self._writers.mark_start(self._run.first_step)
         self._begin_snapshots(session.graph)
         if self._runtime.stop_reason is not None:
@@ -188,6 +193,15 @@ class Care:
         """The hooks have seen the new session: from here on it trains."""
         self._writers.describe(graph, None)
         self._reason = "periodic"
+
+    def is_at_the_end(self) -> bool:
+        """Whether the program goes on from the last step that a StopAtStepHook allows: killed then, it would make one more."""
+        step = self._resumed_at
+        stops = [hook._last_step for hook in self._hooks if isinstance(hook, tf_hooks.StopAtStepHook)]
+        if step is None or not any(last is not None and step >= last for last in stops):
+            return False
+        log.info("procsv: the state is that of the last step, %d: there is nothing left to train", step)
+        return True
 
     # -- for the hook ----------------------------------------------------------------------------------------
     def describe_graph(self, graph: Any, saver: Any, has_text: bool) -> None:

@@ -63,6 +63,7 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
             self._drop()
             raise
         hooked = _HookedSession(self.tf_sess, self._hooks)
+        hooked._should_stop = care is not None and care.is_at_the_end()
         before_close = care.end_run if care is not None else None
         return _CoordinatedSession(hooked, coord, self._stop_grace_period_secs, before_close)
 
