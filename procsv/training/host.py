@@ -22,7 +22,7 @@ import msgspec
 
 from procsv.ipc.channel import Heard
 from procsv.ipc.clock import Clock, SystemClock
-from procsv.ipc.errors import LogdirLocked
+from procsv.ipc.errors import LogdirLocked, PeerError
 from procsv.ipc.journal import Journal
 from procsv.ipc.locks import FileLock
 from procsv.ipc.messages import Durable, Finish, Recovered, Rejected, SavedKey, SaveFailed, Settled, Unwritable
@@ -38,6 +38,7 @@ from procsv.training.link import Link
 FINISH_S_MAX = {"checkpoint": 300.0, "summary": 10.0}  # what a service may take to save what is unsaved
 EXIT_S_MAX = 5.0  # from its last word to its exit; then it is killed
 PREDECESSOR_S_MAX = 60.0  # what the services of a killed trainer may take to save and leave
+RESPAWN_S = 1.0  # until a service that the system would not start is tried again
 LOG_LINES_SHOWN = 10  # of a service that has died for good
 DEATHS_MAX, DEATHS_PERIOD_S = 5, 300.0  # a service that dies more often before it is of use is not started again
 
@@ -71,7 +72,10 @@ class LocalHost:
         self._file: RunFile | None = None
         self._start: Start | None = None
         self._lifeline = (-1, -1)
-        self._ending = False
+        self._ending = self._is_over = False
+        self._missing: set[str] = set()  # roles that the system would not start just now
+        self._settled: set[str] = set()  # roles that have answered Finish: they end by themselves
+        self._trouble = ""  # why the journal cannot be written
         self._begun_s = 0.0
         self._journaled: dict[bool, SavedKey] = {}  # the last in the journal of the program's own saves, and of ours
         self._failed = ""  # the gist of what keeps saves from succeeding
@@ -92,7 +96,8 @@ class LocalHost:
         make_private_dir(self.places.shm_dir)
         remove_run_files(self.places, keep=frozenset(self._locks()))
         self._begun_s = self._clock.monotonic()
-        self._ending = False
+        self._ending = self._is_over = False
+        self._missing, self._settled = set(), set()
         run, places = secrets.token_hex(8), self.places
         self._start = Start(
             role="trainer",
@@ -156,21 +161,24 @@ class LocalHost:
         link.on(SaveFailed, self._on_failed)
         link.on(Unwritable, self._on_unwritable)
         link.on(Rejected, self._on_rejected)
+        link.on(Settled, lambda heard: self._settled.add(heard.role))
 
     # -- while it runs ---------------------------------------------------------------------------------------
     def _watch(self) -> None:
-        """The host's thread: starts a service again that has died."""
-        while not self._ending:
+        """The host's thread: starts a service again that has died, to the end of what it was asked last."""
+        while not self._is_over:
             poller = select.poll()
             poller.register(self._wake_fd, select.POLLIN)
-            for child in self._children.values():
-                poller.register(child.pidfd, select.POLLIN)
-            poller.poll()
-            if self._ending:
+            for role in set(self._children) - self._settled:
+                poller.register(self._children[role].pidfd, select.POLLIN)
+            poller.poll(RESPAWN_S * 1000 if self._missing else None)
+            if self._is_over:
                 return
-            for role, child in list(self._children.items()):
-                if child.has_ended():
-                    self._replace(role, child)
+            for role in sorted(self._missing):
+                self._spawn_if_possible(role)
+            for role in set(self._children) - self._settled:
+                if self._children[role].has_ended():
+                    self._replace(role, self._children.pop(role))
 
     def _replace(self, role: str, child: Child) -> None:
         ended = child.reap()
@@ -181,7 +189,18 @@ class LocalHost:
         if len(self._deaths[role]) > DEATHS_MAX:
             self._lose(role, str(ended))
             return
-        self._spawn(role)
+        self._spawn_if_possible(role)
+
+    def _spawn_if_possible(self, role: str) -> None:
+        """No process, descriptor or room for a log just now: it is tried again."""
+        try:
+            self._spawn(role)
+        except OSError as error:
+            if role not in self._missing:
+                print(f"procsv: cannot start the {role} service: {error}; trying again", file=sys.stderr)
+            self._missing.add(role)
+        else:
+            self._missing.discard(role)
 
     def _lose(self, role: str, ended: str) -> None:
         """A service that ends again and again is not started any more, and whoever waits for it is told."""
@@ -190,7 +209,6 @@ class LocalHost:
         said = "".join(f"\n  {line}" for line in last_lines(log, LOG_LINES_SHOWN)) if self.may_save else ""
         end = f"; its log {log} ends with:{said}" if said else ""
         print(f"procsv: {why}; it is not started again{end}", file=sys.stderr)
-        del self._children[role]
         if self._link is not None:
             self._link.lose(role, why)
 
@@ -231,7 +249,14 @@ class LocalHost:
         """A line in the journal."""
         if self._journal is not None and self._start is not None:
             incarnation = self._incarnations.get(role, self._start.incarnation)
-            self._journal.append(event, role, incarnation, **fields)
+            try:
+                self._journal.append(event, role, incarnation, **fields)
+            except OSError as error:  # a full disk, say: the thread that wanted to tell of it has more to do
+                if not self._trouble:
+                    print(f"procsv: cannot write {self.places.journal}: {error}; training goes on", file=sys.stderr)
+                self._trouble = str(error)
+            else:
+                self._trouble = ""
 
     def recovered(self, body: Recovered) -> None:
         seconds = round(body.ended_s - self._begun_s, 6)
@@ -277,33 +302,42 @@ class LocalHost:
             return
         self._ending = True
         atexit.unregister(self.end)
+        settled = {role: self._finish(role) for role in self.roles}
+        self._is_over = True
         os.eventfd_write(self._wake_fd, 1)
         if self._thread is not None:
             self._thread.join()
-        step, error = -1, ""
-        for role in self.roles:
-            settled = self._finish(role)
-            if role == "checkpoint" and settled is not None:
-                step, error = settled.step, settled.error
-        if self._link is not None:
-            self._link.end(1.0)
+        has_talked = self._link is not None and self._link.is_talking
+        try:
+            if self._link is not None:
+                self._link.end(1.0)
+        finally:
+            self._leave(settled.get("checkpoint"), has_talked)
+
+    def _leave(self, settled: Settled | None, has_talked: bool) -> None:
+        """Nothing of the run stays but what is in the logdir, and what nobody has said to be there."""
         for child in self._children.values():
             self._see_out(child)
+        step, error = (settled.step, settled.error) if settled is not None else (-1, "")
+        if settled is None and self.may_save and has_talked:
+            error = "the checkpoint service did not answer"
         if error:
             print(f"procsv: the newest state could not be saved: {error}", file=sys.stderr)
         self.note("stopped", {"step": step})
         self._write_run("failed" if error else "done", step if step >= 0 else None)
-        self._clean_up(keep_memory=bool(error))
+        self._clean_up(keep_memory=self.may_save and (settled is None or bool(error)))
 
     def _finish(self, role: str) -> Settled | None:
-        """Asks a service to finish; None if it is not there to answer."""
-        if self._link is None or role not in self._children or not self._link.is_talking:
+        """Asks a service to finish; None if it is not there to answer.  One that dies meanwhile is asked again, by the link."""
+        if self._link is None or not self._link.is_talking or self._link.why_lost(role):
             return None
         try:
             return cast(Settled, self._link.ask(role, Finish(), FINISH_S_MAX[role]).body)
         except TimeoutError:
             print(f"procsv: the {role} service did not finish in {FINISH_S_MAX[role]:.0f} s", file=sys.stderr)
-            return None
+        except PeerError:
+            pass  # it dies again and again, which was said
+        return None
 
     def _see_out(self, child: Child) -> None:
         poller = select.poll()

@@ -1,6 +1,7 @@
 """procsv.Supervisor without `procsv launch`: it starts its own services, and ends them with the session."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -15,8 +16,10 @@ import pytest
 import tensorflow as tf
 
 import procsv
+from procsv.ipc.arena import scan
 from procsv.ipc.errors import LogdirLocked
 from procsv.ipc.journal import read_journal
+from procsv.ipc.places import find_places
 from tests.support.launched import NEWS_S_MAX, environment
 
 tf1 = tf.compat.v1
@@ -198,6 +201,81 @@ def test_a_service_that_is_killed_comes_back_and_the_session_does_not_notice(tmp
         e["role"] for e in read_journal(logdir / "procsv" / "journal.jsonl") if e["event"] == "service_restarted"
     ]
     assert restarted == ["checkpoint", "summary", "checkpoint"]
+
+
+def test_a_service_that_dies_when_it_is_asked_to_finish_is_replaced_and_the_newest_state_is_saved(
+    tmp_path: Path,
+) -> None:
+    logdir = tmp_path / "logdir"
+    with graph() as model:
+        supervisor = procsv.Supervisor(
+            logdir=str(logdir), save_model_secs=600, snapshot_secs=0.05, final_checkpoint=False
+        )
+        with supervisor.managed_session() as session:
+            _train_until_in_memory(model, session, find_places(logdir).shm_dir, 5)
+            frozen = _services()["checkpoint"]
+            frozen.send_signal(signal.SIGSTOP)  # it hears nothing of the end
+            killer = threading.Thread(target=_kill_when_ended, args=(frozen, logdir))
+            killer.start()
+        killer.join()
+    saved = tf.train.load_checkpoint(str(logdir)).get_tensor("global_step")
+    assert saved >= 5
+    assert not _services()
+
+
+def _train_until_in_memory(model: Model, session: Any, shm_dir: Path, step: int) -> None:
+    deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
+    while not any(info.step >= step for info in scan(shm_dir)):
+        assert time.monotonic() < deadline_s
+        session.run(model.train)
+        pause.wait(0.01)
+
+
+def _kill_when_ended(service: psutil.Process, logdir: Path) -> None:
+    """Once nothing is left to be done but the services' end: a stop is in the event files."""
+    deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
+    while not any(e.session_log.status == tf1.SessionLog.STOP for e in _events(logdir)):
+        if time.monotonic() > deadline_s:
+            break
+        pause.wait(0.05)
+    service.kill()
+
+
+def test_a_journal_that_cannot_be_written_is_said_once_and_ends_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logdir = tmp_path / "logdir"
+    with graph() as model:
+        supervisor = procsv.Supervisor(logdir=str(logdir), save_model_secs=600, snapshot_secs=0.05)
+        with supervisor.managed_session() as session:
+            journal = logdir / "procsv" / "journal.jsonl"
+            with _full_disk_for(journal):
+                for _ in range(2):
+                    before = _services()["summary"]
+                    before.send_signal(signal.SIGKILL)
+                    _wait_for_another("summary", before.pid)
+                    session.run(model.train)
+    assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 2
+    assert capfd.readouterr().err.count(f"cannot write {journal}") == 1
+    assert [e["event"] for e in read_journal(journal)][-1] == "stopped"
+
+
+@contextlib.contextmanager
+def _full_disk_for(path: Path) -> Iterator[None]:
+    """Every write to `path` by this process is refused: its descriptors lead to /dev/full meanwhile."""
+    fds = [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink() and fd.readlink() == path]
+    kept = {fd: os.dup(fd) for fd in fds}
+    assert kept
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        for fd in kept:
+            os.dup2(full, fd, inheritable=False)
+        yield
+    finally:
+        for fd, real in kept.items():
+            os.dup2(real, fd, inheritable=False)
+            os.close(real)
+        os.close(full)
 
 
 def test_a_killed_trainer_without_watchdog_leaves_its_newest_snapshot_as_a_checkpoint(tmp_path: Path) -> None:
