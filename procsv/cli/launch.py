@@ -46,7 +46,7 @@ _AUTO_S, _OFF_S = -1.0, -2.0
 @click.option(
     "--drop-in",
     is_flag=True,
-    help="Put procsv's Supervisor in the place of TensorFlow's own, for a program that knows nothing of procsv.",
+    help="Put procsv's Supervisor and monitored sessions in the place of TensorFlow's own, for a program that knows nothing of procsv.",
 )
 @click.option(
     "--snapshot-secs",

@@ -27,7 +27,11 @@ POLL_S = 0.2
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("-f", "--follow", is_flag=True, help="Go on as long as the run does.")
 @click.option(
-    "--role", default="trainer", show_default=True, metavar="R", help="trainer, checkpoint or summary: whose output."
+    "--role",
+    default="trainer",
+    show_default=True,
+    metavar="R",
+    help="trainer, standby, checkpoint, summary, or watchdog (with --detach).",
 )
 def command(directory: str, follow: bool, role: str) -> None:
     """Show what the newest process of a role has printed."""

@@ -257,7 +257,7 @@ def test_the_watchdog_is_small_and_idle(tmp_path: Path) -> None:
 
 
 def test_row_31_a_deleted_control_socket_is_made_again(tmp_path: Path) -> None:
-    with launched(tmp_path, IDLE) as run:
+    with launched(tmp_path, IDLE, socket_s=2.0) as run:
         run.begun()
         places = run.file().places
         places.control_socket.unlink()

@@ -1,6 +1,6 @@
 """`procsv launch` with a checkpoint service that needs no TensorFlow:  launch.py LOGDIR OPTIONS TARGET [ARGS…]
 
-OPTIONS is a JSON object of the watchdog's options, with grace_s among them.
+OPTIONS is a JSON object of the watchdog's options, with grace_s among them, and socket_s: how often it looks at its socket.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procsv.cli.launch import make_start
+from procsv.watchdog import reactor
 from procsv.watchdog.host import run
 
 if TYPE_CHECKING:
@@ -29,4 +30,5 @@ if __name__ == "__main__":
     _, logdir, text, target, *args = sys.argv
     options = json.loads(text)
     grace_s = float(options.pop("grace_s", 25.0))
+    reactor.SOCKET_S = float(options.pop("socket_s", reactor.SOCKET_S))
     sys.exit(run(make_start(logdir, target, tuple(args), -1.0, grace_s, options), argv))
