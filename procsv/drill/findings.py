@@ -27,6 +27,9 @@ NOT_DETERMINISTIC = (
 )
 
 
+ENDS_THE_TRAINER = frozenset({"kill", "segfault", "raise", "exit", "hang", "preempt"})
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One training, with faults or without."""
@@ -87,28 +90,52 @@ def find_blows(account: Account, faults: tuple[Fault, ...]) -> tuple[list[Blow],
     """What happened to the run, and the faults that did not."""
     texts = {str(fault): fault for fault in faults}
     happened = [remark for remark in account.remarks if remark.event == FAULT_EVENT]
+    known = [texts.get(str(remark.fields.get("fault", ""))) for remark in happened]
+    deaths = _deaths(happened, known, account)
+    following = dict(zip((one.number for one in account.incarnations), account.incarnations[1:], strict=False))
     blows = [
-        _blow(remark, texts.get(str(remark.fields.get("fault", ""))), account, _until(happened, number, account))
-        for number, remark in enumerate(happened)
+        _blow(remark, fault, death, following.get(death.number) if death is not None else None)
+        for remark, fault, death in zip(happened, known, deaths, strict=True)
     ]
     seen = {blow.fault for blow in blows}
     return blows, [text for text in texts if text not in seen]
 
 
-def _until(happened: list[Remark], number: int, account: Account) -> float:
-    return happened[number + 1].time_s if number + 1 < len(happened) else account.end_s
+def _deaths(happened: list[Remark], faults: list[Fault | None], account: Account) -> list[Incarnation | None]:
+    """Of each fault, the trainer that it ended: at once, or before the next fault; no trainer dies of two.
+
+    A fault that ends the trainer it was for has the first claim: others may come before that one is gone.
+    """
+    found: list[Incarnation | None] = [None] * len(happened)
+    taken = set[int]()
+    for is_for_it in (True, False):
+        for number, (remark, fault) in enumerate(zip(happened, faults, strict=True)):
+            if found[number] is not None or (is_for_it and not _ends_its_trainer(fault)):
+                continue
+            until_s = account.end_s
+            if not is_for_it and number + 1 < len(happened):
+                until_s = happened[number + 1].time_s
+            for one in account.incarnations:
+                is_its_own = not is_for_it or one.number == remark.incarnation
+                if one.number not in taken and is_its_own and _died_of(one, remark, fault, until_s):
+                    found[number] = one
+                    taken.add(one.number)
+                    break
+    return found
 
 
-def _blow(remark: Remark, fault: Fault | None, account: Account, until_s: float) -> Blow:
-    """Whoever dies before the next fault, dies of this one."""
-    died, following = None, None
-    for one, after in zip(account.incarnations, [*account.incarnations[1:], None], strict=False):
-        if one.end_s is not None and remark.time_s <= one.end_s <= until_s and one.cause not in ("completed", ""):
-            died, following = one, after
-            break
-        if fault is not None and fault.target == "watchdog" and one.start_s <= remark.time_s <= (one.end_s or until_s):
-            died, following = one, after
-            break
+def _ends_its_trainer(fault: Fault | None) -> bool:
+    return fault is not None and fault.target == "trainer" and fault.action in ENDS_THE_TRAINER
+
+
+def _died_of(one: Incarnation, remark: Remark, fault: Fault | None, until_s: float) -> bool:
+    if one.end_s is not None and remark.time_s <= one.end_s <= until_s and one.cause not in ("completed", ""):
+        return True
+    is_of_watchdog = fault is not None and fault.target == "watchdog"
+    return is_of_watchdog and one.start_s <= remark.time_s <= (one.end_s or until_s)
+
+
+def _blow(remark: Remark, fault: Fault | None, died: Incarnation | None, following: Incarnation | None) -> Blow:
     return Blow(
         fault=str(remark.fields.get("fault", "")),
         what=describe(fault) if fault is not None else str(remark.fields.get("fault", "")),

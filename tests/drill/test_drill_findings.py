@@ -77,6 +77,28 @@ def test_each_fault_is_told_with_what_it_cost() -> None:
     assert (service.ended_trainer, service.lost_steps, service.down_s) == (False, 0, 0.0)
 
 
+def test_a_trainer_dies_of_the_fault_that_was_for_it_though_another_came_before_it_was_gone() -> None:
+    entries = [
+        _at(0, "run_started", "watchdog"),
+        _at(0, "spawned", "trainer", pid=1),
+        _at(5, "ready", "trainer", step=1),
+        _at(20, "fault", "trainer", fault="raise trainer at step 50", step=50),
+        _at(21, "fault", "checkpoint", fault="kill checkpoint at step 40", step=50),
+        _at(23, "exited", "trainer", code=1, signal=None, cause="exception", evidence="", step=50),
+        _at(24, "spawned", "trainer", 2, pid=2),
+        _at(29, "ready", "trainer", 2, step=51),
+        _at(29, "recovered", "trainer", 2, step=50, source="memory", seconds=6.0),
+        _at(40, "exited", "trainer", 2, code=0, signal=None, cause="completed", evidence="", step=100),
+        _at(41, "run_completed", "trainer", 2, step=100, goodput=0.5),
+    ]
+    account = take_account(entries)
+    assert account is not None
+    faults = tuple(parse_fault(text) for text in ("raise trainer at step 50", "kill checkpoint at step 40"))
+    (raised, killed), _ = find_blows(account, faults)
+    assert (raised.ended_trainer, raised.down_s, raised.source) == (True, 6.0, "memory")
+    assert (killed.ended_trainer, killed.down_s) == (False, 0.0)
+
+
 def test_a_fault_that_never_came_is_named() -> None:
     _, missed = find_blows(_account(), (parse_fault("kill summary at step 9999"),))
     assert missed == ["kill summary at step 9999"]
