@@ -46,7 +46,7 @@ do = "drop messages of trainer for 1s at step 1250"
 do = "kill watchdog at step 1300"
 """
 HAPPENED = 20
-QUICK = 'backoff = "0.1s..1s"\n'  # of launch: the pauses before a restart are test_restart.py's
+QUICK = 'backoff = "0.1s..1s"\nstandby = "off"\n'  # of launch: pauses and standbys have tests of their own
 
 
 def test_twenty_mixed_faults_leave_digits_bit_identical(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ with sv.managed_session() as sess:
 def test_a_program_that_keeps_state_outside_the_graph_is_found_out(tmp_path: Path) -> None:
     program, config = tmp_path / "forgetful.py", tmp_path / "quick.toml"
     program.write_text(FORGETFUL)
-    config.write_text(f'{QUICK}standby = "off"\nsnapshot-secs = "0.2"\n')
+    config.write_text(f'{QUICK}snapshot-secs = "0.2"\n')
     options = ("--config", str(config), "--logdir", str(tmp_path / "drill"), "--fault", "kill trainer at step 40")
     done = procsv("drill", *options, str(program), timeout_s=300)
     assert done.returncode == 1, done.stderr

@@ -53,7 +53,7 @@ with sv.managed_session() as sess:
 
 FAILPOINTS = {
     "save": {"PROCSV_FAILPOINTS": "checkpoint.before_rename=1*off->1*sleep(3)"},
-    "restore": {"PROCSV_FAILPOINTS": "trainer.restore=1*sleep(3)"},
+    "restore": {"PROCSV_FAILPOINTS": "trainer.restore=1*sleep(600)"},  # until it is killed, within the run's own grace
 }
 
 
@@ -103,9 +103,9 @@ def _preempt(runs: dict[str, Run]) -> dict[str, dict[str, Any]]:
 
 def test_row_38_every_profile_at_every_moment(procsv_launch: Launch, program: str, tmp_path: Path) -> None:
     saved = dict.fromkeys(PROFILES, 0)
-    recovered = dict.fromkeys(PROFILES, 0)
     for moment in ("compile", "step", "save", "restore", "back-off", "evaluation"):
-        options = ["--standby", "off", "--grace", "8s", "--backoff", "60s"]
+        grace = "8s" if moment in ("compile", "restore") else "25s"  # those two do not end by themselves
+        options = ["--standby", "off", "--grace", grace, "--backoff", "60s"]
         runs = {
             profile: procsv_launch(
                 program, moment, options=options, logdir=tmp_path / profile, **FAILPOINTS.get(moment, {})
@@ -123,11 +123,10 @@ def test_row_38_every_profile_at_every_moment(procsv_launch: Launch, program: st
             assert said["killed"] == [], where
             assert 0 < said["margin"] <= PROFILES[profile].grace_s, where
             assert said["saved_step"] >= saved[profile], where
-            assert len(run.events("preempt_notice")) == len(run.events("run_started")), where
+            assert len(run.events("preempt_notice")) >= len(run.events("run_started")), where
             if moment not in ("compile", "restore", "back-off"):  # a step was made: it says what it went on from
-                recovered[profile] += 1
-                resumed = run.events("recovered", "trainer")
-                assert len(resumed) == recovered[profile], where
-                assert resumed[-1]["step"] == saved[profile], where
-                assert said["saved_step"] == run.events("exited", "trainer")[-1]["step"], where
+                since = run.events("run_started")[-1]["time"]
+                resumed = [one["step"] for one in run.events("recovered", "trainer") if one["time"] > since]
+                assert resumed == [saved[profile]], where
+                assert said["saved_step"] >= run.events("exited", "trainer")[-1]["step"], where
             saved[profile] = said["saved_step"]

@@ -15,11 +15,11 @@ from tests.support.launched import environment, procsv
 pytestmark = pytest.mark.fault
 tf1 = tf.compat.v1
 
-STEPS = 4000
-QUICK = 'backoff = "0.1s..1s"\nstandby = "off"\n'  # of launch; a drill of the defaults is test_drill_command.py's
+STEPS = 2500
+QUICK = 'backoff = "0.1s..1s"\nstandby = "off"\n'  # of launch: pauses and standbys have tests of their own
 
 PROGRAM = """
-import hashlib, os, sys
+import hashlib, os, sys, threading
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training.basic_session_run_hooks import SummarySaverHook
 
@@ -65,6 +65,7 @@ with tf.train.MonitoredTrainingSession(
 ) as session:
     while not session.should_stop():
         session.run(train)
+        threading.Event().wait(0.002)  # else it is over before a watchdog that looks twice a second has seen every step of a plan
 """
 
 
