@@ -93,8 +93,10 @@ def find_run_in(places: Places) -> RunFile | None:
         return run
     here = msgspec.structs.replace(run, logdir=str(places.logdir))
     there = read_run(run.places.run_json)
-    is_copy = there is not None and there.run == run.run and not run.places.logdir.samefile(places.logdir)
-    return msgspec.structs.replace(here, boot="") if is_copy else here  # a host of no boot runs nowhere
+    if there is None or there.run != run.run or run.places.logdir.samefile(places.logdir):
+        return here
+    run_dir, shm_dir = str(places.run_dir), str(places.shm_dir)
+    return msgspec.structs.replace(here, boot="", run_dir=run_dir, shm_dir=shm_dir)  # a host of no boot runs nowhere
 
 
 def write_run(path: Path, run: RunFile, durable: bool) -> None:

@@ -28,7 +28,7 @@ from procsv.ipc.locks import FileLock
 from procsv.ipc.messages import Durable, Finish, Recovered, Rejected, SavedKey, SaveFailed, Settled, Unwritable
 from procsv.ipc.places import Places, check_socket_paths, find_places, is_remote, make_private_dir
 from procsv.ipc.process import Child, identify, spawn
-from procsv.ipc.runfile import RunFile, host_is_alive, read_run, write_run
+from procsv.ipc.runfile import RunFile, find_run_in, host_is_alive, read_run, write_run
 from procsv.ipc.start import Start
 from procsv.ipc.tail import last_lines
 from procsv.ipc.text import gist
@@ -125,7 +125,7 @@ class LocalHost:
 
     def _take_lock(self) -> None:
         what = f"python {' '.join(sys.argv)}"
-        before = read_run(self.places.run_json)
+        before = find_run_in(self.places)
         is_taken = not self._lock.try_acquire(what, self._clock.wall())
         elsewhere = before is not None and before.host.pid != os.getpid() and host_is_alive(before)
         if not is_taken and self.may_save and not elsewhere:

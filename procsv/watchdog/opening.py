@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from procsv.ipc.errors import LogdirLocked, UserError
 from procsv.ipc.locks import FileLock
 from procsv.ipc.places import Places, check_socket_paths, make_private_dir
-from procsv.ipc.runfile import RunFile, host_is_alive, read_run
+from procsv.ipc.runfile import RunFile, find_run_in, host_is_alive, read_run
 from procsv.ipc.tidy import remove_dirs, remove_run_files, remove_shm_files
 from procsv.watchdog.events import SERVICES
 
@@ -46,7 +46,7 @@ def open_run(places: Places, clock: Clock, grace_s: float, wait: Wait, say: Call
     _make_home(places)
     for _ in range(TRIES_MAX):
         lock = _take_lock(places, clock, what)
-        before = read_run(places.run_json)
+        before = find_run_in(places)
         if _is_run_elsewhere(before) or not lock.also_lock(places.home):
             lock.release()  # whoever has it has another runtime directory, or something has deleted its lock file
             with contextlib.suppress(OSError):

@@ -74,8 +74,10 @@ def listed_paths(state: StateFile, directory: Path) -> list[str]:
     for path in order:
         absolute = path if Path(path).is_absolute() else str(directory / path)
         beside = str(directory / Path(path).name)
-        # A logdir that was moved or copied still lists its old paths.
-        found.append(beside if not has_files(absolute) and has_files(beside) else absolute)
+        # A logdir that was moved or copied still lists its old paths: what lies here is meant, and the copied one is not
+        # to be read, moved aside or deleted by us.
+        is_here = Path(absolute).parent.resolve() == directory.resolve()
+        found.append(beside if not is_here and has_files(beside) else absolute)
     return found
 
 

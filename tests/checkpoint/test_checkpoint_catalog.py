@@ -163,6 +163,19 @@ def test_a_logdir_that_was_moved_still_restores(run: Any, store: Any, plan: Any,
     assert (str(moved / "model.ckpt-2"), ()) == (found.checkpoint.path, found.rejected)
 
 
+def test_a_copy_of_a_logdir_restores_what_lies_in_it_and_leaves_the_original_alone(
+    run: Any, store: Any, plan: Any, save: Any, tmp_path: Path
+) -> None:
+    save(1, 2)
+    copy = tmp_path / "copy"
+    shutil.copytree(run.logdir, copy)
+    (copy / "model.ckpt-2.index").write_bytes(b"damaged")
+    found = store.find(plan(save_path=str(copy / "model.ckpt")))
+    assert (found.checkpoint.path, found.kept) == (str(copy / "model.ckpt-1"), (str(copy / "model.ckpt-1"),))
+    assert (run.logdir / "model.ckpt-2.index").exists()
+    assert not list(run.logdir.glob("*.rejected"))
+
+
 def test_the_order_of_the_checkpoint_file_is_respected(run: Any, store: Any, plan: Any, save: Any) -> None:
     """A user who points it at an older checkpoint means it."""
     paths = save(1, 2, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from typing import TYPE_CHECKING
 
@@ -90,6 +91,21 @@ def test_a_live_host_whose_lock_file_is_gone_is_still_respected(places: Places) 
 
     write_run(places.run_json, a_run(places, ended_at=13.0, state="done"), durable=False)
     close_it(places, open_it(places))
+
+
+def test_a_copy_of_a_logdir_in_use_is_free_and_waits_for_nobody(places: Places, tmp_path: Path) -> None:
+    others = find_places(tmp_path / "original")
+    others.home.mkdir(parents=True)
+    others.run_dir.mkdir(parents=True)
+    write_run(others.run_json, a_run(others), durable=False)
+    shutil.copytree(others.logdir, places.logdir)
+    lock = FileLock(others.writer_lock)
+    assert lock.try_acquire("the original's trainer", 0.0)
+    opened = open_it(places)
+    lock.release()
+    assert opened.first_incarnation == 8
+    close_it(places, opened)
+    shutil.rmtree(others.run_dir)
 
 
 def test_the_trainers_numbers_go_on_and_survive_the_loss_of_run_json(places: Places) -> None:
