@@ -12,10 +12,9 @@ import msgspec
 from procsv.ipc.errors import UserError
 from procsv.ipc.places import find_places, is_remote
 from procsv.ipc.runfile import FINAL_STATES, NO_STEP, RunFile, find_run_in, host_is_alive
+from procsv.ipc.saved import saved_step
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from procsv.ipc.messages import Body, Message
 
 ASK_S_MAX = 0.7  # `status` answers within one second, whatever the trainer does
@@ -38,21 +37,9 @@ def find_run(directory: str) -> RunFile:
 
 def _after_its_host(run: RunFile) -> RunFile:
     """Whoever ran it was killed; what its services saved after that stands in no run.json, but beside the checkpoints."""
-    steps = [run.durable_step, *(_step_of(path) for path in run.places.logdir.glob("*.manifest.json"))]
-    return msgspec.structs.replace(run, durable_step=max(steps), step=max(run.step, *steps))
-
-
-class _Saved(msgspec.Struct):
-    """What counts here of a checkpoint's manifest."""
-
-    step: int
-
-
-def _step_of(manifest: Path) -> int:
-    try:
-        return msgspec.json.decode(manifest.read_bytes(), type=_Saved).step
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return NO_STEP
+    saved = NO_STEP if is_remote(run.logdir) else saved_step(run.places.logdir)
+    durable_step = max(run.durable_step, saved)
+    return msgspec.structs.replace(run, durable_step=durable_step, step=max(run.step, durable_step))
 
 
 def ask(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | None:

@@ -75,6 +75,7 @@ def _row(item: dict[str, Any], verify: bool) -> tuple[str, ...]:
     verdict = item["error"] or ("yes" if verify else "whole")
     if not item["listed"] and not item["error"]:
         verdict += ", not listed"
-    age = show_duration(max(0.0, time.time() - item["time"]))  # noqa: TID251  ages are by the wall clock
+    now_s = time.time()  # noqa: TID251  ages are by the wall clock
+    age = show_duration(max(0.0, now_s - item["time"])) if item["time"] is not None else "-"
     step = str(item["step"]) if item["step"] >= 0 else "-"
     return step, name, show_size(item["bytes"]), age, item["reason"] or "-", verdict

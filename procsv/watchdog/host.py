@@ -69,7 +69,7 @@ def _run(
     console: Console,
 ) -> int:
     facts = Facts(start, identify(os.getpid()), clock.wall())
-    settings = settings_of(start, opened.step_s)
+    settings = settings_of(start, opened.step_s, opened.saved_step)
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
     processes = Processes(start, clock, argv, environment)
     reactor = Reactor(facts, core, start, processes, console, clock, signals)

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from procsv.ipc.errors import LogdirLocked, UserError
 from procsv.ipc.locks import FileLock
-from procsv.ipc.places import Places, check_socket_paths, make_private_dir
-from procsv.ipc.runfile import RunFile, find_run_in, host_is_alive, read_run
+from procsv.ipc.places import Places, check_socket_paths, is_remote, make_private_dir
+from procsv.ipc.runfile import NO_STEP, RunFile, find_run_in, host_is_alive, read_run
+from procsv.ipc.saved import saved_step
 from procsv.ipc.tidy import remove_dirs, remove_run_files, remove_shm_files
 from procsv.watchdog.events import SERVICES
 
@@ -38,6 +39,7 @@ class Opened:
     first_incarnation: int
     seen_until: float | None  # Unix time: the run before was killed, and wrote run.json then for the last time
     step_s: float = 0.0  # how long a step took in the run before; 0.0 if nobody knows
+    saved_step: int = NO_STEP  # of what earlier runs have left to go on from, as far as it can be seen
 
 
 def open_run(places: Places, clock: Clock, grace_s: float, wait: Wait, say: Callable[[str], None], what: str) -> Opened:
@@ -65,7 +67,10 @@ def open_run(places: Places, clock: Clock, grace_s: float, wait: Wait, say: Call
     clear_run_dir(places, lock)
     make_private_dir(places.shm_dir)
     step_s = before.step_s if before is not None else 0.0
-    return Opened(lock, _last_incarnation(places, before) + 1, _seen_until(places, before), step_s)
+    saved = saved_step(places.logdir)
+    if before is not None and is_remote(before.logdir):
+        saved = before.durable_step  # the files are not here to be seen
+    return Opened(lock, _last_incarnation(places, before) + 1, _seen_until(places, before), step_s, saved)
 
 
 def _is_run_elsewhere(before: RunFile | None) -> bool:

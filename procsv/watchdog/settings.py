@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from procsv.ipc.pulse import Phase
+from procsv.ipc.runfile import NO_STEP
 from procsv.watchdog.hanging import Waits
 from procsv.watchdog.liveness import PHASE_S_MAX, Limits
 from procsv.watchdog.restart import Policy
@@ -28,9 +29,10 @@ class Settings:
     standby: str = "off"  # warm: a process waits that has imported TensorFlow; hot: and has run the program's start
     memory_limit: int = 0  # bytes that the trainer's tree may use; 0: as many as there are
     learned_step_s: float = 0.0  # the median of an earlier launch in this logdir; 0.0: none is known
+    saved_step: int = NO_STEP  # what an earlier launch in this logdir has left on disk, as far as can be seen
 
 
-def settings_of(start: Start, learned_step_s: float = 0.0) -> Settings:
+def settings_of(start: Start, learned_step_s: float = 0.0, saved_step: int = NO_STEP) -> Settings:
     """The options in `start`; what is not there has its default."""
     options = start.options
 
@@ -49,7 +51,8 @@ def settings_of(start: Start, learned_step_s: float = 0.0) -> Settings:
     )
     waits = Waits(seconds("hang-abort-s", Waits().abort_s), seconds("hang-kill-s", Waits().kill_s))
     memory_limit = int(options.get("memory-limit", "0"))
-    return Settings(policy, start.grace_s, _limits(options), waits, start.standby, memory_limit, learned_step_s)
+    limits = _limits(options)
+    return Settings(policy, start.grace_s, limits, waits, start.standby, memory_limit, learned_step_s, saved_step)
 
 
 def _limits(options: Mapping[str, str]) -> Limits:

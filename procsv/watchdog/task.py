@@ -89,7 +89,7 @@ class Task:
         self.goodput = Goodput(now_s)
         self.incarnation = incarnation  # of the trainer that runs, or of the next one
         self.pid = 0
-        self.step = self.durable_step = self.memory_step = NO_STEP
+        self.step, self.durable_step, self.memory_step = NO_STEP, settings.saved_step, NO_STEP
         self.phase: Phase | None = None
         self.restarts = 0
         self.last_exit: LastExit | None = None
@@ -299,7 +299,7 @@ class Task:
 
     @property
     def resume_step(self) -> int:
-        """The step that the next trainer would go on from."""
+        """The step that the next trainer would go on from; what an earlier launch left counts, though only seen by name."""
         return max(self.memory_step, self.durable_step)
 
     @property
@@ -339,8 +339,8 @@ class Task:
                     self.ends_run, self.restart_s = True, None
 
     def _spawn(self, now_s: float) -> None:
-        self.restart_s, self.phase, self._resumed_step = None, None, self.resume_step
-        self._own_step = NO_STEP
+        self.restart_s, self.phase, self._own_step = None, None, NO_STEP
+        self._resumed_step = self.memory_step if self.history.durable_step == NO_STEP else self.resume_step
         if self._last_death is not None and self._last_death.incarnation == self.incarnation:
             self.incarnation += 1
             self.restarts += 1

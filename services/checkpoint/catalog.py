@@ -70,15 +70,18 @@ def take_stock(plan: SaverPlan) -> Listing:
 def listed_paths(state: StateFile, directory: Path) -> list[str]:
     """What the `checkpoint` file lists, the latest first, each where it now is."""
     order = [state.latest] + [path for path in reversed(state.all_paths) if path != state.latest]
-    found = []
+    found: dict[
+        tuple[Path, str], str
+    ] = {}  # each once: TensorFlow's Saver lists in two spellings what it has not saved
     for path in order:
         absolute = path if Path(path).is_absolute() else str(directory / path)
         beside = str(directory / Path(path).name)
         # A logdir that was moved or copied still lists its old paths: what lies here is meant, and the copied one is not
         # to be read, moved aside or deleted by us.
         is_here = Path(absolute).parent.resolve() == directory.resolve()
-        found.append(beside if not is_here and has_files(beside) else absolute)
-    return found
+        meant = beside if not is_here and has_files(beside) else absolute
+        found.setdefault((Path(meant).parent.resolve(), Path(meant).name), meant)
+    return list(found.values())
 
 
 def _candidate(path: str, listed: bool) -> Candidate:

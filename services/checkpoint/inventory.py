@@ -28,7 +28,7 @@ class Item(msgspec.Struct, kw_only=True):
     path: str
     step: int
     bytes: int
-    time: float
+    time: float | None  # None: nothing of it is left
     reason: str | None  # None: not written by procsv
     incarnation: int | None
     listed: bool  # in the `checkpoint` file
@@ -64,7 +64,7 @@ def take_inventory(directory: Path, verify: bool) -> Inventory:
     rejected = [name for name in entries if ".rejected" in name and name not in files]
     return Inventory(
         directory=str(directory),
-        checkpoints=sorted(items, key=lambda item: (item.step, item.time, item.path)),
+        checkpoints=sorted(items, key=lambda item: (item.step, item.time or 0.0, item.path)),
         rejected=[str(directory / name) for name in rejected],
         leftovers=[str(directory / name) for name in entries if is_leftover(name, {Path(p).name for p in prefixes})],
         error=trouble,
@@ -93,7 +93,7 @@ def _item(path: str, is_listed: bool, is_latest: bool, catalog: Catalog, verify:
     for file in all_files(path):
         with contextlib.suppress(FileNotFoundError):  # beside a live run: deleted just now
             stats.append(file.stat())
-    size, newest = sum(stat.st_size for stat in stats), max((stat.st_mtime for stat in stats), default=0.0)
+    size, newest = sum(stat.st_size for stat in stats), max((stat.st_mtime for stat in stats), default=None)
     manifest, error = None, None
     try:
         manifest = read_manifest(manifest_of(path))

@@ -21,7 +21,7 @@ def take_remote_inventory(url: str, verify: bool) -> Inventory:
     paths = {files.join(directory, name) for name in prefixes} | {c.path for c in catalog.candidates}
     items = [_item(path, catalog, verify) for path in paths]
     rejected = [files.join(directory, name) for name in catalog.names if ".rejected" in name]
-    ordered = sorted(items, key=lambda item: (item.step, item.time, item.path))
+    ordered = sorted(items, key=lambda item: (item.step, item.time or 0.0, item.path))
     known = {files.name_of(path) for path in paths}
     return Inventory(
         directory=directory,
@@ -53,7 +53,7 @@ def _item(path: str, catalog: RemoteCatalog, verify: bool) -> Item:
         path=path,
         step=manifest.step if manifest else step_in_name(path),
         bytes=manifest.bytes if manifest else size,
-        time=manifest.time if manifest else newest,
+        time=manifest.time if manifest else newest or None,
         reason=manifest.reason if manifest else None,
         incarnation=manifest.incarnation if manifest else None,
         listed=path in listed,

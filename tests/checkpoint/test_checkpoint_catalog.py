@@ -163,6 +163,14 @@ def test_a_logdir_that_was_moved_still_restores(run: Any, store: Any, plan: Any,
     assert (str(moved / "model.ckpt-2"), ()) == (found.checkpoint.path, found.rejected)
 
 
+def test_a_checkpoint_that_is_listed_in_two_spellings_is_one(run: Any, store: Any, plan: Any, save: Any) -> None:
+    """As TensorFlow's Saver leaves it, in a relative logdir, of those that it did not save itself."""
+    save(1, 2)
+    listed = "".join(f'all_model_checkpoint_paths: "{path}model.ckpt-2"\n' for path in (f"{run.logdir}/", ""))
+    (run.logdir / "checkpoint").write_text(f'model_checkpoint_path: "model.ckpt-2"\n{listed}')
+    assert store.find(plan()).kept == (str(run.logdir / "model.ckpt-2"),)
+
+
 def test_a_copy_of_a_logdir_restores_what_lies_in_it_and_leaves_the_original_alone(
     run: Any, store: Any, plan: Any, save: Any, tmp_path: Path
 ) -> None:

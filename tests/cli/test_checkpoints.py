@@ -106,6 +106,8 @@ def test_tensorflows_own_checkpoints_rejected_ones_leftovers_and_missing_shards_
         saver.save(session, str(tmp_path / "own"), global_step=7)
         saver.save(session, str(tmp_path / "unnumbered"), write_state=False)
         saver.save(session, str(tmp_path / "torn"), global_step=8, write_state=False)
+    with (tmp_path / "checkpoint").open("a") as listed:
+        listed.write('all_model_checkpoint_paths: "lost-6"\n')
     (tmp_path / "torn-8.data-00000-of-00001").unlink()
     (tmp_path / "model.ckpt-3.rejected").mkdir()
     leftovers = ["gone-1.manifest.json", "half-2.data-00000-of-00001", "new-4.data-00000-of-00001.tempstate123"]
@@ -116,6 +118,10 @@ def test_tensorflows_own_checkpoints_rejected_ones_leftovers_and_missing_shards_
     inventory = _inventory(tmp_path, "--verify", code=1)
 
     found = {Path(c["path"]).name: c for c in inventory["checkpoints"]}
+    lost = found.pop("lost-6")
+    assert (lost["error"], lost["time"], lost["listed"]) == ("its files are gone", None, True)
+    shown = command("checkpoints", str(tmp_path)).stdout.splitlines()
+    assert next(line for line in shown if "lost-6" in line).split()[:6] == ["6", "lost-6", "0", "B", "-", "-"]
     assert set(found) == {"own-7", "unnumbered", "torn-8"}
     assert {name: (c["reason"], c["verified"], c["listed"]) for name, c in found.items()} == {
         "own-7": (None, True, True),

@@ -169,6 +169,22 @@ def test_an_exception_before_the_first_step_twice_ends_with_its_traceback() -> N
     assert "ValueError: boom" in world.said[-2] + world.said[-1]
 
 
+def test_what_an_earlier_launch_left_on_disk_is_what_the_next_start_goes_on_from() -> None:
+    world = World(Settings(saved_step=1620)).ready()
+    for _ in range(4):  # by signals, as a broken library at its import would: no reason to distrust what is on disk
+        world.handle(Said(TRAINER, world.alive[TRAINER].incarnation, Hello(1)))
+        world.crash(Exit(None, signal.SIGSEGV))
+        world.advance(20.0)
+
+    assert world.core.task.durable_step == 1620
+    assert all("from step 1620" in text for text in world.said if "starting it again" in text)
+    assert (world.reports[-1].resume_step, world.reports[-1].lost_steps) == (1620, 0)
+    assert not [entry for entry in world.journal if entry.event == "state_suspected"]
+    world.stop()
+    world.crash(Exit(75, None))
+    assert world.last("stopped")["durable_step"] == 1620
+
+
 def test_a_deterministic_program_gives_up_after_three() -> None:
     world = running()
     for _ in range(2):

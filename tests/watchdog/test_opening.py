@@ -98,12 +98,15 @@ def test_a_copy_of_a_logdir_in_use_is_free_and_waits_for_nobody(places: Places, 
     others.home.mkdir(parents=True)
     others.run_dir.mkdir(parents=True)
     write_run(others.run_json, a_run(others), durable=False)
+    for name, step in (("model.ckpt-640", 640), ("model.ckpt-900", 900)):
+        (others.logdir / f"{name}.manifest.json").write_text(f'{{"step": {step}}}')
+    (others.logdir / "checkpoint").write_text(f'model_checkpoint_path: "{others.logdir}/model.ckpt-640"\n')
     shutil.copytree(others.logdir, places.logdir)
     lock = FileLock(others.writer_lock)
     assert lock.try_acquire("the original's trainer", 0.0)
     opened = open_it(places)
     lock.release()
-    assert opened.first_incarnation == 8
+    assert (opened.first_incarnation, opened.saved_step) == (8, 640)
     close_it(places, opened)
     shutil.rmtree(others.run_dir)
 
