@@ -31,7 +31,7 @@ class Console:
     def __init__(self, echo: bool = True, out_fd: int = 1, err_fd: int = 2) -> None:
         self._out_fd, self._err_fd, self._echo = out_fd, err_fd, echo
         self._colour = os.isatty(err_fd) and "NO_COLOR" not in os.environ
-        self._queue: collections.deque[bytes | Path | None] = collections.deque(maxlen=LINES_WAITING_MAX)
+        self._queue: collections.deque[bytes | Path | None] = collections.deque()
         self._news = threading.Condition()
         self._file_fd = -1
         self._broken: set[int] = set()
@@ -58,7 +58,16 @@ class Console:
     def _put(self, item: bytes | Path | None) -> None:
         with self._news:
             self._queue.append(item)
+            if len(self._queue) > LINES_WAITING_MAX:
+                self._drop_oldest_line()
             self._news.notify()
+
+    def _drop_oldest_line(self) -> None:
+        """A log to follow is not dropped: the terminal would not show that trainer's output when it takes some again."""
+        for at, item in enumerate(self._queue):
+            if isinstance(item, bytes):
+                del self._queue[at]
+                return
 
     # -- on the thread -------------------------------------------------------------------------------------
     def _run(self) -> None:
