@@ -56,6 +56,7 @@ class SaverPlan(Message, frozen=True):
     pad_step_number: bool
     save_relative_paths: bool
     meta_path: str
+    keep_from: float = 0.0  # Unix seconds that keep_every_n_hours counts from: when the Saver was made; 0.0: not known
 
 
 class Restore(Message, frozen=True):

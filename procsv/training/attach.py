@@ -25,7 +25,7 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
         check_filesystem(os.fspath(logdir))
     launched = current()
     if launched is not None:
-        if logdir is None:
+        if not logdir:
             check_filesystem(launched.start.logdir)
             return launched, launched.start.logdir
         check_logdir(launched, os.fspath(logdir))

@@ -127,15 +127,18 @@ class Keeping:
 def plan_of(saver: Any, save_path: str, save_secs: float) -> SaverPlan:
     """How `saver` names and keeps its checkpoints; duck-typed ones get a Saver's defaults."""
     saver_def = getattr(saver, "saver_def", None)
+    hours = float(saver_def.keep_checkpoint_every_n_hours if saver_def else 10000.0)
+    next_keep = getattr(saver, "_next_checkpoint_time", 0.0)
     return SaverPlan(
         save_path=str(tf.io.gfile.join(save_path)),
         latest_filename="checkpoint",
         save_secs=save_secs,
         max_to_keep=int(saver_def.max_to_keep if saver_def else getattr(saver, "_max_to_keep", 5) or 0),
-        keep_every_n_hours=float(saver_def.keep_checkpoint_every_n_hours if saver_def else 10000.0),
+        keep_every_n_hours=hours,
         pad_step_number=bool(getattr(saver, "_pad_step_number", False)),
         save_relative_paths=bool(getattr(saver, "_save_relative_paths", False)),
         meta_path="",
+        keep_from=next_keep - hours * 3600 if next_keep else 0.0,
     )
 
 

@@ -60,6 +60,7 @@ class OwnSaves:
             with sess.graph.as_default():  # a new thread of a plain program is in eager mode
                 saved = self._save(sess, save_path, *args, **kwargs)
             if saved:
+                self._own |= {_absolute(saved)}  # where nothing is ever deleted, the Saver does not remember it
                 self._list_too(guests, _parent(os.fspath(save_path)))
                 if not is_remote(saved):  # there the service sees it when it saves next
                     self._tell(os.path.abspath(saved))
@@ -87,8 +88,9 @@ class OwnSaves:
         if listed is None:
             return []
         known = self._own | {_absolute(path) for path in self._saver.last_checkpoints}
-        mine = [path for path in listed if path in known]
-        self._saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in mine])
+        if keeps_a_list(self._saver):
+            mine = [path for path in listed if path in known]
+            self._saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in mine])
         return [path for path in listed if path not in known]
 
     def _listed(self) -> list[str] | None:
@@ -110,6 +112,12 @@ class OwnSaves:
                 latest_filename=LISTED_IN,
                 save_relative_paths=bool(getattr(self._saver, "_save_relative_paths", False)),
             )
+
+
+def keeps_a_list(saver: Any) -> bool:
+    """Whether `saver` remembers what it has saved: not one that never deletes any of it."""
+    saver_def = getattr(saver, "saver_def", None)
+    return saver_def is None or bool(saver_def.max_to_keep)
 
 
 def _directory_of(save_path: str) -> str:

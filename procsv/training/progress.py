@@ -49,7 +49,9 @@ class Progress:
         self._thread.join(5.0)
 
     def _run(self) -> None:
-        while not self._end.wait(READ_EVERY_S):
+        is_over = False
+        while not is_over:
+            is_over = self._end.wait(READ_EVERY_S)  # then once more: it is the last step that people will see
             try:
                 self._runtime.step = self._reader.read()
             except (RuntimeError, tf.errors.OpError):

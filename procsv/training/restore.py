@@ -24,9 +24,10 @@ from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import Restore, Restored, RestoreFrom
 from procsv.ipc.places import is_remote
 from procsv.ipc.pulse import Phase
-from procsv.training.graph_changes import Kinds, compare, kinds_of, restore_checkpoint, saved_in
+from procsv.training.graph_changes import Kinds, compare, kinds_of, saved_in
 from procsv.training.runtime import Runtime
 from procsv.training.save_graph import RestoreGraph, Unsupported, read_restore_graph
+from procsv.training.servers_files import restore_or_send
 
 tf1 = tf.compat.v1
 
@@ -80,7 +81,7 @@ def restore_into(runtime: Runtime, session: Any, saver: Any) -> Origin:
             answer = ask_newest(runtime, durable_only=True)
     if answer.source == "checkpoint":
         tf1.logging.info("Restoring parameters from %s", answer.path)
-        restore_checkpoint(saver, session, answer.path)
+        restore_or_send(saver, session, answer.path)
     if answer.source != "fresh":
         saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in answer.all_paths])
     runtime.tell_checkpoint(Restored(answer.source, answer.path, answer.step))

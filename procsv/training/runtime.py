@@ -24,6 +24,7 @@ from procsv.training.event_sink import EventStreams
 from procsv.training.link import Link
 
 END_S_MAX = 10.0  # what saying the last messages may take
+WAIT_S_MAX = 1e8  # three years: what the pulse can say of a wait without end
 
 
 class Host(Protocol):
@@ -160,6 +161,16 @@ class Runtime:
         link = self._link
         if link is not None:
             self._beat(link)
+
+    @contextlib.contextmanager
+    def waiting(self, seconds: float | None) -> Iterator[None]:
+        """What is done within waits for others, for at most `seconds` (None: for as long as it takes), and is no hang."""
+        before_s = self._extended_s
+        self.extend(WAIT_S_MAX if seconds is None else min(seconds, WAIT_S_MAX))
+        try:
+            yield
+        finally:
+            self._extended_s = before_s
 
     def say_step(self, step: int) -> None:
         """Writes `step` into the pulse now, from any thread; the link's thread writes it five times a second."""

@@ -31,7 +31,7 @@ from procsv.training.keeping import Keeping
 from procsv.training.local_master import resolve_master
 from procsv.training.own_saves import OwnSaves
 from procsv.training.restore import Origin, SessionManager, ask_newest, written_at
-from procsv.training.runtime import Runtime
+from procsv.training.runtime import Runtime, current
 from procsv.training.summary_writer import HeldSink, SummaryWriter
 from procsv.training.training_run import TrainingRun
 from procsv.training.waiting import WaitingSessionManager
@@ -107,6 +107,9 @@ class Supervisor(tf_supervisor.Supervisor):
         if given["graph"] is None:
             given["graph"] = tf1.get_default_graph()
         if not given["is_chief"]:
+            self._runtime = (
+                current()
+            )  # a worker has no logdir, but steps, which are watched, and an end that is asked for
             return
         self._runtime, given["logdir"] = attach(given["logdir"], may_save=given["saver"] is not None)
         if given["summary_writer"] is Supervisor.USE_DEFAULT and self._runtime is not None:
@@ -155,26 +158,26 @@ class Supervisor(tf_supervisor.Supervisor):
         master = resolve_master(master)
         self._coord.may_be_idle = bool(master)
         self._coord.free = None
-        if self._runtime is None:
+        runtime = self._runtime
+        if runtime is None or (not self._is_chief and runtime.training not in (None, self._run)):  # beside its chief
             return super().prepare_or_wait_for_session(
                 master, config, wait_for_checkpoint, max_wait_secs, start_standard_services
             )
-        runtime = self._runtime
         self._begin_runtime(runtime)
         runtime.phase = Phase.CONNECT
-        if not self._is_chief:
-            runtime.extend(max_wait_secs)
         manager = self._session_manager
         is_ours = isinstance(manager, SessionManager)
         if is_ours:
             manager.runtime = runtime if self._keeping is not None and self._keeping.plan is not None else None
         elif self._keeping is not None and self._keeping.plan is not None:
             ask_newest(runtime, durable_only=True)  # what the last trainer left becomes a checkpoint that it will find
-        sess = super().prepare_or_wait_for_session(
-            master, config, wait_for_checkpoint, max_wait_secs, start_standard_services
-        )
-        if not start_standard_services:
-            self._begin_run(runtime, sess, saves=False)  # its steps are seen all the same
+        waits = wait_for_checkpoint or not self._is_chief
+        with runtime.waiting(max_wait_secs) if waits else contextlib.nullcontext():
+            sess = super().prepare_or_wait_for_session(
+                master, config, wait_for_checkpoint, max_wait_secs, start_standard_services
+            )
+            if not start_standard_services or not self._is_chief:
+                self._begin_run(runtime, sess, saves=False)  # its steps are seen all the same
         return sess
 
     def _begin_runtime(self, runtime: Runtime) -> None:

@@ -34,6 +34,7 @@ log = tf.compat.v1.logging
 
 declare("trainer.compile", "trainer.save", "trainer.after_last_step")
 
+FIRST_SAVE_S_MAX = 2.0  # how long the first step waits for the checkpoint before it
 FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last checkpoint
 
 
@@ -250,10 +251,13 @@ class TrainingRun:
         return self.boundary.runs + self.boundary.elsewhere
 
     def take_first(self) -> None:
-        """The checkpoint that a fresh state begins with.  That it cannot be had is no reason not to train."""
+        """The checkpoint that a fresh state begins with; a small one is on disk then, as programs expect that look for it.
+
+        That it cannot be had is no reason not to train.
+        """
         if self.snapshots is not None and self._origin.source == "fresh":
             try:
-                self._take("start")
+                self.snapshots.wait_told(self._take("start"), FIRST_SAVE_S_MAX)
             except (TimeoutError, OSError, NoRoom, tf.errors.OpError) as failure:
                 log.error("procsv: no checkpoint of the first state, training goes on: %s", failure)
 

@@ -123,7 +123,7 @@ class RemoteStore(Store):
 
     def _retain(self, plan: SaverPlan, catalog: RemoteCatalog, new: Kept, step: int) -> Outcome:
         base = files.name_of(plan.save_path)
-        first = first_keep(new.time, plan.keep_every_n_hours)
+        first = first_keep(plan.keep_from or new.time, plan.keep_every_n_hours)
         rule = Rule(plan.max_to_keep, plan.keep_every_n_hours, self._memory.next_keep(base, first))
         kept = [Kept(p, _written(catalog, p), not files.name_of(p).startswith(base)) for p in catalog.kept]
         # What the program has saved since by itself stays the latest.

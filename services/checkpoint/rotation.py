@@ -87,7 +87,7 @@ class Rotation:
     def _rule(self, plan: SaverPlan, now: float, next_keep: float | None = None) -> Rule:
         if next_keep is None:
             base = Path(absolute_save_path(plan)).name
-            next_keep = self._memory.next_keep(base, first_keep(now, plan.keep_every_n_hours))
+            next_keep = self._memory.next_keep(base, first_keep(plan.keep_from or now, plan.keep_every_n_hours))
         return Rule(plan.max_to_keep, plan.keep_every_n_hours, next_keep)
 
 

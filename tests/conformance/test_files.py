@@ -174,6 +174,33 @@ def test_lowering_the_number_of_checkpoints_to_keep(kind: Kind, tmp_path: Path) 
     assert len(left) == (2 if kind.differs("fewer checkpoints to keep") else 3)
 
 
+def test_a_saver_that_keeps_all_remembers_none_and_lists_the_latest(kind: Kind, tmp_path: Path) -> None:
+    model = Model()
+    saver = tf1.train.Saver(max_to_keep=0)
+    supervisor = kind.Supervisor(logdir=str(tmp_path), saver=saver, save_summaries_secs=0)
+    with supervisor.managed_session() as session:
+        wait_for(has_checkpoint(tmp_path, "model.ckpt-0"))
+        for step in (1, 2):
+            session.run(model.train)
+            saver.save(session, supervisor.save_path, global_step=model.step)
+            assert listed(tmp_path) == (str(tmp_path / f"model.ckpt-{step}"), [str(tmp_path / f"model.ckpt-{step}")])
+            assert saver.last_checkpoints == []
+    assert saver.last_checkpoints == []
+    assert {path.stem for path in tmp_path.glob("*.index")} == {f"model.ckpt-{step}" for step in range(3)}
+
+
+def test_the_hours_of_those_to_keep_for_good_count_from_when_the_saver_was_made(kind: Kind, tmp_path: Path) -> None:
+    model = Model()
+    saver = tf1.train.Saver(max_to_keep=1, keep_checkpoint_every_n_hours=1e-9)
+    supervisor = kind.Supervisor(logdir=str(tmp_path), saver=saver, save_model_secs=0.1, save_summaries_secs=0)
+    with supervisor.managed_session() as session:
+        wait_for(has_checkpoint(tmp_path, "model.ckpt-0"))
+        session.run(model.train)
+        wait_for(has_checkpoint(tmp_path, "model.ckpt-1"))
+    assert [Path(path).name for path in listed(tmp_path)[1]] == ["model.ckpt-1"]
+    assert (tmp_path / "model.ckpt-0.index").exists()
+
+
 def test_the_next_session_has_a_file_of_its_own_unless_the_writer_stays_open(kind: Kind, tmp_path: Path) -> None:
     for name, closes, files in (("closed", True, 2), ("open", False, 1)):
         with tf.Graph().as_default():

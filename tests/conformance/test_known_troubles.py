@@ -139,9 +139,10 @@ def test_shards_of_a_parameter_server_that_shares_no_files(
     with parameter_server(tmp_path / "there") as server:
         with tf.device("/job:chief"):
             step = tf1.train.get_or_create_global_step()
-        with tf.device("/job:ps"):
+        with tf.device("/job:ps"), tf1.variable_scope("", partitioner=tf1.fixed_size_partitioner(2)):
             weights = tf1.get_variable("weights", [100], initializer=tf1.ones_initializer())
-        train = tf.group(tf1.assign_add(step, 1), tf1.assign_add(weights, tf.ones([100])))
+            more = [tf1.assign_add(part, tf.ones([50])) for part in weights]
+        train = tf.group(tf1.assign_add(step, 1), *more)
         saver = tf1.train.Saver(sharded=True)
         supervisor = kind.Supervisor(logdir="logdir", saver=saver, save_summaries_secs=0)
 
@@ -155,6 +156,9 @@ def test_shards_of_a_parameter_server_that_shares_no_files(
             train_a_step()
             assert (saved(here / "logdir", "weights") == 2).all()
             assert saved(here / "logdir", "global_step") == 1
+            train_a_step()  # the server's restore op finds no file there
+            assert (saved(here / "logdir", "weights") == 3).all()
+            assert saved(here / "logdir", "global_step") == 2
         else:
             with pytest.raises((tf.errors.NotFoundError, ValueError, tf.errors.OpError)):
                 train_a_step()

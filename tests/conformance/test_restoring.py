@@ -106,6 +106,26 @@ def test_a_session_manager_of_the_users_restores_too(kind: Kind, tmp_path: Path)
             assert session.run(model.step) == 2
 
 
+def test_a_session_is_recovered_from_a_checkpoint_or_said_not_to_be_and_never_initialized(
+    kind: Kind, tmp_path: Path
+) -> None:
+    model = Model()
+    supervisor = kind.Supervisor(logdir=str(tmp_path), **QUIET)
+    manager, saver = supervisor.session_manager, supervisor.saver
+
+    def recovered(**where: str) -> tuple[bool, int | None]:
+        session, is_recovered = manager.recover_session("", saver=saver, **where)
+        with session:
+            return is_recovered, int(session.run(model.step)) if is_recovered else None
+
+    assert recovered(checkpoint_dir=str(tmp_path)) == (False, None)
+    leave(tmp_path, 2)
+    assert recovered(checkpoint_dir=str(tmp_path)) == (True, 2)
+    assert recovered(checkpoint_filename_with_path=str(tmp_path / "model.ckpt-1")) == (True, 1)
+    with pytest.raises(ValueError, match="Can not provide both checkpoint_dir and checkpoint_filename_with_path"):
+        recovered(checkpoint_dir=str(tmp_path), checkpoint_filename_with_path=str(tmp_path / "model.ckpt-1"))
+
+
 def test_a_relative_logdir_has_relative_paths(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = Model()

@@ -121,6 +121,33 @@ def test_loop_without_interval_calls_back_to_back(supervisor: Any) -> None:
         assert enough.wait(20)
 
 
+@pytest.mark.parametrize("interval_s", [0.01, None])
+def test_a_loop_that_was_stopped_is_told_so_and_one_that_failed_is_not(
+    supervisor: Any, interval_s: float | None
+) -> None:
+    told: list[str] = []
+    gate, called = threading.Event(), threading.Event()
+
+    def looped(name: str, target: Any) -> None:
+        looper = supervisor.loop(interval_s, target)
+        looper.stop_loop = lambda: told.append(name)
+        gate.set()
+
+    def call() -> None:
+        called.set()
+        gate.wait(20)
+
+    with supervisor.managed_session():
+        looped("stopped", call)
+        assert called.wait(20)
+    assert told == ["stopped"]
+    gate.clear()
+    with pytest.raises(Mishap), supervisor.managed_session():  # noqa: PT012
+        looped("failed", lambda: gate.wait(20) and fail(Mishap()))
+        supervisor.wait_for_stop()
+    assert told == ["stopped"]
+
+
 def test_loop_wants_a_target_for_its_arguments(supervisor: Any) -> None:
     with pytest.raises(ValueError, match="'args' and 'kwargs' argument require that you also pass 'target'"):
         supervisor.loop(1, None, args=(1,))

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tests.support.launched import NEWS_S_MAX, environment
 
 pytestmark = pytest.mark.fault
-ENDS_S_MAX = 60.0  # half of the grace, which TensorFlow's class waits out where a thread is blocked
+ENDS_S_MAX = 60.0  # of an hour's grace, which TensorFlow's class waits out where a thread is blocked
 
 PROGRAM = """
 import json, signal, sys, threading, time
@@ -33,7 +33,8 @@ class Mishap(Exception):
 
 def supervised(logdir, **options):
     step = tf1.train.get_or_create_global_step()
-    return procsv.Supervisor(logdir=logdir and f"{{sys.argv[1]}}/{{logdir}}", **options), step
+    logdir = logdir and f"{{sys.argv[1]}}/{{logdir}}"
+    return procsv.Supervisor(logdir=logdir, stop_grace_secs=3600, **options), step
 
 
 def fail():

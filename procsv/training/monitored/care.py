@@ -7,8 +7,10 @@ connection keeps its Care: each raw session has a TrainingRun of its own.  Never
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -45,14 +47,16 @@ def take_care(hooks: list[Any], creator: Any, snapshot_secs: Any, final_checkpoi
     """Who looks after a session with these hooks; None where TensorFlow's ways do.
 
     The hook whose checkpoints are kept is the first that saves where the session restores from, else the first that
-    saves at all.  UserError under `procsv launch` if that is not the run's logdir.
+    saves at all.  UserError under `procsv launch` if that is not the run's logdir.  Of a worker nothing is kept here.
     """
+    launched = current()
     if isinstance(creator, tf_monitored.WorkerSessionCreator):
-        return None
+        if launched is None or launched.training is not None:
+            return None
+        return Care(launched, launched.start.logdir, None, snapshot_secs, final_checkpoint)
     savers = [hook for hook in hooks if isinstance(hook, CheckpointSaverHook)]
     restored_from = getattr(creator, "_checkpoint_dir", None)
     hook = next((s for s in savers if _is_same(s._checkpoint_dir, restored_from)), next(iter(savers), None))
-    launched = current()
     if hook is not None:
         runtime, logdir = attach(hook._checkpoint_dir, may_save=True)
     elif launched is not None and launched.training is None:
@@ -134,6 +138,16 @@ class Care:
             self._manager = creator._session_manager = session_manager(creator._scaffold, tf1.get_default_graph())
             if self._hook is not None and _is_same(self._hook._checkpoint_dir, creator._checkpoint_dir):
                 self._manager.runtime = self._runtime
+
+    @contextlib.contextmanager
+    def waiting(self, creator: Any) -> Iterator[None]:
+        """While `creator` makes the session: a worker's waits for its chief, which is no hang."""
+        if not isinstance(creator, tf_monitored.WorkerSessionCreator):
+            yield
+            return
+        with self._runtime.waiting(creator._max_wait_secs):
+            yield
+            self._runtime.phase = Phase.COMPILE
 
     def _keep(self, graph: Any) -> None:
         """Decides once how the checkpoints of the finalized `graph` are kept, and says so to the service."""

@@ -46,7 +46,8 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
             creator._master = resolve_master(creator._master)
         if care is not None:
             care.before_session(creator)
-        self.tf_sess = creator.create_session()
+        with contextlib.nullcontext() if care is None else care.waiting(creator):
+            self.tf_sess = creator.create_session()
         coord = self.coord = Coordinator(clean_stop_exception_types=[])
         try:
             coord.may_be_idle = bool(getattr(creator, "_master", ""))
