@@ -188,6 +188,19 @@ def read_restore_graph(saver: Any, graph: Any) -> RestoreGraph:
     return RestoreGraph(name, outputs)
 
 
+def is_restore(fetches: Any, graph: Any) -> bool:
+    """Whether a call that fetches this is a Saver's restore, which fetches its op by name."""
+    if not isinstance(fetches, str) or ":" in fetches:
+        return False
+    groups, assignments = [graph.get_operation_by_name(fetches)], set()
+    while groups:  # one for each shard, and one over them
+        for op in groups.pop().control_inputs:
+            groups.extend([op] if op.type == "NoOp" else [])
+            assignments.add(op)
+    values = {t.op for assignment in assignments for t in assignment.inputs}
+    return any(op.type in RESTORE_OPS or any(t.op.type in RESTORE_OPS for t in op.inputs) for op in values)
+
+
 def _constant(op: Any) -> Any:
     while op.type == "Identity":
         op = op.inputs[0].op

@@ -25,6 +25,7 @@ from procsv.training.notice import Notice
 from procsv.training.progress import Progress, StepReader
 from procsv.training.restore import Origin
 from procsv.training.runtime import Runtime
+from procsv.training.save_graph import is_restore
 from procsv.training.session import Boundary, adopt
 from procsv.training.snapshotter import Snapshotter
 from procsv.training.training_share import BOUNDARY_SHARE, TRAINER_SHARE
@@ -116,6 +117,11 @@ class TrainingRun:
         """READY: the first call after the start that has moved the global step has ended."""
         step = self._steps.read()
         if step == self.first_step and step >= 0:
+            self.boundary.due = True
+            return
+        if self._origin.source == "fresh" and is_restore(self.boundary.fetches, self._session.graph):
+            # The program has its own checkpoints: what it goes on from is no step that was made here.
+            self._origin, self.first_step = Origin("checkpoint", "", step), step
             self.boundary.due = True
             return
         self._is_ready = True

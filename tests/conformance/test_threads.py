@@ -137,13 +137,17 @@ def test_a_loop_that_was_stopped_is_told_so_and_one_that_failed_is_not(
         called.set()
         gate.wait(20)
 
+    def call_and_fail() -> None:
+        gate.wait(20)
+        raise Mishap
+
     with supervisor.managed_session():
         looped("stopped", call)
         assert called.wait(20)
     assert told == ["stopped"]
     gate.clear()
     with pytest.raises(Mishap), supervisor.managed_session():  # noqa: PT012
-        looped("failed", lambda: gate.wait(20) and fail(Mishap()))
+        looped("failed", call_and_fail)
         supervisor.wait_for_stop()
     assert told == ["stopped"]
 

@@ -328,6 +328,25 @@ def test_a_supervisor_without_logdir_needs_nobody() -> None:
         assert not _services()
 
 
+def test_a_program_that_restores_by_itself_goes_on_from_that_step_and_the_journal_says_so(tmp_path: Path) -> None:
+    logdir = tmp_path / "logdir"
+    with graph() as model:
+        own = tf1.train.Saver()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(model.train)
+            trained = own.save(session, str(tmp_path / "trained"), global_step=model.step)
+    with graph() as model:
+        own = tf1.train.Saver()
+        with procsv.Supervisor(logdir=str(logdir), summary_op=None).managed_session() as session:
+            own.restore(session, trained)
+            session.run(model.train)
+    journal = {entry["event"]: entry for entry in read_journal(logdir / "procsv" / "journal.jsonl")}
+    assert (journal["recovered"]["step"], journal["recovered"]["source"]) == (1, "checkpoint")
+    assert journal["ready"]["step"] == 2
+    assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 2
+
+
 def test_a_saver_with_an_op_of_its_own_is_served_by_that_op(tmp_path: Path) -> None:
     with graph() as model:
         with tf.control_dependencies([tf.no_op(), tf1.assign_add(tf1.get_variable("saves", [], tf.int32), 1)]):
