@@ -299,6 +299,8 @@ class Supervisor(tf_supervisor.Supervisor):
             self._began = False
             if self._own_saves is not None:
                 self._own_saves.end()
+            if isinstance(self._session_manager, SessionManager):
+                self._session_manager.runtime = None  # by itself it restores as TensorFlow's
             self._runtime.forget_stop(self._on_stop)
             self._runtime.phase = Phase.IDLE  # what the program does without a session may take any time
             self._runtime.end()

@@ -44,6 +44,7 @@ DIFFERENCES = {
     "graphs once": "B22: a file has each graph once, and graph.pbtxt is written once",
     "whole calls": "B0: a checkpoint has what hooks did after the step, too",
     "an end is an end": "a program that is resumed at its last step makes no step more than one that was never killed",
+    "flushes without a session": "a writer's events are in a file when flush returns, a new one for each flush outside of sessions",
     "marks at the start": "a session that goes on from a checkpoint says so in its event file",
 }
 

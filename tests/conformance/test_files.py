@@ -247,6 +247,19 @@ def test_a_writer_of_the_users_without_a_logdir(kind: Kind, tmp_path: Path) -> N
     assert words == ["file_version", "graph_def", "meta_graph_def", "value", "STOP"]
 
 
+def test_a_writer_that_is_used_without_a_session(kind: Kind, tmp_path: Path) -> None:
+    writer = kind.Supervisor(logdir=str(tmp_path)).summary_writer
+    written = []
+    for step in (1, 2):
+        value = tf1.Summary.Value(tag="by hand", simple_value=step)
+        writer.add_summary(tf1.Summary(value=[value]), step)
+        writer.flush()
+        written.append(sorted(event.step for event in events(tmp_path) if said(event) == "by hand"))
+    writer.close()
+    assert written == [[1], [1, 2]]
+    assert len(list(tmp_path.glob("events.out*"))) == (2 if kind.differs("flushes without a session") else 1)
+
+
 def test_a_global_step_of_one_element(kind: Kind, tmp_path: Path) -> None:
     step = tf1.get_variable("global_step", [1], tf.int64, initializer=tf1.zeros_initializer(), trainable=False)
     train = tf1.assign_add(step, [1])

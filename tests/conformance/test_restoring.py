@@ -121,6 +121,9 @@ def test_a_session_is_recovered_from_a_checkpoint_or_said_not_to_be_and_never_in
     assert recovered(checkpoint_dir=str(tmp_path)) == (False, None)
     leave(tmp_path, 2)
     assert recovered(checkpoint_dir=str(tmp_path)) == (True, 2)
+    with supervisor.managed_session() as session:
+        assert session.run(model.step) == 2
+    assert recovered(checkpoint_dir=str(tmp_path)) == (True, 2)
     assert recovered(checkpoint_filename_with_path=str(tmp_path / "model.ckpt-1")) == (True, 1)
     with pytest.raises(ValueError, match="Can not provide both checkpoint_dir and checkpoint_filename_with_path"):
         recovered(checkpoint_dir=str(tmp_path), checkpoint_filename_with_path=str(tmp_path / "model.ckpt-1"))
