@@ -10,9 +10,9 @@ from typing import Any
 import click
 import msgspec
 
+from procsv.cli.alone import look_at
 from procsv.cli.asking import ask, find_run
 from procsv.ipc.messages import Status, StatusRequest
-from procsv.ipc.pulse import PulseReader
 from procsv.ipc.runfile import FINAL_STATES, NO_STEP, RunFile, host_is_alive
 from procsv.ipc.units import show_duration, show_size
 
@@ -42,8 +42,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
     shown: dict[str, Any] = {"running": alive and run.ended_at is None, **msgspec.to_builtins(run)}
     for name in _NOT_SHOWN:
         del shown[name]
-    shown["processes"] = []
-    shown["snapshots"] = _snapshots(run) if shown["running"] else None  # its own host answers no questions
+    shown |= look_at(run) if shown["running"] else {"processes": [], "snapshots": None}
     if not alive:
         shown["next_restart_in"] = shown["next_save_in"] = None
         if not run.places.shm_dir.is_dir():
@@ -51,14 +50,6 @@ def read_status(run: RunFile) -> dict[str, Any]:
         if run.state not in FINAL_STATES:
             shown["state"] = INTERRUPTED
     return shown
-
-
-def _snapshots(run: RunFile) -> dict[str, str | int | float] | None:
-    """What the trainer's pulse says of its snapshots."""
-    reader = PulseReader(run.places.pulse("trainer", run.incarnation))
-    beat = reader.read()
-    reader.close()
-    return beat.snapshots.as_status() if beat is not None and beat.snapshots.spacing else None
 
 
 # -- for people ------------------------------------------------------------------------------------------------

@@ -89,6 +89,8 @@ class Book:
         self._turn("starting", self._asked_s(entry, now_s))
         self._is_open = True
         self._account.outcome = ""
+        if entry.get("role") == "trainer":  # a Supervisor without a watchdog: nobody has started it
+            self._spawned(entry, now_s)
 
     def _asked_s(self, entry: Entry, now_s: float) -> float:
         """When somebody said `procsv launch`: the watchdog's own start is part of the time, too."""

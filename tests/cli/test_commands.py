@@ -19,8 +19,10 @@ import pytest
 from procsv.cli.asking import find_run
 from procsv.cli.main import COMMANDS
 from procsv.cli.status import read_status
+from procsv.ipc.locks import FileLock
 from procsv.ipc.places import find_places
 from procsv.ipc.process import identify
+from procsv.ipc.pulse import Phase, PulseWriter
 from procsv.ipc.runfile import RunFile, read_run, write_run
 
 ROOT = Path(__file__).parents[2]
@@ -208,6 +210,26 @@ def test_status_of_a_host_that_does_not_answer_takes_less_than_a_second(tmp_path
     assert status["step"] == 840
     run.places.control_socket.unlink()
     run.places.run_dir.rmdir()
+
+
+def test_status_of_a_supervisor_without_a_watchdog_reads_its_pulse(tmp_path: Path) -> None:
+    me = identify(os.getpid())
+    run = a_run(tmp_path, started=me.started, step=0)
+    run.places.run_dir.mkdir(parents=True)
+    pulse, lock = PulseWriter(run.places.pulse("trainer", 3)), FileLock(run.places.service_lock("summary"))
+    pulse.phase, pulse.step = Phase.STEP, 860
+    pulse.beat(time.monotonic())
+    assert lock.try_acquire("the service", time.time())
+    status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
+
+    assert (status["running"], status["step"], status["durable_step"]) == (True, 860, 800)
+    rows = {row["role"]: row for row in status["processes"]}
+    assert (rows["trainer"]["pid"], rows["trainer"]["phase"], set(rows)) == (me.pid, "step", {"trainer", "summary"})
+    assert rows["trainer"]["rss"] > 0
+    assert "860" in procsv("status", str(tmp_path)).stdout
+    pulse.close()
+    lock.release()
+    shutil.rmtree(run.places.run_dir)
 
 
 def test_stop_says_that_nobody_runs_the_run(tmp_path: Path) -> None:

@@ -63,6 +63,14 @@ def test_a_run_without_faults_starts_and_is_kept() -> None:
     assert account.failures == account.lost_steps == 0
 
 
+def test_a_supervisor_without_a_watchdog_has_its_training_counted() -> None:
+    trained = _start(0, 1, 0, 10, "fresh")[1:]  # nobody has spawned it
+    saved = [_at(109, "checkpoint_durable", step=101), _at(110, "stopped", step=101)]
+    account = _account(_at(0, "run_started", pid=7), trained, saved)
+    assert _totals(account) == {"starting": 10, "kept": 100}
+    assert (account.incarnations[0].pid, account.last_step, account.outcome) == (7, 101, "stopped")
+
+
 def test_a_program_that_has_saved_and_asks_to_be_started_again_has_not_failed() -> None:
     asked = {**_death(21, 1, 11, "exit-code"), "code": 75, "signal": None}
     account = _account(_launch(0), _start(1, 1, 0, 11, "fresh"), asked, _start(22, 2, 11, 30), _done(111, 2, 101))
