@@ -10,16 +10,20 @@ import os
 import select
 import signal
 import sys
+import threading
 
 import click
 
 from procsv.cli.asking import ask, find_run
+from procsv.ipc.clock import SystemClock
 from procsv.ipc.errors import UserError
+from procsv.ipc.locks import FileLock
 from procsv.ipc.messages import StopRun
 from procsv.ipc.runfile import RunFile, host_is_alive
 
 ASK_S_MAX = 5.0  # a watchdog answers at once; one that is stopped (Ctrl-Z) does not
 LOOK_S = 1.0
+SAVE_S_MAX, SAVE_LOOK_S = 60.0, 0.05  # of a service that saves what its host has left
 
 
 @click.command("stop")
@@ -32,6 +36,7 @@ def command(directory: str, now: bool) -> None:
     if pidfd is None:
         click.echo(f"nobody runs {run.logdir}: {_how(run)}")
         return
+    is_alone = not run.places.control_socket.exists()
     try:
         _ask(run, now, pidfd)
         click.echo(f"stopping {run.target} (process {run.pid}){' now' if now else ''} …")
@@ -39,9 +44,10 @@ def command(directory: str, now: bool) -> None:
             pass  # a stop has its own deadline, in the watchdog
     finally:
         os.close(pidfd)
+    is_saved = _see_service_out(run)
     after = find_run(directory)
     click.echo(f"ended: {_how(after)}")
-    sys.exit(0 if after.exit_code in (0, 75) else 1)
+    sys.exit(0 if after.exit_code in (0, 75) or (is_alone and is_saved) else 1)
 
 
 def _open(run: RunFile) -> int | None:
@@ -61,6 +67,17 @@ def _ask(run: RunFile, now: bool, pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
     elif not select.select([pidfd], [], [], 0)[0]:
         raise UserError(f"process {run.pid} does not answer; is it stopped? `kill -CONT {run.pid}` would wake it", 1)
+
+
+def _see_service_out(run: RunFile) -> bool:
+    """A host that the signal has killed leaves the saving to the service, which ends after it; False if that takes too long."""
+    lock, clock = FileLock(run.places.service_lock("checkpoint")), SystemClock()
+    until_s, pause = clock.monotonic() + SAVE_S_MAX, threading.Event()
+    while lock.is_held():
+        if clock.monotonic() > until_s:
+            return False
+        pause.wait(SAVE_LOOK_S)
+    return True
 
 
 def _how(run: RunFile) -> str:

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -239,6 +240,23 @@ def test_stop_says_that_nobody_runs_the_run(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "nobody runs" in done.stdout
     assert "step 800 is on disk" in done.stdout
+
+
+def test_stop_of_a_supervisor_without_a_watchdog_waits_until_its_service_has_saved(tmp_path: Path) -> None:
+    host = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    run = a_run(tmp_path, pid=host.pid, started=identify(host.pid).started)
+    run.places.run_dir.mkdir(parents=True)
+    lock = FileLock(run.places.service_lock("checkpoint"))
+    assert lock.try_acquire("the service", time.time())
+    with subprocess.Popen(
+        [sys.executable, "-m", "procsv.cli.main", "stop", str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as stopping:
+        assert host.wait(60) == -signal.SIGTERM
+        (tmp_path / "model.ckpt-850.manifest.json").write_text('{"step": 850}')
+        lock.release()
+        said, _ = stopping.communicate(timeout=60)
+    assert (stopping.returncode, "step 850 is on disk" in said) == (0, True), said
+    shutil.rmtree(run.places.run_dir)
 
 
 def test_logs_shows_the_newest_incarnation_of_a_role(tmp_path: Path) -> None:
