@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from procsv.ipc import headway
 from procsv.ipc.failpoints import declare, failpoint
 
 declare("disk.full")
@@ -38,12 +39,15 @@ def create(path: Path, mode: int = 0o666, *, replace: bool = False) -> int:
 def write(fd: int, data: bytes | memoryview) -> int:
     """Appends; how many bytes the system took."""
     failpoint("disk.full")
-    return os.write(fd, data)
+    size = os.write(fd, data)
+    headway.move()
+    return size
 
 
 def fsync(fd: int) -> None:
     """Once it has failed, what was written is lost: the file is thrown away, never synced again."""
     os.fsync(fd)
+    headway.move()
 
 
 def fsync_path(path: Path) -> None:
@@ -53,11 +57,13 @@ def fsync_path(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+    headway.move()
 
 
 def rename(source: Path, target: Path) -> None:
     """Replaces `target` if it is there."""
     os.rename(source, target)  # noqa: PTH104  the call itself
+    headway.move()
 
 
 def link(source: Path, target: Path) -> None:
@@ -66,6 +72,7 @@ def link(source: Path, target: Path) -> None:
 
 def unlink(path: Path) -> None:
     os.unlink(path)  # noqa: PTH108
+    headway.move()
 
 
 def mkdir(path: Path) -> None:

@@ -59,8 +59,12 @@ class Identity:
 
 def _state_and_start(pid: int) -> tuple[str, float]:
     """The state letter and the start, in seconds from the boot, of `pid`; psutil.NoSuchProcess if it is gone."""
+    return _state_in(Path(f"/proc/{pid}/stat"), pid)
+
+
+def _state_in(stat: Path, pid: int) -> tuple[str, float]:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        text = stat.read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         raise psutil.NoSuchProcess(pid) from None
     fields = text.rpartition(")")[2].split()  # the name before it may hold anything
@@ -70,6 +74,11 @@ def _state_and_start(pid: int) -> tuple[str, float]:
 def process_state(pid: int) -> str:
     """The letter of its state in /proc: R, S, D, T …; psutil.NoSuchProcess if it is gone."""
     return _state_and_start(pid)[0]
+
+
+def thread_states(pid: int) -> set[str]:
+    """The letters of all its threads; psutil.NoSuchProcess if it, or one of them, is gone."""
+    return {_state_in(task / "stat", pid)[0] for task in Path(f"/proc/{pid}/task").iterdir()}
 
 
 def boot_id() -> str:

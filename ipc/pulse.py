@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-# magic, guard, phase, step, work, beat_ns, extended_ns, refused; then the fields of Snapshots
-_FORMAT = struct.Struct("=8sQQqQqqQBdQddd")
-_MAGIC = b"procsv\x00\x03"
+# magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved; then the fields of Snapshots
+_FORMAT = struct.Struct("=8sQQqQqqQQBdQddd")
+_MAGIC = b"procsv\x00\x04"
 _READ_TRIES_MAX = 100  # the writer holds the guard for about a microsecond
 
 
@@ -97,6 +97,7 @@ class Beat:
     extended_s: float  # monotonic deadline that procsv.extend() has pushed out; 0.0 if none
     snapshots: Snapshots = Snapshots()  # of a trainer
     refused: int = 0  # messages that were not fit to be heard (a service's; it has a socket of its own)
+    moved: int = 0  # how far the jobs that a service has have come; 0: it has none, or none that could say
 
 
 class PulseWriter:
@@ -117,6 +118,7 @@ class PulseWriter:
         self.extended_s = 0.0
         self.snapshots = Snapshots()
         self.refused = 0
+        self.moved = 0
 
     def beat(self, now_s: float) -> None:
         """Writes the fields down.  Killed in between: the guard stays odd and readers keep the last beat."""
@@ -134,6 +136,7 @@ class PulseWriter:
             int(now_s * 1e9),
             int(self.extended_s * 1e9),
             self.refused,
+            self.moved,
             int(shown.spacing),
             shown.interval_s,
             shown.taken,
@@ -162,12 +165,13 @@ class PulseReader:
         assert self._map is not None
         for _ in range(_READ_TRIES_MAX):
             fields = _FORMAT.unpack_from(self._map, 0)
-            magic, guard, phase, step, work, beat_ns, extended_ns, refused, spacing, *costs = fields
+            magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, spacing, *costs = fields
             (again,) = struct.unpack_from("=Q", self._map, 8)
             # A guard of 0 is no guard: struct clears the place before it writes there.
             if magic == _MAGIC and guard == again != 0 and guard % 2 == 0:
                 snapshots = Snapshots(Spacing(spacing), *costs)
-                self._last = Beat(Phase(phase), step, work, beat_ns / 1e9, extended_ns / 1e9, snapshots, refused)
+                times = beat_ns / 1e9, extended_ns / 1e9
+                self._last = Beat(Phase(phase), step, work, *times, snapshots, refused, moved)
                 break
         return self._last
 

@@ -1,7 +1,8 @@
 """The stacks of a process, written by faulthandler: when it crashes, and when it is asked to.
 
-`arm` is called by the trainer's bootstrap before anything of the user's runs.  The handlers work in C, in microseconds, whether
-or not another thread holds the GIL.  The watchdog sends the signal, and reads the file when the process is dead.
+`arm` is called by the trainer's bootstrap before anything of the user's runs, `arm_log` by a service first of all.  The
+handlers work in C, in microseconds, whether or not another thread holds the GIL.  The watchdog sends the signal, and reads
+what was written when the process is dead.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 DUMP_SIGNAL = signal.SIGRTMIN + 5  # schedulers use SIGUSR1 and SIGUSR2, and the first real-time signals are glibc's
 
+STDERR = 2
 _files: list[FileIO] = []  # open as long as the process lives: the handlers know only their descriptors
 
 
@@ -20,5 +22,14 @@ def arm(path: Path) -> None:
     """From here on all stacks go to `path`, at DUMP_SIGNAL and at SIGSEGV, SIGFPE, SIGABRT, SIGBUS and SIGILL."""
     file = FileIO(path, "w")
     _files.append(file)
+    _arm(file)
+
+
+def arm_log() -> None:
+    """As `arm`, into what this process prints: its log."""
+    _arm(STDERR)
+
+
+def _arm(file: FileIO | int) -> None:
     faulthandler.enable(file, all_threads=True)
     faulthandler.register(DUMP_SIGNAL, file, all_threads=True, chain=False)

@@ -26,6 +26,7 @@ from procsv.ipc.messages import Inject
 from procsv.ipc.output import keep_output_going
 from procsv.ipc.places import make_private_dir
 from procsv.ipc.pulse import Phase, PulseWriter
+from procsv.ipc.stacks import arm_log
 from procsv.ipc.start import Start
 
 TICK_S_MAX = 1.0  # the loop looks around at least this often
@@ -67,14 +68,17 @@ class Tools:
 def serve(start: Start, make: Callable[[Tools], Service]) -> int:
     """Runs a service to its end; the exit code."""
     keep_output_going()
+    arm_log()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     clock, places = SystemClock(), start.places
     make_private_dir(places.run_dir)
     make_private_dir(places.shm_dir)
+    pulse = PulseWriter(places.pulse(start.role, start.incarnation))
+    pulse.phase = Phase.CONNECT
     lock = FileLock(places.service_lock(start.role))
-    _wait_for_lock(lock, start, clock)
+    _wait_for_lock(lock, start, clock, pulse)
     context = new_context()
     try:
         server = Server(
@@ -84,7 +88,6 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
         print(f"procsv {start.role}: {error}", file=sys.stderr)
         return error.exit_code
     wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    pulse = PulseWriter(places.pulse(start.role, start.incarnation))
     pulse.phase = Phase.IDLE
     tools = Tools(start, clock, server, pulse, lambda: os.eventfd_write(wake_fd, 1))
     service = make(tools)
@@ -99,11 +102,14 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
     return 0
 
 
-def _wait_for_lock(lock: FileLock, start: Start, clock: Clock) -> None:
+def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, pulse: PulseWriter) -> None:
     """A service of the run before may still be saving what a killed trainer left: it is given its time."""
     deadline_s = clock.monotonic() + PREDECESSOR_WAIT_S
     pause = threading.Event()
     while not lock.try_acquire(f"procsv {start.role} service", clock.wall()):
+        if start.lifeline_fd >= 0 and _is_cut(start.lifeline_fd):  # it has served nobody, and another serves by now
+            raise SystemExit(f"procsv {start.role}: whoever ran the run is dead")
+        pulse.beat(clock.monotonic())
         if clock.monotonic() > deadline_s:
             holder = lock.holder()
             raise SystemExit(f"procsv {start.role}: process {holder.pid if holder else '?'} still holds {lock.path}")

@@ -85,7 +85,7 @@ class PhaseLimits(_LimitsType):
     """`import=10m,save=1h`: seconds by phase."""
 
     name = "limits"
-    phases = ("import", "connect", "restore", "compile", "save", "stop")
+    phases = ("import", "connect", "restore", "compile", "save", "stop", "service")
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
         if isinstance(value, dict):

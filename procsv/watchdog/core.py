@@ -13,12 +13,12 @@ the run: starting in order, hearing the services' news, and ending in order:
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 from procsv.ipc.messages import Durable, Finish, Rejected, SaveFailed, Settled, TrainerEnded, Unwritable
 from procsv.ipc.runfile import NO_STEP
 from procsv.ipc.units import show_duration
-from procsv.watchdog import restart
 from procsv.watchdog.events import (
     CHECKPOINT,
     SERVICES,
@@ -39,6 +39,7 @@ from procsv.watchdog.events import (
     Said,
     Say,
     ServiceReady,
+    Signal,
     Spawn,
     Spawned,
     StandbySaid,
@@ -48,9 +49,8 @@ from procsv.watchdog.events import (
     TreeGone,
     WriteRun,
 )
-from procsv.watchdog.keeper import Keeper, ServiceState
+from procsv.watchdog.keeper import Keeper, ServiceState, keeper_of
 from procsv.watchdog.lifecycle import State
-from procsv.watchdog.restart import ServiceHistory
 from procsv.watchdog.saves import Saves
 from procsv.watchdog.settings import Settings
 from procsv.watchdog.standby import Standby
@@ -71,7 +71,7 @@ class Core:
         self._out: list[Action] = []
         self.standby = Standby(settings.standby, self._out)
         self.tasks = [Task(first_incarnation, settings, rng, now_s, self.standby, self._out)]
-        self.keepers = {role: Keeper(role, ServiceHistory(settings.policy)) for role in SERVICES}
+        self.keepers = {role: keeper_of(role, settings, self._out) for role in SERVICES}
         self.stop_source = ""  # who asked for the end; set before anything is done about it
         self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
         self.exit_code: int | None = None
@@ -102,7 +102,7 @@ class Core:
     def start(self, now_s: float) -> list[Action]:
         """The first actions: the services, then the trainer."""
         for keeper in self.keepers.values():
-            self._out.append(Spawn(keeper.role, keeper.start()))
+            self._out.append(Spawn(keeper.role, keeper.start(now_s)))
         self.task.start(now_s)
         return self._take()
 
@@ -153,7 +153,7 @@ class Core:
             self.task.next_due_s(),
             self.standby.next_due_s(),
             self._end_s,
-            *(keeper.restart_s for keeper in self.keepers.values()),
+            *(keeper.next_due_s() for keeper in self.keepers.values()),
         ]
         return min((due for due in dues if due is not None), default=None)
 
@@ -209,15 +209,7 @@ class Core:
             keeper.beat(event.beat)
         if keeper.role == CHECKPOINT:
             self._told_ended = 0
-        cause = self._service_cause(event, keeper)
-        fields = {
-            "pid": keeper.pid,
-            "code": event.exit.code,
-            "signal": event.exit.signal_name,
-            "cause": cause.word,
-            "step": event.beat.step if event.beat is not None else NO_STEP,
-            "evidence": cause.evidence,
-        }
+        fields = keeper.exited_fields(event, keeper.cause(event))
         keeper.ended(event.exit, self._is_needed(keeper, now_s), now_s)
         self._out.append(Journal("exited", event.role, event.incarnation, fields))
         if keeper.state is ServiceState.LOST:
@@ -226,11 +218,6 @@ class Core:
         elif keeper.restart_s is not None:
             text = f"the {keeper.role} service ended ({event.exit}); starting it again, training goes on"
             self._out.append(Say(text, is_bad=True))
-
-    def _service_cause(self, event: Ended, keeper: Keeper) -> restart.Cause:
-        if event.exit.code == 0 and keeper.state is not ServiceState.FINISHING:
-            return restart.Cause("exit-code", "exit code 0, although nobody had told it to finish")
-        return restart.find_cause(event.exit, None, stop_asked=False, we_killed=keeper.why_killed, oom=event.oom)
 
     def _is_needed(self, keeper: Keeper, now_s: float) -> bool:
         """Whether a service that has just died is started again."""
@@ -284,6 +271,8 @@ class Core:
         if self.task.pid:
             self.task.memory_step = event.memory_step
             self.task.watch(event.beats.get(TRAINER), event.is_stopped, now_s)
+        for role, keeper in self.keepers.items():
+            keeper.watch(event.beats.get(role), event.doing.get(role, ""), now_s)
         self.task.tick(now_s)
         self.standby.tick(now_s, event.room_bytes)
 
@@ -293,6 +282,7 @@ class Core:
         if not again:
             self._stop_s = now_s
             self._out.append(WriteRun())  # before any signal: nothing is started again from here on
+            self._wake_services()
             if event.is_notice:
                 fields = {"grace": self.settings.grace_s, "source": event.source}
                 self._out.append(Journal("preempt_notice", TRAINER, self.task.incarnation, fields))
@@ -330,13 +320,14 @@ class Core:
             self._end(now_s)
         for keeper in self.keepers.values():
             if keeper.is_due(now_s):
-                self._out.append(Spawn(keeper.role, keeper.start()))
+                self._out.append(Spawn(keeper.role, keeper.start(now_s)))
 
     def _end(self, now_s: float) -> None:
         """One more step of the end of the run."""
         if self._end_s is None:
             self._end_s = self._services_end_s(now_s) if self.stop_source else now_s + FINISH_S_MAX
             self._out.append(WriteRun())
+            self._wake_services()
         is_late = now_s >= self._end_s
         for keeper in self.keepers.values():
             if keeper.is_over:
@@ -352,6 +343,12 @@ class Core:
         is_hopeless = now_s >= self._end_s + TREE_S_MAX  # killed, and still there
         if is_hopeless or self._are_all_gone():
             self._quit(now_s)
+
+    def _wake_services(self) -> None:
+        """One that is stopped (SIGSTOP) would not hear that the run ends; to any other SIGCONT says nothing."""
+        for keeper in self.keepers.values():
+            if keeper.pid:
+                self._out.append(Signal(keeper.role, keeper.incarnation, signal.SIGCONT))
 
     def _are_all_gone(self) -> bool:
         return not self.standby.pid and all(keeper.is_over and not keeper.pid for keeper in self.keepers.values())

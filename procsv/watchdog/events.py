@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from procsv.ipc.runfile import NO_STEP
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from procsv.ipc.messages import Body, Finish, Message, TrainerEnded
     from procsv.ipc.process import Exit
     from procsv.ipc.promotion import Word
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 TRAINER, CHECKPOINT, SUMMARY, WATCHDOG = "trainer", "checkpoint", "summary", "watchdog"
 STANDBY = "standby"  # its incarnation is a number of its own
 SERVICES = (CHECKPOINT, SUMMARY)  # in the order in which they are started
+AT_DISK, STOPPED = "at-disk", "stopped"  # what a process does: it waits for a disk, or is frozen by SIGSTOP
 
 
 # -- events --------------------------------------------------------------------------------------------------
@@ -50,7 +53,7 @@ class Ended:
     beat: Beat | None = None
     words: LastWords | None = None
     memory_step: int = NO_STEP  # of the newest whole snapshot it left
-    stacks: str = ""  # what faulthandler has written
+    stacks: str = ""  # what faulthandler has written (of a service: to its log)
     oom: str = ""  # the kernel's evidence that something was killed for want of memory
     log: str = ""  # of a service, and how it ends
     last_lines: tuple[str, ...] = ()
@@ -89,6 +92,7 @@ class Ticked:
     memory_step: int = NO_STEP
     is_stopped: bool = False  # the trainer is frozen by SIGSTOP
     room_bytes: int | None = None  # free memory, if it was looked at
+    doing: Mapping[str, str] = field(default_factory=dict)  # of services that are quiet: AT_DISK, STOPPED or ""
 
 
 @dataclass(frozen=True, slots=True)

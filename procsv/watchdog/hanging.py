@@ -1,30 +1,42 @@
-"""Ending a trainer that hangs: its stacks first, then SIGABRT, then SIGKILL to its whole tree.
+"""Ending a process that hangs: its stacks first, then SIGABRT, then SIGKILL to its whole tree.
 
-Used by task.py.  Pure.  The ladder:
+Used by task.py for the trainer, by keeper.py for a service.  Pure.  The ladder:
 
     found          hang_detected is journaled; DUMP_SIGNAL makes faulthandler write all stacks, in C, GIL held or not
     5 s later      SIGABRT, and SIGCONT for one that is stopped: faulthandler writes (once more), and it dies
     10 s later     SIGKILL to the tree
-    30 s later     it is called unkillable (task.py): no second trainer is started beside it
+    30 s later     a trainer is called unkillable (task.py): no second one is started beside it
 """
 
 from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from procsv.ipc.stacks import DUMP_SIGNAL
 from procsv.ipc.units import show_duration
 from procsv.watchdog.events import TRAINER, Action, Journal, Say, Signal
-from procsv.watchdog.liveness import Hang, Liveness
 from procsv.watchdog.stacks import where_it_stood
 
 if TYPE_CHECKING:
     from procsv.ipc.process import Exit
     from procsv.ipc.pulse import Beat
+    from procsv.watchdog.liveness import Hang
 
 ENDED_BY_US = (signal.SIGABRT, signal.SIGKILL, DUMP_SIGNAL)  # the last: before the bootstrap had armed faulthandler
+
+
+class Alive(Protocol):
+    """What judges a process: liveness.py a trainer, service_liveness.py a service."""
+
+    def begin(self, now_s: float) -> None: ...
+    def look(self, beat: Beat | None, now_s: float, waits_for_disk: bool = False) -> None: ...
+    def hang(self, now_s: float) -> Hang | None: ...
+    def found(self, hang: Hang) -> None: ...
+
+
+L = TypeVar("L", bound=Alive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +48,21 @@ class Waits:
 
 
 @dataclass(slots=True)
-class Hanging:
-    """The trainer that runs: does it hang, and how far is its ending?"""
+class Hanging(Generic[L]):
+    """The process of a role that runs: does it hang, and how far is its ending?"""
 
-    liveness: Liveness
+    role: str
+    liveness: L
     waits: Waits
     out: list[Action]
     hang: Hang | None = None
-    _was_stopped: bool = False  # frozen by SIGSTOP when it was found
+    was_stopped: bool = False  # frozen by SIGSTOP when it was found
     _abort_s: float | None = None
     _kill_s: float | None = None
     _watches: bool = field(default=False)
 
     def begin(self, now_s: float) -> None:
-        """A new trainer."""
+        """A new process."""
         self.liveness.begin(now_s)
         self.hang, self._watches = None, True
         self._abort_s = self._kill_s = None
@@ -59,32 +72,34 @@ class Hanging:
         self._watches = False
         self._abort_s = self._kill_s = None
 
-    def is_found(self, beat: Beat | None, is_stopped: bool, now_s: float) -> bool:
+    def is_found(self, beat: Beat | None, is_stopped: bool, now_s: float, waits_for_disk: bool = False) -> bool:
         """Looks at the pulse; True once, when it is found hanging."""
         if not self._watches or self.hang is not None:
             return False
-        self.liveness.look(beat, now_s)
-        self.hang, self._was_stopped = self.liveness.hang(now_s), is_stopped
+        self.liveness.look(beat, now_s, waits_for_disk)
+        self.hang, self.was_stopped = self.liveness.hang(now_s), is_stopped
         return self.hang is not None
 
     def begin_ladder(self, incarnation: int, now_s: float) -> None:
         hang = self.hang
         assert hang is not None, "a ladder without a hang"
-        self.liveness.found(hang)
+        if not self.was_stopped:  # what somebody has frozen is not slow
+            self.liveness.found(hang)
         phase, seconds = hang.phase.name.lower(), round(hang.seconds, 1)
         fields = {"phase": phase, "seconds": seconds, "step": hang.step}
-        self.out.append(Journal("hang_detected", TRAINER, incarnation, fields))
-        self.out.append(Say(f"trainer {incarnation} hangs: {self._what()}; ending it", is_bad=True))
-        if not self._was_stopped:  # else it would wait, and write into the middle of what SIGABRT writes
-            self.out.append(Signal(TRAINER, incarnation, DUMP_SIGNAL))
+        self.out.append(Journal("hang_detected", self.role, incarnation, fields))
+        who = f"trainer {incarnation}" if self.role == TRAINER else f"the {self.role} service"
+        self.out.append(Say(f"{who} hangs: {self._what()}; ending it", is_bad=True))
+        if not self.was_stopped:  # else it would wait, and write into the middle of what SIGABRT writes
+            self.out.append(Signal(self.role, incarnation, DUMP_SIGNAL))
         self._abort_s = now_s + self.waits.abort_s
 
     def is_to_be_killed(self, incarnation: int, now_s: float) -> bool:
         """Goes on with the ladder; True once, when only SIGKILL is left."""
         if self._abort_s is not None and now_s >= self._abort_s:
             self._abort_s, self._kill_s = None, now_s + self.waits.kill_s
-            self.out.append(Signal(TRAINER, incarnation, signal.SIGABRT))
-            self.out.append(Signal(TRAINER, incarnation, signal.SIGCONT))
+            self.out.append(Signal(self.role, incarnation, signal.SIGABRT))
+            self.out.append(Signal(self.role, incarnation, signal.SIGCONT))
         if self._kill_s is not None and now_s >= self._kill_s:
             self._kill_s = None
             return True
@@ -103,5 +118,7 @@ class Hanging:
     def _what(self) -> str:
         assert self.hang is not None
         phase, limit = self.hang.phase.name.lower(), show_duration(self.hang.limit_s)
-        frozen = ", the process being stopped (SIGSTOP)" if self._was_stopped else ""
+        frozen = ", the process being stopped (SIGSTOP)" if self.was_stopped else ""
+        if self.hang.told:
+            return self.hang.told + frozen
         return f"no progress for {show_duration(self.hang.seconds)} in phase {phase}, which may take {limit}{frozen}"

@@ -1,4 +1,4 @@
-"""Keeps one service alive: when to start it, when its death counts, when it has finished.
+"""Keeps one service alive: when to start it, when it hangs, when its death counts, when it has finished.
 
 Used by core.py, one Keeper a service.  Pure.
 """
@@ -6,15 +6,22 @@ Used by core.py, one Keeper a service.  Pure.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from procsv.ipc.pulse import Beat, Phase
-from procsv.watchdog.restart import SERVICE_KILLS, ServiceDeath, ServiceHistory
+from procsv.ipc.runfile import NO_STEP
+from procsv.watchdog.events import AT_DISK, STOPPED, KillTree
+from procsv.watchdog.hanging import Hanging
+from procsv.watchdog.restart import SERVICE_KILLS, Cause, ServiceDeath, ServiceHistory, find_cause
+from procsv.watchdog.service_liveness import ServiceLiveness
+from procsv.watchdog.stacks import where_it_crashed
 
 if TYPE_CHECKING:
     from procsv.ipc.process import Exit
+    from procsv.watchdog.events import Action, Ended
+    from procsv.watchdog.settings import Settings
 
 NOT_SPAWNED_S = 1.0  # until the next try, where the system would not start a process
 
@@ -32,12 +39,19 @@ class ServiceState(Enum):
         return self.name.lower()
 
 
+def keeper_of(role: str, settings: Settings, out: list[Action]) -> Keeper:
+    """Of a service that is still to be started; `out` takes the actions."""
+    hanging = Hanging(role, ServiceLiveness(settings.limits), settings.waits, out)
+    return Keeper(role, ServiceHistory(settings.policy), hanging)
+
+
 @dataclass(slots=True)
 class Keeper:
     """One service, through its incarnations.  Its methods answer what is to be done about it."""
 
     role: str
-    history: ServiceHistory = field(default_factory=ServiceHistory)
+    history: ServiceHistory
+    hanging: Hanging[ServiceLiveness]
     state: ServiceState = ServiceState.WAITING
     incarnation: int = 0
     pid: int = 0
@@ -56,9 +70,10 @@ class Keeper:
     def is_over(self) -> bool:
         return self.state in (ServiceState.ENDED, ServiceState.LOST)
 
-    def start(self) -> int:
+    def start(self, now_s: float) -> int:
         """A new process is asked for; its incarnation."""
         self.incarnation += 1
+        self.hanging.begin(now_s)
         self.state, self.restart_s = ServiceState.STARTING, None
         self._work, self._phase = 0, Phase.IDLE
         return self.incarnation
@@ -71,6 +86,24 @@ class Keeper:
             self._work = beat.work
             self.history.worked()
         self._phase = beat.phase
+
+    def watch(self, beat: Beat | None, doing: str, now_s: float) -> None:
+        """Looks whether its process gets anywhere, and ends one that does not.  `doing`: AT_DISK, STOPPED or ""."""
+        if not self.pid:
+            return
+        if self.hanging.is_found(beat, doing == STOPPED, now_s, doing == AT_DISK):
+            self.hanging.begin_ladder(self.incarnation, now_s)
+        if self.hanging.is_to_be_killed(self.incarnation, now_s):
+            self.hanging.out.append(KillTree(self.role, self.incarnation))
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether `watch` wants to know what its process is doing."""
+        return bool(self.pid) and self.hanging.liveness.is_quiet
+
+    def next_due_s(self) -> float | None:
+        """When there is something to do, whatever else happens."""
+        return self.restart_s if self.restart_s is not None else self.hanging.next_due_s()
 
     def ready(self, incarnation: int) -> bool:
         """True if that is news."""
@@ -94,16 +127,38 @@ class Keeper:
         """We have killed it: its death is no news."""
         self.state, self.why_killed = ServiceState.ENDED, why
 
+    def cause(self, event: Ended) -> Cause:
+        """Why its process has died."""
+        if event.exit.code == 0 and self.state is not ServiceState.FINISHING:
+            return Cause("exit-code", "exit code 0, although nobody had told it to finish")
+        hang = "" if self.why_killed else self.hanging.evidence(event.exit, event.stacks)
+        where = where_it_crashed(event.stacks)
+        return find_cause(event.exit, None, False, self.why_killed, hang, event.oom, where)
+
+    def exited_fields(self, event: Ended, cause: Cause) -> dict[str, Any]:
+        """What the journal says of a death."""
+        return {
+            "pid": self.pid,
+            "code": event.exit.code,
+            "signal": event.exit.signal_name,
+            "cause": cause.word,
+            "step": event.beat.step if event.beat is not None else NO_STEP,
+            "evidence": cause.evidence,
+        }
+
     def ended(self, exit: Exit, needed: bool, now_s: float) -> None:
         """It is dead: wait for the next start, be over, or be lost."""
         was, self.pid = self.state, 0
+        self.hanging.end()
         if not needed or (was is ServiceState.FINISHING and exit.code == 0):
             self.state = ServiceState.ENDED
             return
         self._start_again(self._weigh(was, exit), str(exit), now_s)
 
     def _weigh(self, was: ServiceState, exit: Exit) -> ServiceDeath:
-        """SIGKILL comes from outside, whatever the service was at."""
+        """SIGKILL comes from outside, whatever the service was at, and so does SIGSTOP; a hang is its own."""
+        if self.hanging.evidence(exit, ""):
+            return ServiceDeath.KILLED if self.hanging.was_stopped else ServiceDeath.HUNG
         is_idle = was is ServiceState.SERVING and self._phase is not Phase.SAVE
         if is_idle and exit.signal is not None:
             return ServiceDeath.IDLE
@@ -119,7 +174,8 @@ class Keeper:
             self.state = ServiceState.LOST
             policy = self.history.policy
             times = policy.service_failures_max * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)
-            within = f"{policy.service_period_s:.0f} s"
-            self.why_lost = f"the {self.role} service failed {times} times within {within} (the last time: {how})"
+            within = f"failed {times} times within {policy.service_period_s:.0f} s"
+            what = f"hung {times} times with no job done" if death is ServiceDeath.HUNG else within
+            self.why_lost = f"the {self.role} service {what} (the last time: {how})"
         else:
             self.state, self.restart_s = ServiceState.WAITING, now_s + delay_s

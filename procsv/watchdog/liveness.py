@@ -42,6 +42,7 @@ PHASE_S_MAX: Mapping[Phase, float] = {
     Phase.STOP: 900.0,
     Phase.IDLE: math.inf,
 }
+SERVICE_S_MAX = 60.0
 STEP_S_LEAST, STEP_S_MOST = 120.0, 1800.0  # of the learned limit
 STEP_MEDIANS = 20.0  # the limit is so many times the median step
 STEPS_KNOWN_MIN = 3  # measured before the median is believed; until then a step may take STEP_S_MOST
@@ -57,6 +58,7 @@ class Limits:
     is_on: bool = True
     step_s: float | None = None  # None: learned
     phase_s: Mapping[Phase, float] = field(default_factory=lambda: PHASE_S_MAX)
+    service_s: float = SERVICE_S_MAX  # of a service: between two beats
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Hang:
     seconds: float
     limit_s: float
     step: int
+    told: str = ""  # where there is more to say than the phase
 
 
 @dataclass(slots=True)
@@ -112,8 +115,8 @@ class Liveness:
         self._last, self._stepped_s = None, None
         self._quiet_s, self._looked_s = 0.0, now_s
 
-    def look(self, beat: Beat | None, now_s: float) -> None:
-        """The pulse as it is now; None before the first."""
+    def look(self, beat: Beat | None, now_s: float, waits_for_disk: bool = False) -> None:
+        """The pulse as it is now; None before the first.  A trainer that waits for a disk makes no progress all the same."""
         self._quiet_s += min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
         self._looked_s = now_s
         last = self._last

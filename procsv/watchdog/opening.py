@@ -146,6 +146,11 @@ def _wait_for_leftovers(
         if not said:
             said = True
             say(f"the run before was killed; waiting for what it left to save and end: {names}")
+        for path in held.values():
+            if (
+                path.name != places.writer_lock.name
+            ):  # that one is held by heirs; a service ends a trainer that is stopped
+                FileLock(path).wake()
         wait(0.05)
 
 

@@ -19,10 +19,10 @@ import psutil
 
 from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.locks import FileLock
-from procsv.ipc.process import Child, process_state, spawn
+from procsv.ipc.process import Child, process_state, spawn, thread_states
 from procsv.ipc.promotion import Line
 from procsv.ipc.start import TRAINERS, Start
-from procsv.watchdog.events import STANDBY, TRAINER
+from procsv.watchdog.events import AT_DISK, STANDBY, STOPPED, TRAINER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -183,6 +183,14 @@ class Processes:
         with contextlib.suppress(psutil.Error, OSError):
             return running is not None and process_state(running.child.pid) in ("T", "t")
         return False
+
+    def doing(self, role: str) -> str:
+        """What its threads show: STOPPED by a signal, AT_DISK if one waits for a disk, or ""."""
+        running = self.running.get(role)
+        with contextlib.suppress(psutil.Error, OSError):
+            states = thread_states(running.child.pid) if running is not None else set()
+            return STOPPED if states & {"T", "t"} else AT_DISK if "D" in states else ""
+        return ""
 
     def usage(self, role: str) -> dict[str, float | int]:
         """Uptime in seconds, resident bytes, and percent of a core since the last asking."""

@@ -29,7 +29,6 @@ from procsv.ipc.messages import (
 )
 from procsv.ipc.pulse import Beat, PulseReader
 from procsv.ipc.runfile import RunFile
-from procsv.ipc.tail import last_lines
 from procsv.watchdog.events import (
     SERVICES,
     STANDBY,
@@ -69,7 +68,7 @@ from procsv.watchdog.memory import KillCounters, over_limit, tree_rss
 from procsv.watchdog.notices import LAST_S_MAX, Notices
 from procsv.watchdog.processes import Processes, Running, measure
 from procsv.watchdog.promoting import Promoter, room_for_standby
-from procsv.watchdog.remains import clear, last_words, memory_step, stacks
+from procsv.watchdog.remains import clear, last_words, memory_step, service_ended, stacks
 from procsv.watchdog.status import Facts, run_file, status_object
 
 if TYPE_CHECKING:
@@ -89,7 +88,6 @@ RUN_JSON_S = 1.0  # how often run.json follows the step
 CLEAR_S = 0.02  # how often a dead trainer's tree is looked at until it is gone
 SOCKET_S = 5.0  # how often the control socket is looked at: temp sweepers delete sockets
 REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to be gone
-SERVICE_LINES_SHOWN = 10  # of a service's log, when it has died for good
 WAIT_S_MIN = 0.005  # a deadline that is past and changes nothing does not make the loop spin
 
 
@@ -194,7 +192,8 @@ class Reactor:
         core, room = self._core, None
         if core.standby.is_due(self._clock.monotonic()):
             room = room_for_standby(core.task.pid, core.settings.memory_limit)
-        return Ticked(beats, memory_step(self._places), self._processes.is_stopped(TRAINER), room)
+        doing = {role: self._processes.doing(role) for role, keeper in core.keepers.items() if keeper.is_quiet}
+        return Ticked(beats, memory_step(self._places), self._processes.is_stopped(TRAINER), room, doing)
 
     def _look_at_memory(self) -> None:
         task, limit = self._core.task, self._core.settings.memory_limit
@@ -226,8 +225,7 @@ class Reactor:
             else:
                 self._clients[running.role].peer.outbox.forget()  # its successor is told anew by the core
                 self._asked[running.role].clear()
-                said, log = tuple(last_lines(running.log, SERVICE_LINES_SHOWN)), str(running.log)
-                event = Ended(running.role, running.incarnation, exit, beat, oom=oom, log=log, last_lines=said)
+                event = service_ended(running.role, running.incarnation, exit, beat, oom, running.log)
             self._handle(event)
             if running.role == TRAINER:
                 clear(self._places, running.incarnation)  # killed here: the next launch tidies

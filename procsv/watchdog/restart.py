@@ -7,6 +7,7 @@ imports for a minute, restores, and dies at the same step every time is no healt
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections import Counter
@@ -308,6 +309,7 @@ class ServiceDeath(Enum):
     IDLE = auto()  # killed from outside while it had nothing to do: never counts
     KILLED = auto()  # SIGKILL before it was ready or at work: from outside, but again and again it means no memory
     FAILED = auto()  # anything else before it was ready or at work, and its own exit
+    HUNG = auto()  # ended by us, as it got nowhere: counted however long ago it is, until a job is done
 
 
 @dataclass(slots=True)
@@ -326,9 +328,12 @@ class ServiceHistory:
         if death is ServiceDeath.IDLE:
             return 0.0
         policy = self.policy
-        recent = [death_s for death_s in self._deaths_s.get(death, []) if now_s - death_s < policy.service_period_s]
+        period_s = math.inf if death is ServiceDeath.HUNG else policy.service_period_s
+        recent = [death_s for death_s in self._deaths_s.get(death, []) if now_s - death_s < period_s]
         recent.append(now_s)
         self._deaths_s[death] = recent
+        if death is ServiceDeath.HUNG:
+            return 0.1 if len(recent) < policy.service_failures_max else None
         if death is ServiceDeath.KILLED:
             return 0.1 if len(recent) < SERVICE_KILLS * policy.service_failures_max else None
         return 0.1 * 4.0 ** (len(recent) - 1) if len(recent) < policy.service_failures_max else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from procsv.ipc.pulse import Phase
 from procsv.ipc.runfile import NO_STEP
 from procsv.watchdog.hanging import Waits
-from procsv.watchdog.liveness import PHASE_S_MAX, Limits
+from procsv.watchdog.liveness import PHASE_S_MAX, SERVICE_S_MAX, Limits
 from procsv.watchdog.restart import Policy
 
 if TYPE_CHECKING:
@@ -61,4 +61,5 @@ def _limits(options: Mapping[str, str]) -> Limits:
         phase: float(options.get(f"hang-{phase.name.lower()}-s", default_s)) for phase, default_s in PHASE_S_MAX.items()
     }
     phase_s[Phase.STEP] = 0.0  # it has a rule of its own
-    return Limits(told != "off", None if told in ("auto", "off") else float(told), phase_s)
+    step_s = None if told in ("auto", "off") else float(told)
+    return Limits(told != "off", step_s, phase_s, float(options.get("hang-service-s", SERVICE_S_MAX)))

@@ -85,7 +85,7 @@ class Task:
         self.life = Lifecycle()
         self.history = History(settings.policy, rng)
         liveness = Liveness(settings.limits, StepTimes(settings.learned_step_s))
-        self.hanging = Hanging(liveness, settings.waits, out)
+        self.hanging = Hanging(TRAINER, liveness, settings.waits, out)
         self.goodput = Goodput(now_s)
         self.incarnation = incarnation  # of the trainer that runs, or of the next one
         self.pid = 0

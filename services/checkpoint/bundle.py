@@ -15,6 +15,8 @@ from pathlib import Path
 
 import google_crc32c
 
+from procsv.ipc import headway
+
 TABLE_MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48
 _TRAILER_BYTES = 5  # after each block: its type and its checksum
@@ -202,6 +204,7 @@ def _is_intact(fd: int, entry: BundleEntry) -> bool:
             return False
         crc = google_crc32c.extend(crc, chunk)
         at += len(chunk)
+        headway.move()
     return mask(crc) == entry.crc32c
 
 

@@ -30,6 +30,11 @@ class LastOneOut:
         self._give_up_s = now_s + start.grace_s + OTHERS_S_MAX
         self._trainers = trainers
         self._has_begun_to_finish = False
+        self._wake_others()
+
+    def _wake_others(self) -> None:
+        """One that is stopped (SIGSTOP) would not hear that it is to end."""
+        FileLock(self._start.places.service_lock("summary")).wake()
 
     def may_finish(self, now_s: float) -> bool:
         """True once: when no trainer is left that could still hand over a snapshot."""

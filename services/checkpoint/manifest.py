@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from procsv.ipc import headway
 from procsv.ipc.messages import Reason
 
 MANIFEST_VERSION = 1
@@ -81,6 +82,7 @@ def sum_file(path: Path) -> FileSum:
         while got := os.readv(fd, [buffer]):
             digest.update(view[:got])
             size += got
+            headway.move()
     finally:
         os.close(fd)
     return FileSum(size, digest.hexdigest())

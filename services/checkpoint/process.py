@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from procsv.ipc import headway
 from procsv.ipc.channel import Heard
 from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import Durable, Finish, Hello, Rejected, SaverPlan, Snapshot, Staged, TrainerEnded
+from procsv.ipc.places import is_remote
 from procsv.ipc.process import Stranger
 from procsv.ipc.pulse import Phase
 from procsv.services.checkpoint.actions import (
@@ -204,6 +206,13 @@ class CheckpointService:
         pulse.phase = Phase.SAVE if self._core.is_saving else Phase.IDLE
         pulse.work = self._core.durable_count
         pulse.step = self._core.states.newest_step
+        pulse.moved = self._moved()
+
+    def _moved(self) -> int:
+        """How far the jobs have come, each of which moves the count; 0 if there are none, or none that could."""
+        is_busy = any(worker.is_busy for worker in (self._disk, self._checker, self._examiner))
+        made = None if is_remote(self._tools.start.logdir) or not is_busy else headway.made()
+        return 0 if made is None else made + 1
 
     # -- actions ----------------------------------------------------------------------------------------------
     def _do(self, actions: list[Action]) -> None:

@@ -48,8 +48,14 @@ class Worker:
         self._outcomes = outcomes
         self._niceness = niceness  # of this thread alone, and of those that it starts; with the last place at the disk
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._begun = self._ended = 0  # jobs
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job of its is not over."""
+        return self._begun > self._ended
 
     def do(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
         """Does `job` on the thread; then `then` or `failed` is called on the main thread."""
@@ -64,6 +70,7 @@ class Worker:
             else:
                 self._outcomes.add(lambda: then(result))
 
+        self._begun += 1
         self._jobs.put(run)
 
     def _run(self) -> None:
@@ -75,6 +82,7 @@ class Worker:
         while (job := self._jobs.get()) is not None:
             job()
             del job
+            self._ended += 1
 
     def close(self) -> None:
         self._jobs.put(None)

@@ -12,7 +12,7 @@ import mmap
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from procsv.ipc import disk
+from procsv.ipc import disk, headway
 from procsv.ipc.contents import Contents
 from procsv.ipc.failpoints import declare, failpoint
 from procsv.services.checkpoint.bundle import BadBundle, check_structure
@@ -39,7 +39,8 @@ def write(contents: Contents, memory: mmap.mmap, prefix: str) -> Written:
     except Unsupported:
         from procsv.services.checkpoint import tensorflow_writer
 
-        return Written(tensorflow_writer.write(contents, memory, prefix, _break_in_the_middle))
+        with headway.out_of_sight():
+            return Written(tensorflow_writer.write(contents, memory, prefix, _break_in_the_middle))
     bundle = BundleWriter(plan, memory, prefix)
     for number in range(plan.count):
         bundle.write_shard(number)
@@ -60,7 +61,8 @@ def read_back(contents: Contents, memory: mmap.mmap, written: Written) -> None:
     if not written.sums:
         from procsv.services.checkpoint import tensorflow_writer
 
-        tensorflow_writer.read_back(contents, memory, written.path)
+        with headway.out_of_sight():
+            tensorflow_writer.read_back(contents, memory, written.path)
         return
     try:
         check_structure(written.path)

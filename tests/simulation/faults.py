@@ -12,6 +12,7 @@ from tests.simulation.checkpoints import SAVE_PATH, files_of
 from tests.simulation.network import Weather
 from tests.simulation.processes import FOR_EVER_S, KILLED
 from tests.simulation.program import ProgramError
+from tests.simulation.services import ServiceProcess
 from tests.simulation.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 RECOVERY_S = 30.0  # what a fault of an instant may go on to disturb: back-off, restarts of services, saves tried again
 HANG_S_MAX = 550.0  # until a program that hangs is found and ended, the second time
+SERVICE_HANG_S_MAX = 400.0  # until a service is, the fourth time
 
 Fault = Callable[["Run", Random], str]
 
@@ -97,6 +99,24 @@ def stuck(run: Run, rng: Random) -> str:
         trainer.hang()
     run.world.disturb(HANG_S_MAX + RECOVERY_S)
     return f"trainer {trainer.incarnation} {'is stopped for ever' if is_stopped else 'hangs'}"
+
+
+def stuck_service(role: str) -> Fault:
+    """It is wedged, or stopped for ever."""
+
+    def fault(run: Run, rng: Random) -> str:
+        process = run.world.find(role)
+        if not isinstance(process, ServiceProcess) or not process.holds_lock:
+            return ""  # before it serves, nobody but its own watchdog could know of it
+        is_stopped = rng.random() < 0.5
+        if is_stopped:
+            process.freeze(FOR_EVER_S)
+        else:
+            process.wedge()
+        run.world.disturb(SERVICE_HANG_S_MAX + RECOVERY_S)
+        return f"{role} {process.incarnation} is {'stopped for ever' if is_stopped else 'wedged'}"
+
+    return fault
 
 
 def bad_network(run: Run, rng: Random) -> str:
@@ -253,6 +273,8 @@ FAULTS: dict[Fault, int] = {
     crash: 3,
     raise_error: 3,
     stuck: 1,
+    stuck_service("checkpoint"): 1,
+    stuck_service("summary"): 1,
     bad_network: 5,
     cut: 2,
     say_again: 4,

@@ -310,7 +310,8 @@ def i9_others_live_on(world: World, account: Account, fact: history.Fact) -> str
         return "" if is_ending or is_preempted else "a trainer stopped, although nobody had asked"
     if fact.role in (TRAINER, WATCHDOG, STANDBY):
         return ""
-    return "" if is_ending else f"the {fact.role} service ended ({fact.exit}, by {fact.by}) in the middle of a run"
+    is_right = is_ending or (fact.by == "watchdog" and fact.was_stuck)
+    return "" if is_right else f"the {fact.role} service ended ({fact.exit}, by {fact.by}) in the middle of a run"
 
 
 def i10_status_answers(world: World, account: Account, fact: history.Fact) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOOP_S_MIN = 0.005  # between two turns of a service that always wants another
 LOCK_LOOK_S = 0.1
+THAW_LOOK_S = 1.0
 JOB_OPERATIONS_MAX = 40  # a save makes about 25 disk operations; a kill comes before any of them, or after
 
 
@@ -62,8 +64,12 @@ class SimWorker(Worker):
     def __init__(self, process: ServiceProcess, outcomes: Outcomes) -> None:
         self._process, self._results = process, outcomes
         self._todo: deque[tuple[Callable[[], object], Callable[[Exception | None, object], None]]] = deque()
-        self._is_busy = False
+        self._has_begun = False
         process.workers.append(self)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._has_begun
 
     def do(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
         def over(error: Exception | None, result: object) -> None:
@@ -73,8 +79,8 @@ class SimWorker(Worker):
         self._begin()
 
     def _begin(self) -> None:
-        if self._todo and not self._is_busy:
-            self._is_busy = True
+        if self._todo and not self._has_begun:
+            self._has_begun = True
             self._process.world.clock.after(self._process.world.job_s(), self._end)
 
     def _end(self) -> None:
@@ -82,9 +88,9 @@ class SimWorker(Worker):
         if process.is_dead:
             return
         if process.is_frozen:
-            process.world.clock.at(process.frozen_until_s, self._end)
+            process.world.clock.at(min(process.frozen_until_s, process.world.clock.now_s + THAW_LOOK_S), self._end)
             return
-        self._is_busy = False
+        self._has_begun = False
         process.on_disk(self._run)
         self._begin()
 
@@ -100,7 +106,7 @@ class SimWorker(Worker):
 
     def interrupt(self) -> None:
         """The process is killed: its job is done in part, nobody hears of it, and the rest never is."""
-        if not self._is_busy or not self._todo:
+        if not self._has_begun or not self._todo:
             return
         disk = self._process.world.disk
         disk.kill_in = self._process.world.rng.randrange(JOB_OPERATIONS_MAX)
@@ -120,8 +126,11 @@ class SimLastOneOut(LastOneOut):
     """Who sees to it that nothing is left when the watchdog is dead; the decisions are the real ones."""
 
     def __init__(self, world: World, start: Start, trainers: list[Stranger], now_s: float) -> None:
-        super().__init__(start, trainers, now_s)
         self._world = world
+        super().__init__(start, trainers, now_s)
+
+    def _wake_others(self) -> None:
+        self._world.wake_holder("summary")
 
     def _is_trainer_gone(self) -> bool:
         return not self._world.writer_lock_is_held() and all(trainer.has_ended() for trainer in self._trainers)
@@ -237,10 +246,32 @@ class ServiceProcess(Process):
         self.workers: list[SimWorker] = []
         self.server: SimServer | None = None
         self._service: Service | None = None
-        self._has_heard_of_orphan = False
+        self._has_heard_of_orphan = self._has_to_abort = self._is_wedged = False
         self.wake(world.boot_s())
 
+    # -- signals ---------------------------------------------------------------------------------------------
+    def wedge(self) -> None:
+        """Its loop never comes round again; its other threads go on."""
+        self._is_wedged = True
+
+    @property
+    def is_stuck(self) -> bool:
+        return self._is_wedged or super().is_stuck
+
+    def hear_signal(self, number: int) -> None:
+        if number == signal.SIGABRT:
+            self._has_to_abort = True
+        elif number == signal.SIGCONT:
+            self.thaw()
+        else:
+            assert signal.SIGRTMIN <= number <= signal.SIGRTMAX, f"signal {number} to a service"  # its stacks
+        if self._has_to_abort and not self.is_frozen:  # it reaches a stopped process when that goes on
+            self.die(Exit(None, signal.SIGABRT), "watchdog")
+
+    # -- its loop --------------------------------------------------------------------------------------------
     def turn(self) -> None:
+        if self._is_wedged:
+            return
         if self._service is None and not self._begin():
             return
         service, server, now_s = self._service, self.server, self.world.clock.now_s
@@ -267,6 +298,8 @@ class ServiceProcess(Process):
     def _begin(self) -> bool:
         """Serves, once the service of the run before has let go of the logdir."""
         if self.world.holder(self.role) is not None:
+            if self.is_orphan:
+                self.die(Exit(1, None), "itself")
             self.wake(LOCK_LOOK_S)
             return False
         self.holds_lock = True

@@ -56,6 +56,30 @@ def test_row_09_a_process_that_is_stopped_for_a_while_is_not_restarted_and_catch
         assert not journaled(run, "service_restarted")
 
 
+@pytest.mark.parametrize("seconds", [1.5, 8.0])
+@pytest.mark.parametrize("role", ["checkpoint", "summary"])
+def test_row_10_a_service_that_is_stopped_for_ever_or_wedged_is_replaced_and_training_never_notices(
+    role: str, seconds: float
+) -> None:
+    for run in runs([(seconds, faults.stuck_service(role))], save_secs=3.0):
+        assert run.exit_code == DONE
+        assert not journaled(run, "restarting")
+        names = [entry.event for entry in _of(run, role) if entry.event != "checkpoint_durable"]
+        assert names == ["spawned", "hang_detected", "exited", "spawned", "service_restarted", "exited"]
+        assert [e.fields["cause"] for e in _of(run, role) if e.event == "exited"] == ["hang", "completed"]
+
+
+def _of(run: Run, role: str) -> list[history.Journaled]:
+    return [fact for _, fact in run.world.facts if isinstance(fact, history.Journaled) and fact.role == role]
+
+
+@pytest.mark.parametrize("role", ["checkpoint", "summary"])
+@pytest.mark.parametrize("beside", [faults.kill("trainer"), faults.stop, faults.preempt, faults.kill("watchdog")])
+def test_row_10_a_stuck_service_beside_another_fault_holds_up_nothing_for_ever(role: str, beside: faults.Fault) -> None:
+    for run in runs([(8.0, faults.stuck_service(role)), (9.0, beside), (27.0, faults.stuck_service(role))]):
+        assert run.exit_code == DONE
+
+
 def test_row_14_a_grandchild_that_survives_is_gone_before_the_next_trainer_starts() -> None:
     for run in runs([(9.0, faults.crash)], grandchild=True):  # I1 is checked at every start
         assert run.exit_code == DONE

@@ -24,6 +24,7 @@ from procsv.watchdog.core import Core
 from procsv.watchdog.events import (
     SERVICES,
     STANDBY,
+    STOPPED,
     TRAINER,
     WATCHDOG,
     Action,
@@ -100,6 +101,8 @@ class Watchdog(Process):
         if world.holder(WATCHDOG) is not None:
             self.die(Exit(EXIT_LOCKED, None), "itself")
         elif world.writer_lock_is_held() or any(world.holder(role) for role in SERVICES):
+            for role in SERVICES:
+                world.wake_holder(role)
             if now_s > self._give_up_s:
                 self.die(Exit(EXIT_LOCKED, None), "itself")
             self.wake(LOOK_S)
@@ -166,7 +169,9 @@ class Watchdog(Process):
         is_stopped = trainer is not None and trainer.is_frozen
         assert self.core is not None
         room = 2**40 if self.core.standby.is_due(self.world.clock.now_s) else None
-        return Ticked(self._beats(), self.world.memory.newest_step(), is_stopped, room)
+        quiet = [role for role, keeper in self.core.keepers.items() if keeper.is_quiet]
+        doing = {role: STOPPED if self.children[role].is_frozen else "" for role in quiet if role in self.children}
+        return Ticked(self._beats(), self.world.memory.newest_step(), is_stopped, room, doing)
 
     def _beats(self) -> dict[str, Beat]:
         beats = {role: self._beat(process) for role, process in self.children.items()}
@@ -327,7 +332,7 @@ class Watchdog(Process):
                 self._promote(number, incarnation)
             case Signal(role, incarnation, number):
                 child = self._find(role, incarnation)
-                assert child is None or isinstance(child, Trainer), f"signal {number} to {role}"
+                assert child is None or isinstance(child, Trainer | ServiceProcess), f"signal {number} to {role}"
                 if child is not None and not child.is_dead:
                     child.hear_signal(number)
             case KillTree(role, incarnation):

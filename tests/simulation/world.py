@@ -38,7 +38,7 @@ RUN_DIR = Path("/run")
 HANG_S = 20.0  # without progress, in what the model does by itself
 HANG_S_WAITING = 250.0  # in what waits for the services, which may be trying a save again after a minute, and again
 _LIMITS = dict.fromkeys(PHASE_S_MAX, HANG_S_WAITING) | {Phase.IMPORT: HANG_S, Phase.COMPILE: HANG_S}
-SETTINGS = Settings(Policy(delay_s_max=8.0), limits=Limits(step_s=HANG_S, phase_s=_LIMITS))
+SETTINGS = Settings(Policy(delay_s_max=8.0), limits=Limits(step_s=HANG_S, phase_s=_LIMITS, service_s=HANG_S))
 
 
 class Violation(AssertionError):
@@ -119,6 +119,11 @@ class World:
     def holder(self, role: str) -> Process | None:
         """Who holds that role's lock."""
         return next((p for p in self.processes.values() if p.role == role and p.holds_lock), None)
+
+    def wake_holder(self, role: str) -> None:
+        """SIGCONT to whoever holds that role's lock."""
+        if (holder := self.holder(role)) is not None:
+            holder.thaw()
 
     def process_died(self, process: Process, exit: Exit, by: str) -> None:
         self.processes.pop(process.pid, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import signal
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from procsv.ipc.messages import Durable, Finish, Hello, Loaded, Message, Recovered, Settled, TrainerEnded
@@ -19,6 +19,7 @@ from procsv.ipc.runfile import NO_STEP
 from procsv.watchdog.core import Core
 from procsv.watchdog.events import (
     CHECKPOINT,
+    SERVICES,
     STANDBY,
     TRAINER,
     Action,
@@ -65,7 +66,8 @@ class Process:
 @dataclass(slots=True)
 class World:
     """The core under test and everything around it.  `stubborn`: a killed trainer's tree stays.  `frozen`: it is stopped.
-    `immortal`: SIGKILL changes nothing (it waits for a disk that is gone).
+    `immortal`: SIGKILL changes nothing (it waits for a disk that is gone).  `silent`: services whose loop does not come round,
+    and what their threads show.
     """
 
     settings: Settings = field(default_factory=Settings)
@@ -73,6 +75,7 @@ class World:
     stubborn: bool = False
     frozen: bool = False
     immortal: bool = False
+    silent: dict[str, str] = field(default_factory=dict)
     refuses_spawns: bool = False
     refused: int = 0
     promotion: str = "begins"  # what a standby does that is to be the trainer: begins, cannot be told, is silent
@@ -194,9 +197,15 @@ class World:
         while self.now_s < until_s and self.quit is None:
             due_s = self.core.next_due_s() or until_s
             self.now_s = min(until_s, max(min(due_s, self.now_s + 0.5), self.now_s + 0.001))
-            beats = {role: process.beat for role, process in self.alive.items() if process.beat is not None}
+            beats = {role: beat for role, process in self.alive.items() if (beat := self._beat(process)) is not None}
             room_bytes = self.room_bytes if self.core.standby.is_due(self.now_s) else None
-            self.handle(Ticked(beats, self.memory_step, self.frozen, room_bytes))
+            self.handle(Ticked(beats, self.memory_step, self.frozen, room_bytes, self.silent))
+
+    def _beat(self, process: Process) -> Beat | None:
+        """A service that is up comes round all the time."""
+        if process.role in SERVICES and process.is_ready and process.role not in self.silent:
+            process.beat = replace(process.beat or Beat(Phase.IDLE, NO_STEP, 0, 0.0, 0.0), beat_s=self.now_s)
+        return process.beat
 
     def ready(self, *roles: str) -> World:
         """These services now hear what they are told."""

@@ -3,6 +3,7 @@
 STAND_IN_CHECKPOINT in its environment says how it is to behave:
     die        exits with code 9 before it is ready
     unsaved    cannot save what the trainer left
+    wedged     the first one's loop does not come round again once the trainer has spoken
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from procsv.ipc.messages import Finish, Restore, RestoreFrom, Settled, TrainerEnded
+from procsv.ipc.messages import Finish, Hello, Restore, RestoreFrom, Settled, TrainerEnded
 from procsv.ipc.start import take_start
 from procsv.services.runtime import Tools, serve
 
@@ -30,6 +31,8 @@ class StandIn:
         match heard.body:
             case Restore():
                 server.tell(heard.who, RestoreFrom("fresh", "", 0, 0, (), ""), re=heard.seq)
+            case Hello() if heard.role == "trainer" and is_wedged(self.tools):
+                gets_nowhere()
             case TrainerEnded():
                 server.tell(heard.who, Settled(-1, self.error), re=heard.seq)
             case Finish():
@@ -48,6 +51,15 @@ class StandIn:
         return self.finishing and not self.tools.server.unsaid("watchdog")
 
     def close(self) -> None:
+        pass
+
+
+def is_wedged(tools: Tools) -> bool:
+    return os.environ.get("STAND_IN_CHECKPOINT") == "wedged" and tools.start.incarnation == 1
+
+
+def gets_nowhere() -> None:
+    while True:
         pass
 
 

@@ -1,0 +1,91 @@
+"""Row 10 for services: one that is frozen for ever, or wedged, is found and replaced, and training goes on beside it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from procsv.cli.asking import find_run
+from procsv.cli.status import read_status
+from procsv.services.summary import continuity
+from tests.support.launched import Launched, launched
+
+pytestmark = pytest.mark.fault
+
+OPTIONS = {"hang-service-s": "5", "hang-abort-s": "0.3", "backoff-min-s": "0.05"}
+LAUNCHER = [sys.executable, str(Path(__file__).with_name("launch.py"))]
+STAND_IN_LAUNCHER = [sys.executable, str(Path(__file__).parents[1] / "watchdog" / "stand_ins" / "launch.py")]
+STEPS = 700
+
+PROGRAM = """
+import threading
+from procsv.training.runtime import current
+
+stopped = threading.Event()
+current().on_stop(lambda reason: stopped.set())
+print("begun", flush=True)
+stopped.wait()
+"""
+
+
+def ended(run: Launched, role: str) -> list[tuple[str, str]]:
+    return [(entry["cause"], entry["evidence"]) for entry in run.events("exited", role)]
+
+
+def test_row_10_services_that_are_frozen_are_replaced_while_training_goes_on_and_its_end_waits_no_longer(
+    tmp_path: Path,
+) -> None:
+    digits = ("procsv.examples.digits", "--steps", str(STEPS), "--step-ms", "2", "--save-model-secs", "0.5")
+    options = json.dumps({**OPTIONS, "snapshot_s": 0.2})
+    with launched(tmp_path / "logdir", options, *digits, "--summary-secs", "0.2", launcher=LAUNCHER) as run:
+        run.wait_event("checkpoint_durable")
+        for role in ("checkpoint", "summary"):
+            run.kill(role, signal.SIGSTOP)
+        run.wait_step(STEPS - 100)  # nobody waits for them but the end
+        asked_s = time.monotonic()
+        assert read_status(find_run(str(run.logdir)))["running"]
+        assert time.monotonic() - asked_s <= 1.0
+        assert run.wait_end() == 0
+    assert len(run.events("spawned", "trainer")) == 1
+    for role in ("checkpoint", "summary"):
+        found = run.events("hang_detected", role)[0]
+        assert (found["incarnation"], found["seconds"] >= 5.0) == (1, True)
+        (cause, evidence), *_, last = ended(run, role)
+        assert (cause, "its loop has not come round for" in evidence, "SIGSTOP" in evidence) == ("hang", True, True)
+        assert last[0] == "completed"
+        assert run.events("service_restarted", role)[0]["incarnation"] == 2
+    final = run.events("checkpoint_durable")[-1]
+    assert (final["step"], final["reason"], final["incarnation"] > 1) == (STEPS, "final", True)
+    assert continuity.look(run.logdir).problems == []
+
+
+def test_row_10_a_service_whose_loop_is_wedged_is_replaced_and_its_frame_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    arguments = (json.dumps({**OPTIONS, "grace_s": 10.0}), str(tmp_path / "train.py"))
+    with launched(tmp_path / "logdir", *arguments, launcher=STAND_IN_LAUNCHER, STAND_IN_CHECKPOINT="wedged") as run:
+        run.wait_event("service_restarted")
+        log = run.logdir / "procsv" / "logs" / "checkpoint.1.log"
+        assert "in gets_nowhere" in log.read_text()  # the stacks of all threads, for `procsv logs --role checkpoint`
+        run.wait_for("serving", lambda: serving(run))
+
+        # One that is stopped when the run is to end is woken for it.
+        for role in ("checkpoint", "summary"):
+            run.kill(role, signal.SIGSTOP)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait_end() == 75
+    (cause, evidence), last = ended(run, "checkpoint")
+    assert (cause, last[0]) == ("hang", "completed")
+    assert "its main thread was in gets_nowhere (" in evidence
+    assert [cause for cause, _ in ended(run, "summary")] == ["completed"]
+    assert len(run.events("spawned", "trainer")) == 1
+
+
+def serving(run: Launched) -> bool:
+    return all(
+        row["state"] == "serving" for row in run.status()["processes"] if row["role"] in ("checkpoint", "summary")
+    )

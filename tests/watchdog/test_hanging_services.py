@@ -1,0 +1,183 @@
+"""A service that is frozen or wedged, played against the core: found, its stacks, started again; and what is no hang."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from procsv.ipc.process import Exit
+from procsv.ipc.pulse import Beat, Phase
+from procsv.ipc.stacks import DUMP_SIGNAL
+from procsv.watchdog.events import CHECKPOINT, STOPPED, SUMMARY, TRAINER
+from procsv.watchdog.keeper import ServiceState
+from procsv.watchdog.liveness import LOOK_GAP_S_MAX, PHASE_S_MAX, SERVICE_S_MAX, Limits
+from procsv.watchdog.service_liveness import ServiceLiveness
+from procsv.watchdog.settings import Settings
+from tests.watchdog.world import World
+
+ABORTED = Exit(None, signal.SIGABRT)
+DUMP = 'Current thread 0x00007e (most recent call first):\n  File "/p/services/runtime.py", line 12 in wedged\n'
+
+
+def running(**changes: object) -> World:
+    return World(**changes).ready().train(840)  # type: ignore[arg-type]
+
+
+def wedge(world: World, role: str, shows: str = "") -> None:
+    """It is found, and dies of SIGABRT."""
+    world.step(world.core.task.step + 1)
+    world.silent[role] = shows
+    found = len(world.events("hang_detected"))
+    world.signals.clear()
+    while len(world.events("hang_detected")) == found:
+        world.step(world.core.task.step + 1)
+    while (role, signal.SIGCONT) not in world.signals:
+        world.step(world.core.task.step + 1)
+    world.stacks = DUMP
+    world.end(role, ABORTED)
+    del world.silent[role]
+    world.stacks = ""
+    world.advance(0.2)
+    if role in world.alive:
+        world.ready(role)
+
+
+@pytest.mark.parametrize("role", [CHECKPOINT, SUMMARY])
+def test_a_service_whose_loop_does_not_come_round_is_ended_with_its_stacks_and_started_again(role: str) -> None:
+    world = running()
+    wedge(world, role)
+
+    found, ended = world.events("hang_detected")[0], world.events("exited")[0]
+    assert (found.role, found.incarnation, found.fields["phase"]) == (role, 1, "idle")
+    assert SERVICE_S_MAX <= found.fields["seconds"] < SERVICE_S_MAX + 2.0
+    assert [number for to, number in world.signals if to == role] == [DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT]
+    assert (ended.role, ended.fields["cause"], ended.fields["signal"]) == (role, "hang", "SIGABRT")
+    assert "its loop has not come round for" in ended.fields["evidence"]
+    assert "wedged (/p/services/runtime.py:12)" in ended.fields["evidence"]
+    assert [(entry.role, entry.incarnation) for entry in world.events("service_restarted")] == [(role, 2)]
+    names = [entry.event for entry in world.journal if entry.role == role][1:]
+    assert names == ["hang_detected", "exited", "spawned", "service_restarted"]
+    assert world.alive[TRAINER].incarnation == 1
+    assert not world.events("restarting")
+
+
+def test_one_that_does_not_die_of_sigabrt_is_killed() -> None:
+    world = running()
+    world.silent[SUMMARY] = ""
+    while SUMMARY in world.alive and world.alive[SUMMARY].incarnation == 1:
+        world.step(world.core.task.step + 1)
+
+    assert world.events("exited")[0].fields["signal"] == "SIGKILL"
+    assert world.events("exited")[0].fields["cause"] == "hang"
+    world.advance(0.2)
+    assert world.alive[SUMMARY].incarnation == 2
+
+
+def test_one_that_is_stopped_by_a_signal_gets_no_dump_and_is_never_its_own_failure() -> None:
+    world = running()
+    for _ in range(10):
+        wedge(world, SUMMARY, STOPPED)
+        assert (SUMMARY, DUMP_SIGNAL) not in world.signals
+    assert "the process being stopped (SIGSTOP)" in world.events("exited")[0].fields["evidence"]
+    assert not world.core.is_ending
+
+
+def test_a_service_that_hangs_five_times_with_no_job_done_fails_the_run_and_says_so() -> None:
+    world = running()
+    for _ in range(5):
+        wedge(world, CHECKPOINT)
+
+    assert world.core.keepers[CHECKPOINT].state is ServiceState.LOST
+    assert any("the checkpoint service hung 5 times with no job done" in text for text in world.said)
+
+
+def test_each_hang_with_no_job_done_doubles_the_time_and_a_job_forgives() -> None:
+    world = running()
+    for seconds in (60.0, 120.0, 240.0):
+        wedge(world, CHECKPOINT)
+        assert seconds <= world.last("hang_detected")["seconds"] < seconds + 2.0
+    world.alive[CHECKPOINT].beat = Beat(Phase.IDLE, 1, 1, world.now_s, 0.0)  # a checkpoint is durable
+    world.step(world.core.task.step + 1)
+    wedge(world, CHECKPOINT)
+    assert world.last("hang_detected")["seconds"] < SERVICE_S_MAX + 2.0
+
+
+def test_with_hang_timeout_off_nobody_is_looked_for() -> None:
+    world = running(settings=Settings(limits=Limits(is_on=False)))
+    world.silent[CHECKPOINT] = ""
+    world.advance(4000.0)
+    assert not world.events("hang_detected")
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_frozen_service_for_ever() -> None:
+    world = running(answers_settled=False)
+    world.silent |= {CHECKPOINT: STOPPED, SUMMARY: STOPPED}
+    world.crash(Exit(0, None))
+    assert {(CHECKPOINT, signal.SIGCONT), (SUMMARY, signal.SIGCONT)} <= set(world.signals)
+    world.advance(100.0)  # not even that has helped
+
+    assert [entry.incarnation for entry in world.events("service_restarted")] == [2, 2]
+    world.silent.clear()
+    world.answers_settled = True
+    world.ready()
+    assert world.exit_code == 0
+
+
+# -- what is looked at -----------------------------------------------------------------------------------------
+class Watched:
+    """A liveness that is shown a beat every half second."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.liveness, self.now_s = ServiceLiveness(limits or Limits()), 0.0
+        self.liveness.begin(0.0)
+
+    def show(self, beat: Beat | None, seconds: float, beats: bool = False, at_disk: bool = False) -> str:
+        """For so long; `beats`: the loop comes round.  What is found wrong, and nothing if that is nothing."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s += 0.5
+            if beats and beat is not None:
+                beat = replace(beat, beat_s=self.now_s)
+            self.liveness.look(beat, self.now_s, at_disk)
+            if (hang := self.liveness.hang(self.now_s)) is not None:
+                return hang.told
+        return ""
+
+
+BUSY = Beat(Phase.SAVE, 10, 0, 0.0, 0.0, moved=1)
+
+
+def test_a_save_may_take_for_ever_as_long_as_it_moves() -> None:
+    watched = Watched()
+    for moved in range(1, 20):
+        assert not watched.show(replace(BUSY, moved=moved), 290.0, beats=True)
+
+
+def test_a_job_that_never_moves_is_found_and_one_that_cannot_show_it_is_not() -> None:
+    limit_s = PHASE_S_MAX[Phase.RESTORE] / 2
+    assert "its job has not moved for 5 min" in Watched().show(BUSY, limit_s + 2.0, beats=True)
+    assert not Watched().show(BUSY, limit_s - 2.0, beats=True)
+    assert not Watched().show(replace(BUSY, moved=0), 10 * limit_s, beats=True)
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_time_in_the_hands_of_a_disk_does_not_count(beats: bool) -> None:
+    watched = Watched()
+    assert not watched.show(BUSY, 5000.0, beats, at_disk=True)
+    assert not watched.show(BUSY, SERVICE_S_MAX - 1.0, beats)  # and then all of the time begins anew
+    assert watched.show(BUSY, 1000.0, beats)
+
+
+def test_one_that_never_begins_is_found_later_than_one_that_stops() -> None:
+    watched = Watched()
+    assert not watched.show(None, PHASE_S_MAX[Phase.IMPORT] - 1.0)
+    assert "has not begun to serve" in watched.show(None, 2.0)
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    watched = Watched()
+    watched.show(BUSY, 1.0, beats=True)
+    watched.now_s += 3600.0
+    assert not watched.show(BUSY, SERVICE_S_MAX - LOOK_GAP_S_MAX - 2.0)
