@@ -10,11 +10,13 @@ import contextlib
 import fcntl
 import os
 import signal
+import threading
 from pathlib import Path
 
 import msgspec
 
-LOOKS_MAX = 10_000  # tries while somebody looks; more means that one who looks was stopped in the middle
+YIELDS_MAX = 100  # tries at once while somebody looks, which takes microseconds; then that one waits for a core:
+PAUSES_MAX, PAUSE_S = 2000, 0.001  # tries with a pause before each; more means that it was stopped in the middle
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -35,13 +37,17 @@ def _lock(fd: int, kind: int) -> bool:
 
 def _take(fd: int) -> bool:
     """Locks `fd` exclusively; False if somebody holds it so.  Who only looks (`is_held`) is in the way for an instant."""
-    for _ in range(LOOKS_MAX):
+    pause = threading.Event()
+    for tries in range(YIELDS_MAX + PAUSES_MAX):
         if _lock(fd, fcntl.LOCK_EX):
             return True
         if not _lock(fd, fcntl.LOCK_SH):
             return False
         fcntl.flock(fd, fcntl.LOCK_UN)
-        os.sched_yield()
+        if tries < YIELDS_MAX:
+            os.sched_yield()
+        else:
+            pause.wait(PAUSE_S)
     return False
 
 

@@ -16,9 +16,6 @@ from procsv.ipc.failpoints import DECLARED
 from tests.faults.matrix import ALSO, ROWS_IN_ALL
 
 TESTS = Path(__file__).parents[1]
-# Armed by fault plans (`--fault fill`, `deafen`) or waiting for their tests; whoever uses one in a test takes it out of here.
-NOT_USED_YET = {"standby.begun", "standby.import", "standby.wait"}
-
 # What the matrix calls the moments of trainer, checkpoint service, summary service and watchdog.
 MOMENTS = {
     "trainer": "import hello restore compile step capture copy before_publish after_publish save after_last_step atexit",
@@ -84,4 +81,4 @@ def test_every_declared_failpoint_is_used_by_a_test() -> None:
         all_of_it = f'in DECLARED if name.startswith("{name.partition(".")[0]}.")'
         return any(all_of_it in text or re.search(rf"\b{re.escape(name)}\b", text) for text in texts)
 
-    assert {name for name in declared() if not is_used(name)} == NOT_USED_YET
+    assert {name for name in declared() if not is_used(name)} == set()

@@ -11,8 +11,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -53,11 +54,13 @@ PAUSES = "import signal\nprint('begun', flush=True)\nsignal.pause()\n"
 
 
 @contextlib.contextmanager
-def running(tmp_path: Path, source: str, **options: Any) -> Iterator[Launched]:
+def running(
+    tmp_path: Path, source: str, env: Mapping[str, str] = MappingProxyType({}), **options: Any
+) -> Iterator[Launched]:
     (tmp_path / "train.py").write_text(source)
     told = json.dumps({"grace_s": 4.0, "backoff-min-s": "0.05", "backoff-max-s": "0.1", **options})
     program = str(tmp_path / "train.py")
-    with launched(tmp_path / "logdir", told, program, launcher=LAUNCHER) as run:
+    with launched(tmp_path / "logdir", told, program, launcher=LAUNCHER, **env) as run:
         yield run
 
 
@@ -196,6 +199,28 @@ def test_row_36_a_flood_of_output_to_a_terminal_that_takes_nothing_ends_as_any_r
         process.wait()
         os.close(reader)
     assert (tmp_path / "logdir" / "procsv" / "logs" / "trainer.1.log").stat().st_size > 20_000_000
+
+
+def test_row_01_a_standby_killed_at_each_of_its_moments_is_no_fault_of_the_trainer(tmp_path: Path) -> None:
+    """While it imports, before it waits, and as soon as it is the trainer; @N: as the standby of trainer N to be."""
+    moments = "standby.import@2=kill;standby.wait@3=kill;standby.begun@4=kill"
+    source = "import sqlite3\n" + TRAINS + "until_stopped(train())\n"  # something for it to import
+    with running(tmp_path, source, {"PROCSV_FAILPOINTS": moments}, standby="warm") as run:
+        for number in (1, 2):
+            wait_printed(run, f"trains {number}", number)
+            run.wait_event("exited", number, "standby")
+            assert len(trainers(run, "exited")) == number - 1
+            run.kill("trainer")
+        run.wait_event("standby_ready")
+        run.kill("trainer")
+        promoted = run.wait_event("promoted")[0]
+        wait_printed(run, "trains 5", 5)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait_end() == 75
+    ends = [(entry["incarnation"], entry["signal"], entry["cause"]) for entry in trainers(run, "exited")]
+    assert ends[:4] == [(number, "SIGKILL", "killed") for number in (1, 2, 3, 4)]
+    assert trainers(run, "exited")[3]["pid"] == promoted["pid"]
+    assert [entry["incarnation"] for entry in trainers(run, "spawned")] == [1, 2, 3, 4, 5]
 
 
 GROWS = """

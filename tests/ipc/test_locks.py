@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from procsv.ipc.channel import Waiter
 from procsv.ipc.locks import FileLock, Holder
-from tests.support.programs import running
+from procsv.ipc.process import process_state
+from tests.support.programs import running, until
 
 HOLDER = """
     import os, subprocess, sys
@@ -177,3 +179,27 @@ def wait_dead(pidfd: int) -> None:
     waiter.add(pidfd)
     assert waiter.wait(20.0)
     os.close(pidfd)
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: process_state(pid) == "T", lambda: os.sched_yield())
+
+
+def test_a_holder_that_is_stopped_is_woken_and_who_held_it_before_is_left_alone(path: Path) -> None:
+    with running(HOLDER, path, "no") as holder:
+        assert holder.wait_said("got") == "True"
+        stop(holder.pid)
+        FileLock(path).wake()
+        until(lambda: process_state(holder.pid) != "T", lambda: os.sched_yield())
+        holder.tell()
+        assert holder.wait() == 0
+
+    with running("import sys\nprint('here')\nsys.stdin.readline()") as innocent:
+        innocent.wait_said("here")
+        stop(innocent.pid)
+        lock = FileLock(path)
+        text = path.read_text().replace(str(holder.pid), str(innocent.pid))
+        path.write_text(text)  # as after the reuse of a pid: nobody holds the lock
+        lock.wake()
+        assert process_state(innocent.pid) == "T"

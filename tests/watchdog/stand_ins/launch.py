@@ -1,6 +1,7 @@
 """`procsv launch` with a checkpoint service that needs no TensorFlow:  launch.py LOGDIR OPTIONS TARGET [ARGS…]
 
-OPTIONS is a JSON object of the watchdog's options, with grace_s among them, and socket_s: how often it looks at its socket.
+OPTIONS is a JSON object of the watchdog's options, with grace_s and standby among them, and socket_s: how often it looks at its
+socket.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from procsv.cli.launch import make_start
 from procsv.watchdog import reactor
@@ -31,4 +34,6 @@ if __name__ == "__main__":
     options = json.loads(text)
     grace_s = float(options.pop("grace_s", 25.0))
     reactor.SOCKET_S = float(options.pop("socket_s", reactor.SOCKET_S))
-    sys.exit(run(make_start(logdir, target, tuple(args), -1.0, grace_s, options), argv))
+    standby = options.pop("standby", "off")
+    start = make_start(logdir, target, tuple(args), -1.0, grace_s, options)
+    sys.exit(run(msgspec.structs.replace(start, standby=standby), argv))
