@@ -59,7 +59,9 @@ def test_row_10_services_that_are_frozen_are_replaced_while_training_goes_on_and
     final = run.events("checkpoint_durable")[-1]
     assert (final["step"], final["incarnation"] > 1) == (STEPS, True)
     problems = continuity.look(run.logdir).problems
-    assert [text for text in problems if "global_step/sec" not in text] == []  # that comes by the clock, step or no step
+    assert [
+        text for text in problems if "global_step/sec" not in text
+    ] == []  # that comes by the clock, step or no step
 
 
 def test_row_10_a_service_whose_loop_is_wedged_is_replaced_and_its_frame_is_named(tmp_path: Path) -> None:

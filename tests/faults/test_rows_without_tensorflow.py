@@ -11,9 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -54,9 +53,8 @@ PAUSES = "import signal\nprint('begun', flush=True)\nsignal.pause()\n"
 
 
 @contextlib.contextmanager
-def running(
-    tmp_path: Path, source: str, env: Mapping[str, str] = MappingProxyType({}), **options: Any
-) -> Iterator[Launched]:
+def running(tmp_path: Path, source: str, **options: Any) -> Iterator[Launched]:
+    env = options.pop("env", {})
     (tmp_path / "train.py").write_text(source)
     told = json.dumps({"grace_s": 4.0, "backoff-min-s": "0.05", "backoff-max-s": "0.1", **options})
     program = str(tmp_path / "train.py")
@@ -205,7 +203,7 @@ def test_row_01_a_standby_killed_at_each_of_its_moments_is_no_fault_of_the_train
     """While it imports, before it waits, and as soon as it is the trainer; @N: as the standby of trainer N to be."""
     moments = "standby.import@2=kill;standby.wait@3=kill;standby.begun@4=kill"
     source = "import sqlite3\n" + TRAINS + "until_stopped(train())\n"  # something for it to import
-    with running(tmp_path, source, {"PROCSV_FAILPOINTS": moments}, standby="warm") as run:
+    with running(tmp_path, source, env={"PROCSV_FAILPOINTS": moments}, standby="warm") as run:
         for number in (1, 2):
             wait_printed(run, f"trains {number}", number)
             run.wait_event("exited", number, "standby")
