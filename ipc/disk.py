@@ -39,25 +39,24 @@ def create(path: Path, mode: int = 0o666, *, replace: bool = False) -> int:
 def write(fd: int, data: bytes | memoryview) -> int:
     """Appends; how many bytes the system took."""
     failpoint("disk.full")
-    size = os.write(fd, data)
-    headway.move()
-    return size
+    with headway.out_of_sight():
+        return os.write(fd, data)
 
 
 def fsync(fd: int) -> None:
     """Once it has failed, what was written is lost: the file is thrown away, never synced again."""
-    os.fsync(fd)
-    headway.move()
+    with headway.out_of_sight():
+        os.fsync(fd)
 
 
 def fsync_path(path: Path) -> None:
     """Of a file: its contents.  Of a directory: the names in it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        with headway.out_of_sight():
+            os.fsync(fd)
     finally:
         os.close(fd)
-    headway.move()
 
 
 def rename(source: Path, target: Path) -> None:

@@ -7,10 +7,12 @@ service's main loop.  A job that is slow moves it now and then, one that is stuc
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 _count = 0
 _out_of_sight = 0  # how many threads are in work that cannot move the count
+_lock = threading.Lock()
 
 
 def move() -> None:
@@ -26,11 +28,13 @@ def made() -> int | None:
 
 @contextlib.contextmanager
 def out_of_sight() -> Iterator[None]:
-    """For a library's call that takes as long as it takes, and says nothing meanwhile."""
+    """For a call of a library or of the system that takes as long as it takes, and says nothing meanwhile."""
     global _out_of_sight
-    _out_of_sight += 1
+    with _lock:
+        _out_of_sight += 1
     try:
         yield
     finally:
-        _out_of_sight -= 1
+        with _lock:
+            _out_of_sight -= 1
         move()

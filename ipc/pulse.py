@@ -16,6 +16,7 @@ from pathlib import Path
 # magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved; then the fields of Snapshots
 _FORMAT = struct.Struct("=8sQQqQqqQQBdQddd")
 _MAGIC = b"procsv\x00\x04"
+LOOP_AT_DISK = 2**64 - 1  # as `moved`: the loop itself is in the hands of a disk, and comes round when that lets it
 _READ_TRIES_MAX = 100  # the writer holds the guard for about a microsecond
 
 

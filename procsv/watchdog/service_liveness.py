@@ -5,6 +5,7 @@ Used by hanging.py, for keeper.py.  Pure: pulse, time, and what the process is d
     what                                          at most
     its first beat                                300 s    (import)
     its main loop comes round (it beats)          60 s     (service): once a second at least, when it is well
+    the same, while it writes records itself      900 s    (save)
     its job moves: a MiB written or read, an      300 s    half of (restore), so that a trainer which waits for the job
     fsync, a rename                                        is not taken for the one that hangs; and of (save)
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from procsv.ipc.pulse import Phase
+from procsv.ipc.pulse import LOOP_AT_DISK, Phase
 from procsv.ipc.units import show_duration
 from procsv.watchdog.liveness import LOOK_GAP_S_MAX, Hang, Limits
 
@@ -57,7 +58,7 @@ class ServiceLiveness:
         self._looked_s, last = now_s, self._last
         self._last = beat or last
         has_beaten = beat is not None and (last is None or beat.beat_s != last.beat_s)
-        has_moved = beat is None or not beat.moved or last is None or beat.moved != last.moved
+        has_moved = beat is None or beat.moved in (0, LOOP_AT_DISK) or last is None or beat.moved != last.moved
         self._silent_s = 0.0 if has_beaten or waits_for_disk else self._silent_s + passed_s
         self._still_s = 0.0 if has_moved or waits_for_disk else self._still_s + passed_s
         if beat is not None and beat.work > (last.work if last is not None else 0):
@@ -68,7 +69,9 @@ class ServiceLiveness:
         if not self.limits.is_on:
             return None
         begins = self._last is None
-        silent_s = self._limit_s(self.limits.phase_s[Phase.IMPORT] if begins else self.limits.service_s)
+        at_disk = self._last is not None and self._last.moved == LOOP_AT_DISK
+        waits_s = self.limits.phase_s[Phase.SAVE] if at_disk else self.limits.service_s
+        silent_s = self._limit_s(self.limits.phase_s[Phase.IMPORT] if begins else waits_s)
         still_s = self._limit_s(min(self.limits.phase_s[phase] for phase in (Phase.RESTORE, Phase.SAVE)) / 2)
         if self._silent_s > silent_s:
             what = "has not begun to serve" if begins else "its loop has not come round"

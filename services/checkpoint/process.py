@@ -75,7 +75,7 @@ class CheckpointService:
         self._rejected: list[Rejected] = []  # all that was announced, for who comes later
         self._finish: Heard | None = None
         self._finished_by_s = 0.0
-        self._disk.do(self._store.open, lambda _: None, lambda _: None)
+        self._disk.do(_unseen(self._store.open), lambda _: None, lambda _: None)
         self._core.staged_seen(self._outside.staged())
         self._look()
 
@@ -150,7 +150,8 @@ class CheckpointService:
         def failed(error: Exception) -> None:
             self._do(self._core.look_failed(_text(error), self._tools.clock.monotonic()))
 
-        self._checker.do(lambda: self._outside.look(plan, self._watch), self._after(self._core.looked), failed)
+        look = _unseen(lambda: self._outside.look(plan, self._watch))
+        self._checker.do(look, self._after(self._core.looked), failed)
 
     def _examine(self, action: Examine) -> None:
         sighting = action.sighting
@@ -168,7 +169,7 @@ class CheckpointService:
             self._do(self._core.taken_in(TakenIn(examined, action.own, None), self._tools.clock.monotonic()))
 
         self._disk.do(
-            lambda: self._store.take_in(action.plan, examined, action.own, incarnation),
+            _unseen(lambda: self._store.take_in(action.plan, examined, action.own, incarnation)),
             self._after(self._core.taken_in),
             failed,
         )
@@ -238,10 +239,11 @@ class CheckpointService:
                 self._persist(action)
             case TakeStock(plan):
                 self._disk.do(
-                    lambda: self._store.take_stock(plan), self._after(self._core.stocked), self._looking_failed
+                    _unseen(lambda: self._store.take_stock(plan)), self._after(self._core.stocked), self._looking_failed
                 )
             case Find(plan, before):
-                self._disk.do(lambda: self._find(plan, before), self._after(self._core.found), self._looking_failed)
+                find = _unseen(lambda: self._find(plan, before))
+                self._disk.do(find, self._after(self._core.found), self._looking_failed)
             case VerifySlot(state):
                 self._verify(state)
             case LookAround(plan):
@@ -251,7 +253,7 @@ class CheckpointService:
             case TakeIn():
                 self._take_in(action)
             case MakeOwn(path, plan):  # failed: printed by the worker; one checkpoint more is kept
-                self._disk.do(lambda: self._store.make_own(plan, path), lambda _: None, lambda _: None)
+                self._disk.do(_unseen(lambda: self._store.make_own(plan, path)), lambda _: None, lambda _: None)
             case Release():
                 self._disk.do(self._store.release, lambda _: None, lambda _: None)
             case Retire(slot):
@@ -311,6 +313,16 @@ class CheckpointService:
 
     def _looking_failed(self, error: Exception) -> None:
         self._do(self._core.looking_failed(_text(error), self._tools.clock.monotonic()))
+
+
+def _unseen(job: Callable[[], T]) -> Callable[[], T]:
+    """A job that is mostly a disk's, or a network's: nobody can tell from outside whether it gets on."""
+
+    def run() -> T:
+        with headway.out_of_sight():
+            return job()
+
+    return run
 
 
 def _text(error: Exception) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.ipc import disk
+from procsv.ipc import disk, headway
 from procsv.ipc.arena import SlotInfo, SlotReader, scan
 from procsv.ipc.clock import Clock
 from procsv.ipc.contents import Contents, prefix_of
@@ -301,7 +301,8 @@ class Store:
         directory = Path(absolute_save_path(plan)).parent
         if not directory.is_dir():
             raise FileNotFoundError(f"{directory} does not exist any more")
-        workshop = self._prepare(plan)
+        with headway.out_of_sight():
+            workshop = self._prepare(plan)
         check_room(directory, size)
         return workshop
 
@@ -309,7 +310,7 @@ class Store:
         self, workshop: Workshop, staging: Path, plan: SaverPlan, path: str, manifest: Manifest, started_s: float
     ) -> Durable:
         """From taking stock to the `checkpoint` file: nobody else writes it meanwhile."""
-        with turn(Path(absolute_save_path(plan)).parent):
+        with headway.out_of_sight(), turn(Path(absolute_save_path(plan)).parent):
             return self._commit_in_turn(workshop, staging, plan, path, manifest, started_s)
 
     def _commit_in_turn(

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+from collections.abc import Iterator
 
 from procsv.ipc.channel import Heard
 from procsv.ipc.errors import PeerError
 from procsv.ipc.failpoints import declare, failpoint
 from procsv.ipc.messages import CloseWriter, Figures, Finish, GraphText, Hello, OpenWriter, Records, Settled
+from procsv.ipc.pulse import LOOP_AT_DISK
 from procsv.services.runtime import Tools
 from procsv.services.summary.core import Action, Append, Close, Discard, Open, Reply, SummaryCore, Sweep
 from procsv.services.summary.figures import FigureFile
@@ -67,29 +69,46 @@ class SummaryService:
         self._orphan_s: float | None = None  # since when nobody runs the run
         self._end_s = 0.0  # the latest moment of an end that has begun
         self._is_finished = False
-        self._mend()
+        with self._at_disk():
+            self._mend()
 
     # -- runtime.Service -----------------------------------------------------------------------------------
     def handle(self, heard: Heard) -> None:
         if heard.role == "trainer" and self._core.is_stale(heard.incarnation):
             return
         try:
-            self._dispatch(heard)
+            with self._at_disk():
+                self._dispatch(heard)
         except PeerError as error:
             self._tools.server.drop(str(error)[:60])
 
     def tick(self, now_s: float) -> float:
         self._tools.pulse.work = self._core.records_written
-        self._mend()
+        with self._at_disk():
+            self._mend()
         for request in self._graphs.done():
             self._tools.server.acknowledge(request)
         if self._finish is not None:
-            self._go_on_finishing(self._finish, now_s)
+            with self._at_disk():
+                self._go_on_finishing(self._finish, now_s)
         elif self._orphan_s is not None:
-            self._go_on_as_orphan(self._orphan_s, now_s)
+            with self._at_disk():
+                self._go_on_as_orphan(self._orphan_s, now_s)
         else:
             return TICK_S
         return TICK_S_ENDING
+
+    @contextlib.contextmanager
+    def _at_disk(self) -> Iterator[None]:
+        """What may wait for a disk, however long: the pulse says so, as the loop does not come round meanwhile."""
+        pulse, clock = self._tools.pulse, self._tools.clock
+        pulse.moved = LOOP_AT_DISK
+        pulse.beat(clock.monotonic())
+        try:
+            yield
+        finally:
+            pulse.moved = 0
+            pulse.beat(clock.monotonic())
 
     def orphaned(self) -> None:
         self._orphan_s = self._tools.clock.monotonic()

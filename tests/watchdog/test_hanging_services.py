@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from procsv.ipc.process import Exit
-from procsv.ipc.pulse import Beat, Phase
+from procsv.ipc.pulse import LOOP_AT_DISK, Beat, Phase
 from procsv.ipc.stacks import DUMP_SIGNAL
 from procsv.watchdog.events import CHECKPOINT, STOPPED, SUMMARY, TRAINER
 from procsv.watchdog.keeper import ServiceState
@@ -168,6 +168,12 @@ def test_time_in_the_hands_of_a_disk_does_not_count(beats: bool) -> None:
     assert not watched.show(BUSY, 5000.0, beats, at_disk=True)
     assert not watched.show(BUSY, SERVICE_S_MAX - 1.0, beats)  # and then all of the time begins anew
     assert watched.show(BUSY, 1000.0, beats)
+
+
+def test_a_loop_that_writes_by_itself_has_the_time_of_a_save() -> None:
+    writes = replace(BUSY, moved=LOOP_AT_DISK)
+    assert not Watched().show(writes, PHASE_S_MAX[Phase.SAVE] - 1.0)
+    assert "its loop has not come round" in Watched().show(writes, PHASE_S_MAX[Phase.SAVE] + 2.0)
 
 
 def test_one_that_never_begins_is_found_later_than_one_that_stops() -> None:
