@@ -27,6 +27,7 @@ import xxhash
 from procsv.ipc.contents import Contents
 from procsv.ipc.errors import PeerError
 from procsv.ipc.failpoints import declare, failpoint
+from procsv.ipc.slot_check import find_damaged
 from procsv.ipc.slots import SlotState
 
 HEADER_BYTES = 4096
@@ -142,12 +143,10 @@ class SlotReader:
             raise
 
     def verify(self) -> None:
-        """Reads every byte against the checksums taken when the slot was filled; PeerError names the tensor."""
-        with memoryview(self.map) as view:
-            for shard in self.contents.shards:
-                for entry in shard:
-                    if xxhash.xxh3_64_intdigest(view[entry.offset : entry.offset + entry.size]) != entry.hash:
-                        raise PeerError(f"slot {self.info.path.name}: {entry.key} does not match its checksum")
+        """Reads every byte (of the file: before let_go) against the checksums of when it was filled; PeerError names the tensor."""
+        damaged = find_damaged(self._fd, [entry for shard in self.contents.shards for entry in shard])
+        if damaged is not None:
+            raise PeerError(f"slot {self.info.path.name}: {damaged.key} does not match its checksum")
 
     def let_go(self) -> None:
         """Releases the lock; the mapping lives on for whoever holds views of it."""

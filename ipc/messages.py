@@ -189,7 +189,8 @@ class Rejected(Message, frozen=True):
 class TrainerEnded(Message, frozen=True):
     """Watchdog -> checkpoint: the trainer of this incarnation is dead and reaped.
 
-    Its newest READY slot is saved at once.  Answered by Settled when nothing of it is left unsaved.
+    Its newest READY slot is saved: at once if `clean`, else once the next trainer has it, and after a second at the
+    latest.  Answered by Settled when nothing of it is left unsaved.
     """
 
     incarnation: int

@@ -123,7 +123,7 @@ class Core:
                 self._out += [Acknowledge(asker), Release()]
             case TrainerEnded(incarnation, clean, avoid_step):
                 self.waiting.trainer_ended(asker, incarnation, "final" if clean else "crash")
-                self.restoring.trainer_ended(clean, avoid_step)
+                self.restoring.trainer_ended(clean, avoid_step, now_s)
                 self.noticing.writers_are_gone(True)
                 self.saving.hurry()
             case _:
@@ -315,14 +315,20 @@ class Core:
         return self.noticing.looks_done < self._last_look or not self.noticing.is_idle
 
     def _begin_save(self, now_s: float) -> None:
-        state = self.unsaved
+        state, is_quiet = self.unsaved, self.restoring.is_quiet(now_s)
         if self.is_saving or state is None or now_s < self.saving.retry_s:
             return
         if self.plan is None or not self._is_stocked:
             return  # what is on disk already is about to be known
         reason = self.saving.why(self._reasons(state), self.plan, self._is_finishing, now_s)
+        if is_quiet and self._may_wait(state, reason):
+            return  # killed now: the slot stays, and the next service saves it
         if reason is not None:
             self._out.append(self.saving.begin(state, reason, self.plan))
+
+    def _may_wait(self, state: State, reason: Reason | None) -> bool:
+        """Whether it is written for a crash alone, and lies in memory where a new trainer takes it from."""
+        return reason == "crash" and state.slot is not None and not self._is_finishing
 
     def _reasons(self, state: State) -> list[Reason]:
         """Why `state` is to be saved now, whatever the time."""
@@ -353,7 +359,7 @@ class Core:
 
     def next_due_s(self) -> float:
         """The monotonic time at which time alone changes something."""
-        dues = [self._stock_again_s or math.inf, self._notice_by_s]
+        dues = [self._stock_again_s or math.inf, self._notice_by_s, self.restoring.quiet_until_s]
         if self._is_stocked and self._can_look:
             dues.append(self.noticing.next_due_s())
         return min(*dues, self.saving.next_due_s(self.plan) if self.unsaved is not None else math.inf)

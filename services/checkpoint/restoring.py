@@ -6,6 +6,7 @@ only after it was verified; never "start from step 0" where there are checkpoint
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from procsv.ipc.channel import Heard
@@ -16,6 +17,11 @@ from procsv.services.checkpoint.states import States
 
 # A trainer that cannot take its state from memory waits for so many tries to save it, then gets an older checkpoint.
 TRIES_FOR_RESTORE_MAX = 3
+
+# What a dead trainer left lies in memory.  It is written once the next one has it: until then the processors and the
+# memory are for checking it and for getting it back.  No longer than this after the death, which is enough for a standby:
+# a cold start takes its time, and a machine that loses its power takes the memory with it.
+QUIET_S_MAX = 1.0
 
 
 @dataclass(slots=True)
@@ -37,6 +43,7 @@ class Restoring:
     restored: int = 0  # highest incarnation of this run that has said Restored
     avoid_step: int = -1  # states of this step and later are suspect: an older one is answered with, if there is one
     served: str = ""  # the slot that a trainer was told to restore from, until it has
+    quiet_until_s: float = math.inf  # until when a crash's state is not written yet; inf: it is
     _question: _Question | None = None
     _searched_at: int = 0  # the durable sequence when the search began
     _verified: State | None = None  # the slot that was last read against its checksums, and good
@@ -50,13 +57,24 @@ class Restoring:
     def ask(self, asker: Heard, durable_only: bool, after_look: int) -> None:
         """A restart of the same question (a session built anew) takes the place of the one before."""
         self._question, self.served = _Question(asker, durable_only, after_look), ""
+        if durable_only:
+            self.quiet_until_s = math.inf  # it waits for what is to be written
 
     def has_restored(self, incarnation: int) -> None:
         self.restored, self.served = max(self.restored, incarnation), ""
+        self.quiet_until_s = math.inf
 
-    def trainer_ended(self, clean: bool, avoid_step: int) -> None:
+    def trainer_ended(self, clean: bool, avoid_step: int, now_s: float) -> None:
         self.served, self.expects_question = "", not clean
         self.avoid_step = avoid_step
+        # Of several that die one after the other the first counts: they cannot put it off for ever.
+        self.quiet_until_s = math.inf if clean else min(self.quiet_until_s, now_s + QUIET_S_MAX)
+
+    def is_quiet(self, now_s: float) -> bool:
+        """Whether what a crash has left is not to be written yet."""
+        if now_s >= self.quiet_until_s:
+            self.quiet_until_s = math.inf
+        return self.quiet_until_s < math.inf
 
     def saved(self, state: State | None) -> None:
         """A state was saved: it was read whole to be written, and there is a newer checkpoint now."""

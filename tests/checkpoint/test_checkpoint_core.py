@@ -42,7 +42,7 @@ from procsv.services.checkpoint.actions import (
 )
 from procsv.services.checkpoint.core import Core
 from procsv.services.checkpoint.facts import Candidate, Found, Look, Rejection, State, Stock
-from procsv.services.checkpoint.restoring import TRIES_FOR_RESTORE_MAX
+from procsv.services.checkpoint.restoring import QUIET_S_MAX, TRIES_FOR_RESTORE_MAX
 from procsv.services.checkpoint.waiting import TRIES_AT_END_MAX
 
 PLAN = SaverPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
@@ -229,7 +229,9 @@ def test_a_slot_that_was_overwritten_is_no_failure() -> None:
 def test_a_dead_trainers_newest_state_is_saved_then_settled(clean: bool, reason: str) -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    persist = only(desk.say(TrainerEnded(1, clean), role="watchdog"), Persist)
+    desk.say(TrainerEnded(1, clean), role="watchdog")
+    desk.after(QUIET_S_MAX)
+    persist = only(desk.out, Persist)
     assert reason == persist.reason
     assert [Settled(10, "")] == bodies(desk.saved(persist), Settled)
 
@@ -242,8 +244,54 @@ def test_settled_says_what_could_not_be_saved_and_the_save_is_tried_on() -> None
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.say(TrainerEnded(1, False))
-    assert [Settled(-1, "no room")] == bodies(desk.see(desk.core.save_failed("no room", 0.0)), Settled)
+    only(desk.after(QUIET_S_MAX), Persist)
+    assert [Settled(-1, "no room")] == bodies(desk.see(desk.core.save_failed("no room", desk.now_s)), Settled)
     assert only(desk.after(1.0), Persist).reason == "crash"
+
+
+def test_a_crashs_state_is_written_once_the_next_trainer_has_it() -> None:
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10))
+    out = desk.say(TrainerEnded(1, False))
+    assert not [a for a in out if isinstance(a, Persist)], "training's memory is for the restore now"
+    desk.see(desk.core.slot_verified(only(out, VerifySlot).state, 0.0))
+    desk.say(Restore(False), 2)
+    assert not [a for a in desk.out if isinstance(a, Persist)]
+    assert only(desk.say(Restored("memory", "/s/slot.1.1", 10), 2), Persist).reason == "crash"
+
+
+def test_a_crashs_state_is_written_after_a_second_whoever_dies_meanwhile() -> None:
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10))
+    desk.say(TrainerEnded(1, False))
+    assert desk.core.next_due_s() == QUIET_S_MAX
+    assert not [a for a in desk.after(QUIET_S_MAX / 2) if isinstance(a, Persist)]
+    desk.say(Restore(False), 2)
+    desk.say(TrainerEnded(2, False))
+    assert only(desk.after(QUIET_S_MAX / 2), Persist).state.sequence == 1
+    assert desk.core.next_due_s() > desk.now_s, "the service would look again at once, for ever"
+
+
+def test_a_quiet_that_nobody_needed_is_over_all_the_same() -> None:
+    desk = Desk().begun()
+    desk.say(TrainerEnded(1, False))
+    desk.after(QUIET_S_MAX)
+    assert desk.core.next_due_s() > desk.now_s
+
+
+@pytest.mark.parametrize("body", [Restore(durable_only=True), Finish(), TrainerEnded(1, clean=True)])
+def test_a_crashs_state_is_written_at_once_where_somebody_waits_for_it_on_disk(body: Message) -> None:
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10))
+    desk.say(TrainerEnded(1, False))
+    assert only(desk.say(body, 2), Persist).state.sequence == 1
+
+
+def test_a_service_that_follows_one_that_died_waits_for_no_restore() -> None:
+    desk = Desk(Core("r", is_restarted=True))
+    desk.ready(slot(1, 10))
+    desk.say(PLAN)
+    assert only(desk.see(desk.core.stocked(NOTHING, 0.0)), Persist).state.sequence == 1
 
 
 def test_the_end_of_the_run_tries_some_times_before_it_gives_up() -> None:
@@ -293,7 +341,8 @@ def test_restore_waits_for_the_plan_and_for_what_is_on_disk() -> None:
 def test_memory_is_preferred_and_does_not_wait_for_the_save_that_runs() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    only(desk.say(TrainerEnded(1, False)), Persist)
+    desk.say(TrainerEnded(1, False))
+    only(desk.after(QUIET_S_MAX), Persist)
     assert desk.say(Restore(False), 2) == []
     verify = only(desk.out, VerifySlot)
     answer = only(desk.see(desk.core.slot_verified(verify.state, 0.0)), Reply).body
@@ -343,6 +392,7 @@ def test_a_slot_that_both_the_save_and_the_check_find_bad_is_rejected_once() -> 
     desk.snapshot(slot(1, 10))
     out = desk.say(TrainerEnded(1, False))
     state = only(out, VerifySlot).state
+    only(desk.after(QUIET_S_MAX), Persist)
     out = desk.core.verify_lost(state, "w does not match", True, 0.0) + desk.core.save_lost(state, "w", True, 0.0)
     assert len(bodies(out, Rejected)) == 1
 
@@ -426,7 +476,8 @@ def test_a_previous_runs_snapshot_is_restored_and_saved_and_a_strangers_removed(
 def test_old_slots_are_unlinked_once_durable_and_a_newer_trainer_has_restored() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    persist = only(desk.say(TrainerEnded(1, False)), Persist)
+    desk.say(TrainerEnded(1, False))
+    persist = only(desk.after(QUIET_S_MAX), Persist)
     desk.say(Restore(False), 2)
     desk.core.slot_verified(only(desk.out, VerifySlot).state, 0.0)
     desk.say(Restored("memory", "/s/slot.1.1", 10), 2)
@@ -437,7 +488,8 @@ def test_old_slots_are_unlinked_once_durable_and_a_newer_trainer_has_restored() 
 def test_a_slot_that_a_trainer_was_told_of_stays_until_it_has_restored() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    persist = only(desk.say(TrainerEnded(1, False)), Persist)
+    desk.say(TrainerEnded(1, False))
+    persist = only(desk.after(QUIET_S_MAX), Persist)
     desk.say(Restored("fresh", "", 0), 2)
     desk.say(Restore(False), 3)
     desk.core.slot_verified(only(desk.out, VerifySlot).state, 0.0)
