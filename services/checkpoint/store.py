@@ -39,6 +39,7 @@ from procsv.services.checkpoint.facts import (
     durable_of,
 )
 from procsv.services.checkpoint.intake import Intake
+from procsv.services.checkpoint.looking import trouble_with
 from procsv.services.checkpoint.manifest import (
     MANIFEST_VERSION,
     BadCheckpoint,
@@ -299,8 +300,8 @@ class Store:
     def _begin(self, plan: SaverPlan, size: int) -> Workshop:
         """Looks before it writes: for the directory, and for room."""
         directory = Path(absolute_save_path(plan)).parent
-        if not directory.is_dir():
-            raise FileNotFoundError(f"{directory} does not exist any more")
+        if trouble := trouble_with(directory):
+            raise OSError(trouble)  # as a look at it says: one cause is one piece of news
         with headway.out_of_sight():
             workshop = self._prepare(plan)
         check_room(directory, size)

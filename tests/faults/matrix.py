@@ -27,7 +27,7 @@ ALSO: dict[int, tuple[str, ...]] = {
         "checkpoint/test_checkpoint_process.py::test_a_full_disk_is_reported_and_the_save_succeeds_when_there_is_room",
         "checkpoint/test_checkpoint_commit.py::"
         "test_a_disk_call_that_fails_leaves_what_was_acknowledged_and_the_next_save_is_good",
-        "run/test_bad_disk.py::test_a_full_disk_and_a_lost_logdir_are_said_once_shown_in_status_and_training_goes_on",
+        "run/test_bad_disk.py::test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_training_goes_on",
     ),
     18: (
         "checkpoint/test_checkpoint_power_loss.py::"
@@ -62,7 +62,7 @@ ALSO: dict[int, tuple[str, ...]] = {
     ),
     32: ("ipc/test_channel_sockets.py::test_a_peer_that_sends_too_much_is_cut_off_and_the_others_are_served",),
     35: (
-        "run/test_bad_disk.py::test_a_full_disk_and_a_lost_logdir_are_said_once_shown_in_status_and_training_goes_on",
+        "run/test_bad_disk.py::test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_training_goes_on",
     ),
     37: ("drill/test_drill_command.py::test_twenty_mixed_faults_leave_digits_bit_identical",),
     38: (

@@ -1,4 +1,4 @@
-"""A disk that is full for a while, and a logdir that goes away and comes back: said, shown, survived."""
+"""A disk that is full for a while, a logdir that goes away or is read-only, and comes back: said, shown, survived."""
 
 import os
 from pathlib import Path
@@ -6,15 +6,25 @@ from pathlib import Path
 import pytest
 
 from tests.support.launched import launched
+from tests.support.ordinary_rights import ORDINARY_RIGHTS
 
 pytestmark = pytest.mark.fault
 
 
-def test_a_full_disk_and_a_lost_logdir_are_said_once_shown_in_status_and_training_goes_on(tmp_path: Path) -> None:
+def _set_modes(logdir: Path, mode: int) -> None:
+    """Of the logdir and of all directories in it."""
+    for directory in [logdir, *(path for path in logdir.rglob("*") if path.is_dir())]:
+        directory.chmod(mode)
+
+
+def test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_training_goes_on(
+    tmp_path: Path,
+) -> None:
     logdir, away = tmp_path / "digits", tmp_path / "away"
     args = ("procsv.examples.digits", "--steps", "1000000", "--step-ms", "4", "--save-model-secs", "0.5")
     full = "checkpoint.before_rename=3*enospc"
-    with launched(logdir, "--grace", "10s", *args, PROCSV_FAILPOINTS=full) as run:
+    options = ("--standby", "off", "--grace", "10s")
+    with launched(logdir, *options, *args, launcher=ORDINARY_RIGHTS, PROCSV_FAILPOINTS=full) as run:
         (failed,) = run.wait_event("checkpoint_failed")
         shown = run.wait_for("the error in status", lambda: (s := run.status())["save_error"] and s)
         assert "No space left on device" in failed["error"]
@@ -32,8 +42,20 @@ def test_a_full_disk_and_a_lost_logdir_are_said_once_shown_in_status_and_trainin
         run.wait_for("more training", lambda: run.said().count("steps/s") > trained)
         away.rename(logdir)
         run.wait_for("the end of it", lambda: run.said().count("checkpoints are saved again") == 2)
+
+        pids = {row["role"]: row["pid"] for row in run.status()["processes"]}
+        _set_modes(logdir, 0o555)
+        run.wait_for("word of it", lambda: f"{logdir} cannot be written to: permission denied" in run.said())
+        shown = run.wait_for("the error in status", lambda: (s := run.status())["save_error"] and s)
+        assert shown["state"] == "running"
+        assert "permission denied" in shown["save_error"].lower()  # by a look, or by a save
+        run.wait_for("more training", lambda: run.status()["step"] > shown["step"])
+        _set_modes(logdir, 0o755)
+        run.wait_for("the end of it", lambda: run.said().count("checkpoints are saved again") == 3)
+        assert {row["role"]: row["pid"] for row in run.status()["processes"]} == pids
         os.kill(run.process.pid, 2)
         assert run.wait_end() == 75
     ours = [line for line in run.said().splitlines() if line.startswith("procsv: ")]
-    assert len([line for line in ours if "does not exist any more" in line]) == 1
+    for once in ("does not exist any more", "permission denied"):
+        assert len([line for line in ours if once in line]) == 1
     assert len({e["pid"] for e in run.events("spawned") if e["role"] == "trainer"}) == 1
