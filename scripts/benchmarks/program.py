@@ -31,7 +31,7 @@ def main() -> None:
     tf1.disable_eager_execution()
     marks = os.open(args.marks, os.O_WRONLY | os.O_NONBLOCK)
     if args.notes is not None:
-        record_restores(lambda restore: _note(args.notes, restore))
+        record_restores(lambda restore: _note(args.notes, restore), args.again)
     with tf.Graph().as_default():
         model = build_model(args.mb, args.variables, args.kind, args.work)
         with open_session(args.arm, args.logdir, args.save_s) as loop:
@@ -52,6 +52,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--arm", required=True)
     parser.add_argument("--marks", required=True)
     parser.add_argument("--notes", type=Path, default=None)
+    parser.add_argument("--again", action="store_true", help="restore twice from memory, for the time of the second")
     parser.add_argument("--logdir", default=None)
     parser.add_argument("--mb", type=float, required=True)
     parser.add_argument("--variables", type=int, required=True)

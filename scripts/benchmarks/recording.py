@@ -34,11 +34,15 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """`asked_s` of `seconds` went into asking the checkpoint service where the newest state is."""
+    """`asked_s` of `seconds` went into asking the checkpoint service where the newest state is.
+
+    `again_s`: the state in memory was fed to the same session once more, whose variables have their memory by then.
+    """
 
     source: str  # memory, checkpoint, fresh
     seconds: float
     asked_s: float
+    again_s: float | None = None
 
 
 def record_savers(recording: Recording, sync: bool = False) -> None:
@@ -104,8 +108,8 @@ def record_snapshots(recording: Recording) -> None:
     Cadence.learn = noted_learn  # type: ignore[method-assign]
 
 
-def record_restores(note: Callable[[Restore], None]) -> None:
-    """Calls `note` after every restore: procsv's from memory or a checkpoint, and Saver.restore."""
+def record_restores(note: Callable[[Restore], None], again: bool) -> None:
+    """Calls `note` after every restore: procsv's from memory or a checkpoint, and Saver.restore.  `again`: see Restore."""
     from procsv.ipc.messages import RestoreFrom
     from procsv.training import restore as ours
     from procsv.training.runtime import Runtime
@@ -126,7 +130,12 @@ def record_restores(note: Callable[[Restore], None]) -> None:
         asked_s.clear()
         begun_s = time.monotonic()
         origin = feed(runtime, session, saver)
-        note(Restore(origin.source, time.monotonic() - begun_s, sum(asked_s)))
+        seconds, again_s = time.monotonic() - begun_s, None
+        if again and origin.source == "memory":
+            begun_s = time.monotonic()
+            ours._feed_from_slot(Path(origin.path), session, saver)
+            again_s = time.monotonic() - begun_s
+        note(Restore(origin.source, seconds, sum(asked_s), again_s))
         is_ours.clear()
         return origin
 

@@ -1,6 +1,8 @@
 """Table `restore`: what a trainer that takes the place of a killed one spends on getting its state back.
 
-Called by __main__.py.  procsv's time includes asking the checkpoint service, and verifying the slot.
+Called by __main__.py.  procsv's time includes asking the checkpoint service, and what of its check of the slot is not over
+by then.  A new process has no memory yet: what the kernel takes to give it that (a page fault for each 4 KiB of a ref
+variable) is in `restore` and not in `again`, the bar's, for which the same state is put into the same session once more.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ COLUMNS = (
     Column("source", "from"),
     Column("restore_ms", "restore", "ms", 0),
     Column("asked_ms", "of it asking\nthe service", "ms", 0),
+    Column("again_ms", "again, memory\nwarmed", "ms", 0),
 )
 
 
@@ -32,7 +35,7 @@ def measure(settings: Settings) -> Table:
     table = Table("restore", "Restoring 1 GiB after SIGKILL", COLUMNS)
     arms: tuple[Arm, ...] = ("procsv", "supervisor")
     for kind in settings.kinds:
-        program = Program(MB, settings.variables, WORK, SAVE_S, kind)
+        program = Program(MB, settings.variables, WORK, SAVE_S, kind, again=True)
         for arm in arms:
             settings.say(f"restore: {kind}, {NAMES[arm]}")
             found: dict[str, list[Result]] = defaultdict(list)
@@ -53,8 +56,11 @@ def measure(settings: Settings) -> Table:
                 }
                 if arm == "procsv":
                     row["asked_ms"] = Figure.of(note["asked_s"] * 1e3 for note in notes)
+                warm_ms = Figure.of((note["asked_s"] + note["again_s"]) * 1e3 for note in notes if note["again_s"])
+                row["again_ms"] = warm_ms
                 table.rows.append(row)
-                if source == "memory" and restore_ms is not None:
-                    what = f"1 GiB restored from memory, {kind}"
-                    table.bars.append(Bar.at_most(what, LIMITS_MS[kind], restore_ms.median, "ms", 0))
+                if warm_ms is not None and restore_ms is not None:
+                    for memory, figure in (("in a new process", restore_ms), ("on warmed memory", warm_ms)):
+                        what = f"1 GiB restored from memory, {memory}, {kind}"
+                        table.bars.append(Bar.at_most(what, LIMITS_MS[kind], figure.median, "ms", 0))
     return table

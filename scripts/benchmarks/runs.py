@@ -124,6 +124,7 @@ class Program:
     work: int
     save_s: float
     kind: Kind = "resource"
+    again: bool = False  # what is restored from memory is restored once more
 
     def args(self) -> list[str]:
         shape = [
@@ -136,7 +137,7 @@ class Program:
             "--work",
             f"{self.work}",
         ]
-        return [*shape, "--save-s", f"{self.save_s}"]
+        return [*shape, "--save-s", f"{self.save_s}", *(["--again"] if self.again else [])]
 
 
 @contextlib.contextmanager
