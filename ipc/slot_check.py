@@ -1,9 +1,9 @@
 """Reads what lies in a slot against the checksums that were taken when it was filled.
 
-Called by SlotReader.verify, mostly just after a trainer's death: nothing trains then, and the next trainer waits for the
-answer, so it takes every processor.  Never changes anything.  Read by system calls into a buffer that stays in the
-cache, not through a mapping: the page faults of that would cost as much as the hashing (1 GiB: 120 ms instead of 170 on
-one processor, 70 on two).
+Called by SlotReader.verify, mostly just after a trainer's death: nothing trains then, so it takes all processors but one,
+which is for the next trainer's start.  Never changes anything.  Read by system calls into a buffer that stays in the
+cache, not through a mapping: the page faults of that would cost as much as the hashing (1 GiB on one processor: 120 ms
+instead of 170).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ THREADS_MAX = 8  # memory is no faster for more
 
 def find_damaged(fd: int, entries: Sequence[TensorEntry]) -> TensorEntry | None:
     """A tensor of the slot that is open as `fd` which does not match its checksum; None if all of them do."""
-    threads = min(THREADS_MAX, len(os.sched_getaffinity(0)), len(entries))
+    threads = min(THREADS_MAX, len(os.sched_getaffinity(0)) - 1, len(entries))
     if threads < 2 or sum(entry.size for entry in entries) <= ALONE_BYTES_MAX:
         return _find_damaged(fd, entries)
     largest_first = sorted(entries, key=lambda entry: entry.size, reverse=True)
