@@ -19,7 +19,7 @@ from procsv.ipc.turns import is_taken, turn
 from procsv.services.checkpoint.catalog import Catalog, take_stock
 from procsv.services.checkpoint.commit import delete_surely, finish_deletions
 from procsv.services.checkpoint.facts import Examined, Signature, TakenIn, durable_of
-from procsv.services.checkpoint.looking import signature_of
+from procsv.services.checkpoint.looking import is_known, signature_of
 from procsv.services.checkpoint.manifest import MANIFEST_VERSION, Manifest, encode_manifest, read_manifest
 from procsv.services.checkpoint.names import absolute_save_path, manifest_of, state_file_of
 from procsv.services.checkpoint.rotation import Rotation
@@ -44,7 +44,8 @@ class Intake:
         if not own and is_taken(directory):
             return TakenIn(examined, own, None)
         with turn(directory, TURN_S_MAX) as is_our_turn:
-            if _signature_or_none(path) != examined.signature:
+            if _signature_or_none(path) != examined.signature or is_known(path):
+                # Known: one of ours, seen between its files and its manifest.  Its manifest stays what it is.
                 return TakenIn(examined, own, None)
             guest = not own or self._rotation.is_of_another_name(path, plan)
             files, now = examined.files, examined.time

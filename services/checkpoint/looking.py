@@ -56,18 +56,27 @@ def trouble_with(directory: Path) -> str:
 
 def _sighting(path: str, listed: bool) -> Sighting | None:
     """None if its manifest says all about it, or it is gone by now."""
-    index = Path(path + _INDEX)
     with contextlib.suppress(FileNotFoundError):
-        if not has_files(path):
-            return None
-        written = (index if index.is_file() else model_files(path)[0]).stat()
-        try:
-            is_known = manifest_of(path).stat().st_mtime_ns >= written.st_mtime_ns
-        except FileNotFoundError:
-            is_known = False
-        if not is_known:
-            return Sighting(path, signature_of(path), written.st_mtime, listed)
+        if has_files(path) and not is_known(path):
+            return Sighting(path, signature_of(path), _written(path).st_mtime, listed)
     return None
+
+
+def is_known(path: str) -> bool:
+    """Whether checkpoint `path` has a manifest that is no older than itself.  FileNotFoundError if it is gone."""
+    written = _written(path)
+    try:
+        return manifest_of(path).stat().st_mtime_ns >= written.st_mtime_ns
+    except FileNotFoundError:
+        return False
+
+
+def _written(path: str) -> os.stat_result:
+    index = Path(path + _INDEX)
+    files = [index] if index.is_file() else model_files(path)
+    if not files:
+        raise FileNotFoundError(path)
+    return files[0].stat()
 
 
 def signature_of(path: str) -> Signature:

@@ -18,6 +18,7 @@ from procsv.ipc.messages import Durable, Finish, Restore, Restored, Settled, Sna
 from procsv.ipc.turns import turn
 from procsv.services.checkpoint.looking import examine, look
 from procsv.services.checkpoint.manifest import read_manifest, verify_files
+from procsv.services.checkpoint.names import manifest_of
 from procsv.services.checkpoint.watching import Watch, filesystem_of, is_of_interest
 
 tf1 = tf.compat.v1
@@ -213,6 +214,20 @@ def test_while_somebody_has_the_turn_it_may_yet_turn_out_whose_a_checkpoint_is_a
     assert listed(run) == ["model.ckpt-6"]
     assert there(run) == {"model.ckpt-6"}
     assert look(one).strangers == ()
+
+
+def test_what_was_seen_just_before_it_had_its_manifest_keeps_that(
+    run: Any, store: Any, plan: Any, program: Program
+) -> None:
+    """As a look sees a checkpoint of ours between its files and its manifest: it would be a guest, and never go."""
+    store.take_stock(plan())
+    saved = program.save(program.saver(), 5, run.logdir / "model.ckpt")
+    (sighting,) = look(plan()).strangers
+    seen = examine(sighting, SystemClock())
+    assert store.take_in(plan(), seen, True, 1).durable is not None
+    before = manifest_of(saved).read_bytes()
+    assert store.take_in(plan(), seen, False, 2).durable is None
+    assert manifest_of(saved).read_bytes() == before
 
 
 def test_a_damaged_or_changing_checkpoint_is_not_taken_in(run: Any, store: Any, plan: Any, program: Program) -> None:

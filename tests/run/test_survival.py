@@ -115,6 +115,9 @@ def test_row_01_ten_kills_of_the_trainer_cost_what_came_after_the_last_snapshot_
         assert run.wait_end() == 0
     assert _result(run) == undisturbed
     assert len(run.events("run_completed")) == 1
+    assert not [e for e in run.events("checkpoint_durable") if e["reason"] == "manual"], (
+        "one of ours was taken for another's"
+    )
     exits = [e for e in run.events("exited") if e["role"] == "trainer" and e["signal"]]
     recoveries = run.events("recovered")[1:]
     assert len(exits) == len(recoveries) == KILLS
