@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import xxhash
 
+from procsv.ipc import headway
 from procsv.ipc.contents import TensorEntry
 
 BUFFER_BYTES = 256 << 10  # fits the cache of one processor; long enough that xxhash lets go of the interpreter
@@ -46,5 +47,6 @@ def _hash(fd: int, entry: TensorEntry, buffer: memoryview) -> int:
         if not count:
             break
         hasher.update(buffer[:count])
+        headway.move()
         at += count
     return hasher.intdigest()
