@@ -122,7 +122,7 @@ _AUTO_S, _OFF_S = -1.0, -2.0
 @click.option(
     "--hang-limits",
     type=PhaseLimits(),
-    default="import=5m,connect=30m,restore=10m,compile=30m,save=15m,stop=15m,service=1m",
+    default="import=5m, connect=30m, restore=10m, compile=30m, save=15m, stop=15m, service=1m",
     metavar="PHASE=S,...",
     help="How long each other phase may go without progress, and (service) the main loop of a service without coming round; "
     "those that are not named keep their default.",

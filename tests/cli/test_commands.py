@@ -110,7 +110,7 @@ def test_launch_help_shows_every_default() -> None:
         "default: 2",
         "default: 3",
         "default: 300s",
-        "import=5m",
+        "[default: import=5m, connect=30m,",
         "default: 30s",
         "default: 1s..60s",
         "default: 25s",
