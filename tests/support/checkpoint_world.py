@@ -78,6 +78,10 @@ class _InTurn:
 
         self._jobs.append(run)
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._jobs)
+
     def work(self) -> None:
         if self._jobs:
             self._jobs.popleft()()
