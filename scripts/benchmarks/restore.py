@@ -16,8 +16,8 @@ from scripts.benchmarks.settings import NAMES, Arm, Kind, Settings
 
 MB = 1024**3 / 1e6
 WORK = 2
-SAVE_S = 5.0
-TRAIN_S = 10.0  # before each kill: there is a snapshot, and a checkpoint
+SAVE_S = 6.0
+TRAIN_S = 10.0  # before each kill: there is a snapshot, and a checkpoint; none is being written just then
 KILLS = 1
 LIMITS_MS: dict[Kind, float] = {"resource": 60.0, "ref": 250.0}
 
