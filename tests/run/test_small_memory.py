@@ -1,6 +1,7 @@
 """A container's default of 64 MB of shared memory: said once, and training and checkpoints go on."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,19 +17,24 @@ from tests.support.launched import NEWS_S_MAX, environment
 tf1 = tf.compat.v1
 
 
-@pytest.mark.fault
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm of its own")
-def test_a_run_whose_slots_do_not_fit_into_shared_memory_saves_by_staging_and_says_so_once(tmp_path: Path) -> None:
-    logdir = tmp_path / "logdir"
-    launch = f"exec {sys.executable} -m procsv launch --logdir {logdir} procsv.examples.wide --mb 100 --steps 30"
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs -o size=64m tmpfs /dev/shm && {launch}"],
+def _launch_with_64_mb(*args: str) -> subprocess.CompletedProcess[str]:
+    """A whole `procsv launch` that sees a /dev/shm of 64 MB, as a container's."""
+    launch = shlex.join([sys.executable, "-m", "procsv", "launch", *args])
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs -o size=64m tmpfs /dev/shm && exec {launch}"],
         env=environment(),
         capture_output=True,
         text=True,
         timeout=NEWS_S_MAX,
         check=False,
     )
+
+
+@pytest.mark.fault
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm of its own")
+def test_a_run_whose_slots_do_not_fit_into_shared_memory_saves_by_staging_and_says_so_once(tmp_path: Path) -> None:
+    logdir = tmp_path / "logdir"
+    done = _launch_with_64_mb("--logdir", str(logdir), "procsv.examples.wide", "--mb", "100", "--steps", "30")
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert (done.stdout + done.stderr).count("no snapshots in memory") == 1
@@ -77,15 +83,7 @@ with procsv.Supervisor(saver=saver, summary_op=None).managed_session() as sessio
 def test_a_state_that_grows_beyond_shared_memory_goes_on_being_saved_by_staging(tmp_path: Path) -> None:
     logdir, program = tmp_path / "logdir", tmp_path / "growing.py"
     program.write_text(GROWING)
-    launch = f"exec {sys.executable} -m procsv launch --snapshot-secs 0.2 --logdir {logdir} {program}"
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs -o size=64m tmpfs /dev/shm && {launch}"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=NEWS_S_MAX,
-        check=False,
-    )
+    done = _launch_with_64_mb("--snapshot-secs", "0.2", "--logdir", str(logdir), str(program))
 
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
