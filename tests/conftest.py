@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,16 +29,24 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def is_eager() -> bool:
+    """As TensorFlow is when it is imported, unless the tests of this process have imported it and changed that."""
+    tensorflow = sys.modules.get("tensorflow")
+    return tensorflow is None or bool(tensorflow.executing_eagerly())
+
+
 @pytest.fixture(autouse=True)
 def leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Gives the test a runtime directory of its own, and fails it if a process, a run or shared memory is left."""
+    """Gives the test a runtime directory of its own; fails it if a process, a run, shared memory or a mode is left."""
     runtime = Path(tempfile.mkdtemp(prefix="psv-", dir="/tmp"))  # short: socket paths have 107 bytes
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     mine = Leftovers(runtime, tmp_path)
     try:
+        before = is_eager()
         yield
         if left := mine.found():
             mine.remove()
             pytest.fail("left behind: " + "; ".join(left))
+        assert is_eager() == before, "the mode of TensorFlow is not what it was: tests of other files depend on it"
     finally:
         shutil.rmtree(runtime, ignore_errors=True)

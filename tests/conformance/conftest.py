@@ -49,6 +49,7 @@ def without_eager_execution(request: pytest.FixtureRequest) -> Iterator[None]:
         with tf.Graph().as_default():
             yield
         return
+    context.context().executing_eagerly()  # a thread keeps the mode of its first look, which is not to be this test's
     before: Any = context.default_execution_mode
     context.default_execution_mode = context.GRAPH_MODE
     try:

@@ -42,7 +42,9 @@ class Model:
             self.train = tf1.assign_add(self.step, 1).op
         self.saver = tf1.train.Saver([*tf1.global_variables(), self.table])
         self._start = tf1.placeholder(tf.int64, [])
-        self._piece = self.large[self._start : self._start + PIECE]
+        # Rows are gathered in place, where a slice would first copy the whole of a variable that is updated in place.
+        end = tf.minimum(self._start + PIECE, mb * 250_000)
+        self._piece = self.large.sparse_read(tf.range(self._start, end))
         self._table_values = self.table.export()
 
     def _of_kind(self, small: int) -> list[Any]:
