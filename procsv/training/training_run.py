@@ -6,6 +6,7 @@ snapshots, progress and readiness; decides nothing about services, threads or su
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -66,6 +67,9 @@ class TrainingRun:
         self.snapshots: Snapshotter | None = None
         self.is_over = False
         self._notice: Notice | None = None  # what is done about a stop request
+        self._asking = (
+            threading.Lock()
+        )  # the end of the session and a notice may ask for the same state at the same time
         self._asked_for = (-1, -1)  # the calls that had ended when the last snapshot was asked for, and its sequence
 
     def begin(self) -> None:
@@ -146,7 +150,7 @@ class TrainingRun:
                 self.snapshots,
                 self._session.graph,
                 lambda: self._runtime.stop_reason or reason,
-                self._take,
+                self._take_unless_taken,
             )
             self._notice.answer()
 
@@ -196,10 +200,7 @@ class TrainingRun:
         failpoint("trainer.save")
         try:
             with self._runtime.saving():
-                calls, sequence = self._asked_for
-                if calls != self._calls():  # else nothing has happened since: that snapshot is the last one, too
-                    sequence = self._take(reason)
-                return self._wait(sequence, timeout_s)
+                return self._wait(self._take_unless_taken(reason), timeout_s)
         except (RuntimeError, TimeoutError, OSError, NoRoom, tf.errors.OpError) as failure:
             log.error("procsv: the last state could not be taken: %s", failure)
         return False
@@ -244,6 +245,12 @@ class TrainingRun:
             return False
         with self._runtime.saving():
             return self.snapshots.wait_told(self._take(reason), FINAL_SAVE_S_MAX)
+
+    def _take_unless_taken(self, reason: Reason) -> int:
+        """The newest snapshot that was asked for, if no call has ended since: it is of this state, too."""
+        with self._asking:
+            calls, sequence = self._asked_for
+            return sequence if calls == self._calls() else self._take(reason)
 
     def _take(self, reason: Reason) -> int:
         assert self.snapshots is not None

@@ -53,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
         progress.print(f"{time.monotonic() - begun_s:5.0f} s  {text}")
 
     kinds = tuple(kind for kind in KINDS if kind in (args.kinds or KINDS))
-    settings = Settings(args.quick, _rows(args), kinds, VARIABLES, args.repeats, say, args.keepers, tuple(args.every))
+    settings = Settings(
+        args.quick, _rows(args), kinds, VARIABLES, args.repeats, say, args.keepers, tuple(args.every), args.kills
+    )
     tables, failed = [], []
     for name in args.tables or (QUICK_TABLES if args.quick else TABLES):
         try:
@@ -66,7 +68,10 @@ def main(argv: list[str] | None = None) -> int:
         report.show(console, table)
     report.show_bars(console, [bar for table in tables for bar in table.bars])
     if args.json is not None:
-        chosen = {name: getattr(args, name) for name in ("quick", "mb", "kinds", "vars", "repeats", "keepers", "every")}
+        chosen = {
+            name: getattr(args, name)
+            for name in ("quick", "mb", "kinds", "vars", "repeats", "keepers", "every", "kills")
+        }
         report.write_json(args.json, tables, {**chosen, "seconds": round(time.monotonic() - begun_s)})
     if failed:
         progress.print(f"could not be measured: {', '.join(failed)}", style="red")
@@ -99,6 +104,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--every", type=float, nargs="+", default=[30.0], metavar="S", help="`goodput`: time between two kills (30)"
     )
+    parser.add_argument("--kills", type=int, default=4, metavar="N", help="`goodput`: kills in each run (4)")
     parser.add_argument(
         "--keepers", action="store_true", help="`restart`: also under circus and supervisord, from PyPI"
     )

@@ -21,7 +21,6 @@ from scripts.benchmarks.stall import WORK
 
 MB = 100.0
 PACE_S = 15.0  # of a bare session, before and after the arms
-KILLS = 4  # a run lasts as long as it takes to be killed that often, and as long again after the last
 
 COLUMNS = (
     Column("every", "killed every", "s", 0),
@@ -67,7 +66,7 @@ def measure(settings: Settings) -> Table:
             settings.say(f"goodput: killed every {every_s:g} s, {way.name}")
             begun_s = time.monotonic()
             with running(way.arm, Program(MB, settings.variables, WORK, way.save_s)) as run:
-                found = _train(run, begun_s, every_s)
+                found = _train(run, begun_s, every_s, settings.kills)
                 if way.arm == "procsv":
                     run.stop()
             founds.append(found)
@@ -75,16 +74,16 @@ def measure(settings: Settings) -> Table:
         table.rows += [_row(way, every_s, found, step_s) for way, found in zip(WAYS, founds, strict=True)]
         table.notes.append(f"killed every {every_s:g} s: a bare session's step takes {1000 * step_s:.1f} ms.")
     table.notes.append(
-        f"each run is killed {KILLS} times and lasts {KILLS + 1} times as long as the time between two kills."
+        f"kills in each run: {settings.kills}.  It goes on after the last for as long again as between two kills."
     )
     return table
 
 
-def _train(run: Run, begun_s: float, every_s: float) -> Found:
+def _train(run: Run, begun_s: float, every_s: float, kills: int) -> Found:
     found = Found()
-    for number in range(1, KILLS + 2):
+    for number in range(1, kills + 2):
         run.marks.listen(max(0.0, begun_s + number * every_s - time.monotonic()))
-        if number <= KILLS:
+        if number <= kills:
             last = run.marks.last.step
             killed = run.kill()
             found.seconds.append(killed.first.time_s - killed.begun_s)

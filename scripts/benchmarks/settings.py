@@ -32,6 +32,7 @@ class Settings:
     say: Callable[[str], None]
     keepers: bool = False  # circus and supervisord beside the shell loop
     every_s: tuple[float, ...] = (30.0,)  # between two kills, for `goodput`
+    kills: int = 4  # in each run of `goodput`
 
     def repeats_or(self, usual: int, quick: int = 1) -> int:
         return self.repeats if self.repeats is not None else quick if self.quick else usual

@@ -1,7 +1,7 @@
-"""A program under test: trains variables of every kind, and writes down a digest of all of them at every step.
+"""A program under test: trains variables of every kind, and writes down a digest of all of them as it begins.
 
-Run by `procsv launch` as a file; its test builds the same model to read what was saved.  Lines of the notes: `began STEP
-DIGEST` once a session holds its state, then `step STEP DIGEST` after each step.
+Run by `procsv launch` as a file; its test builds the same model to read what was saved.  Lines of the notes: `STEP DIGEST`
+once a session holds its state.
 """
 
 from __future__ import annotations
@@ -89,10 +89,9 @@ def main() -> None:
     model, pause = Model(args.small, args.mb), threading.Event()
     supervisor = procsv.Supervisor(saver=model.saver, summary_op=None, save_summaries_secs=0)
     with supervisor.managed_session() as session, open(args.notes, "a", buffering=1) as notes:  # noqa: PTH123  a line at a time
-        notes.write(f"began {session.run(model.step)} {model.digest(session)}\n")
+        notes.write(f"{session.run(model.step)} {model.digest(session)}\n")
         while not supervisor.should_stop():
             session.run(model.train)
-            notes.write(f"step {session.run(model.step)} {model.digest(session)}\n")
             pause.wait(0.02)
 
 

@@ -100,3 +100,39 @@ def test_a_notice_in_a_long_evaluation_costs_no_step(
     assert run.events("checkpoint_durable")[-1]["step"] == 40
     weights = tf.train.load_checkpoint(str(run.logdir)).get_tensor("weights")
     assert set(weights.tolist()) == {40.0}
+
+
+SLOW_COPY = """
+import threading
+import tensorflow as tf
+import procsv
+from procsv.training import snapshotter
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+train = tf1.assign_add(tf1.train.get_or_create_global_step(), 1)
+copied, finish = threading.Event(), snapshotter.Snapshotter._finish
+
+def slow_finish(self, *args):
+    copied.wait(3 * snapshotter.PATIENCE_S if sv.should_stop() else 0.0)  # as that of some gigabytes
+    finish(self, *args)
+
+snapshotter.Snapshotter._finish = slow_finish
+sv = procsv.Supervisor(summary_op=None, save_model_secs=600)
+with sv.managed_session() as sess:
+    while not sv.should_stop():
+        sess.run(train)
+        print("trained", flush=True)
+"""
+
+
+@pytest.mark.fault
+def test_a_last_state_that_takes_long_to_copy_is_taken_and_written_once(procsv_launch: Launch, tmp_path: Path) -> None:
+    """The notice's own thread finds no call going on for seconds: the end of the session is at it already."""
+    program = tmp_path / "slow.py"
+    program.write_text(SLOW_COPY)
+    run = procsv_launch(str(program), options=["--snapshot-secs", "600", "--grace", "60s", "--standby", "off"])
+    run.wait_for("training", lambda: "trained" in run.said())
+    run.process.terminate()
+    assert run.wait_end() == 75
+    steps = [entry["step"] for entry in run.events("checkpoint_durable")]
+    assert steps == [0, run.events("stopped")[0]["step"]]
