@@ -51,7 +51,7 @@ from procsv.services.checkpoint.saving import RETRY_S_MIN, Saving, as_reason
 from procsv.services.checkpoint.states import States
 from procsv.services.checkpoint.waiting import Waiting
 
-NOTICING_S_MAX = 5.0  # how long the end of the run waits for what the program has saved last to be taken in
+NOTICING_S_MAX = 5.0  # how long the end of the run waits for the next of what the program has saved last to be taken in
 
 
 class Core:
@@ -282,6 +282,8 @@ class Core:
         if durable is not None:
             self.states.taken_in(taken)
             self._out.append(Announce(durable))
+            if self._is_finishing:
+                self._notice_by_s = now_s + NOTICING_S_MAX
         return self._decide(now_s)
 
     # -- decisions --------------------------------------------------------------------------------------------

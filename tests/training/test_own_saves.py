@@ -27,6 +27,13 @@ def _there(logdir: Path) -> set[str]:
     return {path.name.removesuffix(".index") for path in logdir.glob("model.ckpt-*.index")}
 
 
+def _wait_for(path: Path) -> None:
+    deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
+    while not path.exists():
+        assert time.monotonic() < deadline_s, f"no {path.name}"
+        pause.wait(0.02)
+
+
 @pytest.mark.parametrize("ways_of_saving", ["slots", "staging"])
 @pytest.mark.parametrize("threads", [0, 3])
 def test_saves_of_the_users_and_of_the_service_are_all_listed_and_the_old_ones_deleted(
@@ -122,6 +129,8 @@ def test_saves_before_the_first_state_is_on_disk_stay_and_another_savers_are_nei
             assert supervisor._run is not None
             assert supervisor._run.snapshots is not None
             assert supervisor._run.snapshots.wait_durable(1, NEWS_S_MAX)  # the first state, late
+            for name in ("best-1", "model.ckpt-3", "model.ckpt-4"):
+                _wait_for(tmp_path / f"{name}.manifest.json")  # else the end waits for them, but not for ever
     assert _listed(tmp_path) == ["best-1", "model.ckpt-3", "model.ckpt-4"]
     assert _there(tmp_path) == {"model.ckpt-3", "model.ckpt-4"}
     assert (tmp_path / "best-1.index").exists()

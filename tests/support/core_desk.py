@@ -1,0 +1,102 @@
+"""A desk in front of a checkpoint core: drives it, and remembers what it wants done.  The clock is the test's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from procsv.ipc.arena import SlotInfo
+from procsv.ipc.channel import Heard
+from procsv.ipc.messages import (
+    Durable,
+    Finish,
+    Message,
+    SaverPlan,
+    Snapshot,
+)
+from procsv.ipc.slots import SlotState
+from procsv.services.checkpoint.actions import (
+    Action,
+    Announce,
+    LookAround,
+    Persist,
+    Reply,
+)
+from procsv.services.checkpoint.core import Core
+from procsv.services.checkpoint.facts import Found, Look, State, Stock
+
+PLAN = SaverPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
+NOTHING = Stock(-1, 0, None, ())
+NO_CHECKPOINT = Found(None, (), (), False, "")
+
+
+def slot(
+    sequence: int, step: int, incarnation: int = 1, run: str = "r", state: SlotState = SlotState.READY
+) -> SlotInfo:
+    return SlotInfo(Path(f"/s/slot.{incarnation}.{sequence % 2}"), state, incarnation, sequence, step, run, 0, 0, 0)
+
+
+def durable_of(state: State, reason: Any = "periodic") -> Durable:
+    path = f"/l/model.ckpt-{state.step}"
+    return Durable(state.sequence, state.step, state.incarnation, path, reason, 10, 0.1, (path,))
+
+
+@dataclass
+class Desk:
+    """Drives a core; remembers what it wants done, by kind."""
+
+    core: Core = field(default_factory=lambda: Core("r"))
+    now_s: float = 0.0
+    slots: list[SlotInfo] = field(default_factory=list)
+    out: list[Action] = field(default_factory=list)
+    seq: int = 0
+    leaves_looks: bool = False
+
+    def see(self, actions: list[Action]) -> list[Action]:
+        """Remembers what is to be done; looks around at once, and sees nothing new, unless somebody else does."""
+        while not self.leaves_looks and (looks := [a for a in actions if isinstance(a, LookAround)]):
+            actions = [a for a in actions if a not in looks]
+            actions += self.core.looked(Look((), None, ""), self.now_s)
+        self.out += actions
+        return actions
+
+    def say(self, body: Message, incarnation: int = 1, role: str = "trainer") -> list[Action]:
+        self.seq += 1
+        self.core.slots_seen(self.slots)
+        heard = Heard(b"t", role, incarnation, self.seq, 0, body, None)  # type: ignore[arg-type]
+        if isinstance(body, Finish):
+            return self.see(self.core.finish(heard, self.now_s))
+        return self.see(self.core.handle(heard, self.now_s))
+
+    def ready(self, *slots: SlotInfo) -> None:
+        self.slots = list(slots)
+        self.core.slots_seen(self.slots)
+
+    def snapshot(self, info: SlotInfo, want: Any = "") -> list[Action]:
+        kept = [s for s in self.slots if s.path != info.path]
+        self.ready(*kept, info)
+        return self.say(Snapshot(str(info.path), info.sequence, info.step, want), info.incarnation)
+
+    def after(self, seconds: float) -> list[Action]:
+        self.now_s += seconds
+        return self.see(self.core.tick(self.now_s))
+
+    def begun(self, stock: Stock = NOTHING) -> Desk:
+        self.say(PLAN)
+        self.see(self.core.stocked(stock, self.now_s))
+        self.out.clear()
+        return self
+
+    def saved(self, action: Persist) -> list[Action]:
+        return self.see(self.core.saved(durable_of(action.state, action.reason), self.now_s))
+
+
+def only(actions: list[Action], kind: type[Any]) -> Any:
+    found = [a for a in actions if isinstance(a, kind)]
+    assert len(found) == 1, f"{kind.__name__} among {actions}"
+    return found[0]
+
+
+def bodies(actions: list[Action], kind: type[Any]) -> list[Any]:
+    return [a.body for a in actions if isinstance(a, (Reply, Announce)) and isinstance(a.body, kind)]
