@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from procsv.training.held_reads import can_be_held, without_copy
+from procsv.training.held_reads import can_be_held, views_of
 from procsv.training.save_graph import SavedTensor, SaveGraph
 from procsv.training.slot_layout import lay_out
 
@@ -78,7 +78,7 @@ class Capture:
 
     def _add_op(self, graph: Any, global_step: Any | None) -> Any:
         with graph.as_default(), graph.control_dependencies(None), tf1.device(None), tf1.name_scope("procsv/"):
-            inputs = [without_copy(item.tensor) for item in self.distinct]
+            inputs = views_of([item.tensor for item in self.distinct])
             step = [] if global_step is None else [tf1.convert_to_tensor(global_step)]
             return tf1.numpy_function(self._take, inputs + step, tf.int64, name="capture").op
 

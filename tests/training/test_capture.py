@@ -13,7 +13,7 @@ import tensorflow as tf
 from procsv.ipc.arena import Arena, SlotReader, scan
 from procsv.ipc.contents import prefix_of, unpack_strings
 from procsv.training.capture import Capture
-from procsv.training.held_reads import can_be_held
+from procsv.training.held_reads import TOGETHER_MAX, can_be_held, views_of
 from procsv.training.keeping import plan_of
 from procsv.training.restore import CannotFeed, _feed_from_slot
 from procsv.training.save_graph import Unsupported, read_restore_graph, read_save_graph
@@ -226,6 +226,34 @@ def test_only_what_an_update_cannot_change_is_held() -> None:
         assert not can_be_held(ref._ref())
         assert not can_be_held(tf.identity(ref._ref()))
         assert not can_be_held(tf.reshape(resource.read_value(), [3, 1]))
+
+
+def test_thousands_of_variables_are_read_by_few_ops_each_where_its_variables_are() -> None:
+    count, devices = 2 * TOGETHER_MAX + 1, ("/device:CPU:0", "/device:CPU:1")
+    with tf.Graph().as_default() as graph:
+        variables = []
+        for device in devices:
+            with tf1.device(device):
+                variables += [tf1.get_variable(f"{device[-1]}_{i}", initializer=float(i)) for i in range(count)]
+        scattered = tf1.get_variable("scattered", [4], use_resource=True)
+        tf1.scatter_add(scattered, [0], [1.0])
+        at_once = tf1.get_variable("ref", [3], use_resource=False)
+        tensors = [v.read_value() for v in (*variables, scattered)] + [at_once._ref()]
+        before = set(graph.get_operations())
+        views = views_of(tensors)
+        made = [op for op in graph.get_operations() if op not in before and op.type == "_ReadVariablesOp"]
+
+        assert [len(op.outputs) for op in made] == 2 * [TOGETHER_MAX, TOGETHER_MAX, 1]
+        assert [op.device for op in made] == [device for device in devices for _ in range(3)]
+        assert views[-2].op.control_inputs[0].type == "DisableCopyOnRead"
+        assert views[-1] is tensors[-1]
+        config = tf1.ConfigProto(device_count={"CPU": 2})
+        with tf1.Session(config=config) as session:
+            session.run(tf1.global_variables_initializer())
+            read = session.run(views)
+            assert [float(value) for value in read[: 2 * count]] == 2 * list(range(count))
+            for value, expected in zip(read, session.run(tensors), strict=True):
+                np.testing.assert_array_equal(value, expected)
 
 
 def test_savers_that_only_their_own_op_can_serve_are_told_with_the_reason() -> None:

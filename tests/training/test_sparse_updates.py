@@ -79,7 +79,7 @@ def test_no_sparse_update_changes_what_a_capture_holds(shm: Path) -> None:
         way.close()
 
 
-def test_a_variable_that_is_never_updated_sparsely_is_read_as_the_saver_reads_it() -> None:
+def test_a_variable_that_is_never_updated_sparsely_is_only_read() -> None:
     with tf.Graph().as_default() as graph:
         dense = tf1.get_variable("dense", [3], use_resource=True)
         tf1.train.AdamOptimizer().minimize(tf.reduce_sum(dense))
@@ -87,5 +87,5 @@ def test_a_variable_that_is_never_updated_sparsely_is_read_as_the_saver_reads_it
         before = len(graph.get_operations())
         capture = Capture(saved, graph, None)
 
-        assert len(graph.get_operations()) == before + 1
-        assert [t.name for t in capture.op.inputs] == [item.tensor.name for item in capture.distinct]
+        assert sorted(op.type for op in graph.get_operations()[before:]) == ["PyFunc", "_ReadVariablesOp"]
+        assert len(capture.op.inputs) == len(capture.distinct)
