@@ -96,8 +96,9 @@ def _read_together(reads: list[Any]) -> list[Any]:
     handles, types = [read.inputs[0] for read in reads], [read.get_attr("dtype") for read in reads]
     listed = tf1.AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in types])
     attrs = {"N": tf1.AttrValue(i=len(reads)), "dtypes": tf1.AttrValue(list=listed)}
-    with tf1.colocate_with(handles[0].op, ignore_existing=True):
-        made = handles[0].graph.create_op("_ReadVariablesOp", handles, types, name="views", attrs=attrs)
+    graph = handles[0].graph
+    with graph.colocate_with(handles[0].op, ignore_existing=True):  # TensorFlow's own function of that name warns
+        made = graph.create_op("_ReadVariablesOp", handles, types, name="views", attrs=attrs)
     return list(made.outputs)
 
 
