@@ -67,9 +67,7 @@ class TrainingRun:
         self.snapshots: Snapshotter | None = None
         self.is_over = False
         self._notice: Notice | None = None  # what is done about a stop request
-        self._asking = (
-            threading.Lock()
-        )  # the end of the session and a notice may ask for the same state at the same time
+        self._asking = threading.Lock()  # a notice and the end of the session may ask for the same state at a time
         self._asked_for = (-1, -1)  # the calls that had ended when the last snapshot was asked for, and its sequence
 
     def begin(self) -> None:
