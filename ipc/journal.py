@@ -1,7 +1,8 @@
 """The journal of a logdir: one JSON object a line, appended, never rewritten.
 
-Written by the one process that runs the run; read by the command line and by tests.  A torn last line (power
-loss) is skipped by readers and ended by the next writer.
+Written by the one process that runs the run; read by the command line and by tests.  A torn last line (a
+loss of power, or a kill within the write, which Linux ends between two pages) is skipped by readers and ended by the next
+writer.
 """
 
 from __future__ import annotations
