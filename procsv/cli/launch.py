@@ -136,6 +136,13 @@ _AUTO_S, _OFF_S = -1.0, -2.0
     help="What the program and its children may use; beyond it, it saves and is started again, free of charge.",
 )
 @click.option(
+    "--log-limit",
+    type=Size(),
+    default="512MiB",
+    metavar="SIZE",
+    help="How long the program's log may grow; then a new one begins, and the one before is kept as NAME.log.1. 0: no limit.",
+)
+@click.option(
     "--on-event",
     type=CommandLine(),
     default="",
@@ -215,6 +222,7 @@ def command(
     hang_timeout: float,
     hang_limits: dict[str, float],
     memory_limit: int,
+    log_limit: int,
     on_event: str,
     on_event_timeout: float,
     detach: bool,
@@ -246,6 +254,7 @@ def command(
         "service-failures": str(service_failures),
         "service-period-s": str(service_period),
         "memory-limit": str(memory_limit),
+        "log-limit": str(log_limit),
         "on-event": on_event,
         "on-event-s": str(on_event_timeout),
         "hang-timeout": {_AUTO_S: "auto", _OFF_S: "off"}.get(hang_timeout, str(hang_timeout)),

@@ -5,8 +5,8 @@ Called by main.py.  Reads files only.
 
 from __future__ import annotations
 
+import contextlib
 import re
-import shutil
 import sys
 import threading
 from typing import TYPE_CHECKING, BinaryIO
@@ -15,12 +15,14 @@ import click
 
 from procsv.cli.asking import find_run
 from procsv.ipc.errors import UserError
+from procsv.ipc.growing_log import GrowingLog
 from procsv.ipc.runfile import RunFile, host_is_alive
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 POLL_S = 0.2
+CHUNK_BYTES = 2**16
 
 
 @click.command("logs")
@@ -45,9 +47,8 @@ def command(directory: str, follow: bool, role: str) -> None:
         if follow:
             _follow(run, role, log, out)
         else:
-            with log.open("rb") as file:
-                shutil.copyfileobj(file, out)
-        out.flush()
+            with contextlib.closing(GrowingLog(log, with_older=True)) as file:
+                _copy(file, out, is_last=True)
     except (BrokenPipeError, KeyboardInterrupt):
         sys.stderr.close()
 
@@ -55,26 +56,31 @@ def command(directory: str, follow: bool, role: str) -> None:
 def newest_log(run: RunFile, role: str) -> Path | None:
     """The log of the highest incarnation."""
     found = [
-        (int(match[1]), path)
-        for path in run.places.logs.glob("*.log")
-        if (match := re.fullmatch(rf"{re.escape(role)}\.(\d+)\.log", path.name))
+        int(match[1])
+        for path in run.places.logs.glob("*.log*")
+        if (match := re.fullmatch(rf"{re.escape(role)}\.(\d+)\.log(\.1)?", path.name))
     ]
-    return max(found)[1] if found else None
+    return run.places.log(role, max(found)) if found else None
 
 
 def _follow(run: RunFile, role: str, log: Path, out: BinaryIO) -> None:
     pause = threading.Event()
     while True:
-        with log.open("rb") as file:
+        with contextlib.closing(GrowingLog(log, with_older=True)) as file:
             newest: Path | None = log
             alive = True
             while newest == log and alive:
                 alive = host_is_alive(run)  # before the reading: what was printed last is still shown
                 newest = newest_log(run, role)
-                shutil.copyfileobj(file, out)
-                out.flush()
+                _copy(file, out, is_last=newest != log or not alive)
                 if newest == log and alive:
                     pause.wait(POLL_S)
         if newest is None or newest == log:
             return
         log = newest
+
+
+def _copy(log: GrowingLog, out: BinaryIO, is_last: bool) -> None:
+    while data := log.read(CHUNK_BYTES, is_last=is_last):
+        out.write(data)
+    out.flush()

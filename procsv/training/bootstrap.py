@@ -28,6 +28,7 @@ from procsv.ipc.start import Start, take_start
 from procsv.ipc.target import find_target, parse_target
 from procsv.training.drop_in import install_later
 from procsv.training.loaded import Observer, write_loaded
+from procsv.training.log_limit import LogLimit
 from procsv.training.program import run_program
 from procsv.training.runtime import Runtime, set_current
 from procsv.training.standby import Standby
@@ -97,6 +98,8 @@ def _join(runtime: Runtime, signals: int, start: Start) -> None:
     link.on(StopTraining, lambda heard: runtime.request_stop(_reason(heard.body)))
     link.on(Inject, lambda heard: _have_fault(runtime, heard.body))
     link.on_tick.append(lambda: runtime.injected.tick(runtime.clock.monotonic()))
+    limit = LogLimit(start.places.log("trainer", start.incarnation), int(start.options.get("log-limit", "0")))
+    link.on_tick.append(lambda: limit.tick(runtime.clock.monotonic()))
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
         link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))

@@ -13,6 +13,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from procsv.ipc.growing_log import GrowingLog
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -33,7 +35,7 @@ class Console:
         self._colour = os.isatty(err_fd) and "NO_COLOR" not in os.environ
         self._queue: collections.deque[bytes | Path | None] = collections.deque()
         self._news = threading.Condition()
-        self._file_fd = -1
+        self._log: GrowingLog | None = None
         self._broken: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="procsv-console", daemon=True)
         self._thread.start()
@@ -74,7 +76,7 @@ class Console:
         while True:
             with self._news:
                 if not self._queue:
-                    self._news.wait(POLL_S if self._file_fd >= 0 else None)
+                    self._news.wait(POLL_S if self._log is not None else None)
                 items = list(self._queue)
                 self._queue.clear()
             self._pump(ROUND_BYTES_MAX)
@@ -88,18 +90,18 @@ class Console:
                 self._open(item)
 
     def _open(self, log: Path) -> None:
-        if self._file_fd >= 0:
-            os.close(self._file_fd)
-            self._file_fd = -1
+        if self._log is not None:
+            self._log.close()
+            self._log = None
         with contextlib.suppress(OSError):
-            self._file_fd = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
+            self._log = GrowingLog(log)
 
     def _pump(self, bytes_max: int | None) -> None:
-        """Copies what is new in the log, up to about `bytes_max`."""
+        """Copies what is new in the log, up to about `bytes_max`; None: its writer is dead, and this is all."""
         done = 0
-        while self._file_fd >= 0 and (bytes_max is None or done < bytes_max):
+        while self._log is not None and (bytes_max is None or done < bytes_max):
             try:
-                data = os.read(self._file_fd, CHUNK_BYTES)
+                data = self._log.read(CHUNK_BYTES, is_last=bytes_max is None)
             except OSError:
                 return
             if not data:

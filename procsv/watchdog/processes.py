@@ -18,6 +18,7 @@ import msgspec
 import psutil
 
 from procsv.ipc.failpoints import declare, failpoint
+from procsv.ipc.growing_log import older_part
 from procsv.ipc.locks import FileLock
 from procsv.ipc.process import Child, process_state, spawn, thread_states
 from procsv.ipc.promotion import Line
@@ -35,7 +36,7 @@ PR_SET_CHILD_SUBREAPER = 36
 LOGS_KEPT_MAX = 20  # of one role; the oldest go first
 LOG_BYTES_MAX = 2**30  # of one role, the newest not counted
 
-OF_THE_TRAINER = frozenset({"plan", "preempt-signal"})  # options of `procsv launch` that a trainer is told
+OF_THE_TRAINER = frozenset({"plan", "preempt-signal", "log-limit"})  # options of `procsv launch` that a trainer is told
 
 Argv = Callable[[Start], list[str]]
 
@@ -225,6 +226,8 @@ def prune_logs(logs: Path, role: str, new: Path) -> None:
         old.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         total = 0
         for number, path in enumerate(old, start=2):  # the new one is the first
-            total += path.stat().st_size
+            parts = [part for part in (path, older_part(path)) if part.exists()]
+            total += sum(part.stat().st_size for part in parts)
             if number > LOGS_KEPT_MAX or total > LOG_BYTES_MAX:
-                path.unlink(missing_ok=True)
+                for part in parts:
+                    part.unlink(missing_ok=True)

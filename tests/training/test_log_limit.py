@@ -1,0 +1,122 @@
+"""A program that prints for months: its log is turned over, and nothing that it has printed is lost to whoever reads along."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from procsv.ipc.growing_log import GrowingLog, older_part
+from procsv.ipc.tail import last_lines
+from procsv.watchdog.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
+from tests.support.launched import launched, procsv
+from tests.support.programs import running
+
+SOURCE = """
+    import os, sys
+    from pathlib import Path
+    from procsv.training.log_limit import LOOK_S, LogLimit
+    log = Path(sys.argv[1])
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    limit = LogLimit(log, 1000)
+    for number in range(100):
+        print("python", number, "x" * 80, file=sys.stderr)
+        os.write(2, f"native {number}\\n".encode())
+        limit.tick(number * LOOK_S / 2)
+    print("printed")
+"""
+
+
+def test_a_log_beyond_its_limit_becomes_the_older_one_and_everything_is_written_on_to_a_new_one(tmp_path: Path) -> None:
+    log = tmp_path / "trainer.1.log"
+    with running(SOURCE, log) as program:
+        program.wait_said("printed")  # on the standard output, which is none of the log, and stays what it was
+        assert program.wait() == 0
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trainer.1.log", "trainer.1.log.1"]
+    assert log.stat().st_size < 1500
+    assert 1000 < older_part(log).stat().st_size < 1500
+    text = older_part(log).read_text() + log.read_text()
+    numbers = [int(match[1]) for match in re.finditer(r"^(?:python|native) (\d+)", text, re.MULTILINE)]
+    assert numbers == [number for number in range(numbers[0], 100) for _ in ("python", "native")]
+    assert last_lines(log, 20)[-1] == "native 99"
+    assert len(last_lines(log, 20)) == 20, "from both parts, if the new one has just begun"
+
+
+def test_a_reader_goes_on_from_the_old_one_to_the_new_one_and_misses_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"one ")
+    reader = GrowingLog(log)
+    assert reader.read(100) == b"one "
+    with log.open("ab") as writer:
+        log.rename(older_part(log))
+        assert reader.read(100) == b"", "there is no new one yet"
+        log.write_bytes(b"three ")
+        assert reader.read(100) == b"", "its writer still has the old one open"
+        writer.write(b"two ")
+    assert reader.read(100) == b"two "
+    assert reader.read(100) == b"three "
+    assert reader.read(100) == b""
+    log.replace(older_part(log))
+    log.write_bytes(b"four ")
+    assert reader.read(100, is_last=True) == b"four "
+    reader.close()
+
+    reader = GrowingLog(log, with_older=True)
+    assert [reader.read(100) for _ in range(3)] == [b"three ", b"four ", b""]
+    reader.close()
+    log.unlink()  # as a kill between the two leaves it
+    reader = GrowingLog(log, with_older=True)
+    assert [reader.read(100) for _ in range(2)] == [b"three ", b""]
+    reader.close()
+    older_part(log).unlink()
+    with pytest.raises(FileNotFoundError):
+        GrowingLog(log, with_older=True)
+
+
+def test_an_older_part_goes_with_its_log(tmp_path: Path) -> None:
+    for number in range(LOGS_KEPT_MAX + 1):
+        (tmp_path / f"trainer.{number}.log").touch()
+        (tmp_path / f"trainer.{number}.log.1").touch()
+    prune_logs(tmp_path, "trainer", tmp_path / "trainer.99.log")
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert len(kept) == 2 * (LOGS_KEPT_MAX - 1)
+    assert all(name in kept for name in (f"{other}.1" for other in kept if other.endswith(".log")))
+
+    with older_part(next(tmp_path.glob("*.log"))).open("ab") as file:
+        file.truncate(LOG_BYTES_MAX + 1)
+    prune_logs(tmp_path, "trainer", tmp_path / "trainer.99.log")
+    assert not [path for path in tmp_path.iterdir() if path.stat().st_size > LOG_BYTES_MAX]
+
+
+def test_a_run_keeps_its_log_within_the_limit_and_shows_all_of_it_where_it_is_read_along(tmp_path: Path) -> None:
+    (tmp_path / "talks.py").write_text(
+        "import itertools, os, sys, threading\n"
+        "from pathlib import Path\n"
+        "older = Path(os.environ['PROCSV_LOGDIR'], 'procsv', 'logs', 'trainer.1.log.1')\n"
+        "for number in itertools.count():\n"
+        "    print('line', number, 'x' * 100)\n"
+        "    threading.Event().wait(0.005)\n"
+        "    if older.exists():\n"
+        "        break\n"
+        "for more in range(number + 1, number + 100):\n"
+        "    print('line', more)\n"
+        "print('that was', more)\n"
+    )
+    logdir = tmp_path / "run"
+    with launched(logdir, "--log-limit", "20kB", str(tmp_path / "talks.py")) as run:
+        assert run.wait_end() == 0
+        said = run.said()
+    last = int(said.partition("that was ")[2].split()[0])
+    numbers = [int(match[1]) for match in re.finditer(r"^line (\d+)", said, re.MULTILINE)]
+    assert numbers == list(range(last + 1)), "each line on the terminal, once"
+    shown = procsv("logs", str(logdir))
+    assert shown.stdout == "".join(
+        (logdir / "procsv" / "logs" / f"trainer.1.log{part}").read_text() for part in (".1", "")
+    )
+    assert [line for line in shown.stdout.splitlines() if line.startswith("line")] == [
+        line for line in said.splitlines() if line.startswith("line")
+    ]
+    assert json.loads(procsv("status", str(logdir), "--json").stdout)["state"] == "done"
