@@ -73,6 +73,8 @@ class Incarnation:
     cause: str = ""
     evidence: str = ""
     lost_steps: int = 0
+    lost_sessions: int = 0  # of a trainer that went on: the connection to a server was lost
+    lost_with_sessions: int = 0  # of the lost steps
 
     @property
     def ended_with_watchdog(self) -> bool:
@@ -135,6 +137,10 @@ class Account:
     @property
     def lost_steps(self) -> int:
         return sum(incarnation.lost_steps for incarnation in self.incarnations)
+
+    @property
+    def lost_sessions(self) -> int:
+        return sum(incarnation.lost_sessions for incarnation in self.incarnations)
 
     @property
     def recoveries_s(self) -> list[float]:

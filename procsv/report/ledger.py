@@ -5,7 +5,8 @@ Used by `procsv report`, by drills and by the page.  Pure: journal entries in, a
     kept      training whose steps are in the result (or in the state that the next start goes on from)
     redone    training that was lost with a crash, and had to be done again
     starting  from `procsv launch`, or the start of a trainer, to the end of its first step: imports, restore, compile
-    down      no trainer: from a death to the next start, and from the last trainer's end to the end of the run
+    down      no trainer: from a death to the next start, and from the last trainer's end to the end of the run; or no
+              session: from the loss of the connection to a server to the first step of the next session
     stalled   a trainer that hung, from its last progress to its death
     stopped   nobody ran the run: between two launches
 
@@ -131,7 +132,7 @@ class Book:
 
     def _ready(self, entry: Entry, now_s: float) -> None:
         last = self._last()
-        if last is None or self._training is not None:
+        if last is None or last.end_s is not None or self._training is not None:
             return
         last.ready_s = now_s
         self._turn("kept", now_s)  # the kind is known when it is over
@@ -160,7 +161,31 @@ class Book:
         for training in self._trainings:
             training.kept_step = min(training.kept_step, step)
         if before:
-            before[-1].lost_steps = max(0, before[-1].last_step - max(step, 0))
+            with_death = max(0, before[-1].last_step - max(step, 0))
+            before[-1].lost_steps = before[-1].lost_with_sessions + with_death
+
+    def _session_lost(self, entry: Entry, now_s: float) -> None:
+        """The connection to a server is gone; the trainer lives, and makes another session."""
+        last = self._last()
+        if last is None or last.end_s is not None or last.number != entry.get("incarnation"):
+            return
+        last.lost_sessions += 1
+        if self._training is not None:
+            self._training.last_step = max(entry.get("step", NO_STEP), self._training.first_step)
+            self._end_training(now_s)
+        self._turn("down", now_s)
+
+    def _session_recovered(self, entry: Entry, now_s: float) -> None:
+        last = self._last()
+        if last is None or last.end_s is not None or last.number != entry.get("incarnation"):
+            return
+        restored_step, lost = max(entry.get("step", NO_STEP), 0), entry.get("lost_steps", 0)
+        last.lost_with_sessions += lost
+        last.lost_steps += lost
+        self._lose(restored_step, [])
+        if self._training is None:
+            self._turn("kept", now_s)
+            self._training = Training(last.number, now_s, entry.get("at", restored_step))
 
     def _hangs(self, entry: Entry, now_s: float) -> None:
         training = self._training
@@ -263,6 +288,8 @@ _OF_TRAINER = {
     "promoted": Book._promoted,
     "ready": Book._ready,
     "recovered": Book._recovered,
+    "session_lost": Book._session_lost,
+    "session_recovered": Book._session_recovered,
     "hang_detected": Book._hangs,
     "exited": Book._exited,
 }
@@ -273,6 +300,8 @@ REMARKABLE = frozenset(
         "exited",
         "recovered",
         "restarting",
+        "session_lost",
+        "session_recovered",
         "checkpoint_durable",
         "checkpoint_failed",
         "checkpoint_rejected",

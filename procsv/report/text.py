@@ -21,7 +21,7 @@ MEANING: dict[Kind, str] = {
     "kept": "training whose steps are kept",
     "redone": "training that was lost, and had to be done again",
     "starting": "imports, restore and compile, up to the first step",
-    "down": "no trainer: between a death and the next start, and at the end",
+    "down": "no trainer: between a death and the next start, and at the end; or a lost connection",
     "stalled": "a trainer that hung",
     "stopped": "nobody ran the run",
 }
@@ -79,6 +79,7 @@ def _incarnation_data(one: Incarnation) -> dict[str, Any]:
         "recovery_seconds": one.recovery_seconds,
         "last_step": one.last_step,
         "lost_steps": one.lost_steps,
+        "lost_sessions": one.lost_sessions,
         "code": one.code,
         "signal": one.signal,
         "cause": one.cause,
@@ -95,6 +96,8 @@ def headline(account: Account) -> str:
         text += f" at step {account.last_step}"
     failures = account.failures
     text += f"; {failures} failure{'s' if failures != 1 else ''}" if failures else "; no failure"
+    if account.lost_sessions:
+        text += f", {account.lost_sessions} lost session{'s' if account.lost_sessions != 1 else ''}"
     if account.lost_steps:
         text += f", {account.lost_steps} steps done again"
     if account.recoveries_s:

@@ -227,6 +227,13 @@ class Runtime:
         on_ready, self.on_ready = self.on_ready, _nothing
         on_ready()
 
+    def session_recovered(self, body: Recovered, seconds: float, lost_steps: int) -> None:
+        """The first step of a session has ended that was made in the place of one whose connection was lost."""
+        source = {"step": body.restored_step, "source": body.source, "from": body.origin}
+        self.note("session_recovered", **source, at=body.step, seconds=round(seconds, 3), lost_steps=lost_steps)
+        if self.host is None:
+            self.link.tell("watchdog", body)
+
     def tell_watchdog(self, body: Message) -> None:
         """Nothing where there is no watchdog, or where the conversation is over."""
         link = self._link

@@ -50,11 +50,29 @@ class Kept:
     on_durable: Callable[[Durable], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The session before this one, in the same process, whose connection was lost."""
+
+    at_s: float  # monotonic
+    step: int  # as last read
+
+
 class TrainingRun:
     """procsv's side of one session."""
 
-    def __init__(self, runtime: Runtime, session: Any, global_step: Any | None, origin: Origin, kept: Kept) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        session: Any,
+        global_step: Any | None,
+        origin: Origin,
+        kept: Kept,
+        lost: Lost | None = None,
+    ) -> None:
+        """`lost`: the session that this one takes the place of, if any."""
         self._runtime, self._session, self._origin, self._kept = runtime, session, origin, kept
+        self._lost = lost
         self.boundary = Boundary(self._visit)
         self._steps = StepReader(session, global_step)
         self.first_step = runtime.step = self._steps.read()
@@ -131,7 +149,12 @@ class TrainingRun:
         self._runtime.phase = Phase.STEP
         now_s = self._runtime.clock.monotonic()
         source = cast(Source, self._origin.source)
-        self._runtime.recovered(Recovered(self.first_step, source, self._origin.path, step, now_s))
+        recovered = Recovered(self.first_step, source, self._origin.path, step, now_s)
+        if self._lost is None:
+            self._runtime.recovered(recovered)
+        else:
+            lost_steps = max(0, self._lost.step - max(self.first_step, 0))
+            self._runtime.session_recovered(recovered, now_s - self._lost.at_s, lost_steps)
 
     def _end_if_overdue(self) -> None:
         share_s = self._runtime.start.grace_s * TRAINER_SHARE * BOUNDARY_SHARE

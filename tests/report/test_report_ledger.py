@@ -186,6 +186,24 @@ def test_a_clock_set_back_an_hour_makes_no_negative_time() -> None:
     assert _totals(account) == {"starting": 20, "kept": 100, "down": 2}
 
 
+def test_a_lost_session_of_a_trainer_that_goes_on_is_time_down_and_its_lost_steps_are_counted_once() -> None:
+    recovered: Entry = {"step": 80, "source": "checkpoint", "from": "", "at": 81, "seconds": 4.0, "lost_steps": 20}
+    account = _account(
+        _launch(0),
+        _start(1, 1, 0, 11, "fresh"),  # ready at step 1
+        _at(110, "session_lost", step=100, error="UnavailableError: gone"),
+        _at(114, "session_recovered", **recovered),
+        _death(214, 1, 181),
+        _start(214, 2, 171, 216),
+        _done(306, 2, 262),
+    )
+    assert _totals(account) == {"starting": 13, "kept": 259, "redone": 30, "down": 5}
+    assert account.lost_sessions == 1
+    assert (account.lost_steps, [one.lost_steps for one in account.incarnations]) == (30, [30, 0])
+    assert account.incarnations[0].recovery_seconds == 10, "that of its start"
+    assert [remark.event for remark in account.remarks].count("session_lost") == 1
+
+
 def test_an_empty_journal_has_no_account() -> None:
     assert take_account([]) is None
 
@@ -199,6 +217,8 @@ _EVENTS = st.sampled_from(
         ("ready", "trainer"),
         ("recovered", "trainer"),
         ("exited", "trainer"),
+        ("session_lost", "trainer"),
+        ("session_recovered", "trainer"),
         ("hang_detected", "trainer"),
         ("checkpoint_durable", "checkpoint"),
         ("stopped", "trainer"),
@@ -227,6 +247,7 @@ def test_the_ledger_adds_up_to_the_wall_time_for_any_journal(entries: list[Any],
                 seconds=abs(delta),
                 seen_until=1000.0 + now,
                 asked_at=999.0 + now,
+                lost_steps=max(step, 0) // 2,
             )
         )
     account = _account(journal, until_s=1000.0 + now + 5, step=50, is_running=is_running)

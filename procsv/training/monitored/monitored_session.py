@@ -113,8 +113,9 @@ class Monitored:
                 session_creator or worker_context.session_creator(), self._hooks, stop_grace_period_secs, self._care
             )
             if should_recover:
-                wait = self._care.wait if self._care is not None else None
-                self._sess = _RecoverableSession(self._coordinated_creator, wait)
+                care = self._care
+                told = (care.wait, care.session_lost) if care is not None else ()
+                self._sess = _RecoverableSession(self._coordinated_creator, *told)
             else:
                 self._sess = self._coordinated_creator.create_session()
         except BaseException:

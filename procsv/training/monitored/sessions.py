@@ -99,9 +99,15 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
 
     _sess: Any
 
-    def __init__(self, sess_creator: Any, wait: Callable[[float], None] | None = None) -> None:
-        """`wait(seconds)` pauses; it may raise to end the attempts."""
+    def __init__(
+        self,
+        sess_creator: Any,
+        wait: Callable[[float], None] | None = None,
+        on_lost: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """`wait(seconds)` pauses; it may raise to end the attempts.  `on_lost` is told of the first error of several in a row."""
         self._wait = wait or _wait
+        self._on_lost = on_lost
         self._failures = 0  # in a row
         super().__init__(sess_creator)
 
@@ -137,6 +143,8 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
             return True
 
     def _begin_anew(self, when: str, error: Exception) -> None:
+        if self._on_lost is not None and not self._failures:
+            self._on_lost(error)
         self.close()
         self._sess = None
         self._pause(when, error)
