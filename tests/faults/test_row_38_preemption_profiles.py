@@ -5,6 +5,7 @@ launch each: the same command resumes where the launch before was preempted.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,10 @@ def _is_restoring(run: Run) -> bool:
     return any((one["role"], one["phase"]) == ("trainer", "restore") for one in run.status()["processes"])
 
 
+def _has_files(directory: Path) -> bool:
+    return any(files for _, _, files in os.walk(directory))  # which minds no directory that goes away meanwhile
+
+
 def _wait_until(moment: str, run: Run, steps_before: int) -> None:
     if moment in ("compile", "evaluation"):
         run.wait_for(moment, lambda: run.said().count("it begins") > (moment == "evaluation"))
@@ -75,7 +80,7 @@ def _wait_until(moment: str, run: Run, steps_before: int) -> None:
         run.wait_step(20)
     elif moment == "save":
         staging = run.logdir / "procsv" / "staging"
-        run.wait_for("files of a save", lambda: any(staging.glob("*/*")) or run.step() > steps_before + 150)
+        run.wait_for("files of a save", lambda: _has_files(staging) or run.step() > steps_before + 150)
     elif moment == "restore":
         run.wait_for("the restore", lambda: _is_restoring(run))
     else:

@@ -49,7 +49,9 @@ class Leftovers:
 
     def _look(self) -> list[str]:
         left = [f"process {self._describe(process)}" for process in self._processes()]
-        left += [f"{path} with {sorted(p.name for p in path.iterdir())}" for path in self._directories()]
+        for path in self._directories():
+            with contextlib.suppress(FileNotFoundError):  # it is just being removed
+                left.append(f"{path} with {sorted(p.name for p in path.iterdir())}")
         return left
 
     def _processes(self) -> set[psutil.Process]:
@@ -66,7 +68,7 @@ class Leftovers:
                     yield psutil.Process(pid)
 
     def _directories(self) -> list[Path]:
-        logdirs = [self._base, *(p for p in self._base.rglob("*") if p.is_dir() and not p.is_symlink())]
+        logdirs = [Path(directory) for directory, _, _ in os.walk(self._base)]
         shm = [SHM_ROOT / f"procsv-{os.getuid()}-{logdir_hash(logdir)}" for logdir in logdirs]
         return [*self._runtime.glob("procsv-*"), *(path for path in shm if path.exists())]
 
