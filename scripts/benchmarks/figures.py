@@ -6,7 +6,7 @@ Made by the tables (stall.py, restart.py, …), shown by report.py.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -75,3 +75,32 @@ def quantile(values: Sequence[float], share: float) -> float:
     """The value that `share` of all values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def text_of(cell: Cell, column: Column) -> str:
+    """A figure reads `median (low .. high)`."""
+    match cell:
+        case None:
+            return "-"
+        case str():
+            return cell
+        case int():
+            return f"{cell:,}"
+        case float():
+            return f"{cell:,.{column.digits}f}"
+        case _:
+            text = f"{cell.median:,.{column.digits}f}"
+            if cell.samples == 1:
+                return text
+            return f"{text} ({cell.low:,.{column.digits}f} .. {cell.high:,.{column.digits}f})"
+
+
+def in_words(row: Mapping[str, Cell], columns: Iterable[Column]) -> str:
+    """One row in one line, for whoever watches a measurement that takes an hour."""
+    told = [(column, row[column.key]) for column in columns if row.get(column.key) is not None]
+    return ", ".join(
+        cell
+        if isinstance(cell, str)
+        else f"{' '.join(column.title.split())} {text_of(cell, column)} {column.unit}".rstrip()
+        for column, cell in told
+    )

@@ -14,7 +14,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from scripts.benchmarks.figures import Cell, Column, Figure, Table
+from scripts.benchmarks.figures import Cell, Column, Figure, Table, in_words
 from scripts.benchmarks.runs import Program, Run, running
 from scripts.benchmarks.settings import NAMES, Arm, Settings
 from scripts.benchmarks.stall import WORK
@@ -70,6 +70,7 @@ def measure(settings: Settings) -> Table:
                 if way.arm == "procsv":
                     run.stop()
             founds.append(found)
+            settings.say(in_words(_row(way, every_s, found, statistics.median(pace)), COLUMNS))
         step_s = statistics.median(pace + _pace(settings))
         table.rows += [_row(way, every_s, found, step_s) for way, found in zip(WAYS, founds, strict=True)]
         table.notes.append(f"killed every {every_s:g} s: a bare session's step takes {1000 * step_s:.1f} ms.")

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from procsv import __version__
-from scripts.benchmarks.figures import Bar, Cell, Column, Table
+from scripts.benchmarks.figures import Bar, Table, text_of
 
 
 def show(console: Console, table: Table) -> None:
@@ -31,24 +31,6 @@ def show(console: Console, table: Table) -> None:
     for note in table.notes:
         console.print(f"  {note}", highlight=False, style="dim")
     console.print()
-
-
-def text_of(cell: Cell, column: Column) -> str:
-    """A figure reads `median (low .. high)`."""
-    match cell:
-        case None:
-            return "-"
-        case str():
-            return cell
-        case int():
-            return f"{cell:,}"
-        case float():
-            return f"{cell:,.{column.digits}f}"
-        case _:
-            text = f"{cell.median:,.{column.digits}f}"
-            if cell.samples == 1:
-                return text
-            return f"{text} ({cell.low:,.{column.digits}f} .. {cell.high:,.{column.digits}f})"
 
 
 def show_bars(console: Console, bars: list[Bar]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table
+from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table, in_words
 from scripts.benchmarks.processes import Result, run_trial
 from scripts.benchmarks.save import written_mb_s
 from scripts.benchmarks.settings import ARMS, NAMES, Arm, Kind, Settings, Trial
@@ -74,6 +74,7 @@ def _measure_row(settings: Settings, table: Table, kind: Kind, mb: float, variab
             found[arm].append(run_trial(trial))
     for arm in COMPARED:
         table.rows.append({"variables": f"{kind}, {mb:g} MB in {variables:,}", "arm": NAMES[arm], **row(found[arm])})
+        settings.say(in_words(table.rows[-1], COLUMNS))
     table.bars += _bars(kind, mb, variables, found)
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.figures import Bar, Column, Figure
+from scripts.benchmarks.figures import Bar, Column, Figure, in_words, text_of
 from scripts.benchmarks.marks import Marks
-from scripts.benchmarks.report import text_of
 from scripts.benchmarks.windows import feel, merge
 
 STEP_S = 0.1
@@ -66,6 +65,9 @@ def test_a_figure_is_a_median_and_its_spread() -> None:
     assert Figure.of([]) is None
     assert text_of(Figure.of([3.0, 1.0, 8.0]), Column("ms", "stall", "ms")) == "3.0 (1.0 .. 8.0)"
     assert text_of(Figure.of([3.0]), Column("ms", "stall", "ms", 0)) == "3"
+    columns = (Column("arm", "supervisor"), Column("ms", "longest\nstall", "ms"), Column("steps", "steps kept", "", 0))
+    row = {"arm": "procsv", "ms": Figure.of([3.0]), "steps": None}
+    assert in_words(row, columns) == "procsv, longest stall 3.0 ms"
 
 
 def test_a_bar_is_met_at_its_limit() -> None:
