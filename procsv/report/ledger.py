@@ -7,7 +7,7 @@ Used by `procsv report`, by drills and by the page.  Pure: journal entries in, a
     starting  from `procsv launch`, or the start of a trainer, to the end of its first step: imports, restore, compile
     down      no trainer: from a death to the next start, and from the last trainer's end to the end of the run; or no
               session: from the loss of the connection to a server to the first step of the next session
-    stalled   a trainer that hung, from its last progress to its death
+    stalled   a trainer that hung, from its last progress to its death; or one that a signal had stopped (SIGSTOP)
     stopped   nobody ran the run: between two launches
 
 The journal has the time of day alone.  A clock that is set back while the run goes on is taken as no time at all, so
@@ -198,6 +198,18 @@ class Book:
         self._end_training(since_s)
         self._turn("stalled", since_s)
 
+    def _frozen(self, entry: Entry, now_s: float) -> None:
+        """It was stopped by a signal for some seconds, up to now."""
+        training, last = self._training, self._last()
+        if training is None or last is None or last.number != entry.get("incarnation"):
+            return
+        since_s = max(training.start_s, now_s - float(entry.get("seconds") or 0.0))
+        training.last_step = max(entry.get("step", NO_STEP), training.first_step)
+        self._end_training(since_s)
+        self._turn("stalled", since_s)
+        self._turn("kept", now_s)
+        self._training = Training(last.number, now_s, training.last_step)
+
     def _exited(self, entry: Entry, now_s: float) -> None:
         last = self._last()
         if last is None or entry.get("incarnation") != last.number or last.end_s is not None:
@@ -291,6 +303,7 @@ _OF_TRAINER = {
     "session_lost": Book._session_lost,
     "session_recovered": Book._session_recovered,
     "hang_detected": Book._hangs,
+    "frozen": Book._frozen,
     "exited": Book._exited,
 }
 
@@ -306,6 +319,7 @@ REMARKABLE = frozenset(
         "checkpoint_failed",
         "checkpoint_rejected",
         "hang_detected",
+        "frozen",
         "preempt_notice",
         "service_restarted",
         "promoted",

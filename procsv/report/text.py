@@ -22,7 +22,7 @@ MEANING: dict[Kind, str] = {
     "redone": "training that was lost, and had to be done again",
     "starting": "imports, restore and compile, up to the first step",
     "down": "no trainer: between a death and the next start, and at the end; or a lost connection",
-    "stalled": "a trainer that hung",
+    "stalled": "a trainer that hung, or that a signal had stopped",
     "stopped": "nobody ran the run",
 }
 COLORS: dict[Kind, str] = {

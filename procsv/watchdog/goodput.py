@@ -29,6 +29,11 @@ class Goodput:
         self._kept_s += trained_s * (1 - max(0, lost) / steps) if steps > 0 else 0.0
         self._ready_s = None
 
+    def stood_still(self, seconds: float) -> None:
+        """The trainer lived, but did not train for so long."""
+        if self._ready_s is not None:
+            self._ready_s += seconds
+
     def value(self, now_s: float) -> float:
         """From 0 to 1."""
         going_s = max(0.0, now_s - self._ready_s) if self._ready_s is not None else 0.0

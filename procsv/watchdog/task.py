@@ -116,6 +116,7 @@ class Task:
         self._recycled = ""  # why the trainer that runs was asked to save and end
         self._stop_reason: Reason = "final"
         self._own_grace_s: float | None = None  # of a preemption: until the kill
+        self._frozen_s: float | None = None  # since when the trainer that runs is stopped by a signal
         self._verdict: GiveUp | None = None  # stands if what is being saved is no progress
 
     # -- what happens --------------------------------------------------------------------------------------
@@ -187,6 +188,7 @@ class Task:
         if ended.incarnation != self.incarnation:
             return
         self._standby.trainer_died()
+        self._frozen_s = None
         self._read(ended.beat)
         self.memory_step = ended.memory_step
         stopping = self.life.state in (State.STOPPING, State.RECYCLING) or self.ends_run
@@ -259,8 +261,22 @@ class Task:
 
     def watch(self, beat: Beat | None, is_stopped: bool, now_s: float) -> None:
         """Looks whether the trainer that runs gets anywhere."""
+        self._watch_freezes(is_stopped, now_s)
         if self.pid and self.hanging.is_found(beat, is_stopped, now_s):
             self._handle(On.HANGS, now_s)
+
+    def _watch_freezes(self, is_stopped: bool, now_s: float) -> None:
+        """Time in which a signal (SIGSTOP) keeps the trainer from running is no training; journaled when it goes on."""
+        if is_stopped and self.pid and self.life.state is State.RUNNING:
+            self._frozen_s = now_s if self._frozen_s is None else self._frozen_s
+            return
+        since_s, self._frozen_s = self._frozen_s, None
+        if since_s is None or self.life.state is not State.RUNNING:
+            return  # one that did not go on has hung, or was ended, which is told as that
+        seconds = round(now_s - since_s, 3)
+        self.goodput.stood_still(seconds)
+        self._out.append(Journal("frozen", TRAINER, self.incarnation, {"seconds": seconds, "step": self._own_step}))
+        self._out.append(Say(f"the program goes on: a signal had stopped it for {show_duration(seconds)}"))
 
     def tick(self, now_s: float) -> None:
         if self.life.state is State.HUNG and self.hanging.is_to_be_killed(self.incarnation, now_s):

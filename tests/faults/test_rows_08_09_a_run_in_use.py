@@ -154,6 +154,8 @@ def _use(run: Detached) -> None:
         os.kill(pid, signal.SIGCONT)
     run.trains_on()
     assert run.pids() == before
+    run.until("word of it", lambda: run.events("frozen"))
+    assert run.events("frozen")[0]["seconds"] >= FROZEN_S / 2, "which is no training, in the account either"
 
     # Row 32: what is none of the run's is counted, and nobody is any the worse for it.
     sent = send_garbage(run)

@@ -204,6 +204,17 @@ def test_a_lost_session_of_a_trainer_that_goes_on_is_time_down_and_its_lost_step
     assert [remark.event for remark in account.remarks].count("session_lost") == 1
 
 
+def test_the_time_in_which_a_trainer_was_stopped_by_a_signal_is_no_training() -> None:
+    account = _account(
+        _launch(0), _start(1, 1, 0, 11, "fresh"), _at(71, "frozen", seconds=20, step=41), _done(131, 1, 101)
+    )
+    assert _totals(account) == {"starting": 11, "kept": 100, "stalled": 20, "down": 1}
+    assert [(span.kind, span.incarnation) for span in account.spans if span.kind == "stalled"] == [("stalled", 1)]
+
+    early = _account(_launch(0), _start(1, 1, 0, 11, "fresh"), _at(12, "frozen", seconds=5, step=1), _done(32, 1, 21))
+    assert _totals(early) == {"starting": 11, "kept": 20, "stalled": 1, "down": 1}, "what was before is what it was"
+
+
 def test_an_empty_journal_has_no_account() -> None:
     assert take_account([]) is None
 
@@ -217,6 +228,7 @@ _EVENTS = st.sampled_from(
         ("ready", "trainer"),
         ("recovered", "trainer"),
         ("exited", "trainer"),
+        ("frozen", "trainer"),
         ("session_lost", "trainer"),
         ("session_recovered", "trainer"),
         ("hang_detected", "trainer"),

@@ -89,6 +89,32 @@ def test_a_frozen_process_is_told_as_one() -> None:
     assert "SIGSTOP" in world.last("exited")["evidence"]
 
 
+def test_row_09_a_trainer_that_goes_on_was_frozen_for_so_long_and_that_was_no_training() -> None:
+    world = World(settings=QUICK).ready().train(840)
+    world.frozen = True
+    world.advance(2.0)
+    assert world.events("frozen") == []
+    world.frozen = False
+    world.advance(0.6)
+    world.step(841)
+    (told,) = world.events("frozen")
+    assert (told.incarnation, told.fields["step"]) == (1, 840)
+    assert 1.5 <= told.fields["seconds"] <= 2.5
+    assert any("the program goes on: a signal had stopped it for" in text for text in world.said)
+    goodput = world.core.task.goodput
+    trained_s = goodput.value(world.now_s) * (world.now_s - goodput.started_s)
+    assert trained_s <= world.now_s - goodput.started_s - 1.5
+
+    world.frozen = True  # and this time it is killed meanwhile
+    world.advance(1.0)
+    world.frozen = False
+    world.crash()
+    world.advance(3.0)
+    world.train(850, 840)
+    world.advance(3.0)
+    assert len(world.events("frozen")) == 1
+
+
 def test_row_10_a_killed_tree_that_stays_is_unkillable_and_nothing_is_started_beside_it() -> None:
     world = hung(immortal=True)
     world.advance(15.5)
