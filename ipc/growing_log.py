@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+LINGER_S = 1.0  # at the end of an old part: its writer turns to the new one right after making it
 
 
 def older_part(log: Path) -> Path:
@@ -19,11 +23,11 @@ def older_part(log: Path) -> Path:
 class GrowingLog:
     """What is in a log, and what comes to it."""
 
-    def __init__(self, log: Path, *, with_older: bool = False) -> None:
+    def __init__(self, log: Path, *, with_older: bool = False, monotonic: Callable[[], float] = time.monotonic) -> None:
         """OSError if there is no such log.  `with_older`: first what was in it before it was last turned over."""
-        self._log = log
+        self._log, self._monotonic = log, monotonic
         self._fds: list[int] = []  # of its parts, in their order
-        self._is_left = False  # it has been turned over, and what is in it has been read
+        self._leave_s: float | None = None  # when the one that is read is left; None: it has not been turned over
         for part in (log, older_part(log)) if with_older else (log,):
             try:
                 fd = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
@@ -51,13 +55,15 @@ class GrowingLog:
         """At the end of the file: whether there is another one now."""
         if not self._is_turned_over():
             return False
-        if not self._is_left and not is_last:
-            self._is_left = True  # its writer has the old one open a moment longer: once more, the next time
+        now_s = self._monotonic()
+        if self._leave_s is None:
+            self._leave_s = now_s + LINGER_S
+        if now_s < self._leave_s and not is_last:
             return False
         with contextlib.suppress(OSError):
             self._fds.append(os.open(self._log, os.O_RDONLY | os.O_CLOEXEC))
             os.close(self._fds.pop(0))
-            self._is_left = False
+            self._leave_s = None
             return True
         return False
 

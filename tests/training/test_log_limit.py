@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.growing_log import GrowingLog, older_part
+from procsv.ipc.clock import FakeClock
+from procsv.ipc.growing_log import LINGER_S, GrowingLog, older_part
 from procsv.ipc.tail import last_lines
 from procsv.watchdog.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
 from tests.support.launched import launched, procsv
@@ -48,7 +49,8 @@ def test_a_log_beyond_its_limit_becomes_the_older_one_and_everything_is_written_
 def test_a_reader_goes_on_from_the_old_one_to_the_new_one_and_misses_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"one ")
-    reader = GrowingLog(log)
+    clock = FakeClock()
+    reader = GrowingLog(log, monotonic=clock.monotonic)
     assert reader.read(100) == b"one "
     with log.open("ab") as writer:
         log.rename(older_part(log))
@@ -57,6 +59,8 @@ def test_a_reader_goes_on_from_the_old_one_to_the_new_one_and_misses_nothing(tmp
         assert reader.read(100) == b"", "its writer still has the old one open"
         writer.write(b"two ")
     assert reader.read(100) == b"two "
+    assert reader.read(100) == b""
+    clock.advance(LINGER_S)
     assert reader.read(100) == b"three "
     assert reader.read(100) == b""
     log.replace(older_part(log))
