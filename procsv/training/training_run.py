@@ -133,6 +133,11 @@ class TrainingRun:
             self.boundary.due = True
             self._end_if_overdue()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a step has ended."""
+        return self._is_ready
+
     def _look_whether_ready(self) -> None:
         """READY: the first call after the start that has moved the global step has ended."""
         step = self._steps.read()

@@ -69,7 +69,7 @@ def test_without_a_watchdog_the_journal_says_so_too(tmp_path: Path) -> None:
 
         def before_run(self, run_context: Any) -> None:
             self.calls += 1
-            if self.calls == 3:
+            if self.calls in (3, 4):  # the next session is lost before its first step
                 raise tf.errors.AbortedError(None, None, "gone")
 
     with tf.Graph().as_default():

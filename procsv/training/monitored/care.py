@@ -107,7 +107,7 @@ class Care:
         self._is_text_laid = False
         self._reason: Reason = "start"
         self._saved_step = NOT_SAVED  # of the newest checkpoint that was asked for
-        self._lost: Lost | None = None  # the session before, until the next one trains
+        self._lost: Lost | None = None  # the last session that trained and was lost
         self._resumed_at: int | None = (
             None  # the step that the program goes on from; None: it begins, or a session is anew
         )
@@ -168,14 +168,13 @@ class Care:
         self._keep(session.graph)
         self._coord = coord
         is_anew = self._reason != "start"
-        lost, self._lost = self._lost, None
         origin = (self._manager.origin if self._manager is not None else None) or FRESH
         step = tf1.train.get_global_step(session.graph)
         if self._keeping is not None:
             kept = self._keeping.keep(self._on_durable)
         else:
             kept = Kept(None, _no_way, Cadence(0.0), lambda news: None)  # progress is all there is to watch
-        self._run = TrainingRun(self._runtime, session, step, origin, kept, lost)
+        self._run = TrainingRun(self._runtime, session, step, origin, kept, self._lost)
         self._run.begin()
         is_resumed = origin.source != "fresh"
         self._saved_step = self._run.first_step if is_resumed else NOT_SAVED
@@ -281,6 +280,8 @@ class Care:
         """The connection to a server is gone, and the session with it: another one is about to be made."""
         if self._run is None or not self._has_begun:
             return
+        if self._lost is not None and not self._run.is_ready:
+            return  # the one that was made in its place is lost as well, before its first step
         self._lost = Lost(self._runtime.clock.monotonic(), self._runtime.step)
         self._runtime.note("session_lost", error=f"{type(error).__name__}: {error}", step=self._lost.step)
 
