@@ -278,10 +278,8 @@ class Care:
 
     def session_lost(self, error: Exception) -> None:
         """The connection to a server is gone, and the session with it: another one is about to be made."""
-        if self._run is None or not self._has_begun:
-            return
-        if self._lost is not None and not self._run.is_ready:
-            return  # the one that was made in its place is lost as well, before its first step
+        if self._run is None or not self._run.is_ready:
+            return  # before its first step: the trainer is still starting, or still recovering from the loss before
         self._lost = Lost(self._runtime.clock.monotonic(), self._runtime.step)
         self._runtime.note("session_lost", error=f"{type(error).__name__}: {error}", step=self._lost.step)
 
