@@ -10,8 +10,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from procsv.training.drop_in import install, uninstall
-    from procsv.training.extending import extend
     from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
     from procsv.training.monitored.monitored_session import MonitoredSession, SingularMonitoredSession
     from procsv.training.monitored.scaffold import (
@@ -22,8 +20,10 @@ if TYPE_CHECKING:
     )
     from procsv.training.monitored.summary_hooks import StepCounterHook, SummarySaverHook
     from procsv.training.monitored.training_session import MonitoredTrainingSession
-    from procsv.training.preempted import preempted
-    from procsv.training.supervisor import Supervisor
+    from procsv.training.process.drop_in import install, uninstall
+    from procsv.training.runtime.extend import extend
+    from procsv.training.runtime.preempted import preempted
+    from procsv.training.supervisor.supervisor import Supervisor
 
 __version__ = "0.1.0"
 __all__ = [
@@ -55,12 +55,12 @@ _HOME = {  # public name -> the module that defines it
     "SingularMonitoredSession": "procsv.training.monitored.monitored_session",
     "StepCounterHook": "procsv.training.monitored.summary_hooks",
     "SummarySaverHook": "procsv.training.monitored.summary_hooks",
-    "Supervisor": "procsv.training.supervisor",
+    "Supervisor": "procsv.training.supervisor.supervisor",
     "WorkerSessionCreator": "procsv.training.monitored.scaffold",
-    "extend": "procsv.training.extending",
-    "install": "procsv.training.drop_in",
-    "preempted": "procsv.training.preempted",
-    "uninstall": "procsv.training.drop_in",
+    "extend": "procsv.training.runtime.extend",
+    "install": "procsv.training.process.drop_in",
+    "preempted": "procsv.training.runtime.preempted",
+    "uninstall": "procsv.training.process.drop_in",
 }
 
 

@@ -1,6 +1,6 @@
 """The skeleton of a service process: lock, socket, pulse, lifeline and loop.  A service supplies the decisions.
 
-Started by exec (procsv.ipc.start) by whoever runs the run.  Ends when its service says it is finished: after
+Started by exec (procsv.ipc.messaging.start) by whoever runs the run.  Ends when its service says it is finished: after
 Finish, or, when whoever ran the run is dead (end-of-file on the lifeline), after it has tidied up.  Terminal and
 termination signals are not for services: they outlive the trainer, and the run's owner ends them by message.
 """
@@ -16,18 +16,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from procsv.ipc.channel import Address, Heard, Server, Waiter, new_context
-from procsv.ipc.clock import Clock, SystemClock
-from procsv.ipc.door import ServerDoor
-from procsv.ipc.errors import UserError
-from procsv.ipc.injected import Injected
-from procsv.ipc.locks import FileLock
-from procsv.ipc.messages import Inject
-from procsv.ipc.output import keep_output_going
-from procsv.ipc.places import make_private_dir
-from procsv.ipc.pulse import Phase, PulseWriter
-from procsv.ipc.stacks import arm_log
-from procsv.ipc.start import Start
+from procsv.base.clock import Clock, SystemClock
+from procsv.base.errors import UserError
+from procsv.base.locks import FileLock
+from procsv.base.output import keep_output_going
+from procsv.base.run.paths import make_private_dir
+from procsv.base.stack_dump import arm_log
+from procsv.faults.pending import Injected
+from procsv.ipc.messaging.endpoint import ServerDoor
+from procsv.ipc.messaging.messages import Inject
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Address, Heard, Server, Waiter, new_context
+from procsv.ipc.shm.heartbeat import Phase, PulseWriter
 
 TICK_S_MAX = 1.0  # the loop looks around at least this often
 HEARD_MAX = (

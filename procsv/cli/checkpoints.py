@@ -14,11 +14,11 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from procsv.ipc.errors import UserError
-from procsv.ipc.start import safe_path
-from procsv.ipc.units import show_duration, show_size
+from procsv.base.errors import UserError
+from procsv.base.units import show_duration, show_size
+from procsv.ipc.messaging.start import safe_path
 
-INVENTORY = "procsv.services.checkpoint.inventory"
+INVENTORY = "procsv.services.checkpoint.tools.inventory"
 
 
 @click.command("checkpoints")

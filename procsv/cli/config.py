@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from procsv.ipc.errors import UserError
+from procsv.base.errors import UserError
 
 if TYPE_CHECKING:
     import click

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from procsv.ipc.errors import LogdirLocked
-from procsv.ipc.journal import read_journal
-from procsv.ipc.runfile import read_run
+from procsv.base.errors import LogdirLocked
+from procsv.base.run.journal import read_journal
+from procsv.base.run.run_file import read_run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from procsv.ipc.places import Places
-    from procsv.ipc.start import Start
+    from procsv.base.run.paths import Places
+    from procsv.ipc.messaging.start import Start
 
 LOOK_S = 0.05
 

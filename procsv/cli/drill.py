@@ -63,8 +63,8 @@ def command(
     Exit code 0 if it held: it survived, with the same final variables (bit by bit, or within --rtol), and continuous
     summaries. 1 if it did not.
     """
-    from procsv.drill.course import Course, run_drill
-    from procsv.drill.showing import as_data, show
+    from procsv.drill.format import as_data, show
+    from procsv.drill.runner import Course, run_drill
 
     faults = make_plan(plan, fault, None, 0.0, seed)
     options = ["--drop-in"] if drop_in else []

@@ -14,14 +14,14 @@ from pathlib import Path
 import click
 import msgspec
 
+from procsv.base.errors import LogdirLocked
+from procsv.base.run.paths import check_socket_paths, find_places, is_remote
+from procsv.base.target import find_target
 from procsv.cli.config import load_config
 from procsv.cli.detach import launch_detached
 from procsv.cli.plans import make_plan
 from procsv.cli.values import CommandLine, Duration, DurationRange, PhaseLimits, Range, Size
-from procsv.ipc.errors import LogdirLocked
-from procsv.ipc.places import check_socket_paths, find_places, is_remote
-from procsv.ipc.start import Start
-from procsv.ipc.target import find_target
+from procsv.ipc.messaging.start import Start
 
 _AUTO_S, _OFF_S = -1.0, -2.0
 

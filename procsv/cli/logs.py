@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from procsv.cli.asking import find_run
-from procsv.ipc.errors import UserError
-from procsv.ipc.growing_log import GrowingLog
-from procsv.ipc.runfile import RunFile, host_is_alive
+from procsv.base.errors import UserError
+from procsv.base.run.log_follower import GrowingLog
+from procsv.base.run.run_file import RunFile, host_is_alive
+from procsv.cli.query import find_run
 
 if TYPE_CHECKING:
     from pathlib import Path

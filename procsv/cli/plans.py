@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from procsv.ipc.errors import UserError
-from procsv.ipc.fault_text import parse_fault, parse_plan
-from procsv.ipc.faults import Fault, Plan
+from procsv.base.errors import UserError
+from procsv.faults.plan import Fault, Plan
+from procsv.faults.plan_parser import parse_fault, parse_plan
 
 
 def make_plan(

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from procsv.cli.asking import find_run
+from procsv.base.clock import SystemClock
+from procsv.base.errors import UserError
+from procsv.base.run.run_file import host_is_alive
+from procsv.base.units import show_duration
+from procsv.cli.query import find_run
 from procsv.cli.values import Duration
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.errors import UserError
-from procsv.ipc.runfile import host_is_alive
-from procsv.ipc.units import show_duration
 
 if TYPE_CHECKING:
     from procsv.drill.preemption import Outcome

@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from procsv.ipc.atomic import replace_file
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.errors import UserError
+from procsv.base.atomic_file import replace_file
+from procsv.base.clock import SystemClock
+from procsv.base.errors import UserError
 
 
 @click.command("report")

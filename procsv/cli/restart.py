@@ -9,10 +9,10 @@ import threading
 
 import click
 
-from procsv.cli.asking import ask, find_run
-from procsv.ipc.errors import UserError
-from procsv.ipc.messages import RestartTrainer
-from procsv.ipc.runfile import FINAL_STATES, RunFile, host_is_alive
+from procsv.base.errors import UserError
+from procsv.base.run.run_file import FINAL_STATES, RunFile, host_is_alive
+from procsv.cli.query import ask, find_run
+from procsv.ipc.messaging.messages import RestartTrainer
 
 ASK_S_MAX = 5.0
 LOOK_S = 0.1

@@ -10,11 +10,11 @@ from typing import Any
 import click
 import msgspec
 
-from procsv.cli.alone import look_at
-from procsv.cli.asking import ask, find_run
-from procsv.ipc.messages import Status, StatusRequest
-from procsv.ipc.runfile import FINAL_STATES, NO_STEP, RunFile, host_is_alive
-from procsv.ipc.units import show_duration, show_size
+from procsv.base.run.run_file import FINAL_STATES, NO_STEP, RunFile, host_is_alive
+from procsv.base.units import show_duration, show_size
+from procsv.cli.offline_status import look_at
+from procsv.cli.query import ask, find_run
+from procsv.ipc.messaging.messages import Status, StatusRequest
 
 INTERRUPTED = "interrupted"  # whoever ran it is dead, and could not say how it ended
 _NOT_SHOWN = ("version", "run_dir", "shm_dir", "started", "boot")

@@ -14,12 +14,12 @@ import threading
 
 import click
 
-from procsv.cli.asking import ask, find_run
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.errors import UserError
-from procsv.ipc.locks import FileLock
-from procsv.ipc.messages import StopRun
-from procsv.ipc.runfile import RunFile, host_is_alive
+from procsv.base.clock import SystemClock
+from procsv.base.errors import UserError
+from procsv.base.locks import FileLock
+from procsv.base.run.run_file import RunFile, host_is_alive
+from procsv.cli.query import ask, find_run
+from procsv.ipc.messaging.messages import StopRun
 
 ASK_S_MAX = 5.0  # a watchdog answers at once; one that is stopped (Ctrl-Z) does not
 LOOK_S = 1.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from procsv.ipc.units import parse_duration, parse_size
+from procsv.base.units import parse_duration, parse_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
 """The faults of a drill that was given none: each kind once, spread over the training.
 
-Used by course.py when the training without faults has shown how long it is.  Pure.
+Used by runner.py when the training without faults has shown how long it is.  Pure.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from procsv.ipc.errors import UserError
-from procsv.ipc.faults import Fault, Plan
+from procsv.base.errors import UserError
+from procsv.faults.plan import Fault, Plan
 
 STEPS_MIN = 20
 

@@ -1,6 +1,6 @@
 """What a drill has found, and whether it held.  Pure.
 
-Used by `procsv drill`.  What is compared was read by course.py; here it is weighed.
+Used by `procsv drill`.  What is compared was read by runner.py; here it is weighed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from procsv.ipc.faults import FAULT_EVENT, Fault, describe
+from procsv.faults.plan import FAULT_EVENT, Fault, describe
 from procsv.report.account import Account, Incarnation, Remark
 
 # They tell of the machine, every so many seconds: a training whose processes live shorter than that may have none.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from html import escape
 
-from procsv.ipc.units import show_duration
+from procsv.base.units import show_duration
 from procsv.report.account import Account, Incarnation, Span
 from procsv.report.text import clock_time
 

@@ -11,7 +11,7 @@ from html import escape
 from statistics import median
 from typing import TYPE_CHECKING
 
-from procsv.ipc.units import show_duration, show_size
+from procsv.base.units import show_duration, show_size
 from procsv.report.account import KINDS, NO_STEP, Account, Incarnation, Remark
 from procsv.report.drawing import draw_steps, draw_timeline
 from procsv.report.style import STYLE

@@ -9,15 +9,15 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from procsv.ipc.errors import UserError
-from procsv.ipc.journal import read_journal
-from procsv.ipc.places import find_places
-from procsv.ipc.runfile import NO_STEP, find_run_in, host_is_alive
+from procsv.base.errors import UserError
+from procsv.base.run.journal import read_journal
+from procsv.base.run.paths import find_places
+from procsv.base.run.run_file import NO_STEP, find_run_in, host_is_alive
 from procsv.report.account import Account
-from procsv.report.ledger import take_account
+from procsv.report.time_ledger import take_account
 
 if TYPE_CHECKING:
-    from procsv.ipc.clock import Clock
+    from procsv.base.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from procsv.ipc.units import show_duration
+from procsv.base.units import show_duration
 from procsv.report.account import KINDS, NO_STEP, Account, Incarnation, Kind
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 """`python -m procsv.training`: the trainer process of `procsv launch`.  Never started by hand."""
 
-from procsv.training.bootstrap import main
+from procsv.training.process.bootstrap import main
 
 main()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from procsv.ipc.start import take_start
-from procsv.watchdog.host import run
+from procsv.ipc.messaging.start import take_start
+from procsv.watchdog.main import run
 
 if __name__ == "__main__":
     sys.exit(run(take_start("watchdog")))

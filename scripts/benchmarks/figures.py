@@ -1,6 +1,6 @@
 """What a benchmark finds, before anybody prints it: figures, tables, bars.  Pure.
 
-Made by the tables (stall.py, restart.py, …), shown by report.py.
+Made by the tables (stall.py, restart_policy.py, …), shown by report.py.
 """
 
 from __future__ import annotations

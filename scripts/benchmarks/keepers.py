@@ -1,6 +1,6 @@
 """General process managers that restart the program under TensorFlow's Supervisor: what people use who have no procsv.
 
-Called by restart.py and runs.py.  circus and supervisord are installed into a directory that is thrown away with the
+Called by restart_policy.py and runs.py.  circus and supervisord are installed into a directory that is thrown away with the
 benchmark; where that cannot be done, their rows are left out and a note says so.
 """
 

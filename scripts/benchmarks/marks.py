@@ -1,6 +1,6 @@
 """What the measured program says of its steps, read from the pipe it writes to.
 
-Called by restart.py and idle.py.  One thread; never waits without a deadline.
+Called by restart_policy.py and idle.py.  One thread; never waits without a deadline.
 """
 
 from __future__ import annotations

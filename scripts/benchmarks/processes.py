@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 import psutil
 
-from procsv.ipc.locks import FileLock
-from procsv.ipc.places import find_places
+from procsv.base.locks import FileLock
+from procsv.base.run.paths import find_places
 from scripts.benchmarks.settings import Trial
 
 Result: TypeAlias = dict[str, Any]

@@ -15,9 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.disk import fsync_path
-from procsv.ipc.journal import read_journal
+from procsv.base.clock import SystemClock
+from procsv.base.disk import fsync_path
+from procsv.base.run.journal import read_journal
 from scripts.benchmarks.model import Session
 
 
@@ -79,8 +79,8 @@ def files_of(path: str) -> list[Path]:
 
 def record_snapshots(recording: Recording) -> None:
     """Every snapshot that procsv takes by its cadence: the visit at the boundary that took it, and its end."""
-    from procsv.training.cadence import Cadence
-    from procsv.training.snapshotter import Snapshotter
+    from procsv.training.snapshots.cadence import Cadence
+    from procsv.training.snapshots.snapshotter import Snapshotter
 
     visits: list[tuple[float, float]] = []
     lock = threading.Lock()
@@ -110,9 +110,9 @@ def record_snapshots(recording: Recording) -> None:
 
 def record_restores(note: Callable[[Restore], None], again: bool) -> None:
     """Calls `note` after every restore: procsv's from memory or a checkpoint, and Saver.restore.  `again`: see Restore."""
-    from procsv.ipc.messages import RestoreFrom
-    from procsv.training import restore as ours
-    from procsv.training.runtime import Runtime
+    from procsv.ipc.messaging.messages import RestoreFrom
+    from procsv.training.graph import restore as ours
+    from procsv.training.runtime.context import Runtime
 
     saver = tf.compat.v1.train.Saver
     feed, ask, feed_slot, read = ours.restore_into, ours.ask_newest, ours._feed_from_slot, saver.restore

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from procsv.ipc.journal import read_journal
+from procsv.base.run.journal import read_journal
 from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table
 from scripts.benchmarks.keepers import SHELL, install
 from scripts.benchmarks.processes import scratch

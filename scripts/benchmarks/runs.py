@@ -1,6 +1,6 @@
 """A run of the measured program, started the way its supervisor is started, and killed by the benchmark.
 
-Called by restart.py and idle.py.
+Called by restart_policy.py and idle.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from procsv.ipc.clock import SystemClock
+from procsv.base.clock import SystemClock
 from scripts.benchmarks.keepers import SHELL, keep
 from scripts.benchmarks.marks import Mark, Marks
 from scripts.benchmarks.processes import (

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from procsv.ipc.places import find_places
+from procsv.base.run.paths import find_places
 from tests.support.launched import Launched, launched, procsv
 
 ROLES = ("trainer", "trainer", "checkpoint", "summary")

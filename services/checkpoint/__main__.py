@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 
-from procsv.ipc.start import take_start
+from procsv.ipc.messaging.start import take_start
 from procsv.services.checkpoint.process import CheckpointService
 from procsv.services.runtime import serve
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from procsv.ipc import headway
-from procsv.ipc.channel import Heard
-from procsv.ipc.failpoints import declare, failpoint
-from procsv.ipc.messages import Durable, Finish, Hello, Rejected, SaverPlan, Snapshot, Staged, TrainerEnded
-from procsv.ipc.places import is_remote
-from procsv.ipc.process import Stranger
-from procsv.ipc.pulse import Phase
-from procsv.services.checkpoint.actions import (
+from procsv.base import progress_counter
+from procsv.base.failpoints import declare, failpoint
+from procsv.base.processes import Stranger
+from procsv.base.run.paths import is_remote
+from procsv.ipc.messaging.messages import Durable, Finish, Hello, Rejected, SaverPlan, Snapshot, Staged, TrainerEnded
+from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.services.checkpoint.core.actions import (
     Acknowledge,
     Action,
     Announce,
@@ -34,11 +34,11 @@ from procsv.services.checkpoint.actions import (
     TakeStock,
     VerifySlot,
 )
-from procsv.services.checkpoint.core import Core
-from procsv.services.checkpoint.facts import Examined, Found, State, TakenIn
-from procsv.services.checkpoint.last_one_out import LastOneOut
-from procsv.services.checkpoint.outside import Outside
-from procsv.services.checkpoint.store import SlotBad, SlotGone
+from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.facts import Examined, Found, State, TakenIn
+from procsv.services.checkpoint.environment import Outside
+from procsv.services.checkpoint.orphan_shutdown import LastOneOut
+from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone
 from procsv.services.checkpoint.worker import Outcomes
 from procsv.services.runtime import TICK_S_MAX, Tools
 
@@ -212,7 +212,7 @@ class CheckpointService:
     def _moved(self) -> int:
         """How far the jobs have come, each of which moves the count; 0 if there are none, or none that could."""
         is_busy = any(worker.is_busy for worker in (self._disk, self._checker, self._examiner))
-        made = None if is_remote(self._tools.start.logdir) or not is_busy else headway.made()
+        made = None if is_remote(self._tools.start.logdir) or not is_busy else progress_counter.made()
         return 0 if made is None else made + 1
 
     # -- actions ----------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def _unseen(job: Callable[[], T]) -> Callable[[], T]:
     """A job that is mostly a disk's, or a network's: nobody can tell from outside whether it gets on."""
 
     def run() -> T:
-        with headway.out_of_sight():
+        with progress_counter.out_of_sight():
             return job()
 
     return run

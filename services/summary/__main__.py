@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from procsv.ipc.start import take_start
+from procsv.ipc.messaging.start import take_start
 from procsv.services.runtime import serve
 from procsv.services.summary.process import SummaryService
 

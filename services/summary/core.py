@@ -1,7 +1,7 @@
 """What the summary service does about a message: pure decisions, no disk, no socket, no clock.
 
 Called by process.py with what was heard and with how the disk took it; answers with actions.  Never keeps a
-record: what cannot be written now is kept, and sent again, by its sender (ipc/events.py).
+record: what cannot be written now is kept, and sent again, by its sender (ipc/messaging/event_backlog.py).
 
 A stream takes records strictly in order.  The part of a batch that is written already is cut off, a batch that
 begins too late is not taken, and both are answered with how far the stream has got: whatever is lost, doubled or
@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from procsv.ipc.errors import PeerError
-from procsv.ipc.messages import CloseWriter, OpenWriter, Records, Written
+from procsv.base.errors import PeerError
+from procsv.ipc.messaging.messages import CloseWriter, OpenWriter, Records, Written
 
 UNKNOWN = -1  # Written.through for a stream that is not open here
 

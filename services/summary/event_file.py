@@ -1,6 +1,6 @@
 """Event files as TensorBoard reads them: names, framing, appending, and repair of a torn tail.
 
-Called by streams.py (a stream's file) and by tests.  Never imports TensorFlow, never buffers: what `append`
+Called by stream_file.py (a stream's file) and by tests.  Never imports TensorFlow, never buffers: what `append`
 returns for is in the file, whatever becomes of the process.
 
     record = length (u64, little-endian) | masked crc32c of length | data | masked crc32c of data
@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 import google_crc32c
 
-from procsv.ipc.failpoints import declare, failpoint
+from procsv.base.failpoints import declare, failpoint
 
 CHUNK_BYTES = 2**20  # a parcel passes through memory in pieces of this size
 RECORD_BYTES_MAX = 2**31  # protobuf's own limit; a longer length in a tail is garbage

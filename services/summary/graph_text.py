@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from procsv.ipc.atomic import replace_file
-from procsv.ipc.channel import Heard
-from procsv.ipc.failpoints import declare, failpoint
-from procsv.ipc.messages import GraphText
+from procsv.base.atomic_file import replace_file
+from procsv.base.failpoints import declare, failpoint
+from procsv.ipc.messaging.messages import GraphText
+from procsv.ipc.messaging.zmq_transport import Heard
 
 RETRY_S = 2.0  # a full disk is looked at again after this long
 PIECE_BYTES = 64 * 1024  # of a GraphDef is printed at once

@@ -1,6 +1,6 @@
 """The summary service: owns the event files and graph.pbtxt of a run, so that no trainer ever waits for a disk.
 
-Run by procsv.services.runtime.  Here messages meet the disk: core.py decides, streams.py writes, graph_text.py
+Run by procsv.services.runtime.  Here messages meet the disk: core.py decides, stream_file.py writes, graph_text.py
 prints.  Never imports TensorFlow (60 MB is the bar), never answers before what it says is in the file.
 """
 
@@ -11,16 +11,16 @@ import os
 import select
 from collections.abc import Iterator
 
-from procsv.ipc.channel import Heard
-from procsv.ipc.errors import PeerError
-from procsv.ipc.failpoints import declare, failpoint
-from procsv.ipc.messages import CloseWriter, Figures, Finish, GraphText, Hello, OpenWriter, Records, Settled
-from procsv.ipc.pulse import LOOP_AT_DISK
+from procsv.base.errors import PeerError
+from procsv.base.failpoints import declare, failpoint
+from procsv.ipc.messaging.messages import CloseWriter, Figures, Finish, GraphText, Hello, OpenWriter, Records, Settled
+from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.shm.heartbeat import LOOP_AT_DISK
 from procsv.services.runtime import Tools
 from procsv.services.summary.core import Action, Append, Close, Discard, Open, Reply, SummaryCore, Sweep
-from procsv.services.summary.figures import FigureFile
 from procsv.services.summary.graph_text import GraphPrinter
-from procsv.services.summary.shelf import Shelf
+from procsv.services.summary.metrics_file import FigureFile
+from procsv.services.summary.stream_store import Shelf
 
 TICK_S = 1.0
 TICK_S_ENDING = 0.05  # while it waits for the trainer, for the graph or for an acknowledgement

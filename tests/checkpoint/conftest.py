@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import xxhash
 
-from procsv.ipc.arena import HEADER_BYTES, Arena, SlotInfo
-from procsv.ipc.channel import Address, Client, Heard, Waiter, new_context
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.contents import Contents, TensorEntry, align, pack_strings
-from procsv.ipc.messages import Ack, Hello, Message, SaverPlan
-from procsv.ipc.places import Places, make_private_dir
-from procsv.ipc.process import Child, spawn
-from procsv.ipc.start import Start
-from procsv.services.checkpoint.store import Store
+from procsv.base.clock import SystemClock
+from procsv.base.processes import Child, spawn
+from procsv.base.run.paths import Places, make_private_dir
+from procsv.ipc.messaging.messages import Ack, Hello, Message, SaverPlan
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Address, Client, Heard, Waiter, new_context
+from procsv.ipc.shm.slot_file import HEADER_BYTES, Arena, SlotInfo
+from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
+from procsv.services.checkpoint.store.local_store import Store
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procsv.ipc.arena import Arena, SlotReader
-from procsv.services.checkpoint import tensorflow_writer, writer
-from procsv.services.checkpoint.bundle import check_contents, check_structure
-from procsv.services.checkpoint.bundle_entries import DTYPES, Unsupported, parse_slice
-from procsv.services.checkpoint.bundle_table import BLOCK_BYTES, encode_table
-from procsv.services.checkpoint.bundle_writer import CHUNK_BYTES, plan_bundle
-from procsv.services.checkpoint.facts import WriteMismatch
+from procsv.ipc.shm.slot_file import Arena, SlotReader
+from procsv.services.checkpoint.core.facts import WriteMismatch
+from procsv.services.checkpoint.format import tf_ops_writer
+from procsv.services.checkpoint.format.bundle_entries import DTYPES, Unsupported, parse_slice
+from procsv.services.checkpoint.format.bundle_reader import check_contents, check_structure
+from procsv.services.checkpoint.format.bundle_table import BLOCK_BYTES, encode_table
+from procsv.services.checkpoint.format.bundle_writer import CHUNK_BYTES, plan_bundle
+from procsv.services.checkpoint.store import write
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,10 +38,10 @@ def both(reader: SlotReader, tmp_path: Path) -> tuple[dict[str, bytes], dict[str
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for directory in (ours, theirs):
         directory.mkdir()
-    tensorflow_writer.write(reader.contents, reader.map, str(theirs / "model.ckpt-7"), nothing)
-    written = writer.write(reader.contents, reader.map, str(ours / "model.ckpt-7"))
+    tf_ops_writer.write(reader.contents, reader.map, str(theirs / "model.ckpt-7"), nothing)
+    written = write.write(reader.contents, reader.map, str(ours / "model.ckpt-7"))
     assert written.sums, "TensorFlow wrote it"
-    writer.read_back(reader.contents, reader.map, written)
+    write.read_back(reader.contents, reader.map, written)
     check_contents(check_structure(written.path))
     return contents(theirs), contents(ours)
 
@@ -114,7 +115,7 @@ def test_names_and_shapes_of_any_kind_make_the_same_files(
 @settings(max_examples=200, deadline=None)
 @given(pairs=st.dictionaries(st.binary(min_size=1, max_size=6), st.binary(max_size=9)), big=st.booleans())
 def test_a_table_is_read_as_it_was_written(pairs: dict[bytes, bytes], big: bool) -> None:
-    from procsv.services.checkpoint.bundle import _parse_table
+    from procsv.services.checkpoint.format.bundle_reader import _parse_table
 
     padding = b"v" * (BLOCK_BYTES // 3 if big else 0)
     table = {key: value + padding for key, value in sorted(pairs.items())}
@@ -154,13 +155,13 @@ def test_a_byte_that_the_disk_has_changed_is_noticed_when_it_is_read_back(
     name: str, at: int, run: Any, plan: Any, publish: Any, tmp_path: Path
 ) -> None:
     reader = SlotReader(publish(run.arena(), plan(), {"a": np.arange(1000), "b": np.ones(3)}, 1, 7))
-    written = writer.write(reader.contents, reader.map, str(tmp_path / "model.ckpt-7"))
+    written = write.write(reader.contents, reader.map, str(tmp_path / "model.ckpt-7"))
     data = bytearray((tmp_path / name).read_bytes())
     data[at] ^= 4
     (tmp_path / name).write_bytes(data)
 
     with pytest.raises(WriteMismatch, match=name.partition("-7.")[2]):
-        writer.read_back(reader.contents, reader.map, written)
+        write.read_back(reader.contents, reader.map, written)
     reader.close()
 
 
@@ -174,7 +175,7 @@ def test_a_byte_that_has_changed_in_the_slot_is_noticed_while_it_is_written(
     reader.map[at + 3] ^= 1
 
     with pytest.raises(WriteMismatch, match=f"{key} does not match the checksum that was taken in the trainer"):
-        writer.write(reader.contents, reader.map, str(tmp_path / "model.ckpt-7"))
+        write.write(reader.contents, reader.map, str(tmp_path / "model.ckpt-7"))
     reader.close()
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.services.checkpoint.facts import State
-from procsv.services.checkpoint.state_file import read_state, state_text
+from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.store.state_file import read_state, state_text
 
 tf1 = tf.compat.v1
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from procsv.ipc import disk
-from procsv.services.checkpoint.facts import Found
+from procsv.base import disk
+from procsv.services.checkpoint.core.facts import Found
 from tests.support.commits import Commits
 from tests.support.power_loss import Killed, Recording, read_tree, write_tree
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from procsv.services.checkpoint.compare import compare
+from procsv.services.checkpoint.tools.compare import compare
 
 tf1 = tf.compat.v1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from procsv.ipc.messages import (
+from procsv.ipc.messaging.messages import (
     Durable,
     Finish,
     Message,
@@ -19,7 +19,7 @@ from procsv.ipc.messages import (
     Staged,
     TrainerEnded,
 )
-from procsv.services.checkpoint.actions import (
+from procsv.services.checkpoint.core.actions import (
     Acknowledge,
     Announce,
     Examine,
@@ -32,8 +32,8 @@ from procsv.services.checkpoint.actions import (
     TakeStock,
     VerifySlot,
 )
-from procsv.services.checkpoint.core import NOTICING_S_MAX, Core
-from procsv.services.checkpoint.facts import (
+from procsv.services.checkpoint.core.core import NOTICING_S_MAX, Core
+from procsv.services.checkpoint.core.facts import (
     Candidate,
     Examined,
     Found,
@@ -43,9 +43,9 @@ from procsv.services.checkpoint.facts import (
     Stock,
     TakenIn,
 )
-from procsv.services.checkpoint.manifest import FileSum
-from procsv.services.checkpoint.restoring import QUIET_S_MAX
-from procsv.services.checkpoint.waiting import TRIES_AT_END_MAX
+from procsv.services.checkpoint.core.pending_replies import TRIES_AT_END_MAX
+from procsv.services.checkpoint.core.restore_choice import QUIET_S_MAX
+from procsv.services.checkpoint.store.manifest import FileSum
 from tests.support.core_desk import NOTHING, PLAN, Desk, bodies, durable_of, only, slot
 
 

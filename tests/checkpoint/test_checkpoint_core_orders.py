@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from procsv.ipc.messages import (
+from procsv.ipc.messaging.messages import (
     Durable,
     Finish,
     Message,
@@ -16,7 +16,7 @@ from procsv.ipc.messages import (
     Snapshot,
     TrainerEnded,
 )
-from procsv.services.checkpoint.actions import (
+from procsv.services.checkpoint.core.actions import (
     Acknowledge,
     Action,
     Find,
@@ -27,7 +27,7 @@ from procsv.services.checkpoint.actions import (
     TakeStock,
     VerifySlot,
 )
-from procsv.services.checkpoint.facts import Candidate, Found, Look, State, Stock
+from procsv.services.checkpoint.core.facts import Candidate, Found, Look, State, Stock
 from tests.support.core_desk import PLAN, Desk, durable_of, slot
 
 

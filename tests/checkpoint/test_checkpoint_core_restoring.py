@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from procsv.ipc.messages import (
+from procsv.ipc.messaging.messages import (
     Rejected,
     Restore,
     Restored,
     RestoreFrom,
     TrainerEnded,
 )
-from procsv.ipc.slots import SlotState
-from procsv.services.checkpoint.actions import (
+from procsv.ipc.shm.slot_state import SlotState
+from procsv.services.checkpoint.core.actions import (
     Acknowledge,
     Find,
     Persist,
@@ -19,9 +19,9 @@ from procsv.services.checkpoint.actions import (
     TakeStock,
     VerifySlot,
 )
-from procsv.services.checkpoint.core import Core
-from procsv.services.checkpoint.facts import Candidate, Found, Rejection, State, Stock
-from procsv.services.checkpoint.restoring import QUIET_S_MAX, TRIES_FOR_RESTORE_MAX
+from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.facts import Candidate, Found, Rejection, State, Stock
+from procsv.services.checkpoint.core.restore_choice import QUIET_S_MAX, TRIES_FOR_RESTORE_MAX
 from tests.support.core_desk import NO_CHECKPOINT, NOTHING, PLAN, Desk, bodies, only, slot
 
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from procsv.ipc.channel import Heard
-from procsv.ipc.messages import Durable, SaverPlan, UserSave
-from procsv.services.checkpoint.actions import Acknowledge, Action, Examine, LookAround, MakeOwn, TakeIn
-from procsv.services.checkpoint.facts import Examined, Look, Sighting, TakenIn
-from procsv.services.checkpoint.manifest import FileSum
-from procsv.services.checkpoint.noticing import BUSY_S, CALM_S, CALM_UNNAMED_S, LOOK_S_MIN, RESCAN_S, Noticing
+from procsv.ipc.messaging.messages import Durable, SaverPlan, UserSave
+from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.services.checkpoint.core.actions import Acknowledge, Action, Examine, LookAround, MakeOwn, TakeIn
+from procsv.services.checkpoint.core.external_saves import (
+    BUSY_S,
+    CALM_S,
+    CALM_UNNAMED_S,
+    LOOK_S_MIN,
+    RESCAN_S,
+    Noticing,
+)
+from procsv.services.checkpoint.core.facts import Examined, Look, Sighting, TakenIn
+from procsv.services.checkpoint.store.manifest import FileSum
 
 PLAN = SaverPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 RUN_BEGAN = 1000.0

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from procsv.ipc.clock import SystemClock
-from procsv.services.checkpoint.looking import examine, look
-from procsv.services.checkpoint.state_file import GarbledStateFile, read_state
+from procsv.base.clock import SystemClock
+from procsv.services.checkpoint.store.scan import examine, look
+from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state
 from tests.support.commits import Acknowledged, Commits
 from tests.support.power_loss import Op, Recording, Tree, aftermaths, write_tree
 

@@ -12,8 +12,9 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from procsv.ipc.failpoints import DECLARED
-from procsv.ipc.messages import (
+from procsv.base.failpoints import DECLARED
+from procsv.base.processes import spawn
+from procsv.ipc.messaging.messages import (
     Durable,
     Finish,
     Rejected,
@@ -26,8 +27,7 @@ from procsv.ipc.messages import (
     Staged,
     TrainerEnded,
 )
-from procsv.ipc.process import spawn
-from procsv.ipc.pulse import Phase, PulseReader
+from procsv.ipc.shm.heartbeat import Phase, PulseReader
 from procsv.services.checkpoint import process
 
 pytestmark = pytest.mark.fault

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.contents import prefix_of
-from procsv.services.checkpoint import remote_files
-from procsv.services.checkpoint.facts import State
-from procsv.services.checkpoint.remote_inventory import take_remote_inventory
-from procsv.services.checkpoint.remote_store import RemoteStore
+from procsv.base.clock import SystemClock
+from procsv.ipc.shm.slot_index import prefix_of
+from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.remote import files
+from procsv.services.checkpoint.remote.inventory import take_remote_inventory
+from procsv.services.checkpoint.remote.store import RemoteStore
 from tests.support.power_loss import Killed
 
 CHANGES = ("_write", "make_dirs", "remove", "remove_tree", "move")
@@ -215,7 +215,7 @@ def breakable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, BaseEx
 
         monkeypatch.undo()
         for name in CHANGES:
-            monkeypatch.setattr(remote_files, name, stand_in(name, getattr(remote_files, name)))
+            monkeypatch.setattr(files, name, stand_in(name, getattr(files, name)))
         return made
 
     yield install
@@ -255,7 +255,7 @@ def test_a_scheme_that_tensorflow_does_not_know_is_an_error_that_names_it(run: A
 
 
 def test_a_prefix_of_a_url_keeps_its_slashes(plan: Any) -> None:
-    from procsv.ipc.contents import Contents
+    from procsv.ipc.shm.slot_index import Contents
 
     contents = Contents(plan(save_path="gs://a/b/model.ckpt"), "SaveV2", False, (), 7, "t")
     assert prefix_of(contents) == "gs://a/b/model.ckpt-7"

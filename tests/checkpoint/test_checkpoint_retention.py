@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.services.checkpoint.retention import KEEP_NEVER_HOURS, Kept, Rule, first_keep, mend, retain
+from procsv.services.checkpoint.core.retention import KEEP_NEVER_HOURS, Kept, Rule, first_keep, mend, retain
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.messages import Durable, Finish, Restore, Restored, Settled, Snapshot, Unwritable, UserSave
-from procsv.ipc.turns import turn
-from procsv.services.checkpoint.looking import examine, look
-from procsv.services.checkpoint.manifest import read_manifest, verify_files
-from procsv.services.checkpoint.names import manifest_of
-from procsv.services.checkpoint.watching import Watch, filesystem_of, is_of_interest
+from procsv.base.clock import SystemClock
+from procsv.base.run.checkpoint_lock import turn
+from procsv.ipc.messaging.messages import Durable, Finish, Restore, Restored, Settled, Snapshot, Unwritable, UserSave
+from procsv.services.checkpoint.fs_events import Watch, filesystem_of, is_of_interest
+from procsv.services.checkpoint.store.manifest import read_manifest, verify_files
+from procsv.services.checkpoint.store.names import manifest_of
+from procsv.services.checkpoint.store.scan import examine, look
 
 tf1 = tf.compat.v1
 SIZE = 1000

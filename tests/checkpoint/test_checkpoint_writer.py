@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.services.checkpoint.facts import State
-from procsv.services.checkpoint.store import SlotBad
+from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.store.local_store import SlotBad
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,14 +17,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from procsv.cli.asking import find_run
+from procsv.base.locks import FileLock
+from procsv.base.processes import identify
+from procsv.base.run.paths import find_places
+from procsv.base.run.run_file import RunFile, read_run, write_run
 from procsv.cli.main import COMMANDS
+from procsv.cli.query import find_run
 from procsv.cli.status import read_status
-from procsv.ipc.locks import FileLock
-from procsv.ipc.places import find_places
-from procsv.ipc.process import identify
-from procsv.ipc.pulse import Phase, PulseWriter
-from procsv.ipc.runfile import RunFile, read_run, write_run
+from procsv.ipc.shm.heartbeat import Phase, PulseWriter
 
 ROOT = Path(__file__).parents[2]
 

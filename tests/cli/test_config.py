@@ -9,17 +9,17 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from procsv.base.errors import UserError
 from procsv.cli import launch
 from procsv.cli.values import Duration, DurationRange, Range
-from procsv.ipc.errors import UserError
-from procsv.ipc.pulse import Phase
-from procsv.watchdog.hanging import Waits
-from procsv.watchdog.liveness import PHASE_S_MAX
-from procsv.watchdog.restart import Policy
-from procsv.watchdog.settings import settings_of
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.watchdog.core.hangs.escalation import Waits
+from procsv.watchdog.core.hangs.trainer_liveness import PHASE_S_MAX
+from procsv.watchdog.core.restart_policy import Policy
+from procsv.watchdog.core.settings import settings_of
 
 if TYPE_CHECKING:
-    from procsv.ipc.start import Start
+    from procsv.ipc.messaging.start import Start
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from procsv.ipc.errors import UserError
-from procsv.ipc.target import find_target, parse_target
+from procsv.base.errors import UserError
+from procsv.base.target import find_target, parse_target
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from procsv.ipc.errors import UserError
+from procsv.base.errors import UserError
 from tests.conformance.differences import Kind
 from tests.conformance.logdirs import Model, has_checkpoint, listed, wait_for
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.journal import read_journal
+from procsv.base.run.journal import read_journal
 from tests.support.launched import procsv
 
 pytestmark = pytest.mark.fault

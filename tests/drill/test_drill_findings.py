@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from procsv.drill.course import as_toml
+from procsv.base.errors import UserError
 from procsv.drill.default_plan import default_plan
 from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, weigh
-from procsv.ipc.errors import UserError
-from procsv.ipc.fault_text import parse_fault, parse_plan
-from procsv.ipc.faults import Plan
+from procsv.drill.runner import as_toml
+from procsv.faults.plan import Plan
+from procsv.faults.plan_parser import parse_fault, parse_plan
 from procsv.report.account import Account
-from procsv.report.ledger import take_account
+from procsv.report.time_ledger import take_account
 
 SAME = {"is_identical": True, "is_close": True, "variables": 3, "different": [], "different_count": 0}
 OTHER: dict[str, Any] = {

@@ -9,7 +9,7 @@ import json
 import sys
 
 from procsv.cli.launch import make_start
-from procsv.watchdog.host import run
+from procsv.watchdog.main import run
 
 if __name__ == "__main__":
     _, logdir, text, target, *args = sys.argv

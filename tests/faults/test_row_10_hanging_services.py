@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.cli.asking import find_run
+from procsv.cli.query import find_run
 from procsv.cli.status import read_status
 from procsv.services.summary import continuity
 from tests.support.launched import Launched, launched
@@ -23,7 +23,7 @@ STEPS = 700
 
 PROGRAM = """
 import threading
-from procsv.training.runtime import current
+from procsv.training.runtime.context import current
 
 stopped = threading.Event()
 current().on_stop(lambda reason: stopped.set())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.watchdog.memory import CGROUPS
+from procsv.watchdog.edge.resources.oom import CGROUPS
 from tests.support.launched import launched
 
 pytestmark = pytest.mark.fault

@@ -18,12 +18,12 @@ from typing import Any
 import psutil
 import pytest
 
-from procsv.cli.asking import find_run
+from procsv.base.clock import SystemClock
+from procsv.base.run.journal import read_journal
+from procsv.cli.query import find_run
 from procsv.cli.status import read_status
-from procsv.ipc.channel import Address, Client, Waiter, new_context
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.codec import MESSAGE_BYTES_MAX
-from procsv.ipc.journal import read_journal
+from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
+from procsv.ipc.messaging.zmq_transport import Address, Client, Waiter, new_context
 from tests.support.launched import environment, procsv
 
 pytestmark = pytest.mark.fault

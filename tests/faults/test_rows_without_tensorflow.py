@@ -26,9 +26,9 @@ LAUNCHER = [sys.executable, str(Path(__file__).parents[1] / "watchdog" / "stand_
 
 TRAINS = """
 import os, signal, sys, threading
-from procsv.ipc.messages import Recovered
-from procsv.ipc.pulse import Phase
-from procsv.training.runtime import current
+from procsv.ipc.messaging.messages import Recovered
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.runtime.context import current
 
 incarnation = int(os.environ["PROCSV_INCARNATION"])
 

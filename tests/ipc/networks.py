@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from procsv.ipc.channel import Client, Server, Waiter, new_context
-from procsv.ipc.clock import FakeClock, SystemClock
-from procsv.ipc.door import Address, ClientDoor, Heard, ServerDoor
-from procsv.ipc.fakes import FakeClient, FakeNetwork, FakeServer
-from procsv.ipc.messages import Hello
+from procsv.base.clock import FakeClock, SystemClock
+from procsv.ipc.messaging.endpoint import Address, ClientDoor, Heard, ServerDoor
+from procsv.ipc.messaging.memory_transport import FakeClient, FakeNetwork, FakeServer
+from procsv.ipc.messaging.messages import Hello
+from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context
 
 RUN = "0123456789abcdef"
 DEADLINE_S = 20.0

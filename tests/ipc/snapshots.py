@@ -7,9 +7,9 @@ from pathlib import Path
 
 import xxhash
 
-from procsv.ipc.arena import HEADER_BYTES, SlotInfo, SlotReader, SlotWriter
-from procsv.ipc.contents import Contents, TensorEntry, align
-from procsv.ipc.messages import SaverPlan
+from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotInfo, SlotReader, SlotWriter
+from procsv.ipc.shm.slot_index import Contents, TensorEntry, align
 
 PLAN = SaverPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 RUN = "0123456789abcdef"

@@ -18,11 +18,11 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procsv.ipc import arena as arena_module
-from procsv.ipc.arena import HEADER_BYTES, Arena, NoRoom, SlotInfo, SlotReader, remove_slot, scan
-from procsv.ipc.contents import TENSOR_ALIGNMENT_BYTES, align
-from procsv.ipc.errors import PeerError
-from procsv.ipc.slots import SlotState
+from procsv.base.errors import PeerError
+from procsv.ipc.shm import slot_file as arena_module
+from procsv.ipc.shm.slot_file import HEADER_BYTES, Arena, NoRoom, SlotInfo, SlotReader, remove_slot, scan_slots
+from procsv.ipc.shm.slot_index import TENSOR_ALIGNMENT_BYTES, align
+from procsv.ipc.shm.slot_state import SlotState
 from tests.ipc.snapshots import RUN, fill, flip, publish, read
 
 STATE_AT = 16
@@ -61,7 +61,7 @@ def test_what_is_published_is_read_back(shm: Path, tensors: dict[str, bytes]) ->
     writer.make_room(sum(len(data) + TENSOR_ALIGNMENT_BYTES for data in tensors.values()))
     published = publish(writer, 7, tensors, step=70)
 
-    assert scan(shm) == [published]
+    assert scan_slots(shm) == [published]
     assert (published.incarnation, published.sequence, published.step, published.run) == (3, 7, 70, RUN)
     assert read(published) == tensors
     arena.unlink()
@@ -92,7 +92,7 @@ def test_the_newest_comes_first(shm: Path) -> None:
     arena.reserve(100, count=3)
     for sequence in (5, 9, 7):
         snapshot(arena, sequence)
-    assert [info.sequence for info in scan(shm)] == [9, 7, 5]
+    assert [info.sequence for info in scan_slots(shm)] == [9, 7, 5]
     arena.close()
 
 
@@ -102,15 +102,15 @@ def test_a_slot_that_is_being_written_is_not_ready_and_what_it_held_is_forgotten
     writer = arena.begin()
     assert writer is not None
 
-    assert [info.sequence for info in scan(shm)] == [2]
+    assert [info.sequence for info in scan_slots(shm)] == [2]
     flip(writer.path, STATE_AT, SlotState.WRITING ^ SlotState.READY)
-    for info in scan(shm):
+    for info in scan_slots(shm):
         if info.path == writer.path:
             with pytest.raises(PeerError):
                 SlotReader(info)
     arena.close()  # the trainer is dead: nobody holds the slot
     with pytest.raises(PeerError, match="table of contents"):
-        SlotReader(next(info for info in scan(shm) if info.path == writer.path))
+        SlotReader(next(info for info in scan_slots(shm) if info.path == writer.path))
 
 
 def test_an_abandoned_slot_is_free_again(shm: Path, arena: Arena) -> None:
@@ -120,8 +120,8 @@ def test_an_abandoned_slot_is_free_again(shm: Path, arena: Arena) -> None:
         assert writer is not None
         writer.abandon()
 
-    assert [info.sequence for info in scan(shm)] == [1]
-    assert sorted(info.state for info in scan(shm, any_state=True)) == [SlotState.FREE, SlotState.READY]
+    assert [info.sequence for info in scan_slots(shm)] == [1]
+    assert sorted(info.state for info in scan_slots(shm, any_state=True)) == [SlotState.FREE, SlotState.READY]
 
 
 # -- what is never overwritten ---------------------------------------------------------------------------------
@@ -193,14 +193,14 @@ def test_a_damaged_header_never_passes_for_another_snapshot(shm: Path, at: int) 
     whole = snapshot(arena, 5)
     for mask in (1, 2, 0x80, 0xFF):
         flip(whole.path, at, mask)
-        assert scan(shm) == []
+        assert scan_slots(shm) == []
         with pytest.raises(PeerError):
             SlotReader(whole)
-        for info in scan(shm, any_state=True):
+        for info in scan_slots(shm, any_state=True):
             assert at in range(STATE_AT, STATE_AT + 4), "only the state may change without the header being torn"
             assert dataclasses.replace(info, state=SlotState.READY) == whole
         flip(whole.path, at, mask)
-    assert scan(shm) == [whole]
+    assert scan_slots(shm) == [whole]
     arena.unlink()
 
 
@@ -208,9 +208,9 @@ def test_a_damaged_header_never_passes_for_another_snapshot(shm: Path, at: int) 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 def test_a_file_of_any_bytes_is_no_slot(shm: Path, head: bytes) -> None:
     (shm / "slot.1.0").write_bytes(head)
-    assert scan(shm, any_state=True) == []
+    assert scan_slots(shm, any_state=True) == []
     (shm / "slot.1.0").write_bytes(arena_module._MAGIC + head)
-    assert scan(shm, any_state=True) == []
+    assert scan_slots(shm, any_state=True) == []
 
 
 def test_every_byte_of_the_data_and_of_the_table_is_checked(shm: Path, arena: Arena) -> None:
@@ -298,7 +298,7 @@ def test_a_slot_that_cannot_grow_is_abandoned_and_the_older_snapshot_stands(shm:
         writer.make_room(2_000_000)
     writer.abandon()
 
-    assert scan(shm) == [info]
+    assert scan_slots(shm) == [info]
     assert snapshot(arena, 2).path == writer.path
 
 
@@ -339,11 +339,11 @@ def test_the_next_trainer_takes_over_the_slots_but_never_the_newest_snapshot(shm
     assert newest.path not in second.paths
     assert len(second.paths) == 2
     assert set(arena_paths(shm)) == {newest.path, *second.paths}
-    assert scan(shm) == [newest]
+    assert scan_slots(shm) == [newest]
     for sequence in (3, 4, 5):
         snapshot(second, sequence)
-        assert scan(shm)[0].sequence == sequence
-        assert newest in scan(shm)
+        assert scan_slots(shm)[0].sequence == sequence
+        assert newest in scan_slots(shm)
     second.close()
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.arena import Arena, SlotInfo, remove_slot, scan
-from procsv.ipc.slots import SlotState
+from procsv.ipc.shm.slot_file import Arena, SlotInfo, remove_slot, scan_slots
+from procsv.ipc.shm.slot_state import SlotState
 from tests.ipc.snapshots import RUN, publish, read
 from tests.support.programs import running
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.fault
 TRAINER = """
     import sys
     from pathlib import Path
-    from procsv.ipc.arena import Arena
-    from procsv.ipc.failpoints import failpoint
+    from procsv.ipc.shm.slot_file import Arena
+    from procsv.base.failpoints import failpoint
     from tests.ipc.snapshots import RUN, fill
     shm, incarnation, first, last = Path(sys.argv[1]), *map(int, sys.argv[2:])
     arena = Arena(shm, RUN, incarnation)
@@ -40,8 +40,8 @@ TRAINER = """
 READER = """
     import sys
     from pathlib import Path
-    from procsv.ipc.arena import SlotReader, scan
-    reader = SlotReader(next(info for info in scan(Path(sys.argv[1])) if info.sequence == int(sys.argv[2])))
+    from procsv.ipc.shm.slot_file import SlotReader, scan_slots
+    reader = SlotReader(next(info for info in scan_slots(Path(sys.argv[1])) if info.sequence == int(sys.argv[2])))
     print("holding", reader.info.path)
     sys.stdin.readline()
     reader.verify()
@@ -78,7 +78,7 @@ def test_a_slot_whose_trainer_was_killed_over_it_is_torn_and_the_one_before_coun
     with running(TRAINER, shm, 1, 1, 9, failpoints=f"{where}=3*off->kill") as trainer:
         assert trainer.wait() == -9
         assert sorted(states(shm)) == [SlotState.WRITING, SlotState.READY]
-        newest, *others = scan(shm)
+        newest, *others = scan_slots(shm)
         assert (newest.sequence, newest.step, others) == (3, 30, [])
         assert read(newest) == expected(3)
 
@@ -93,8 +93,8 @@ def test_a_slot_whose_trainer_was_killed_over_it_is_torn_and_the_one_before_coun
 def test_a_snapshot_counts_from_the_moment_it_is_published(shm: Path) -> None:
     with running(TRAINER, shm, 1, 1, 9, failpoints="trainer.after_publish=2*off->kill") as trainer:
         assert trainer.wait() == -9
-    assert [info.sequence for info in scan(shm)] == [3, 2]
-    assert read(scan(shm)[0]) == expected(3)
+    assert [info.sequence for info in scan_slots(shm)] == [3, 2]
+    assert read(scan_slots(shm)[0]) == expected(3)
 
 
 @pytest.mark.parametrize("after", [1, 20, 41, 97])
@@ -102,7 +102,7 @@ def test_wherever_a_trainer_is_killed_the_newest_snapshot_is_whole(shm: Path, af
     with running(TRAINER, shm, 1, 1, 10**6) as trainer:
         trainer.wait_said("published", after)
         trainer.kill()
-        newest = scan(shm)[0]
+        newest = scan_slots(shm)[0]
         assert newest.sequence >= after
         assert read(newest) == expected(newest.sequence)
 
@@ -144,7 +144,7 @@ def test_nobody_removes_a_slot_under_a_trainer_that_writes_to_it(shm: Path) -> N
     source = """
         import sys
         from pathlib import Path
-        from procsv.ipc.arena import Arena
+        from procsv.ipc.shm.slot_file import Arena
         from tests.ipc.snapshots import RUN, publish
         arena = Arena(Path(sys.argv[1]), RUN, 1)
         arena.reserve(1000, count=1)
@@ -161,6 +161,6 @@ def test_nobody_removes_a_slot_under_a_trainer_that_writes_to_it(shm: Path) -> N
         assert path.exists()
         trainer.tell()
         trainer.wait_said("published")
-        (info,) = scan(shm)
+        (info,) = scan_slots(shm)
         assert read(info) == {"w": b"x"}
         assert remove_slot(path, info)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.codec import MESSAGE_BYTES_MAX, encode
-from procsv.ipc.delivery import UNACKED_MAX
-from procsv.ipc.door import DROPPED_REASONS_MAX, ClientDoor, ServerDoor
-from procsv.ipc.errors import ProcsvBug
-from procsv.ipc.messages import (
+from procsv.base.errors import ProcsvBug
+from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX, encode
+from procsv.ipc.messaging.delivery import UNACKED_MAX
+from procsv.ipc.messaging.endpoint import DROPPED_REASONS_MAX, ClientDoor, ServerDoor
+from procsv.ipc.messaging.messages import (
     PROTOCOL,
     Ack,
     Body,

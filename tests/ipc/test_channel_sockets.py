@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 import zmq
 
-from procsv.ipc.channel import CUT_OFF_BYTES, Address, Client, Server, Waiter, new_context
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.codec import MESSAGE_BYTES_MAX
-from procsv.ipc.errors import UserError
-from procsv.ipc.messages import Ack, Hello, Note
+from procsv.base.clock import SystemClock
+from procsv.base.errors import UserError
+from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
+from procsv.ipc.messaging.messages import Ack, Hello, Note
+from procsv.ipc.messaging.zmq_transport import CUT_OFF_BYTES, Address, Client, Server, Waiter, new_context
 from tests.ipc.networks import RUN, RealWire, Talk
 from tests.support.programs import running, until
 
 SERVER = """
     import os, sys
     from pathlib import Path
-    from procsv.ipc.channel import Address, Server, Waiter, new_context
-    from procsv.ipc.clock import SystemClock
+    from procsv.ipc.messaging.zmq_transport import Address, Server, Waiter, new_context
+    from procsv.base.clock import SystemClock
     path, run, incarnation, acknowledges = sys.argv[1:]
     server = Server(new_context(), Path(path), Address(run, "checkpoint", int(incarnation)), SystemClock())
     waiter = Waiter()
@@ -208,9 +208,9 @@ def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, pat
     source = """
         import sys
         from pathlib import Path
-        from procsv.ipc.channel import Address, Client, Waiter, new_context
-        from procsv.ipc.clock import SystemClock
-        from procsv.ipc.messages import Hello, Note
+        from procsv.ipc.messaging.zmq_transport import Address, Client, Waiter, new_context
+        from procsv.base.clock import SystemClock
+        from procsv.ipc.messaging.messages import Hello, Note
         client = Client(new_context(), Path(sys.argv[1]), Address(sys.argv[2], "trainer", 1), SystemClock())
         waiter = Waiter()
         waiter.add(client)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from procsv.ipc.codec import MESSAGE_BYTES_MAX, decode, encode
-from procsv.ipc.errors import PeerError, ProcsvBug
-from procsv.ipc.messages import PROTOCOL, Body, Envelope, Message, Note, Records, Rejected
+from procsv.base.errors import PeerError, ProcsvBug
+from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX, decode, encode
+from procsv.ipc.messaging.messages import PROTOCOL, Body, Envelope, Message, Note, Records, Rejected
 
 BODIES: tuple[type[Message], ...] = typing.get_args(Body)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

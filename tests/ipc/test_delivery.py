@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from procsv.ipc.delivery import RESEND_S, UNACKED_MAX, Inbox, Outbox
-from procsv.ipc.door import ServerDoor
-from procsv.ipc.errors import ProcsvBug
-from procsv.ipc.fakes import FakeClient
-from procsv.ipc.messages import Finish, Hello, Note
+from procsv.base.errors import ProcsvBug
+from procsv.ipc.messaging.delivery import RESEND_S, UNACKED_MAX, Inbox, Outbox
+from procsv.ipc.messaging.endpoint import ServerDoor
+from procsv.ipc.messaging.memory_transport import FakeClient
+from procsv.ipc.messaging.messages import Finish, Hello, Note
 from tests.ipc.networks import FakeWire, Talk
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.ipc.errors import UserError
-from procsv.ipc.fault_text import parse_fault, parse_plan
-from procsv.ipc.faults import ACTIONS, HOWS, Fault, Plan, count_done, describe, interval_s
+from procsv.base.errors import UserError
+from procsv.faults.plan import ACTIONS, HOWS, Fault, Plan, count_done, describe, interval_s
+from procsv.faults.plan_parser import parse_fault, parse_plan
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc import disk
-from procsv.ipc.failpoints import FailpointRaised, failpoint
-from procsv.ipc.injected import Injected
-from procsv.ipc.messages import Inject
+from procsv.base import disk
+from procsv.base.failpoints import FailpointRaised, failpoint
+from procsv.faults.pending import Injected
+from procsv.ipc.messaging.messages import Inject
 
 
 def test_a_full_disk_lasts_as_long_as_it_was_told(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.clock import FakeClock
-from procsv.ipc.journal import Journal, read_journal
+from procsv.base.clock import FakeClock
+from procsv.base.run.journal import Journal, read_journal
 from tests.support.programs import running
 
 
@@ -97,8 +97,8 @@ def test_two_that_write_at_once_never_mix_within_a_line(path: Path) -> None:
     source = """
         import sys
         from pathlib import Path
-        from procsv.ipc.clock import SystemClock
-        from procsv.ipc.journal import Journal
+        from procsv.base.clock import SystemClock
+        from procsv.base.run.journal import Journal
         journal = Journal(Path(sys.argv[1]), SystemClock())
         print("ready")
         sys.stdin.readline()
@@ -127,8 +127,8 @@ def test_a_writer_that_is_killed_leaves_whole_lines_but_for_the_last(path: Path)
     source = """
         import sys
         from pathlib import Path
-        from procsv.ipc.clock import SystemClock
-        from procsv.ipc.journal import Journal
+        from procsv.base.clock import SystemClock
+        from procsv.base.run.journal import Journal
         journal = Journal(Path(sys.argv[1]), SystemClock())
         for number in range(10**9):
             journal.append("spawned", "trainer", number, text="x" * 3000)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.errors import UserError
-from procsv.ipc.places import (
+from procsv.base.errors import UserError
+from procsv.base.run.paths import (
     SHM_ROOT,
     SOCKET_PATH_BYTES_MAX,
     Places,
@@ -86,7 +86,7 @@ def test_without_a_runtime_directory_it_lies_in_the_temporary_one(
 def test_without_shared_memory_snapshots_lie_in_the_run_directory(
     logdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("procsv.ipc.places.SHM_ROOT", logdir / "no shm here")
+    monkeypatch.setattr("procsv.base.run.paths.SHM_ROOT", logdir / "no shm here")
     places = find_places(logdir)
     assert places.shm_dir == places.run_dir / "shm"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from procsv.ipc.channel import Waiter
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.process import Child, Exit, Identity, Stranger, boot_id, descendants, identify, spawn
+from procsv.base.clock import SystemClock
+from procsv.base.processes import Child, Exit, Identity, Stranger, boot_id, descendants, identify, spawn
+from procsv.ipc.messaging.zmq_transport import Waiter
 from tests.support.programs import ROOT, running, until
 
 pytestmark = pytest.mark.fault

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procsv.ipc.pulse import Beat, Phase, PulseReader, PulseWriter, Snapshots, Spacing
+from procsv.ipc.shm.heartbeat import Beat, Phase, PulseReader, PulseWriter, Snapshots, Spacing
 from tests.support.programs import running, until
 
 GUARD_AT = 8
@@ -130,7 +130,7 @@ def test_a_pulse_is_whole_while_another_process_beats_as_fast_as_it_can_and_outl
     source = """
         import sys
         from pathlib import Path
-        from procsv.ipc.pulse import Phase, PulseWriter
+        from procsv.ipc.shm.heartbeat import Phase, PulseWriter
         writer = PulseWriter(Path(sys.argv[1]))
         writer.phase = Phase.STEP
         for number in range(10**9):

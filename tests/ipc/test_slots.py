@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.ipc.errors import ProcsvBug
-from procsv.ipc.slots import TRANSITIONS, SlotEvent, SlotState, next_state
+from procsv.base.errors import ProcsvBug
+from procsv.ipc.shm.slot_state import TRANSITIONS, SlotEvent, SlotState, next_state
 
 PAIRS = list(itertools.product(SlotState, SlotEvent))
 S, E = SlotState, SlotEvent

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procsv.ipc.errors import ProcsvBug
-from procsv.ipc.places import Places
-from procsv.ipc.process import spawn
-from procsv.ipc.start import MODULES, VARIABLE, Start, take_start
+from procsv.base.errors import ProcsvBug
+from procsv.base.processes import spawn
+from procsv.base.run.paths import Places
+from procsv.ipc.messaging.start import MODULES, VARIABLE, Start, take_start
 from tests.support.programs import ROOT
 
 TEXT = st.text(st.characters(exclude_characters="\0"))
@@ -83,7 +83,7 @@ def test_arguments_arrive_as_they_were_given_whatever_their_bytes(tmp_path: Path
     args = ("ä", "\udcff\udc80", 'quo"te', "new\nline", "", "--", "日本")
     source = f"""
 import sys
-from procsv.ipc.start import take_start
+from procsv.ipc.messaging.start import take_start
 sys.exit(take_start("trainer").args != {args!r})
 """
     env = a_start(args=args).environment({**os.environ, "PYTHONPATH": str(ROOT)})

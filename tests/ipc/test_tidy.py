@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.arena import Arena
-from procsv.ipc.clock import FakeClock
-from procsv.ipc.events import parcel_name
-from procsv.ipc.locks import FileLock
-from procsv.ipc.places import Places, make_private_dir
-from procsv.ipc.pulse import PulseWriter
-from procsv.ipc.tidy import remove_dirs, remove_run_files, remove_shm_files
+from procsv.base.clock import FakeClock
+from procsv.base.locks import FileLock
+from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
+from procsv.base.run.paths import Places, make_private_dir
+from procsv.ipc.messaging.event_backlog import parcel_name
+from procsv.ipc.shm.heartbeat import PulseWriter
+from procsv.ipc.shm.slot_file import Arena
 from tests.ipc.networks import RUN
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procsv.report.account import KINDS, Account
-from procsv.report.ledger import take_account
+from procsv.report.time_ledger import take_account
 
 Entry = dict[str, Any]
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.ipc.journal import read_journal
-from procsv.report.ledger import take_account
+from procsv.base.run.journal import read_journal
+from procsv.report.time_ledger import take_account
 from tests.support.launched import launched
 
 tf1 = tf.compat.v1

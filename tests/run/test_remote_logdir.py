@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from procsv.ipc.places import find_places
+from procsv.base.run.paths import find_places
 from tests.support.launched import environment, procsv
 
 pytestmark = pytest.mark.fault

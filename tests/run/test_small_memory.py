@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from procsv.ipc.journal import read_journal
-from procsv.training.keeping import plan_of
-from procsv.training.ways import StagingWay
+from procsv.base.run.journal import read_journal
+from procsv.training.graph.save_config import plan_of
+from procsv.training.snapshots.backends import StagingWay
 from tests.support.launched import NEWS_S_MAX, environment
 
 tf1 = tf.compat.v1

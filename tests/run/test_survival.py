@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from procsv.ipc.places import find_places
+from procsv.base.run.paths import find_places
 from tests.support.launched import NEWS_S_MAX, Launched, environment, launched, procsv
 
 pytestmark = pytest.mark.fault
@@ -58,7 +58,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 # digits, and a line of its own for each step that ends and each snapshot that is whole, before anything else happens.
 RECORDED = """
 import os, sys, time
-import procsv.training.ways as ways
+import procsv.training.snapshots.backends as ways
 from procsv.examples import digits
 
 path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "record." + os.environ["PROCSV_INCARNATION"])

@@ -20,7 +20,7 @@ class Timer:
 
 
 class SimClock:
-    """A procsv.ipc.clock.Clock.  Events of one time happen in the order in which they were asked for."""
+    """A procsv.base.clock.Clock.  Events of one time happen in the order in which they were asked for."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

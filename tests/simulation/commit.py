@@ -1,4 +1,4 @@
-"""How a checkpoint comes into place on the simulated disk: services/checkpoint/commit.py, operation by operation.
+"""How a checkpoint comes into place on the simulated disk: services/checkpoint/store/commit.py, operation by operation.
 
 Used by store.py.  Redo log (the intent), setting aside, renames, directory fsync, manifest, `checkpoint` file, deletions,
 and recovery after a kill between any two of them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from procsv.services.checkpoint.manifest import Manifest
+from procsv.services.checkpoint.store.manifest import Manifest
 from tests.simulation.checkpoints import (
     REPLACED,
     STAGING,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from procsv.ipc.messages import Durable
-from procsv.ipc.process import Exit
-from procsv.watchdog.events import Action, Event
+from procsv.base.processes import Exit
+from procsv.ipc.messaging.messages import Durable
+from procsv.watchdog.core.events import Action, Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from procsv.ipc.messages import Durable, Recovered
-from procsv.ipc.process import Exit
-from procsv.watchdog.events import STANDBY, TRAINER, WATCHDOG, Ended, RecycleAsked, Said, Ticked
+from procsv.base.processes import Exit
+from procsv.ipc.messaging.messages import Durable, Recovered
+from procsv.watchdog.core.events import STANDBY, TRAINER, WATCHDOG, Ended, RecycleAsked, Said, Ticked
 from tests.simulation import history
 from tests.simulation.checkpoints import REPLACED, STAGING, is_safe, is_whole, saved_after
 from tests.simulation.program import value_at

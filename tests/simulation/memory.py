@@ -1,6 +1,6 @@
-"""Shared memory: slots that outlive the trainer that fills them, by the real table of states (procsv/ipc/slots.py).
+"""Shared memory: slots that outlive the trainer that fills them, by the real table of states (ipc/shm/slot_state.py).
 
-Models procsv/ipc/arena.py at the level of its operations: headers, who holds a lock on a slot, what it holds.  A header
+Models ipc/shm/slot_file.py at the level of its operations: headers, who holds a lock on a slot, what it holds.  A header
 has the same fields, so that what the checkpoint service compares is the real thing.
 """
 
@@ -10,9 +10,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from procsv.ipc.arena import SlotInfo
-from procsv.ipc.messages import SaverPlan
-from procsv.ipc.slots import SlotEvent, SlotState, next_state
+from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.shm.slot_file import SlotInfo
+from procsv.ipc.shm.slot_state import SlotEvent, SlotState, next_state
 
 
 class SlotIsGone(Exception):
@@ -94,7 +94,7 @@ class SimMemory:
 
 
 class SimArena:
-    """The slots of one trainer incarnation: procsv.ipc.arena.Arena."""
+    """The slots of one trainer incarnation: procsv.ipc.shm.slot_file.Arena."""
 
     def __init__(self, memory: SimMemory, run: str, incarnation: int, pid: int, plan: SaverPlan) -> None:
         self._memory, self._run, self._incarnation, self._pid, self._plan = memory, run, incarnation, pid, plan

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from procsv.ipc.clock import Clock
-from procsv.ipc.door import COMMAND_LINE, Address, ClientDoor, Put, ServerDoor
+from procsv.base.clock import Clock
+from procsv.ipc.messaging.endpoint import COMMAND_LINE, Address, ClientDoor, Put, ServerDoor
 from tests.simulation.clock import SimClock
 
 LATENCY_S = 0.0005

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from procsv.ipc.process import Exit, Stranger
+from procsv.base.processes import Exit, Stranger
 from tests.simulation.clock import Timer
 from tests.simulation.disk import Killed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from procsv.ipc.messages import SaverPlan
+from procsv.ipc.messaging.messages import SaverPlan
 
 MODULUS = 2**61 - 1
 

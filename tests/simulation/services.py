@@ -8,19 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from procsv.ipc.arena import SlotInfo
-from procsv.ipc.door import Address, Heard
-from procsv.ipc.messages import SaverPlan
-from procsv.ipc.process import Exit, Stranger
-from procsv.ipc.pulse import Beat, Phase, PulseWriter
-from procsv.ipc.start import Start
-from procsv.services.checkpoint.actions import Action, Persist, VerifySlot
-from procsv.services.checkpoint.facts import Look, State
-from procsv.services.checkpoint.last_one_out import LastOneOut
-from procsv.services.checkpoint.outside import Outside
+from procsv.base.processes import Exit, Stranger
+from procsv.ipc.messaging.endpoint import Address, Heard
+from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.shm.heartbeat import Beat, Phase, PulseWriter
+from procsv.ipc.shm.slot_file import SlotInfo
+from procsv.services.checkpoint.core.actions import Action, Persist, VerifySlot
+from procsv.services.checkpoint.core.facts import Look, State
+from procsv.services.checkpoint.environment import Outside
+from procsv.services.checkpoint.fs_events import Watch
+from procsv.services.checkpoint.orphan_shutdown import LastOneOut
 from procsv.services.checkpoint.process import CheckpointService
-from procsv.services.checkpoint.store import Store
-from procsv.services.checkpoint.watching import Watch
+from procsv.services.checkpoint.store.local_store import Store
 from procsv.services.checkpoint.worker import Outcomes, Worker
 from procsv.services.runtime import TICK_S_MAX, Service, Tools
 from procsv.services.summary.process import SummaryService, TrainerWatch

@@ -1,6 +1,6 @@
 """The summary service's event files and notes over a disk in memory.
 
-Follows services/summary/shelf.py and streams.py: a note names the file before it is made, records are written behind the
+Follows services/summary/stream_store.py and stream_file.py: a note names the file before it is made, records are written behind the
 noted offset, the note is written over, and only then is anything acknowledged.  A process that takes over counts the whole
 records behind the note and cuts off a torn one.
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from procsv.ipc.messages import Written
-from procsv.services.summary.shelf import Shelf
+from procsv.ipc.messaging.messages import Written
+from procsv.services.summary.stream_store import Shelf
 from tests.simulation.disk import Killed, SimDisk
 
 TORN_RECORD = b"torn"

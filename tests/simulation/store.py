@@ -1,6 +1,6 @@
 """The checkpoint service's store over a disk in memory.
 
-Follows services/checkpoint/store.py and catalog.py operation by operation (commit.py here follows commit.py there): the real
+Follows services/checkpoint/store/local_store.py and catalog.py operation by operation (commit.py here follows commit.py there): the real
 ones, on a real file system, take milliseconds a save.  What is kept and deleted is
 decided by the real retention rules, and messages, facts and manifests are the real ones.  The bytes of a checkpoint are the
 model's step and value; its checksum is their text.
@@ -12,13 +12,13 @@ import contextlib
 import re
 from typing import Any
 
-from procsv.ipc.clock import Clock
-from procsv.ipc.messages import Durable, Reason, SaverPlan
-from procsv.ipc.start import Start
-from procsv.services.checkpoint.facts import Candidate, Found, Rejection, State, Stock
-from procsv.services.checkpoint.manifest import MANIFEST_VERSION, Manifest
-from procsv.services.checkpoint.retention import Kept, Rule, first_keep, retain
-from procsv.services.checkpoint.store import SlotBad, SlotGone, Store
+from procsv.base.clock import Clock
+from procsv.ipc.messaging.messages import Durable, Reason, SaverPlan
+from procsv.ipc.messaging.start import Start
+from procsv.services.checkpoint.core.facts import Candidate, Found, Rejection, State, Stock
+from procsv.services.checkpoint.core.retention import Kept, Rule, first_keep, retain
+from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone, Store
+from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, Manifest
 from tests.simulation.checkpoints import (
     HOME,
     SAVE_PATH,

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from procsv.ipc.delivery import Inbox
-from procsv.ipc.door import ServerDoor
-from procsv.ipc.messages import Durable
-from procsv.services.checkpoint.restoring import Restoring
+from procsv.ipc.messaging.delivery import Inbox
+from procsv.ipc.messaging.endpoint import ServerDoor
+from procsv.ipc.messaging.messages import Durable
+from procsv.services.checkpoint.core.restore_choice import Restoring
 from procsv.services.summary.core import SummaryCore
-from procsv.watchdog import task
-from procsv.watchdog.core import Core
-from procsv.watchdog.events import TRAINER, Ended, KillTree
-from procsv.watchdog.restart import Cause, History
-from procsv.watchdog.task import Task
+from procsv.watchdog.core import trainer
+from procsv.watchdog.core.events import TRAINER, Ended, KillTree
+from procsv.watchdog.core.restart_policy import Cause, History
+from procsv.watchdog.core.run import Core
+from procsv.watchdog.core.trainer import Task
 from tests.simulation import faults, memory, store
 from tests.simulation.checkpoints import SAVE_PATH
 from tests.simulation.commit import SimWorkshop
@@ -104,7 +104,7 @@ def _quits_before_the_services_have_ended(patch: pytest.MonkeyPatch) -> None:
 
 
 def _says_the_wrong_cause(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(task, "find_cause", lambda *_args, **_more: Cause("exception", "OSError"))
+    patch.setattr(trainer, "find_cause", lambda *_args, **_more: Cause("exception", "OSError"))
 
 
 def _never_answers_restore(patch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from procsv.watchdog.events import Ended, Said, Ticked
+from procsv.watchdog.core.events import Ended, Said, Ticked
 from tests.simulation import history
 
 LINE_MAX = 220

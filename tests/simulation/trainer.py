@@ -12,8 +12,9 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from procsv.ipc.door import Address, Heard
-from procsv.ipc.messages import (
+from procsv.base.processes import Exit
+from procsv.ipc.messaging.endpoint import Address, Heard
+from procsv.ipc.messaging.messages import (
     Ack,
     Body,
     Durable,
@@ -31,12 +32,11 @@ from procsv.ipc.messages import (
     StopTraining,
     Written,
 )
-from procsv.ipc.process import Exit
-from procsv.ipc.pulse import Beat, Phase
-from procsv.ipc.slots import SlotState
-from procsv.training.event_sink import EventStreams
-from procsv.training.training_share import FORCED_SHARE, TRAINER_SHARE
-from procsv.watchdog.restart import LastWords
+from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.ipc.shm.slot_state import SlotState
+from procsv.training.runtime.event_streams import EventStreams
+from procsv.training.runtime.grace import FORCED_SHARE, TRAINER_SHARE
+from procsv.watchdog.core.restart_policy import LastWords
 from tests.simulation import history
 from tests.simulation.checkpoints import files_of
 from tests.simulation.memory import SimArena, Slot, SlotIsGone

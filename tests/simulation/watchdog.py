@@ -1,6 +1,6 @@
 """The watchdog's process: the real core, and in the place of its reactor a loop that carries out what the core says.
 
-Follows procsv/watchdog/reactor.py, opening.py and host.py: events are made of the dead, of what is heard, of signals and of
+Follows procsv/watchdog/edge/event_loop.py, acquire_run.py and host.py: events are made of the dead, of what is heard, of signals and of
 time; an action that is not known here raises.  Answers `procsv status` by the real run file and status object.
 """
 
@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from procsv.ipc.door import Address, Heard
-from procsv.ipc.messages import Durable, Finish, Hello, Message, Settled, Status, StatusRequest, TrainerEnded
-from procsv.ipc.process import Exit, Identity
-from procsv.ipc.promotion import Waiting
-from procsv.ipc.pulse import Beat
-from procsv.ipc.runfile import RunFile
-from procsv.ipc.start import Start
-from procsv.watchdog.core import Core
-from procsv.watchdog.events import (
+from procsv.base.processes import Exit, Identity
+from procsv.base.run.run_file import RunFile
+from procsv.ipc.messaging.endpoint import Address, Heard
+from procsv.ipc.messaging.messages import Durable, Finish, Hello, Message, Settled, Status, StatusRequest, TrainerEnded
+from procsv.ipc.messaging.standby_channel import Waiting
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.shm.heartbeat import Beat
+from procsv.watchdog.core.events import (
     SERVICES,
     STANDBY,
     STOPPED,
@@ -54,10 +53,11 @@ from procsv.watchdog.events import (
     TreeGone,
     WriteRun,
 )
-from procsv.watchdog.opening import LEFTOVER_MARGIN_S
-from procsv.watchdog.reactor import REMAINS_S_MAX, TICK_S, WAIT_S_MIN
-from procsv.watchdog.settings import Settings
-from procsv.watchdog.status import Facts, run_file, status_object
+from procsv.watchdog.core.run import Core
+from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.edge.acquire_run import LEFTOVER_MARGIN_S
+from procsv.watchdog.edge.event_loop import REMAINS_S_MAX, TICK_S, WAIT_S_MIN
+from procsv.watchdog.edge.status import Facts, run_file, status_object
 from tests.simulation import history
 from tests.simulation.network import SimClient, SimServer
 from tests.simulation.processes import KILLED, Process

@@ -13,14 +13,14 @@ from random import Random
 
 import msgspec
 
-from procsv.ipc.door import Address
-from procsv.ipc.messages import SaverPlan, Status, StatusRequest
-from procsv.ipc.process import Exit
-from procsv.ipc.pulse import Phase
-from procsv.ipc.runfile import RunFile
-from procsv.watchdog.liveness import PHASE_S_MAX, Limits
-from procsv.watchdog.restart import Policy
-from procsv.watchdog.settings import Settings
+from procsv.base.processes import Exit
+from procsv.base.run.run_file import RunFile
+from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.messages import SaverPlan, Status, StatusRequest
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.watchdog.core.hangs.trainer_liveness import PHASE_S_MAX, Limits
+from procsv.watchdog.core.restart_policy import Policy
+from procsv.watchdog.core.settings import Settings
 from tests.simulation import history
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import SimDisk

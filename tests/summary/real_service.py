@@ -14,13 +14,13 @@ import psutil
 from tensorboard.backend.event_processing import event_file_loader
 from tensorboard.compat.proto import event_pb2
 
-from procsv.ipc.channel import Address, Client, Heard, Waiter, new_context
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.messages import Finish, Hello, Message, Settled, Written
-from procsv.ipc.places import Places
-from procsv.ipc.process import Child, Exit, spawn
-from procsv.ipc.start import Start
-from procsv.training.event_sink import EventStreams
+from procsv.base.clock import SystemClock
+from procsv.base.processes import Child, Exit, spawn
+from procsv.base.run.paths import Places
+from procsv.ipc.messaging.messages import Finish, Hello, Message, Settled, Written
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Address, Client, Heard, Waiter, new_context
+from procsv.training.runtime.event_streams import EventStreams
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.errors import PeerError
-from procsv.ipc.messages import CloseWriter, OpenWriter, Records, Written
+from procsv.base.errors import PeerError
+from procsv.ipc.messaging.messages import CloseWriter, OpenWriter, Records, Written
 from procsv.services.summary.core import (
     Action,
     Append,

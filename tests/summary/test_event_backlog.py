@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from procsv.ipc import events
-from procsv.ipc.events import Batch, EventBacklog, parcel_name, parcel_writer
-from procsv.ipc.messages import CloseWriter, OpenWriter
+from procsv.ipc.messaging import event_backlog
+from procsv.ipc.messaging.event_backlog import Batch, EventBacklog, parcel_name, parcel_writer
+from procsv.ipc.messaging.messages import CloseWriter, OpenWriter
 
 
 def opened(count: int = 0, size: int = 1) -> EventBacklog:
@@ -48,7 +48,7 @@ def test_batches_are_bounded_in_records_and_bytes_and_number() -> None:
 
 def test_a_large_record_is_a_batch_of_its_own() -> None:
     backlog = opened(1)
-    backlog.add(bytes(events.BATCH_BYTES_MAX + 1))
+    backlog.add(bytes(event_backlog.BATCH_BYTES_MAX + 1))
     backlog.add(b"small")
 
     due = [b for b in backlog.due(0.0) if isinstance(b, Batch)]
@@ -95,17 +95,17 @@ def test_an_unknown_stream_is_opened_again() -> None:
 def test_the_oldest_that_was_never_sent_is_dropped_and_counted_and_numbers_have_no_gap() -> None:
     backlog = opened(2048)
     assert len(batches(backlog, 0.0)) == 4
-    for number in range(2049, events.QUEUE_RECORDS_MAX + 101):
+    for number in range(2049, event_backlog.QUEUE_RECORDS_MAX + 101):
         backlog.add(number.to_bytes(4, "little"))
 
-    assert (backlog.unwritten, backlog.dropped) == (events.QUEUE_RECORDS_MAX, 100)
+    assert (backlog.unwritten, backlog.dropped) == (event_backlog.QUEUE_RECORDS_MAX, 100)
     backlog.on_written(2048, "", 0.1)
     (first, *_) = [b for b in backlog.due(0.1) if isinstance(b, Batch)]
     assert (first.first, int.from_bytes(first.records[0], "little")) == (2049, 2149)
 
 
 def test_bytes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "QUEUE_BYTES_MAX", 1000)
+    monkeypatch.setattr(event_backlog, "QUEUE_BYTES_MAX", 1000)
     backlog = EventBacklog("1-0", "/logs", "")
     for _ in range(5):
         backlog.add(bytes(300))
@@ -114,7 +114,7 @@ def test_bytes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_record_is_done_when_it_and_all_before_it_are_written_or_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "QUEUE_RECORDS_MAX", 3)
+    monkeypatch.setattr(event_backlog, "QUEUE_RECORDS_MAX", 3)
     backlog = EventBacklog("1-0", "/logs", "")
     tickets = [backlog.add(b"x") for _ in range(5)]
     assert [backlog.is_done(t) for t in tickets] == [True, True, False, False, False]
@@ -175,7 +175,7 @@ def test_a_service_that_has_lost_the_stream_for_good_gets_the_rest_under_a_new_n
         backlog.on_written(0, "", now_s)
         now_s += 1.0
 
-    assert now_s > 1.0 + events.LOST_S
+    assert now_s > 1.0 + event_backlog.LOST_S
     assert backlog.due(now_s) == [OpenWriter("1-0.1", "/logs", ".a")]
     backlog.on_written(0, "", now_s)
     assert batches(backlog, now_s) == [(1, 10)]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc import events
-from procsv.ipc.clock import FakeClock
-from procsv.ipc.messages import CloseWriter, Message, OpenWriter, Records, Written
-from procsv.training import event_sink
-from procsv.training.event_sink import EventStreams
+from procsv.base.clock import FakeClock
+from procsv.ipc.messaging import event_backlog
+from procsv.ipc.messaging.messages import CloseWriter, Message, OpenWriter, Records, Written
+from procsv.training.runtime import event_streams
+from procsv.training.runtime.event_streams import EventStreams
 
-LARGE = bytes(events.BATCH_BYTES_MAX + 1)
+LARGE = bytes(event_backlog.BATCH_BYTES_MAX + 1)
 
 
 class Streams(EventStreams):
@@ -119,7 +119,7 @@ def test_a_parcel_goes_where_there_is_room_or_by_message(tmp_path: Path, monkeyp
     streams.clock.advance(1.0)
     assert streams.said() == [Records("3-0", 2, (LARGE,), {})]
 
-    monkeypatch.setattr(event_sink, "INLINE_BYTES_MAX", 10)
+    monkeypatch.setattr(event_streams, "INLINE_BYTES_MAX", 10)
     streams.clock.advance(1.0)
     assert streams.said() == []
     none.mkdir()
@@ -166,7 +166,7 @@ def test_the_end_of_the_run_lets_those_go_who_wait(tmp_path: Path) -> None:
 def test_a_closed_stream_says_so_and_is_forgotten_with_its_drops_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "QUEUE_RECORDS_MAX", 2)
+    monkeypatch.setattr(event_backlog, "QUEUE_RECORDS_MAX", 2)
     streams = Streams(tmp_path)
     name = streams.opened(tmp_path)
     for _ in range(5):

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 
-from procsv.ipc.messages import Figures
+from procsv.ipc.messaging.messages import Figures
 from procsv.report.account import KINDS
 from procsv.services.summary.event_file import read_records
-from procsv.services.summary.figures import FigureFile, encode
-from procsv.watchdog.figures import EVERY_S, FigureBook
+from procsv.services.summary.metrics_file import FigureFile, encode
+from procsv.watchdog.edge.time_metrics import EVERY_S, FigureBook
 
 
 def test_a_figure_is_a_scalar_of_its_step() -> None:

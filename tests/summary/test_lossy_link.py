@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from procsv.ipc.events import Batch, EventBacklog
-from procsv.ipc.messages import CloseWriter, OpenWriter, Records, Written
+from procsv.ipc.messaging.event_backlog import Batch, EventBacklog
+from procsv.ipc.messaging.messages import CloseWriter, OpenWriter, Records, Written
 from procsv.services.summary.core import Append, Reply, SummaryCore
 
 STEP_S = 0.05

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tensorboard.compat.proto import graph_pb2
 
-from procsv.ipc.messages import Ack, GraphText, OpenWriter, Records, Settled, Written
-from procsv.ipc.pulse import PulseReader
+from procsv.ipc.messaging.messages import Ack, GraphText, OpenWriter, Records, Settled, Written
+from procsv.ipc.shm.heartbeat import PulseReader
 from tests.summary.real_service import ROOT, Run, Trainer, TurningTrainer, event, event_files, records_in, steps_in
 
 pytestmark = pytest.mark.fault
@@ -71,7 +71,7 @@ def test_the_service_imports_no_tensorflow_and_no_numpy() -> None:
         timeout=60,
     ).stdout.split()
 
-    assert {"procsv.services.summary.shelf", "tensorboard.compat.proto.graph_pb2"} <= set(modules)
+    assert {"procsv.services.summary.stream_store", "tensorboard.compat.proto.graph_pb2"} <= set(modules)
     assert not {"tensorflow", "numpy", "keras", "psutil"} & set(modules)
 
 

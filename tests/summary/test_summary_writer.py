@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_file_loader
 
-from procsv.training.event_sink import EventStreams
-from procsv.training.summary_writer import SummaryWriter
+from procsv.training.runtime.event_streams import EventStreams
+from procsv.training.summaries.writer import SummaryWriter
 from tests.summary.real_service import Run, Trainer, TurningTrainer, event_files
 
 tf1 = tf.compat.v1

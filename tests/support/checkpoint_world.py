@@ -18,12 +18,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from procsv.ipc.arena import HEADER_BYTES, Arena, SlotReader, scan
-from procsv.ipc.clock import FakeClock
-from procsv.ipc.contents import Contents, TensorEntry, align, pack_strings, unpack_strings
-from procsv.ipc.door import Address, Heard
-from procsv.ipc.fakes import FakeClient, FakeNetwork, FakeServer
-from procsv.ipc.messages import (
+from procsv.base.clock import FakeClock
+from procsv.ipc.messaging.endpoint import Address, Heard
+from procsv.ipc.messaging.memory_transport import FakeClient, FakeNetwork, FakeServer
+from procsv.ipc.messaging.messages import (
     Durable,
     Finish,
     Hello,
@@ -35,13 +33,15 @@ from procsv.ipc.messages import (
     Snapshot,
     TrainerEnded,
 )
-from procsv.ipc.pulse import PulseWriter
-from procsv.services.checkpoint.bundle import read_index
-from procsv.services.checkpoint.bundle_entries import parse_slice, slice_key
-from procsv.services.checkpoint.manifest import read_manifest
-from procsv.services.checkpoint.names import manifest_of
-from procsv.services.checkpoint.outside import Outside
+from procsv.ipc.shm.heartbeat import PulseWriter
+from procsv.ipc.shm.slot_file import HEADER_BYTES, Arena, SlotReader, scan_slots
+from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings, unpack_strings
+from procsv.services.checkpoint.environment import Outside
+from procsv.services.checkpoint.format.bundle_entries import parse_slice, slice_key
+from procsv.services.checkpoint.format.bundle_reader import read_index
 from procsv.services.checkpoint.process import CheckpointService
+from procsv.services.checkpoint.store.manifest import read_manifest
+from procsv.services.checkpoint.store.names import manifest_of
 from procsv.services.runtime import Tools
 from tests.support.power_loss import Killed, Recording
 
@@ -281,7 +281,7 @@ class World:
             assert (self.newest, answer.error) == (0, "")
             return
         if answer.source == "memory":
-            (info,) = [i for i in scan(self.run.places.shm_dir) if str(i.path) == answer.path]
+            (info,) = [i for i in scan_slots(self.run.places.shm_dir) if str(i.path) == answer.path]
             sequence, tensors = info.sequence, read_slot(SlotReader(info))
         else:
             sequence, tensors = sequence_of(answer.path), read_checkpoint(answer.path)

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from procsv.ipc.arena import Arena, SlotReader
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.contents import prefix_of
-from procsv.ipc.messages import Durable, SaverPlan
-from procsv.services.checkpoint import writer
-from procsv.services.checkpoint.facts import Found, State
-from procsv.services.checkpoint.names import has_files, model_files
-from procsv.services.checkpoint.state_file import read_state, write_state
-from procsv.services.checkpoint.store import Store
+from procsv.base.clock import SystemClock
+from procsv.ipc.messaging.messages import Durable, SaverPlan
+from procsv.ipc.shm.slot_file import Arena, SlotReader
+from procsv.ipc.shm.slot_index import prefix_of
+from procsv.services.checkpoint.core.facts import Found, State
+from procsv.services.checkpoint.store import write
+from procsv.services.checkpoint.store.local_store import Store
+from procsv.services.checkpoint.store.names import has_files, model_files
+from procsv.services.checkpoint.store.state_file import read_state, write_state
 
 Files = dict[str, bytes]
 
@@ -83,7 +83,7 @@ class Commits:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         reader = SlotReader(info)
-        prefix = writer.write(reader.contents, reader.map, str(directory / Path(prefix_of(reader.contents)).name)).path
+        prefix = write.write(reader.contents, reader.map, str(directory / Path(prefix_of(reader.contents)).name)).path
         reader.close()
         return State(info.sequence, info.step, 1, self.run.id, None, prefix)
 
@@ -91,7 +91,7 @@ class Commits:
         """What a Saver in the trainer does of its own accord, nothing of it synced."""
         info = self._fill(step, 1000 + step)
         reader = SlotReader(info)
-        path = writer.write(reader.contents, reader.map, f"{self.plan.save_path}-{step}").path
+        path = write.write(reader.contents, reader.map, f"{self.plan.save_path}-{step}").path
         reader.close()
         self.remember(path)
         state = read_state(self.logdir / self.plan.latest_filename)

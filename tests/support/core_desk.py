@@ -6,25 +6,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from procsv.ipc.arena import SlotInfo
-from procsv.ipc.channel import Heard
-from procsv.ipc.messages import (
+from procsv.ipc.messaging.messages import (
     Durable,
     Finish,
     Message,
     SaverPlan,
     Snapshot,
 )
-from procsv.ipc.slots import SlotState
-from procsv.services.checkpoint.actions import (
+from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.shm.slot_file import SlotInfo
+from procsv.ipc.shm.slot_state import SlotState
+from procsv.services.checkpoint.core.actions import (
     Action,
     Announce,
     LookAround,
     Persist,
     Reply,
 )
-from procsv.services.checkpoint.core import Core
-from procsv.services.checkpoint.facts import Found, Look, State, Stock
+from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.facts import Found, Look, State, Stock
 
 PLAN = SaverPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 NOTHING = Stock(-1, 0, None, ())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from procsv.ipc.places import SHM_ROOT, logdir_hash
+from procsv.base.run.paths import SHM_ROOT, logdir_hash
 
 GONE_WITHIN_S = 5.0  # what is ending when the test ends may take so long
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they live as long as this interpreter

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.ipc.pulse import Spacing
-from procsv.training.cadence import COST_SHARE_MAX, INTERVAL_S_MAX, INTERVAL_S_MIN, Cadence
+from procsv.ipc.shm.heartbeat import Spacing
+from procsv.training.snapshots.cadence import COST_SHARE_MAX, INTERVAL_S_MAX, INTERVAL_S_MIN, Cadence
 
 costs = st.lists(st.floats(0.0001, 10.0), min_size=1, max_size=20)
 

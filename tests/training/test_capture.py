@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.ipc.arena import Arena, SlotReader, scan
-from procsv.ipc.contents import prefix_of, unpack_strings
-from procsv.training.capture import Capture
-from procsv.training.held_reads import TOGETHER_MAX, can_be_held, views_of
-from procsv.training.keeping import plan_of
-from procsv.training.restore import CannotFeed, _feed_from_slot
-from procsv.training.save_graph import Unsupported, read_restore_graph, read_save_graph
-from procsv.training.session import Boundary, TrainingSession, adopt
-from procsv.training.ways import SlotWay
+from procsv.ipc.shm.slot_file import Arena, SlotReader, scan_slots
+from procsv.ipc.shm.slot_index import prefix_of, unpack_strings
+from procsv.training.graph.capture import Capture
+from procsv.training.graph.restore import CannotFeed, _feed_from_slot
+from procsv.training.graph.save_config import plan_of
+from procsv.training.graph.saver_ops import Unsupported, read_restore_graph, read_save_graph
+from procsv.training.graph.session import Boundary, TrainingSession, adopt
+from procsv.training.graph.variable_views import TOGETHER_MAX, can_be_held, views_of
+from procsv.training.snapshots.backends import SlotWay
 
 tf1 = tf.compat.v1
 RUN = "0123456789abcdef"
@@ -55,7 +55,7 @@ def _values(reader: SlotReader) -> dict[str, Any]:
 
 def _read(shm: Path) -> tuple[int, dict[str, Any]]:
     """The step that the newest snapshot is of, by its header and by its name, and its values."""
-    reader = SlotReader(scan(shm)[0])
+    reader = SlotReader(scan_slots(shm)[0])
     try:
         reader.verify()
         assert prefix_of(reader.contents) == f"/tmp/none/model.ckpt-{reader.info.step}"
@@ -165,7 +165,7 @@ def test_a_state_fed_from_memory_is_the_state_that_was_taken_and_stays_so(shm: P
             finish()
             wanted = session.run([step, weights])
         way.close()
-        slot = scan(shm)[0].path
+        slot = scan_slots(shm)[0].path
         before = slot.read_bytes()
         with tf1.Session() as session:
             _feed_from_slot(slot, session, saver)
@@ -192,7 +192,7 @@ def test_a_snapshot_that_lacks_a_variable_of_the_graph_is_not_fed(shm: Path) -> 
         tf1.get_variable("new", [3])
         saver = tf1.train.Saver()
         with tf1.Session() as session, pytest.raises(CannotFeed, match="new"):
-            _feed_from_slot(scan(shm)[0].path, session, saver)
+            _feed_from_slot(scan_slots(shm)[0].path, session, saver)
 
 
 def test_a_slot_that_was_restored_from_is_never_written(shm: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_slot_that_was_restored_from_is_never_written(shm: Path) -> None:
             assert finish is not None
             finish()
             first.close()
-            restored = scan(shm)[0].path
+            restored = scan_slots(shm)[0].path
             second = _way(shm, saver, graph, step, never=frozenset({str(restored)}))
             before = restored.read_bytes()
             for sequence in range(2, 8):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.training.carrying import Carrying, Errand, Split
-from procsv.training.session import Boundary, adopt
+from procsv.training.graph.session import Boundary, adopt
+from procsv.training.summaries.piggyback import Carrying, Errand, Split
 
 tf1 = tf.compat.v1
 

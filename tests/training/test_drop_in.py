@@ -95,7 +95,7 @@ def _run(source: str, *args: str) -> str:
 def test_a_program_finds_ours_wherever_it_looks_and_uninstall_puts_theirs_back(when: str, imported: str) -> None:
     lines = {"before": "", "after": ""}
     lines[when] = (
-        "from procsv.training.drop_in import install_later; install_later(); assert 'tensorflow' not in sys.modules"
+        "from procsv.training.process.drop_in import install_later; install_later(); assert 'tensorflow' not in sys.modules"
         if when == "before"
         else "import procsv; procsv.install(); procsv.install(); by_name = sys.modules['__main__'].by_name"
     )

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.ipc.errors import UserError
-from procsv.ipc.journal import read_journal
-from procsv.training.graph_changes import NAMES_MAX, Kind, changes_since, compare
+from procsv.base.errors import UserError
+from procsv.base.run.journal import read_journal
+from procsv.training.graph.graph_diff import NAMES_MAX, Kind, changes_since, compare
 from tests.support.launched import launched
 
 tf1 = tf.compat.v1

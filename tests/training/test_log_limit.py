@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.clock import FakeClock
-from procsv.ipc.growing_log import LINGER_S, GrowingLog, older_part
-from procsv.ipc.tail import last_lines
-from procsv.watchdog.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
+from procsv.base.clock import FakeClock
+from procsv.base.run.log_follower import LINGER_S, GrowingLog, older_part
+from procsv.base.run.log_tail import last_lines
+from procsv.watchdog.edge.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
 from tests.support.launched import launched, procsv
 from tests.support.programs import running
 
 SOURCE = """
     import os, sys
     from pathlib import Path
-    from procsv.training.log_limit import LOOK_S, LogLimit
+    from procsv.training.process.log_rotation import LOOK_S, LogLimit
     log = Path(sys.argv[1])
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     limit = LogLimit(log, 1000)

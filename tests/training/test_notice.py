@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from procsv.testing import Launch
-from procsv.training.harmless import is_harmless
+from procsv.training.graph.side_effects import is_harmless
 
 tf1 = tf.compat.v1
 
@@ -106,7 +106,7 @@ SLOW_COPY = """
 import threading
 import tensorflow as tf
 import procsv
-from procsv.training import snapshotter
+from procsv.training.snapshots import snapshotter
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 train = tf1.assign_add(tf1.train.get_or_create_global_step(), 1)

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.ipc.journal import read_journal
-from procsv.ipc.turns import turn
+from procsv.base.run.checkpoint_lock import turn
+from procsv.base.run.journal import read_journal
 from tests.support.launched import NEWS_S_MAX
 
 tf1 = tf.compat.v1
@@ -107,7 +107,9 @@ def test_saves_before_the_first_state_is_on_disk_stay_and_another_savers_are_nei
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROCSV_FAILPOINTS", "checkpoint.temporary_created=1*sleep(1.0)")  # of the service: a slow disk
-    monkeypatch.setattr("procsv.training.training_run.FIRST_SAVE_S_MAX", 0.0)  # slower than the first step waits for
+    monkeypatch.setattr(
+        "procsv.training.snapshots.training_run.FIRST_SAVE_S_MAX", 0.0
+    )  # slower than the first step waits for
     with tf.Graph().as_default():
         step = tf1.train.get_or_create_global_step()
         train = tf1.assign_add(step, 1)

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.ipc.arena import HEADER_BYTES
-from procsv.ipc.contents import TENSOR_ALIGNMENT_BYTES
-from procsv.training.slot_layout import PACK_BYTES_MAX, SMALL_BYTES_MAX, UNKNOWN, Layout, lay_out
+from procsv.ipc.shm.slot_file import HEADER_BYTES
+from procsv.ipc.shm.slot_index import TENSOR_ALIGNMENT_BYTES
+from procsv.training.snapshots.slot_layout import PACK_BYTES_MAX, SMALL_BYTES_MAX, UNKNOWN, Layout, lay_out
 
 sizes_of = st.lists(
     st.none() | st.integers(0, 200) | st.integers(SMALL_BYTES_MAX - 2, SMALL_BYTES_MAX + 2) | st.just(5 << 20),

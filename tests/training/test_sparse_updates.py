@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.ipc.arena import Arena
-from procsv.training.capture import Capture
-from procsv.training.keeping import plan_of
-from procsv.training.save_graph import read_save_graph
-from procsv.training.ways import SlotWay
+from procsv.ipc.shm.slot_file import Arena
+from procsv.training.graph.capture import Capture
+from procsv.training.graph.save_config import plan_of
+from procsv.training.graph.saver_ops import read_save_graph
+from procsv.training.snapshots.backends import SlotWay
 
 tf1 = tf.compat.v1
 ROWS = np.array([1, 5, 7])

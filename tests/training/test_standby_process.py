@@ -15,10 +15,10 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from procsv.ipc.places import Places
-from procsv.ipc.promotion import Line, Waiting
-from procsv.ipc.start import Start
-from procsv.training.loaded import Loaded, Observer, sort_modules
+from procsv.base.run.paths import Places
+from procsv.ipc.messaging.standby_channel import Line, Waiting
+from procsv.ipc.messaging.start import Start
+from procsv.training.process.import_record import Loaded, Observer, sort_modules
 from tests.support.programs import DEADLINE_S, ROOT
 
 
@@ -43,12 +43,14 @@ def test_only_what_is_installed_is_listed_and_the_programs_own_names_apart() -> 
         "helper": module("helper", "/home/me/helper.py"),
         "alias": module("msgspec", f"{site}/msgspec/__init__.py"),
         "installed_program.data": module("installed_program.data", f"{site}/installed_program/data.py"),
-        "procsv.training.supervisor": module("procsv.training.supervisor", "/src/procsv/training/supervisor.py"),
+        "procsv.training.supervisor.supervisor": module(
+            "procsv.training.supervisor.supervisor", "/src/procsv/training/supervisor.py"
+        ),
         "procsv.examples.digits": module("procsv.examples.digits", "/src/procsv/examples/digits.py"),
         "made.up": module("made.up", None),
     }
     installed, own = sort_modules(modules, program="installed_program")
-    assert installed == ["sys", "json", "msgspec", "google", "procsv.training.supervisor"]
+    assert installed == ["sys", "json", "msgspec", "google", "procsv.training.supervisor.supervisor"]
     assert own == ["helper", "installed_program"]
 
 

@@ -16,10 +16,10 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.ipc.arena import scan
-from procsv.ipc.errors import LogdirLocked
-from procsv.ipc.journal import read_journal
-from procsv.ipc.places import find_places
+from procsv.base.errors import LogdirLocked
+from procsv.base.run.journal import read_journal
+from procsv.base.run.paths import find_places
+from procsv.ipc.shm.slot_file import scan_slots
 from tests.support.launched import NEWS_S_MAX, environment
 
 tf1 = tf.compat.v1
@@ -225,7 +225,7 @@ def test_a_service_that_dies_when_it_is_asked_to_finish_is_replaced_and_the_newe
 
 def _train_until_in_memory(model: Model, session: Any, shm_dir: Path, step: int) -> None:
     deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
-    while not any(info.step >= step for info in scan(shm_dir)):
+    while not any(info.step >= step for info in scan_slots(shm_dir)):
         assert time.monotonic() < deadline_s
         session.run(model.train)
         pause.wait(0.01)

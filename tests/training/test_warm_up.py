@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.training.ways import SlotWay
+from procsv.training.snapshots.backends import SlotWay
 from tests.support.launched import NEWS_S_MAX
 
 tf1 = tf.compat.v1

@@ -6,9 +6,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from procsv.ipc.tail import last_lines
-from procsv.watchdog import console as module
-from procsv.watchdog.console import Console
+from procsv.base.run.log_tail import last_lines
+from procsv.watchdog.edge import console as module
+from procsv.watchdog.edge.console import Console
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,14 +7,14 @@ import signal
 
 import pytest
 
-from procsv.ipc.messages import Finish, Hello, Note, SaveFailed, Settled, StopTraining, TrainerEnded
-from procsv.ipc.process import Exit
-from procsv.ipc.pulse import Beat, Phase
-from procsv.watchdog.events import CHECKPOINT, SUMMARY, TRAINER, NotSpawned, Said, TreeGone
-from procsv.watchdog.keeper import ServiceState
-from procsv.watchdog.lifecycle import State
-from procsv.watchdog.restart import LastWords, Policy
-from procsv.watchdog.settings import Settings
+from procsv.base.processes import Exit
+from procsv.ipc.messaging.messages import Finish, Hello, Note, SaveFailed, Settled, StopTraining, TrainerEnded
+from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.watchdog.core.events import CHECKPOINT, SUMMARY, TRAINER, NotSpawned, Said, TreeGone
+from procsv.watchdog.core.lifecycle import State
+from procsv.watchdog.core.restart_policy import LastWords, Policy
+from procsv.watchdog.core.service import ServiceState
+from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import KILLED, World
 
 DONE = Exit(0, None)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.fault_text import parse_fault
-from procsv.ipc.faults import Plan
-from procsv.watchdog.faults import Schedule
-from procsv.watchdog.spoil import newest_files, spoil
+from procsv.faults.plan import Plan
+from procsv.faults.plan_parser import parse_fault
+from procsv.watchdog.core.fault_schedule import Schedule
+from procsv.watchdog.edge.faults.corrupt_checkpoint import newest_files, spoil
 
 
 def _schedule(*texts: str, done: list[int] | None = None, seed: int = 0) -> Schedule:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 import sys
 
-from procsv.ipc.messages import Hello
-from procsv.ipc.process import Exit
-from procsv.ipc.pulse import Beat, Phase
-from procsv.ipc.stacks import DUMP_SIGNAL
-from procsv.watchdog.events import TRAINER, Said, TreeGone
-from procsv.watchdog.liveness import Limits
-from procsv.watchdog.settings import Settings
-from procsv.watchdog.stacks import read_stacks, where_it_crashed, where_it_stood
+from procsv.base.processes import Exit
+from procsv.base.stack_dump import DUMP_SIGNAL
+from procsv.ipc.messaging.messages import Hello
+from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.watchdog.core.events import TRAINER, Said, TreeGone
+from procsv.watchdog.core.hangs.stack_parser import read_stacks, where_it_crashed, where_it_stood
+from procsv.watchdog.core.hangs.trainer_liveness import Limits
+from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import World
 
 ABORTED = Exit(None, signal.SIGABRT)

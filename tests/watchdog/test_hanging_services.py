@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from procsv.ipc.process import Exit
-from procsv.ipc.pulse import LOOP_AT_DISK, Beat, Phase
-from procsv.ipc.stacks import DUMP_SIGNAL
-from procsv.watchdog.events import CHECKPOINT, STOPPED, SUMMARY, TRAINER
-from procsv.watchdog.keeper import ServiceState
-from procsv.watchdog.liveness import LOOK_GAP_S_MAX, PHASE_S_MAX, SERVICE_S_MAX, Limits
-from procsv.watchdog.service_liveness import ServiceLiveness
-from procsv.watchdog.settings import Settings
+from procsv.base.processes import Exit
+from procsv.base.stack_dump import DUMP_SIGNAL
+from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Beat, Phase
+from procsv.watchdog.core.events import CHECKPOINT, STOPPED, SUMMARY, TRAINER
+from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
+from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, PHASE_S_MAX, SERVICE_S_MAX, Limits
+from procsv.watchdog.core.service import ServiceState
+from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import World
 
 ABORTED = Exit(None, signal.SIGABRT)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from procsv.ipc.channel import Address, Client, Waiter, new_context
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.journal import read_journal
-from procsv.ipc.runfile import RunFile, read_run
+from procsv.base.clock import SystemClock
+from procsv.base.run.journal import read_journal
+from procsv.base.run.run_file import RunFile, read_run
+from procsv.ipc.messaging.zmq_transport import Address, Client, Waiter, new_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

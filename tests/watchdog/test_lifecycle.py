@@ -7,7 +7,16 @@ import random
 
 import pytest
 
-from procsv.watchdog.lifecycle import LIVE, TERMINAL, TRANSITIONS, Action, Event, IllegalTransition, Lifecycle, State
+from procsv.watchdog.core.lifecycle import (
+    LIVE,
+    TERMINAL,
+    TRANSITIONS,
+    Action,
+    Event,
+    IllegalTransition,
+    Lifecycle,
+    State,
+)
 
 UNLISTED = [pair for pair in itertools.product(State, Event) if pair not in TRANSITIONS]
 

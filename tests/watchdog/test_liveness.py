@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from procsv.ipc.pulse import Beat, Phase
-from procsv.watchdog.liveness import PHASE_S_MAX, Hang, Limits, Liveness, StepTimes
+from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.watchdog.core.hangs.trainer_liveness import PHASE_S_MAX, Hang, Limits, Liveness, StepTimes
 
 
 class Trainer:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.clock import SystemClock
-from procsv.ipc.places import find_places
-from procsv.ipc.process import Exit
-from procsv.ipc.runfile import RunFile
-from procsv.watchdog import ledger
-from procsv.watchdog.events import Report
-from procsv.watchdog.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
+from procsv.base.clock import SystemClock
+from procsv.base.processes import Exit
+from procsv.base.run.paths import find_places
+from procsv.base.run.run_file import RunFile
+from procsv.watchdog.core.events import Report
+from procsv.watchdog.edge import run_records
+from procsv.watchdog.edge.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
 
 
 def make(logs: Path, number: int, size: int = 1) -> None:
@@ -48,7 +48,7 @@ def test_more_than_a_gibibyte_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_the_newest_crash_reports_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "CRASHES_KEPT_MAX", 3)
+    monkeypatch.setattr(run_records, "CRASHES_KEPT_MAX", 3)
     places = find_places(tmp_path)
     run = RunFile(
         run="0123456789abcdef",
@@ -64,7 +64,7 @@ def test_the_newest_crash_reports_are_kept(tmp_path: Path, monkeypatch: pytest.M
         started_at=0.0,
     )
     said: list[str] = []
-    book = ledger.Ledger(places, SystemClock(), said.append)
+    book = run_records.Ledger(places, SystemClock(), said.append)
     for number in (8, 9, 10, 11):
         crash = Report(number, "", "killed", "", Exit(None, 9), None, -1, 0, -1)
         book.write_report(crash, run, places.log("trainer", number))

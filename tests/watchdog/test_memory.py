@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from procsv.watchdog.gpu import LEAVE_S_MAX, Gpus
-from procsv.watchdog.memory import KillCounters, find_counters, host_memory, over_limit, read_kills, tree_rss
+from procsv.watchdog.edge.resources.gpu import LEAVE_S_MAX, Gpus
+from procsv.watchdog.edge.resources.oom import (
+    KillCounters,
+    find_counters,
+    host_memory,
+    over_limit,
+    read_kills,
+    tree_rss,
+)
 
 V2 = "low 0\nhigh 12\nmax 40\noom 3\noom_kill {}\noom_group_kill 0\n"
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from procsv.watchdog.notices import RUNNING_MAX, WAITING_MAX, Notices, concerns
+from procsv.watchdog.edge.event_hook import RUNNING_MAX, WAITING_MAX, Notices, concerns
 
 pytestmark = pytest.mark.fault
 NEWS_S_MAX = 30.0

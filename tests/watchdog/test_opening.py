@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from procsv.ipc.clock import FakeClock
-from procsv.ipc.errors import LogdirLocked, UserError
-from procsv.ipc.locks import FileLock
-from procsv.ipc.places import Places, find_places
-from procsv.ipc.process import identify
-from procsv.ipc.runfile import RunFile, write_run
-from procsv.watchdog.opening import Opened, open_run, remove_run
+from procsv.base.clock import FakeClock
+from procsv.base.errors import LogdirLocked, UserError
+from procsv.base.locks import FileLock
+from procsv.base.processes import identify
+from procsv.base.run.paths import Places, find_places
+from procsv.base.run.run_file import RunFile, write_run
+from procsv.watchdog.edge.acquire_run import Opened, open_run, remove_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from procsv.ipc.messages import StopTraining, TrainerEnded
-from procsv.ipc.process import Exit
-from procsv.watchdog.events import CHECKPOINT, TRAINER, NotSpawned, RecycleAsked
-from procsv.watchdog.restart import LastWords
+from procsv.base.processes import Exit
+from procsv.ipc.messaging.messages import StopTraining, TrainerEnded
+from procsv.watchdog.core.events import CHECKPOINT, TRAINER, NotSpawned, RecycleAsked
+from procsv.watchdog.core.restart_policy import LastWords
 from tests.watchdog.world import KILLED, World
 
 SAVED = Exit(75, None)

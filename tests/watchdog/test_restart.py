@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from procsv.ipc.process import Exit
-from procsv.watchdog.restart import (
+from procsv.base.processes import Exit
+from procsv.watchdog.core.restart_policy import (
     RETURNS_AT_ONCE,
     Death,
     GiveUp,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from procsv.ipc.messages import Durable, SaveFailed, Unwritable
-from procsv.ipc.text import gist
-from procsv.watchdog.events import Action, Journal, Say
-from procsv.watchdog.saves import REMEMBERED_MAX, Saves
+from procsv.base.text import gist
+from procsv.ipc.messaging.messages import Durable, SaveFailed, Unwritable
+from procsv.watchdog.core.events import Action, Journal, Say
+from procsv.watchdog.core.save_status import REMEMBERED_MAX, Saves
 
 
 def durable(sequence: int = 1, step: int = 10, time: float = 1.0) -> Durable:

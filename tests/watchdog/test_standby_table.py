@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from procsv.ipc.errors import ProcsvBug
-from procsv.ipc.process import Exit
-from procsv.watchdog.events import STANDBY, TRAINER, Action, NotSpawned
-from procsv.watchdog.lifecycle import State as Life
-from procsv.watchdog.settings import Settings
-from procsv.watchdog.standby import (
+from procsv.base.errors import ProcsvBug
+from procsv.base.processes import Exit
+from procsv.watchdog.core.events import STANDBY, TRAINER, Action, NotSpawned
+from procsv.watchdog.core.lifecycle import State as Life
+from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.core.standby import (
     PROMOTE_S_MAX,
     ROOM_BYTES_MIN,
     ROOM_LOOK_S,

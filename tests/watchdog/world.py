@@ -11,13 +11,12 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from procsv.ipc.messages import Durable, Finish, Hello, Loaded, Message, Recovered, Settled, TrainerEnded
-from procsv.ipc.process import Exit
-from procsv.ipc.promotion import Waiting
-from procsv.ipc.pulse import Beat, Phase
-from procsv.ipc.runfile import NO_STEP
-from procsv.watchdog.core import Core
-from procsv.watchdog.events import (
+from procsv.base.processes import Exit
+from procsv.base.run.run_file import NO_STEP
+from procsv.ipc.messaging.messages import Durable, Finish, Hello, Loaded, Message, Recovered, Settled, TrainerEnded
+from procsv.ipc.messaging.standby_channel import Waiting
+from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.watchdog.core.events import (
     CHECKPOINT,
     SERVICES,
     STANDBY,
@@ -46,10 +45,11 @@ from procsv.watchdog.events import (
     Ticked,
     TreeGone,
 )
-from procsv.watchdog.settings import Settings
+from procsv.watchdog.core.run import Core
+from procsv.watchdog.core.settings import Settings
 
 if TYPE_CHECKING:
-    from procsv.watchdog.restart import LastWords
+    from procsv.watchdog.core.restart_policy import LastWords
 
 KILLED = Exit(None, signal.SIGKILL)
 

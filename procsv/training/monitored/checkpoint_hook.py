@@ -18,7 +18,7 @@ log = tf.compat.v1.logging
 
 
 class Keeper(Protocol):
-    """Who saves for the hook while its session lasts (care.py)."""
+    """Who saves for the hook while its session lasts (session_controller.py)."""
 
     def describe_graph(self, graph: Any, saver: Any, has_text: bool) -> None: ...
     def is_saved(self, step: int) -> bool: ...

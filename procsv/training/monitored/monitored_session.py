@@ -1,7 +1,7 @@
 """MonitoredSession and SingularMonitoredSession.
 
 Used by programs, by MonitoredTrainingSession, and in TensorFlow's place after `procsv.install()`.  Order of calls,
-layers and errors are TensorFlow's; a session whose hooks save checkpoints is looked after by care.py.
+layers and errors are TensorFlow's; a session whose hooks save checkpoints is looked after by session_controller.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_coordinator_context
 from tensorflow.python.training import monitored_session as tf_monitored
 
-from procsv.training.coordinator import Coordinator
-from procsv.training.keeping import SNAPSHOT_SECS_DEFAULT
-from procsv.training.local_master import resolve_master
-from procsv.training.monitored.care import Care, take_care
+from procsv.training.graph.save_config import SNAPSHOT_SECS_DEFAULT
+from procsv.training.managed.coordinator import Coordinator
+from procsv.training.managed.local_master import resolve_master
 from procsv.training.monitored.scaffold import ChiefSessionCreator
+from procsv.training.monitored.session_controller import Care, take_care
 from procsv.training.monitored.sessions import _CoordinatedSession, _HookedSession, _RecoverableSession
 
 tf1 = tf.compat.v1

@@ -1,7 +1,7 @@
 """Scaffold and the creators of sessions: TensorFlow's, with clear errors and workers that do not wait in vain.
 
 Used by programs and by monitored sessions.  Know nothing of services: where a chief's state comes from is decided by the
-session manager that `care.py` gives it.
+session manager that `session_controller.py` gives it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training import monitored_session as tf_monitored
 
-from procsv.training.waiting import WaitingSessionManager
+from procsv.training.managed.wait_for_chief import WaitingSessionManager
 
 tf1 = tf.compat.v1
 

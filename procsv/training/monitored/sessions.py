@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.training import monitored_session as tf_monitored
 from tensorflow.python.training.session_run_hook import SessionRunArgs, SessionRunContext, SessionRunValues
 
-from procsv.training.session import pass_boundary
+from procsv.training.graph.session import pass_boundary
 
 tf1 = tf.compat.v1
 log = tf1.logging

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tensorflow.python.framework import meta_graph
 from tensorflow.python.summary.writer.writer_cache import FileWriterCache
 
-from procsv.training.runtime import Runtime, StartingSink
-from procsv.training.summary_writer import SummaryWriter
+from procsv.training.runtime.context import Runtime, StartingSink
+from procsv.training.summaries.writer import SummaryWriter
 
 tf1 = tf.compat.v1
 

@@ -12,12 +12,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from procsv.ipc.messages import Finish, Hello, Restore, RestoreFrom, Settled, TrainerEnded
-from procsv.ipc.start import take_start
+from procsv.ipc.messaging.messages import Finish, Hello, Restore, RestoreFrom, Settled, TrainerEnded
+from procsv.ipc.messaging.start import take_start
 from procsv.services.runtime import Tools, serve
 
 if TYPE_CHECKING:
-    from procsv.ipc.channel import Heard
+    from procsv.ipc.messaging.zmq_transport import Heard
 
 
 class StandIn:

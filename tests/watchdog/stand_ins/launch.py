@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from procsv.cli.launch import make_start
-from procsv.watchdog import reactor
-from procsv.watchdog.host import run
+from procsv.watchdog.edge import event_loop
+from procsv.watchdog.main import run
 
 if TYPE_CHECKING:
-    from procsv.ipc.start import Start
+    from procsv.ipc.messaging.start import Start
 
 STAND_IN = Path(__file__).with_name("checkpoint.py")
 
@@ -33,7 +33,7 @@ if __name__ == "__main__":
     _, logdir, text, target, *args = sys.argv
     options = json.loads(text)
     grace_s = float(options.pop("grace_s", 25.0))
-    reactor.SOCKET_S = float(options.pop("socket_s", reactor.SOCKET_S))
+    event_loop.SOCKET_S = float(options.pop("socket_s", event_loop.SOCKET_S))
     standby = options.pop("standby", "off")
     start = make_start(logdir, target, tuple(args), -1.0, grace_s, options)
     sys.exit(run(msgspec.structs.replace(start, standby=standby), argv))

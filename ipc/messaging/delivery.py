@@ -1,0 +1,123 @@
+"""Reliable delivery, as pure bookkeeping: what to say again, what has been heard already.
+
+Called by endpoint.py for every connection.  No socket and no clock inside: time is an argument.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from dataclasses import dataclass
+
+from procsv.base.errors import ProcsvBug
+from procsv.ipc.messaging.messages import Message
+
+RESEND_S = 1.0  # an unacknowledged message is said again after this long
+UNACKED_MAX = 10_000  # messages to one peer; more is our own bug: bulk goes by EventBacklog or by file
+
+
+@dataclass(slots=True)
+class _Pending:
+    body: Message
+    re: int
+    said_s: float
+
+
+class Outbox:
+    """Messages to one peer that it has not acknowledged, oldest first."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._pending: dict[int, _Pending] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def add(self, body: Message, re: int, now_s: float) -> int:
+        """Takes charge of `body`; its sequence number.  The caller says it for the first time."""
+        if len(self._pending) >= UNACKED_MAX:
+            raise ProcsvBug(f"{UNACKED_MAX} unacknowledged messages to one peer")
+        seq, self._next = self._next, self._next + 1
+        self._pending[seq] = _Pending(body, re, now_s)
+        return seq
+
+    def acknowledge(self, seq: int) -> Message | None:
+        """The peer has handled `seq`; the message it was, or None if that is old news."""
+        pending = self._pending.pop(seq, None)
+        return pending.body if pending else None
+
+    def answers(self, seq: int) -> int:
+        """What of the peer's our open message `seq` answers; 0 if nothing."""
+        pending = self._pending.get(seq)
+        return pending.re if pending else 0
+
+    def due(self, now_s: float) -> list[tuple[int, int, Message]]:
+        """(seq, re, body) to say again now."""
+        again = []
+        for seq, pending in self._pending.items():
+            if now_s >= pending.said_s + RESEND_S:
+                pending.said_s = now_s
+                again.append((seq, pending.re, pending.body))
+        return again
+
+    def say_all_again(self) -> None:
+        """After a reconnection: everything is due at once."""
+        for pending in self._pending.values():
+            pending.said_s = -math.inf
+
+    def next_due_s(self) -> float | None:
+        """When `due` will have something to say, or None."""
+        return min((p.said_s + RESEND_S for p in self._pending.values()), default=None)
+
+    def forget(self) -> None:
+        """The peer these were for is gone and its successor is not to hear them."""
+        self._pending.clear()
+
+
+class Inbox:
+    """Which reliable messages of a peer have been handled.  A peer's new incarnation starts from nothing."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._begin(0)
+
+    def _begin(self, incarnation: int) -> None:
+        self._incarnation = incarnation
+        self._seen: list[list[int]] = []  # [first, last] of every stretch without a gap, rising: a peer that has
+        # spoken to somebody before us for a week begins with a high number, and that is one stretch, too
+        self._open: set[int] = set()  # heard, neither acknowledged nor answered: what it asks has not taken effect yet
+
+    def is_news(self, incarnation: int, seq: int) -> bool:
+        """False for what was seen before and for what an older incarnation says.  Remembers `seq`."""
+        if incarnation < self._incarnation:
+            return False
+        if incarnation > self._incarnation:
+            self._begin(incarnation)
+        if seq == 0:
+            return True
+        at = bisect.bisect_right(self._seen, seq, key=lambda stretch: stretch[0])  # behind the stretch it may be in
+        if at and seq <= self._seen[at - 1][1]:
+            return False
+        self._open.add(seq)
+        self._remember(at, seq)
+        return True
+
+    def _remember(self, at: int, seq: int) -> None:
+        """Adds `seq`, which belongs before stretch `at`, and closes the gap that it may have filled."""
+        if at and self._seen[at - 1][1] == seq - 1:
+            self._seen[at - 1][1] = seq
+        else:
+            self._seen.insert(at, [seq, seq])
+            at += 1
+        if at < len(self._seen) and self._seen[at][0] == seq + 1:
+            self._seen[at - 1][1] = self._seen.pop(at)[1]
+
+    def settle(self, seq: int) -> None:
+        """`seq` was acknowledged or answered."""
+        self._open.discard(seq)
+
+    def is_settled(self, incarnation: int, seq: int) -> bool:
+        """Whether `seq`, seen again, may be acknowledged again: never before it has taken effect."""
+        return incarnation == self._incarnation and seq not in self._open

@@ -1,0 +1,289 @@
+"""What a server and its clients do with messages, whatever carries them: check at the door, acknowledge, say again.
+
+Called by zmq_transport.py, which carries by ZeroMQ, and by memory_transport.py, which carries in memory.  One thread owns a channel.
+Sends never block: what cannot be sent now is kept by the outbox and said again on reconnection, or after RESEND_S.
+Never touches a socket.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from procsv.base.clock import Clock
+from procsv.base.errors import PeerError
+from procsv.base.failpoints import declare, failpoint
+from procsv.ipc.messaging.codec import decode, encode
+from procsv.ipc.messaging.delivery import Inbox, Outbox
+from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, Message
+
+declare("channel.receive")
+
+DROPPED_REASONS_MAX = 50  # different reasons that are counted apart; more are counted together
+REPEATED = "seen before"  # the only reason that is everyday life
+GARBAGE_MAX = 200  # in a row, in one call of `receive`: who floods us does not keep us from our work
+COMMAND_LINE = "cli"  # a role of no run: it may speak to any, and hears any
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Who speaks: run id, role and incarnation; the door checks the first, dedup uses the last."""
+
+    run: str
+    role: str
+    incarnation: int
+
+
+@dataclass(slots=True)
+class Peer:
+    """What is known of the other end of one connection."""
+
+    outbox: Outbox = field(default_factory=Outbox)
+    inbox: Inbox = field(default_factory=Inbox)
+    role: str = ""
+    incarnation: int = 0
+    is_reachable: bool = True  # as far as the last send to it could tell
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A message that is news: from whom (`who`, the key to answer with), and what."""
+
+    who: bytes
+    role: str
+    incarnation: int
+    seq: int
+    re: int
+    body: Body
+    answers: Message | None  # the reliable message of ours that `re` names, if it was still open
+
+
+class Put(Enum):
+    """What became of a message that was handed to the carrier."""
+
+    TAKEN = auto()
+    FULL = auto()  # no connection yet, or its queue is full
+    NOBODY = auto()  # a server knows of no such connection
+
+
+class Door(ABC):
+    """What server and client share: encoding, acknowledgement, counting of what was dropped."""
+
+    def __init__(self, me: Address, clock: Clock) -> None:
+        self.me = me
+        self.dropped: Counter[str] = Counter()  # why -> how many messages
+        self._clock = clock
+
+    @property
+    def refused(self) -> int:
+        """How many messages were not fit to be heard: garbage, too large, of another run or an older incarnation."""
+        return sum(count for why, count in self.dropped.items() if why != REPEATED)
+
+    @abstractmethod
+    def _put(self, frames: list[bytes]) -> Put:
+        """Hands a message to the carrier; never blocks."""
+
+    @abstractmethod
+    def _take(self) -> list[bytes] | None:
+        """The next message that has come, or None."""
+
+    @abstractmethod
+    def _acknowledge(self, who: bytes, seq: int) -> None: ...
+
+    def acknowledge(self, heard: Heard) -> None:
+        """Tells the sender that `heard` has taken effect."""
+        if heard.seq:
+            self._acknowledge(heard.who, heard.seq)
+
+    def _envelope(self, seq: int, re: int, body: Message) -> bytes:
+        return encode(Envelope(PROTOCOL, self.me.run, self.me.role, self.me.incarnation, seq, re, body))  # type: ignore[arg-type]
+
+    def drop(self, why: str) -> None:
+        """Counts a message that is not heard.  `why` may hold what a peer has said: only so many are told apart."""
+        self.dropped[why if why in self.dropped or len(self.dropped) < DROPPED_REASONS_MAX else "other"] += 1
+
+    def _open(self, data: bytes, who: bytes, peer: Peer) -> Heard | None:
+        """Checks a message at the door, once: version, run, incarnation, repetition."""
+        try:
+            message = decode(data)
+        except PeerError as error:
+            self.drop(str(error)[:60])
+            return None
+        if message.run != self.me.run and COMMAND_LINE not in (message.role, self.me.role):
+            self.drop("another run")
+            return None
+        if self._is_outdated(message):
+            self.drop("an older incarnation")
+            return None
+        if not peer.inbox.is_news(message.incarnation, message.seq):
+            self.drop(REPEATED)
+            if message.seq and peer.inbox.is_settled(message.incarnation, message.seq):
+                self._acknowledge(who, message.seq)  # the first acknowledgement was lost
+            return None
+        peer.role, peer.incarnation, peer.is_reachable = message.role, message.incarnation, True
+        if question := peer.outbox.answers(message.re):
+            peer.inbox.settle(question)  # our answer has arrived: not before may the question be acknowledged again
+        answered = peer.outbox.acknowledge(message.re) if message.re else None
+        return Heard(who, message.role, message.incarnation, message.seq, message.re, message.body, answered)
+
+    def _is_outdated(self, message: Envelope) -> bool:
+        """Whether somebody of a later incarnation has spoken, on whatever connection."""
+        return False
+
+
+class ServerDoor(Door):
+    """The end that others connect to; it knows each connection by a key, `who`."""
+
+    def __init__(self, me: Address, clock: Clock) -> None:
+        super().__init__(me, clock)
+        self.peers: dict[bytes, Peer] = {}  # in the order in which they were first heard
+        self._newest: dict[str, int] = {}  # role -> the highest incarnation that was heard
+
+    def receive(self) -> Heard | None:
+        """The next message that is news, or None when nothing waits."""
+        for _ in range(GARBAGE_MAX):
+            taken = self._take()
+            if taken is None:
+                return None
+            who, *frames = taken
+            if failpoint("channel.receive"):
+                self.drop("a fault of the plan")
+                continue
+            if len(frames) != 1:
+                self.drop("wrong number of frames")
+                continue
+            peer = self.peers.get(who)
+            if peer is None:
+                peer = Peer()  # remembered below, once it has said something that makes sense
+            heard = self._open(frames[0], who, peer)
+            if heard is None:
+                continue
+            self.peers[who] = peer
+            self._newest[heard.role] = heard.incarnation
+            return heard
+        return None
+
+    def _is_outdated(self, message: Envelope) -> bool:
+        return message.incarnation < self._newest.get(message.role, 0)
+
+    def tell(self, who: bytes, body: Message, re: int = 0) -> int:
+        """Says `body` until `who` acknowledges it.  Its sequence number."""
+        peer = self.peers[who]
+        seq = peer.outbox.add(body, re, self._clock.monotonic())
+        self._send(who, seq, re, body)
+        return seq
+
+    def tell_all(self, body: Message, roles: Iterable[str]) -> None:
+        """Says `body` to every peer of these roles, reliably; an older incarnation of a role is not told."""
+        roles = set(roles)
+        newest: dict[str, int] = {}
+        for peer in self.peers.values():
+            newest[peer.role] = max(newest.get(peer.role, 0), peer.incarnation)
+        for who, peer in list(self.peers.items()):
+            if peer.role in roles and peer.incarnation == newest[peer.role]:
+                self.tell(who, body)
+
+    def say(self, who: bytes, body: Message, re: int = 0) -> None:
+        """Says `body` once."""
+        if re and (peer := self.peers.get(who)) is not None:
+            peer.inbox.settle(re)
+        self._send(who, 0, re, body)
+
+    def _acknowledge(self, who: bytes, seq: int) -> None:
+        self.say(who, Ack(), re=seq)
+
+    def _send(self, who: bytes, seq: int, re: int, body: Message) -> None:
+        put = self._put([who, self._envelope(seq, re, body)])
+        if (peer := self.peers.get(who)) is not None:
+            peer.is_reachable = put is not Put.NOBODY
+
+    def tick(self) -> None:
+        """Says again what is due."""
+        now_s = self._clock.monotonic()
+        for who, peer in self.peers.items():
+            for seq, re, body in peer.outbox.due(now_s):
+                self._send(who, seq, re, body)
+        self._forget_superseded()
+
+    def _forget_superseded(self) -> None:
+        """Drops connections that are gone where their role has spoken on a later one: nobody will come back to them."""
+        later: set[str] = set()
+        for who, peer in reversed(list(self.peers.items())):
+            if peer.role in later and not peer.is_reachable:
+                del self.peers[who]
+            later.add(peer.role)
+
+    def forget(self, role: str, up_to_incarnation: int) -> None:
+        """Drops peers of `role` that are dead, with whatever was still to be said to them."""
+        gone = [w for w, p in self.peers.items() if p.role == role and p.incarnation <= up_to_incarnation]
+        for who in gone:
+            del self.peers[who]
+
+    def unsaid(self, role: str) -> int:
+        """How many messages peers of `role` have not acknowledged."""
+        return sum(len(p.outbox) for p in self.peers.values() if p.role == role)
+
+
+class ClientDoor(Door):
+    """The end that connects; its server may not be there yet, and may come and go."""
+
+    def __init__(self, me: Address, clock: Clock) -> None:
+        super().__init__(me, clock)
+        self.peer = Peer()
+        self.connections = 0  # rises with every (re)connection; the owner then introduces itself again
+        self.wants_tick = False  # there is something to say as soon as the owner has introduced itself
+
+    @abstractmethod
+    def _new_connections(self) -> int:
+        """How many connections were made since the last call."""
+
+    def receive(self) -> Heard | None:
+        """The next message that is news, or None when nothing waits."""
+        while (frames := self._take()) is not None:
+            if failpoint("channel.receive"):
+                self.drop("a fault of the plan")
+                continue
+            if len(frames) != 1:
+                self.drop("wrong number of frames")
+                continue
+            heard = self._open(frames[0], b"", self.peer)
+            if heard is not None:
+                return heard
+        return None
+
+    def tell(self, body: Message, re: int = 0) -> int:
+        """Says `body` until the server acknowledges it.  Its sequence number."""
+        seq = self.peer.outbox.add(body, re, self._clock.monotonic())
+        self._send(seq, re, body)
+        return seq
+
+    def say(self, body: Message, re: int = 0) -> bool:
+        """Says `body` once; False if nobody is connected."""
+        self.peer.inbox.settle(re)
+        return self._send(0, re, body)
+
+    def _acknowledge(self, who: bytes, seq: int) -> None:
+        self.say(Ack(), re=seq)
+
+    def _send(self, seq: int, re: int, body: Message) -> bool:
+        return self._put([self._envelope(seq, re, body)]) is Put.TAKEN
+
+    def tick(self) -> bool:
+        """Says again what is due.  True after a new connection: introduce yourself (Hello, plans) first.
+
+        What the server has not acknowledged on an earlier connection follows with the next call, which Waiter.wait
+        does not delay.
+        """
+        made = self._new_connections()
+        if made:
+            self.connections += made
+            self.peer.outbox.say_all_again()
+            self.wants_tick = len(self.peer.outbox) > 0
+            return True
+        self.wants_tick = False
+        for seq, re, body in self.peer.outbox.due(self._clock.monotonic()):
+            self._send(seq, re, body)
+        return False

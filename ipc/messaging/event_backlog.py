@@ -1,0 +1,242 @@
+"""Event records that are on their way to the summary service: the sender's end of one stream, as pure bookkeeping.
+
+Called by the trainer's EventStreams (procsv/training/runtime/event_streams.py) and by tests.  No socket, file or clock
+inside.  Never blocks, never grows beyond its bounds, never says a record under two numbers.
+
+A record gets a *ticket* when it is added (1, 2, …), and its *number* in the stream when it is first sent; numbers
+have no gaps.  A record that was sent keeps its number and is kept until it is written: it may be in the file
+already.  When there are too many, the oldest that was never sent is dropped and counted; so numbers need no
+repair, and a reader of the file sees a hole in the steps and nothing else.
+
+    added ──> waiting ──> sent ──> written        go-back-N: after a second of silence, a reconnection or an
+                 └──> dropped                     answer that names an earlier record, all of `sent` is said again
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from procsv.ipc.messaging.messages import CloseWriter, OpenWriter
+
+BATCH_BYTES_MAX = 2**20  # a longer record is a batch of its own, and goes as a parcel
+BATCH_RECORDS_MAX = 512
+SENT_BATCHES_MAX = 4  # on their way at once
+QUEUE_RECORDS_MAX = 10_000  # not yet written; then the oldest never sent is dropped and counted
+QUEUE_BYTES_MAX = 256 * 2**20  # likewise
+RESEND_S = 1.0  # silence after which everything on its way is said again
+LOST_S = 5.0  # contradiction after which the service has lost the stream: the rest goes on under a new name
+
+PARCEL_GLOB = "event.*"
+
+
+def parcel_name(writer: str, number: int) -> str:
+    """The file name of a record that is too large for a message."""
+    return f"event.{writer}.{number}"
+
+
+def parcel_writer(name: str) -> str:
+    """The stream that a parcel of this name belongs to."""
+    return name.removeprefix("event.").rpartition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records `first`, `first` + 1, … to be said now."""
+
+    writer: str
+    first: int
+    records: tuple[bytes, ...]
+
+    @property
+    def is_parcel(self) -> bool:
+        return len(self.records) == 1 and len(self.records[0]) > BATCH_BYTES_MAX
+
+
+class EventBacklog:
+    """One stream, from its first record to CloseWriter.  Messages are OpenWriter, Batch (Records) and CloseWriter."""
+
+    def __init__(self, writer: str, logdir: str, suffix: str) -> None:
+        self.writer = writer  # its name at the service
+        self.error = ""  # why records are not getting to the file, in the service's words
+        self.dropped = 0
+        self.is_closed = False  # nothing will be said any more
+        self._logdir, self._suffix = logdir, suffix
+        self._sent: deque[tuple[int, bytes]] = deque()  # (ticket, record); their numbers are _written + 1, …
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._bytes = 0
+        self._added = 0  # the last ticket
+        self._written = 0  # the last number that is known to be in the file
+        self._said = 0  # how many of `_sent` were said since the last going back
+        self._flying: deque[int] = deque()  # the last number of each batch that was said and is not answered
+        self._is_open = False  # the service knows the stream
+        self._is_ending = False
+        self._asked_s: float | None = None  # when OpenWriter or CloseWriter was said last
+        self._news_s = 0.0  # when the service last got further, or something was said after a pause
+        self._lost_s: float | None = None  # since when the service has said what cannot be
+        self._given_name = writer
+        self._losses = 0
+
+    # -- the training side ---------------------------------------------------------------------------------
+    def add(self, record: bytes) -> int:
+        """Takes charge of a serialized Event; its ticket."""
+        self._added += 1
+        self._waiting.append((self._added, record))
+        self._bytes += len(record)
+        while self._waiting and (self.unwritten > QUEUE_RECORDS_MAX or self._bytes > QUEUE_BYTES_MAX):
+            self._bytes -= len(self._waiting.popleft()[1])
+            self.dropped += 1
+        return self._added
+
+    def end(self) -> None:
+        """No more records follow; CloseWriter is said once the last is written."""
+        self._is_ending = True
+
+    @property
+    def last_ticket(self) -> int:
+        return self._added
+
+    @property
+    def unwritten(self) -> int:
+        """Records that are kept here and not known to be in the file."""
+        return len(self._sent) + len(self._waiting)
+
+    @property
+    def can_say_more(self) -> bool:
+        """Whether a record that is added now can be said at once (or the stream can be opened for it)."""
+        return len(self._flying) < SENT_BATCHES_MAX if self._is_open else self._asked_s is None
+
+    def is_done(self, ticket: int) -> bool:
+        """Whether that record and all before it are in the file (or were dropped)."""
+        oldest = self._sent or self._waiting
+        return not oldest or ticket < oldest[0][0]
+
+    # -- the link's side -----------------------------------------------------------------------------------
+    def rename(self, writer: str) -> None:
+        """Another run begins: what is not written goes to a new file, under this name."""
+        self._given_name, self._losses = writer, 0
+        self._begin_anew(writer)
+
+    def connected(self) -> None:
+        """A new connection, so perhaps a new service: it is asked how far the stream has got."""
+        self._is_open, self._asked_s = False, None
+        self._go_back()
+
+    def due(self, now_s: float) -> list[OpenWriter | Batch | CloseWriter]:
+        """What is to be said now."""
+        if self.is_closed:
+            return []
+        if not self.unwritten:
+            if not self._is_ending:
+                return []
+            if not self._written:
+                self.is_closed = True  # as with TensorFlow: no event, no file
+                return []
+            return [CloseWriter(self.writer, self._written)] if self._may_ask(now_s) else []
+        if not self._is_open:
+            return [OpenWriter(self.writer, self._logdir, self._suffix)] if self._may_ask(now_s) else []
+        if self._flying and now_s >= self._news_s + RESEND_S:
+            self._go_back()
+        batches: list[OpenWriter | Batch | CloseWriter] = []
+        while len(self._flying) < SENT_BATCHES_MAX and (batch := self._next_batch()) is not None:
+            if not self._flying:
+                self._news_s = now_s  # silence counts from here
+            self._flying.append(batch.first + len(batch.records) - 1)
+            batches.append(batch)
+        return batches
+
+    def next_due_s(self, now_s: float) -> float | None:
+        """When `due` will have something to say if nothing is heard or added until then; None: never."""
+        if self.is_closed or not (self.unwritten or self._is_ending):
+            return None
+        if not self.unwritten or not self._is_open:
+            return now_s if self._asked_s is None else self._asked_s + RESEND_S
+        if len(self._flying) < SENT_BATCHES_MAX and (self._waiting or self._said < len(self._sent)):
+            return now_s
+        return self._news_s + RESEND_S
+
+    def on_written(self, through: int, error: str, now_s: float) -> None:
+        """The service's answer: `through` is in the file; -1: it does not know the stream."""
+        if self.is_closed:
+            return
+        self.error = error
+        is_closing = self._is_ending and not self.unwritten and self._asked_s is not None
+        if through < 0:
+            if is_closing:
+                self.is_closed = True  # CloseWriter is said when all is written, and was heard the first time
+            elif self._is_open:
+                self.connected()
+        elif not self._written <= through <= self._written + len(self._sent):
+            self._hear_nonsense(now_s)
+        elif is_closing:
+            self.is_closed = True
+        else:
+            self._lost_s = None
+            if not self._is_open:
+                self._is_open, self._asked_s = True, None
+            self._take(through, now_s)
+
+    # -- inside --------------------------------------------------------------------------------------------
+    def _take(self, through: int, now_s: float) -> None:
+        count = through - self._written
+        for _ in range(count):
+            self._bytes -= len(self._sent.popleft()[1])
+        self._written = through
+        self._said = max(0, self._said - count)
+        while self._flying and self._flying[0] <= through:
+            self._flying.popleft()
+        if count:
+            self._news_s = now_s
+
+    def _next_batch(self) -> Batch | None:
+        first = self._written + self._said + 1
+        if self._said == len(self._sent):
+            for entry in _fitting(iter(self._waiting)):
+                self._sent.append(entry)
+            for _ in range(len(self._sent) - self._said):
+                self._waiting.popleft()
+        records = tuple(record for _, record in _fitting(islice(self._sent, self._said, None)))
+        self._said += len(records)
+        return Batch(self.writer, first, records) if records else None
+
+    def _go_back(self) -> None:
+        self._said = 0
+        self._flying.clear()
+
+    def _may_ask(self, now_s: float) -> bool:
+        if self._asked_s is not None and now_s < self._asked_s + RESEND_S:
+            return False
+        self._asked_s = now_s
+        return True
+
+    def _hear_nonsense(self, now_s: float) -> None:
+        """An answer that is late, or comes from a service that has lost its notes (a swept run directory).
+
+        When that is all it answers for LOST_S, what is not known to be written goes to a new file.  A record that
+        the service wrote just before it lost its notes is then in both; nobody could know.
+        """
+        if self._is_open:
+            return
+        if self._lost_s is None:
+            self._lost_s = now_s
+        if now_s < self._lost_s + LOST_S:
+            return
+        self._losses += 1
+        self._begin_anew(f"{self._given_name}.{self._losses}")
+
+    def _begin_anew(self, writer: str) -> None:
+        self.writer = writer
+        self._written, self._lost_s = 0, None
+        self.connected()
+
+
+def _fitting(entries: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """The entries that make up one batch; at least one, if there is one."""
+    size = 0
+    for count, entry in enumerate(entries):
+        size += len(entry[1])
+        if count and (size > BATCH_BYTES_MAX or count == BATCH_RECORDS_MAX):
+            return
+        yield entry

@@ -1,0 +1,169 @@
+"""A network in memory: Server and Client as zmq_transport.py has them, with the same door, and a carrier that can be bad.
+
+Called by tests.  `FakeServer(network, path, me, clock)` stands where `Server(context, path, me, clock)` would; the
+contract tests in tests/ipc/test_channel_contract.py hold for both.  Time moves with the FakeClock alone, chance comes
+from one seed, and nothing here touches a socket, a file or a thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from pathlib import Path
+
+from procsv.base.clock import FakeClock
+from procsv.base.errors import ProcsvBug
+from procsv.ipc.messaging.endpoint import Address, ClientDoor, Put, ServerDoor
+
+
+class _Mailbox:
+    """Messages on their way to one end, by the time at which they come."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self._under_way: list[tuple[float, int, list[bytes]]] = []
+        self._numbers = itertools.count()
+
+    def add(self, delay_s: float, frames: list[bytes]) -> None:
+        heapq.heappush(self._under_way, (self._clock.monotonic() + delay_s, next(self._numbers), frames))
+
+    def take(self) -> list[bytes] | None:
+        if self._under_way and self._under_way[0][0] <= self._clock.monotonic():
+            return heapq.heappop(self._under_way)[2]
+        return None
+
+
+class FakeNetwork:
+    """Carries between one server a path and its clients.  Set how bad it is at any time.
+
+    `loss` and `duplication` are chances from 0 to 1; each message takes up to `delay_s_max`, so that messages overtake
+    each other.
+    """
+
+    def __init__(self, clock: FakeClock, seed: int = 0) -> None:
+        self.clock = clock
+        self.loss = 0.0
+        self.duplication = 0.0
+        self.delay_s_max = 0.0
+        self._chance = random.Random(seed)
+        self._servers: dict[Path, FakeServer] = {}
+        self._clients: dict[bytes, FakeClient] = {}
+        self._numbers = itertools.count(1)
+
+    def cut(self, client: FakeClient) -> None:
+        """Breaks a connection; the client makes a new one at once."""
+        client.leave()
+        self._connect()
+
+    def carry(self, mailbox: _Mailbox, frames: list[bytes]) -> None:
+        if self._chance.random() < self.loss:
+            return
+        for _ in range(1 + (self._chance.random() < self.duplication)):
+            mailbox.add(self._chance.random() * self.delay_s_max, frames)
+
+    def open(self, server: FakeServer) -> None:
+        if server.path in self._servers:
+            raise ProcsvBug(f"two servers on {server.path}")
+        self._servers[server.path] = server
+        self._connect()
+
+    def shut(self, server: FakeServer) -> None:
+        if self._servers.get(server.path) is server:
+            del self._servers[server.path]
+        for client in self._clients.values():
+            if client.server is server:
+                client.leave()
+
+    def join(self, client: FakeClient) -> bytes:
+        """The key by which servers know it."""
+        who = f"{client.me.role}.{client.me.incarnation}.{next(self._numbers)}".encode()
+        self._clients[who] = client
+        self._connect()
+        return who
+
+    def part(self, client: FakeClient) -> None:
+        self._clients.pop(client.who, None)
+
+    def client(self, who: bytes) -> FakeClient | None:
+        return self._clients.get(who)
+
+    def is_open(self, server: FakeServer) -> bool:
+        return self._servers.get(server.path) is server
+
+    def _connect(self) -> None:
+        for client in self._clients.values():
+            server = self._servers.get(client.path)
+            if client.server is None and server is not None:
+                client.meet(server)
+
+
+class FakeServer(ServerDoor):
+    """Server, in memory.  `close` and being killed are the same to those who were connected."""
+
+    def __init__(self, network: FakeNetwork, path: Path, me: Address, clock: FakeClock) -> None:
+        super().__init__(me, clock)
+        self.path = path
+        self.mailbox = _Mailbox(clock)
+        self._network = network
+        network.open(self)
+
+    def _put(self, frames: list[bytes]) -> Put:
+        client = self._network.client(frames[0])
+        if client is None or client.server is not self:
+            return Put.NOBODY
+        self._network.carry(client.mailbox, frames[1:])
+        return Put.TAKEN
+
+    def _take(self) -> list[bytes] | None:
+        return self.mailbox.take()
+
+    def is_in_place(self) -> bool:
+        return self._network.is_open(self)
+
+    def close(self) -> None:
+        self._network.shut(self)
+
+
+class FakeClient(ClientDoor):
+    """Client, in memory."""
+
+    def __init__(self, network: FakeNetwork, path: Path, me: Address, clock: FakeClock) -> None:
+        super().__init__(me, clock)
+        self.path = path
+        self.mailbox = _Mailbox(clock)
+        self.server: FakeServer | None = None
+        self._made = 0  # connections that `tick` has not reported yet
+        self._network = network
+        self.who = network.join(self)
+
+    def meet(self, server: FakeServer) -> None:
+        self.server = server
+        self._made += 1
+
+    def leave(self) -> None:
+        self.server = None
+
+    def _put(self, frames: list[bytes]) -> Put:
+        return self.put_raw(frames) if not self._made else Put.FULL
+
+    def put_raw(self, frames: list[bytes]) -> Put:
+        """Says any frames at all, as a peer that is none of ours might."""
+        if self.server is None:
+            return Put.FULL
+        self._network.carry(self.server.mailbox, [self.who, *frames])
+        return Put.TAKEN
+
+    def _take(self) -> list[bytes] | None:
+        return self.mailbox.take()
+
+    def _new_connections(self) -> int:
+        made, self._made = self._made, 0
+        return made
+
+    def close(self, linger_ms: int = 0) -> None:
+        self._network.part(self)
+        self.leave()
+
+
+__all__ = ["FakeClient", "FakeNetwork", "FakeServer"]

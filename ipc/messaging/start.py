@@ -1,0 +1,89 @@
+"""How a process of a run is started: what it is told, in one environment variable, and the argv that people see.
+
+Written by the watchdog, or by a trainer that runs its own services; read once by the started process, which
+takes the variable out of its environment before anything of the user's runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+import procsv
+from procsv.base.errors import ProcsvBug
+from procsv.base.run.paths import Places, local_home
+
+VARIABLE = "PROCSV_START"
+MODULES = {
+    "watchdog": "procsv.watchdog",
+    "checkpoint": "procsv.services.checkpoint",
+    "summary": "procsv.services.summary",
+    "trainer": "procsv.training",
+    "standby": "procsv.training",
+}
+TRAINERS = ("trainer", "standby")
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What a started process needs to know."""
+
+    role: str
+    run: str  # run id
+    incarnation: int
+    logdir: str  # as the user knows it: a directory's real path, or a URL
+    run_dir: str
+    shm_dir: str
+    lifeline_fd: int = -1  # end-of-file on it: whoever runs the run is dead
+    has_watchdog: bool = True  # False: a trainer runs its own services
+    grace_s: float = 25.0  # what a stop may take, everything included
+    snapshot_secs: float = -1.0  # -1: auto; 0: off
+    target: str = ""
+    args: tuple[str, ...] = ()
+    drop_in: bool = False  # the program finds procsv's classes where TensorFlow's own would be
+    standby: str = "off"  # warm, hot: a trainer says what it has imported; a standby imports it
+    standby_fd: int = -1  # a standby's end of its line to the watchdog (standby_channel.py)
+    options: dict[str, str] = {}  # the watchdog's own, as `procsv launch` was given them
+    asked_at: float = 0.0  # Unix time at which somebody said `procsv launch`; 0.0: nobody knows
+
+    @property
+    def places(self) -> Places:
+        return Places(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir))
+
+    def argv(self) -> list[str]:
+        """The command line; in `ps` it says role, logdir and target."""
+        shown = [self.logdir] + ([self.target, *self.args] if self.target else [])
+        if self.role in TRAINERS:
+            shown.insert(0, self.role)  # of one length: the one becomes the other (title.py)
+        return [sys.executable, *safe_path(), "-m", MODULES[self.role], *shown]
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        # Not msgspec's encoder: arguments that are not UTF-8 must arrive as they were given.
+        return {**base, VARIABLE: json.dumps(msgspec.to_builtins(self))}
+
+
+def safe_path() -> list[str]:
+    """-P: a file of the user's in the working directory must not stand for a library's.
+
+    Not where the working directory is what procsv itself is imported from.  The trainer's bootstrap gives the program
+    the path that it would have had.
+    """
+    is_in_tree = Path(procsv.__file__).resolve().parents[1] == Path.cwd()
+    return [] if is_in_tree else ["-P"]
+
+
+def take_start(*roles: str) -> Start:
+    """What this process, which is one of `roles`, was told, taken out of its environment."""
+    text = os.environ.pop(VARIABLE, None)
+    if text is None:
+        raise SystemExit(
+            f"python -m {MODULES[roles[0]]} is started by `procsv launch` or by procsv.Supervisor, not by hand"
+        )
+    start = msgspec.convert(json.loads(text), Start)
+    if start.role not in roles:
+        raise ProcsvBug(f"started as {start.role}, but this is {' or '.join(roles)}")
+    return start

@@ -1,0 +1,194 @@
+"""The one gate to ZeroMQ: a server (ROUTER) and its clients (DEALER) over unix sockets.
+
+Called by every process's main loop; one thread owns a channel.  What is said twice, acknowledged or dropped is
+decided in endpoint.py; here are only the sockets, and Waiter, which waits on them.  Never binds a path that something
+else than a socket of ours occupies, and never outside the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from procsv.base.clock import Clock
+from procsv.base.errors import UserError
+from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
+from procsv.ipc.messaging.delivery import RESEND_S
+from procsv.ipc.messaging.endpoint import Address, ClientDoor, Heard, Peer, Put, ServerDoor
+
+QUEUE_MESSAGES_MAX = 10_000  # per connection inside ZeroMQ; beyond it a send fails and the outbox keeps it
+CUT_OFF_BYTES = 2 * MESSAGE_BYTES_MAX  # a peer that sends more is cut off; what is between is dropped and counted
+RECONNECT_MS = 20
+RECONNECT_MS_MAX = 500
+LINGER_MS_AT_CLOSE = 1000
+
+
+class _Socket:
+    """A socket that never blocks."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int) -> None:
+        self.socket = context.socket(kind)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.SNDTIMEO, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, 0)
+        self.socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES_MAX)
+        self.socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, CUT_OFF_BYTES)
+
+    def put(self, frames: list[bytes]) -> Put:
+        try:
+            self.socket.send_multipart(frames)
+        except zmq.Again:
+            return Put.FULL
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return Put.NOBODY
+        return Put.TAKEN
+
+    def take(self) -> list[bytes] | None:
+        try:
+            return self.socket.recv_multipart()
+        except zmq.Again:
+            return None
+
+
+class Server(ServerDoor):
+    """A ROUTER bound to a unix socket in a directory of ours."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path, me: Address, clock: Clock) -> None:
+        super().__init__(me, clock)
+        self.path = path
+        self._gate = _Socket(context, zmq.ROUTER)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+        try:
+            self._bind()
+        except BaseException:
+            self.socket.close(0)
+            raise
+        self._bound = self.path.lstat()
+
+    def _bind(self) -> None:
+        """Binds, having made sure that the bind, which deletes whatever is there, deletes nothing of value."""
+        try:
+            if not stat.S_ISSOCK(self.path.lstat().st_mode):
+                raise UserError(f"{self.path} is in the way: it is not a socket; move it away", exit_code=73)
+        except FileNotFoundError:
+            pass
+        before = os.umask(0o177)
+        try:
+            self.socket.bind(f"ipc://{self.path}")
+        finally:
+            os.umask(before)
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        return self._gate.socket
+
+    def _put(self, frames: list[bytes]) -> Put:
+        return self._gate.put(frames)
+
+    def _take(self) -> list[bytes] | None:
+        return self._gate.take()
+
+    def is_in_place(self) -> bool:
+        """False if somebody has deleted or replaced the socket file (temp sweepers do)."""
+        try:
+            return os.path.samestat(self.path.lstat(), self._bound)
+        except FileNotFoundError:
+            return False
+
+    def close(self) -> None:
+        self.socket.close(LINGER_MS_AT_CLOSE)
+        if self.is_in_place():
+            self.path.unlink(missing_ok=True)
+
+
+class Client(ClientDoor):
+    """A DEALER connected to a server; it may not be there yet, and may come and go."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path, me: Address, clock: Clock) -> None:
+        super().__init__(me, clock)
+        self.path = path
+        self._gate = _Socket(context, zmq.DEALER)
+        self.socket.setsockopt(zmq.IMMEDIATE, 1)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
+        # The nonce: a server ignores a second connection of an identity it still holds.
+        self.socket.setsockopt(zmq.IDENTITY, f"{me.role}.{me.incarnation}.{secrets.token_hex(4)}".encode())
+        self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.socket.connect(f"ipc://{path}")
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        return self._gate.socket
+
+    def _put(self, frames: list[bytes]) -> Put:
+        if self.monitor.poll(0):
+            return Put.FULL  # a new connection, which `tick` has not reported yet: the introduction goes first
+        return self._gate.put(frames)
+
+    def _take(self) -> list[bytes] | None:
+        return self._gate.take()
+
+    def _new_connections(self) -> int:
+        made = 0
+        while self.monitor.poll(0):
+            recv_monitor_message(self.monitor)
+            made += 1
+        return made
+
+    def close(self, linger_ms: int = LINGER_MS_AT_CLOSE) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(linger_ms)
+
+
+class Waiter:
+    """Waits on channels and file descriptors in one place."""
+
+    def __init__(self) -> None:
+        self._poller = zmq.Poller()
+        self._owner: dict[object, object] = {}
+
+    def add(self, thing: Server | Client | int) -> None:
+        if isinstance(thing, int):
+            self._register(thing, thing)
+            return
+        self._register(thing.socket, thing)
+        if isinstance(thing, Client):
+            self._register(thing.monitor, thing)
+
+    def remove(self, thing: Server | Client | int) -> None:
+        for key in [k for k, owner in self._owner.items() if owner is thing or owner == thing]:
+            self._poller.unregister(key)
+            del self._owner[key]
+
+    def _register(self, key: zmq.Socket[bytes] | int, owner: object) -> None:
+        self._poller.register(key, zmq.POLLIN)
+        self._owner[key] = owner
+
+    def wait(self, timeout_s: float) -> list[object]:
+        """The things with news, each once; empty after `timeout_s`, or at once if a client is to be ticked again."""
+        if any(isinstance(owner, Client) and owner.wants_tick for owner in self._owner.values()):
+            timeout_s = 0.0
+        ready = self._poller.poll(max(0, int(timeout_s * 1000 + 0.999)))
+        found: list[object] = []
+        for key, _ in ready:
+            owner = self._owner[key]
+            if owner not in found:
+                found.append(owner)
+        return found
+
+
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    return zmq.Context(io_threads=1)
+
+
+__all__ = ["RESEND_S", "Address", "Client", "Heard", "Peer", "Server", "Waiter", "new_context"]

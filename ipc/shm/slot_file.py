@@ -1,0 +1,399 @@
+"""Snapshot slots: files on the shared-memory filesystem that outlive the trainer that fills them.
+
+The one gate to mmap for snapshots.  `Arena` is the trainer's end (begin, fill, publish), `SlotReader` the
+checkpoint service's and the next trainer's.  Owned by the run, not by a process: nothing here is unlinked
+because somebody exits.  States and their rules are in slot_state.py; WRITING and READING also hold a flock on the
+file, exclusive and shared, which the kernel lets go when its process dies.
+
+    0      header: magic, state, sequence, step, incarnation, run, place and hash of the table of contents
+    4096   tensors, each at a multiple of 64 bytes
+    …      table of contents (msgpack of contents.Contents)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from procsv.base.errors import PeerError
+from procsv.base.failpoints import declare, failpoint
+from procsv.ipc.shm.slot_index import Contents
+from procsv.ipc.shm.slot_state import SlotState
+from procsv.ipc.shm.slot_verify import find_damaged
+
+HEADER_BYTES = 4096
+SLOTS_DEFAULT = 2
+_MAGIC = b"procsv-slot-0001"
+# magic, state, incarnation, sequence, step, run id, toc offset, toc size, toc hash; then the hash of all but state
+_HEADER = struct.Struct("=16sIIQq32sQQQ")
+_STATE_AT = 16
+_STATES = frozenset(SlotState)
+_HASH_AT = _HEADER.size
+
+declare("trainer.before_publish", "trainer.after_publish")
+
+
+class NoRoom(Exception):
+    """The shared-memory filesystem cannot hold another slot of this size.  The text says how much there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """A slot's header, verified."""
+
+    path: Path
+    state: SlotState
+    incarnation: int
+    sequence: int
+    step: int
+    run: str
+    toc_offset: int
+    toc_size: int
+    toc_hash: int
+
+
+def _pack(info: SlotInfo) -> bytes:
+    run = info.run.encode().ljust(32, b"\0")
+    assert len(run) == 32, "a run id has at most 32 bytes"
+    head = _HEADER.pack(
+        _MAGIC,
+        info.state,
+        info.incarnation,
+        info.sequence,
+        info.step,
+        run,
+        info.toc_offset,
+        info.toc_size,
+        info.toc_hash,
+    )
+    return head + struct.pack("=Q", _hash_without_state(head))
+
+
+def _hash_without_state(head: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(head[:_STATE_AT] + head[_STATE_AT + 4 :])
+
+
+def _unpack(path: Path, head: bytes) -> SlotInfo | None:
+    """The header in `head`, or None if it is not whole (never written, or torn)."""
+    if len(head) < _HASH_AT + 8 or head[:16] != _MAGIC:
+        return None
+    if struct.unpack_from("=Q", head, _HASH_AT)[0] != _hash_without_state(head[: _HEADER.size]):
+        return None
+    _, state, incarnation, sequence, step, run, offset, size, toc_hash = _HEADER.unpack_from(head)
+    if state not in _STATES:
+        return None
+    run_id = run.rstrip(b"\0").decode("ascii", "replace")
+    return SlotInfo(path, SlotState(state), incarnation, sequence, step, run_id, offset, size, toc_hash)
+
+
+def scan_slots(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
+    """The READY slots, newest sequence first.  Torn and unreadable ones are left out, and free ones unless asked for."""
+    found = []
+    for path in shm_dir.glob("slot.*"):
+        with contextlib.suppress(FileNotFoundError):
+            with path.open("rb") as file:
+                info = _unpack(path, file.read(HEADER_BYTES))
+            if info is not None and (any_state or info.state is SlotState.READY):
+                found.append(info)
+    return sorted(found, key=lambda info: info.sequence, reverse=True)
+
+
+class SlotReader:
+    """A READY slot, held (flock, shared) so that no trainer writes to it, mapped privately.
+
+    PeerError if the slot is no longer what `info` said, or its table of contents does not match its hash.
+    """
+
+    def __init__(self, info: SlotInfo) -> None:
+        self.info = info
+        try:
+            self._fd = os.open(info.path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise PeerError(f"slot {info.path.name} is gone") from None
+        try:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PeerError(f"slot {info.path.name} is being written again") from None
+            now = _unpack(info.path, os.pread(self._fd, HEADER_BYTES, 0))
+            if now is None or now != dataclasses.replace(info, state=SlotState.READY):
+                raise PeerError(f"slot {info.path.name} no longer holds snapshot {info.sequence}")
+            # Private: what happens to the file later changes nothing that was read, and writes stay here.
+            self.map = mmap.mmap(self._fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            toc = bytes(self.map[info.toc_offset : info.toc_offset + info.toc_size])
+            if xxhash.xxh3_64_intdigest(toc) != info.toc_hash:
+                raise PeerError(f"slot {info.path.name}: the table of contents does not match its checksum")
+            try:
+                self.contents = msgspec.msgpack.decode(toc, type=Contents)
+            except msgspec.DecodeError as error:
+                raise PeerError(
+                    f"slot {info.path.name}: the table of contents is of another version: {error}"
+                ) from error
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def verify(self) -> None:
+        """Reads every byte (of the file: before let_go) against the checksums of when it was filled; PeerError names the tensor."""
+        damaged = find_damaged(self._fd, [entry for shard in self.contents.shards for entry in shard])
+        if damaged is not None:
+            raise PeerError(f"slot {self.info.path.name}: {damaged.key} does not match its checksum")
+
+    def let_go(self) -> None:
+        """Releases the lock; the mapping lives on for whoever holds views of it."""
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # the map holds a copy of the descriptor, and with it the lock
+            os.close(self._fd)
+            self._fd = -1
+
+    def close(self) -> None:
+        self.let_go()
+        with contextlib.suppress(BufferError):  # views of it are still held: they keep it until they go
+            self.map.close()
+
+
+class SlotWriter:
+    """A slot in state WRITING.  Fill `memory` from HEADER_BYTES on, then publish; or abandon."""
+
+    def __init__(self, arena: Arena, slot: _OwnSlot) -> None:
+        self._arena = arena
+        self._slot = slot
+
+    @property
+    def memory(self) -> mmap.mmap:
+        return self._slot.map
+
+    @property
+    def path(self) -> Path:
+        return self._slot.path
+
+    def make_room(self, size: int) -> None:
+        """Grows the slot to hold `size` bytes after the header; NoRoom if it cannot.  `memory` changes."""
+        self._slot.grow(HEADER_BYTES + size)
+
+    def publish(self, sequence: int, step: int, contents: Contents, end: int) -> SlotInfo:
+        """Makes the slot READY.  `end` is the first byte after the tensors.
+
+        Killed before the last store: the slot stays WRITING, is torn, and the older READY slot counts.
+        """
+        toc = msgspec.msgpack.encode(contents)
+        if end + len(toc) > len(self._slot.map):
+            self._slot.grow(end + len(toc))
+        self._slot.map[end : end + len(toc)] = toc
+        info = SlotInfo(
+            self._slot.path,
+            SlotState.WRITING,
+            self._arena.incarnation,
+            sequence,
+            step,
+            self._arena.run,
+            end,
+            len(toc),
+            xxhash.xxh3_64_intdigest(toc),
+        )
+        head = _pack(info)
+        self._slot.map[: len(head)] = head
+        failpoint("trainer.before_publish")
+        self._slot.store_state(SlotState.READY)
+        self._slot.sequence, self._slot.is_writing = sequence, False
+        self._slot.unlock()
+        failpoint("trainer.after_publish")
+        return dataclasses.replace(info, state=SlotState.READY)
+
+    def abandon(self) -> None:
+        """Gives the slot back unpublished."""
+        self._slot.store_state(SlotState.FREE)
+        self._slot.sequence, self._slot.is_writing = 0, False
+        self._slot.unlock()
+
+
+class _OwnSlot:
+    """A slot file that this trainer writes."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+        self.sequence = 0  # of what it holds; 0 if nothing whole
+        self.is_writing = False
+        self.map = _map(fd, path)
+
+    def lock(self) -> bool:
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    def store_state(self, state: SlotState) -> None:
+        struct.pack_into("=I", self.map, _STATE_AT, state)
+
+    def grow(self, size: int) -> None:
+        if size <= len(self.map):
+            return
+        _reserve(self.fd, size, self.path)
+        self.map = _map(self.fd, self.path)
+
+    def close(self) -> None:
+        self.unlock()  # the map holds a copy of the descriptor, and with it the lock
+        os.close(self.fd)
+
+
+def _reserve(fd: int, size: int, path: Path) -> None:
+    """Makes the memory really ours: a sparse file would end in SIGBUS when the filesystem is full."""
+    before = os.fstat(fd).st_size
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        os.ftruncate(fd, before)  # what a disk (not tmpfs) had already given would stay taken
+        there = os.statvfs(path.parent)
+        raise NoRoom(
+            f"{path.parent.parent} cannot hold a snapshot of {size} bytes ({error.strerror}; "
+            f"{there.f_bavail * there.f_frsize} bytes are free)"
+        ) from error
+
+
+def _map(fd: int, path: Path) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, 0)
+    except OSError as error:  # the limit on this process's address space
+        raise NoRoom(
+            f"cannot map a snapshot of {os.fstat(fd).st_size} bytes in {path.parent}: {error.strerror}"
+        ) from error
+
+
+class Arena:
+    """The slots of one trainer incarnation."""
+
+    def __init__(self, shm_dir: Path, run: str, incarnation: int) -> None:
+        self.shm_dir = shm_dir
+        self.run = run
+        self.incarnation = incarnation
+        self._slots: list[_OwnSlot] = []
+
+    @property
+    def paths(self) -> list[Path]:
+        return [slot.path for slot in self._slots]
+
+    def reserve(self, size: int, count: int = SLOTS_DEFAULT, never: frozenset[str] = frozenset()) -> None:
+        """Gets `count` slots for `size` bytes of tensors each; NoRoom, with none kept, if it cannot.
+
+        Slots that a dead trainer left and nobody needs are taken over, memory already touched; those in
+        `never` (paths that this trainer restored from) and the newest READY one are not.
+        """
+        ready = scan_slots(self.shm_dir)
+        keep = never | {str(info.path) for info in ready[:1]}
+        try:
+            for path in sorted(self.shm_dir.glob("slot.*")):
+                if len(self._slots) < count and str(path) not in keep:
+                    self._adopt(path, HEADER_BYTES + size)
+            number = 0
+            while len(self._slots) < count:
+                self._create(self.shm_dir / f"slot.{self.incarnation}.{number}", HEADER_BYTES + size)
+                number += 1
+        except NoRoom:
+            self.unlink()
+            raise
+
+    def _adopt(self, path: Path, size: int) -> None:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_size < size or not os.path.samestat(os.fstat(fd), path.stat()):
+                raise BlockingIOError  # too small, or unlinked under our hands: not ours to take
+        except (BlockingIOError, FileNotFoundError):
+            os.close(fd)
+            return
+        try:
+            self._add(path, fd)
+        except NoRoom:
+            os.close(fd)
+            raise
+
+    def _create(self, path: Path, size: int) -> None:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            return
+        try:
+            _reserve(fd, size, path)
+            self._add(path, fd)
+        except NoRoom:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+
+    def _add(self, path: Path, fd: int) -> None:
+        """Takes charge of a slot file, locked or just made, and marks it as this incarnation's, so that the service leaves it alone."""
+        slot = _OwnSlot(path, fd)
+        self._mark(slot, SlotState.FREE)
+        slot.unlock()
+        self._slots.append(slot)
+
+    def _mark(self, slot: _OwnSlot, state: SlotState) -> None:
+        """Writes a header of ours without contents.  Killed within: no header is whole, and nobody reads the slot."""
+        head = _pack(SlotInfo(slot.path, state, self.incarnation, 0, -1, self.run, 0, 0, 0))
+        slot.map[: len(head)] = head
+
+    def memories(self) -> list[mmap.mmap]:
+        """The slots' memory, for touching it before first use: the first touch of fresh memory can be slow."""
+        return [slot.map for slot in self._slots]
+
+    def begin(self) -> SlotWriter | None:
+        """A slot to fill, or None if there is none: the service still reads all but the newest READY one."""
+        newest = max((slot.sequence for slot in self._slots), default=0)
+        for slot in sorted(self._slots, key=lambda slot: slot.sequence):  # free ones first, then the oldest
+            is_free = not slot.is_writing and (slot.sequence == 0 or slot.sequence < newest)
+            if is_free and slot.lock():
+                slot.store_state(SlotState.WRITING)
+                self._mark(slot, SlotState.WRITING)  # what it held is gone: no bit that flips brings it back
+                slot.sequence, slot.is_writing = 0, True
+                return SlotWriter(self, slot)
+        return None
+
+    def close(self) -> None:
+        """Lets go of the files; they and what they hold stay."""
+        for slot in self._slots:
+            slot.close()
+        self._slots = []
+
+    def unlink(self) -> None:
+        """Removes this arena's slots; only where nothing in them is needed any more."""
+        for slot in self._slots:
+            slot.path.unlink(missing_ok=True)
+        self.close()
+
+
+def remove_slot(path: Path, expected: SlotInfo | None = None) -> bool:
+    """Unlinks a slot that nobody writes to; False if somebody does.  Called by the checkpoint service.
+
+    False, too, if its header is no longer `expected`: a new trainer has taken it over in the meantime.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if expected is not None and _unpack(path, os.pread(fd, HEADER_BYTES, 0)) != expected:
+            return False
+        path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True

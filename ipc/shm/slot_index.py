@@ -1,0 +1,62 @@
+"""What lies in a snapshot slot: the table of contents, and how it maps to a TensorFlow checkpoint.
+
+Written by the trainer, read by the checkpoint service and by the next trainer.  A slot describes itself
+wholly (the saver's plan included), so that a service which has just started can save it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from procsv.ipc.messaging.messages import SaverPlan
+
+TENSOR_ALIGNMENT_BYTES = 64  # what TensorFlow wants of memory that it is to use without copying
+
+
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor, or one slice of a partitioned one."""
+
+    key: str
+    slice: str  # shape_and_slice as SaveV2 takes it; "" for a whole tensor
+    dtype: str  # TensorFlow's name: float32, bfloat16, string, qint8, …
+    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the slot's file; a multiple of TENSOR_ALIGNMENT_BYTES
+    size: int  # bytes; for strings the size of the packed form (see pack_strings)
+    hash: int  # xxh3_64 of those bytes, taken as they were copied in
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """The table of contents of one snapshot."""
+
+    plan: SaverPlan
+    save_op: Literal["SaveV2", "SaveSlices", "Save"]
+    sharded: bool
+    shards: tuple[tuple[TensorEntry, ...], ...]  # as many as the Saver has save ops, in the order of their numbers
+    named_step: int  # the step in the checkpoint's name; -1 for a Saver used without a global step
+    target: str  # of the run, for people
+
+
+def prefix_of(contents: Contents) -> str:
+    """The checkpoint prefix that Saver.save would have used for this snapshot."""
+    return checkpoint_prefix(contents.plan, contents.named_step)
+
+
+def checkpoint_prefix(plan: SaverPlan, named_step: int) -> str:
+    if named_step < 0:
+        return plan.save_path
+    return f"{plan.save_path}-{named_step:08d}" if plan.pad_step_number else f"{plan.save_path}-{named_step}"
+
+
+def pack_strings(values: list[bytes]) -> bytes:
+    return msgspec.msgpack.encode(values)
+
+
+def unpack_strings(data: bytes | memoryview) -> list[bytes]:
+    return msgspec.msgpack.decode(data, type=list[bytes])
+
+
+def align(offset: int) -> int:
+    """`offset`, moved up to the next place where a tensor may begin."""
+    return -(-offset // TENSOR_ALIGNMENT_BYTES) * TENSOR_ALIGNMENT_BYTES

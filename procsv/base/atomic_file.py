@@ -1,0 +1,31 @@
+"""Files that are replaced whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from procsv.base import disk
+
+
+def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True) -> None:
+    """Puts `data`, or all its pieces, at `path` by write, fsync, rename and fsync of the directory.
+
+    Killed at any line: the old file stands whole, with perhaps a dot-file beside it that the next call replaces.
+    OSError passes through, with the temporary removed.  `durable=False` leaves out the fsyncs: a kill is
+    survived all the same, a power loss may give the old file.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        pieces = (data,) if isinstance(data, bytes) else data
+        disk.write_file(temporary, pieces, 0o644, durable=durable, replace=True)
+        disk.rename(temporary, path)
+    except BaseException:
+        disk.unlink_if_there(temporary)
+        raise
+    if durable:
+        fsync_dir(path.parent)
+
+
+def fsync_dir(path: Path) -> None:
+    disk.fsync_path(path)

@@ -1,0 +1,55 @@
+"""Removes what a run leaves in its run directory and on the shared-memory filesystem, by name.
+
+Called by whoever ends the run (watchdog, a trainer that is its own host), by the checkpoint service when it is the
+last one out, and at a start for what a killed run left.  Files that are none of ours stay, and so does their directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+from procsv.base.run.paths import Places
+
+RUN_FILES = (
+    "*.sock",
+    "*.pulse",
+    "last_words.*.json",
+    "plan.json",
+    "stacks.*.txt",
+    "loaded.json",
+    "events.*.pos",
+    "event.*",
+    "parcel.*",
+    "meta.*",
+    "*.lock",
+)
+KILLED_FILES = (".*.new",)  # what a process that was killed within atomic.replace_file left
+SHM_FILES = ("slot.*", "meta.*", "parcel.*", "event.*")
+SHM_DIRS = ("staged.*",)
+
+
+def remove_run_files(places: Places, keep: frozenset[Path] = frozenset()) -> None:
+    """Empties the run directory of ours, but for `keep` (a lock that is still held, say)."""
+    for pattern in RUN_FILES + KILLED_FILES:
+        for path in places.run_dir.glob(pattern):
+            if path not in keep:
+                path.unlink(missing_ok=True)
+
+
+def remove_shm_files(places: Places) -> None:
+    """Removes slots, parcels and staged checkpoints; only when nothing in them is needed any more."""
+    for pattern in SHM_FILES + KILLED_FILES:
+        for path in places.shm_dir.glob(pattern):
+            path.unlink(missing_ok=True)
+    for pattern in SHM_DIRS:
+        for path in places.shm_dir.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_dirs(places: Places) -> None:
+    """Removes both directories if nothing is left in them."""
+    for path in (places.shm_dir, places.run_dir):
+        with contextlib.suppress(OSError):
+            path.rmdir()

@@ -1,0 +1,64 @@
+"""The journal of a logdir: one JSON object a line, appended, never rewritten.
+
+Written by the one process that runs the run; read by the command line and by tests.  A torn last line (a
+loss of power, or a kill within the write, which Linux ends between two pages) is skipped by readers and ended by the next
+writer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from procsv.base.clock import Clock
+from procsv.base.text import escape_surrogates
+
+
+class Journal:
+    """Appends; each line is one write, so that two writers can never mix within a line."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._clock = clock
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._is_torn = False
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")
+
+    def append(self, event: str, role: str, incarnation: int, **fields: Any) -> dict[str, Any]:
+        """One line: `time` (Unix seconds), `event`, `role`, `incarnation` and the event's own fields.  What it holds."""
+        line = {"time": round(self._clock.wall(), 6), "event": event, "role": role, "incarnation": incarnation}
+        try:
+            data = msgspec.json.encode(line | fields)
+        except UnicodeEncodeError:  # a file name that is not UTF-8, in the text of an error say
+            data = msgspec.json.encode(escape_surrogates(line | fields))
+        ending = b"\n" if self._is_torn else b""  # the line before was cut short by a full disk: it ends here
+        written = os.write(self._fd, ending + data + b"\n")
+        self._is_torn = written < len(ending) + len(data) + 1
+        return line | fields
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """The journal's lines, oldest first; nothing if there is no journal; a torn line is passed over."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    for line in data.splitlines():
+        try:
+            entry = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            continue
+        if isinstance(entry, dict):
+            yield entry

@@ -1,0 +1,78 @@
+"""A log that is being written, read to its end; also when it has grown too long and its writer has turned it over.
+
+Turned over means: `NAME.log` was renamed `NAME.log.1`, in the place of an older one of that name, and a new `NAME.log` begun
+(training/process/log_rotation.py does it).  Used by whoever shows what a process prints while it prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+LINGER_S = 1.0  # at the end of an old part: its writer turns to the new one right after making it
+
+
+def older_part(log: Path) -> Path:
+    """Where what was in `log` before it was turned over is."""
+    return log.with_name(f"{log.name}.1")
+
+
+class GrowingLog:
+    """What is in a log, and what comes to it."""
+
+    def __init__(self, log: Path, *, with_older: bool = False, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """OSError if there is no such log.  `with_older`: first what was in it before it was last turned over."""
+        self._log, self._monotonic = log, monotonic
+        self._fds: list[int] = []  # of its parts, in their order
+        self._leave_s: float | None = None  # when the one that is read is left; None: it has not been turned over
+        for part in (log, older_part(log)) if with_older else (log,):
+            try:
+                fd = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # it was never turned over, or is just now
+            if self._fds and os.path.sameopenfile(fd, self._fds[0]):
+                os.close(fd)  # turned over between the two calls: it is the one that is open already
+            else:
+                self._fds.insert(0, fd)
+        if not self._fds:
+            raise FileNotFoundError(f"{log} is not there")
+
+    def read(self, size: int, *, is_last: bool = False) -> bytes:
+        """Up to `size` bytes; none if there are no more just now.  `is_last`: nobody writes to it any more."""
+        while True:
+            data = os.read(self._fds[0], size)
+            if data:
+                return data
+            if len(self._fds) > 1:
+                os.close(self._fds.pop(0))
+            elif not self._go_on(is_last):
+                return b""
+
+    def _go_on(self, is_last: bool) -> bool:
+        """At the end of the file: whether there is another one now."""
+        if not self._is_turned_over():
+            return False
+        now_s = self._monotonic()
+        if self._leave_s is None:
+            self._leave_s = now_s + LINGER_S
+        if now_s < self._leave_s and not is_last:
+            return False
+        with contextlib.suppress(OSError):
+            self._fds.append(os.open(self._log, os.O_RDONLY | os.O_CLOEXEC))
+            os.close(self._fds.pop(0))
+            self._leave_s = None
+            return True
+        return False
+
+    def _is_turned_over(self) -> bool:
+        try:
+            return not os.path.samestat(self._log.stat(), os.fstat(self._fds[0]))
+        except OSError:
+            return False  # just being done, or removed
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())

@@ -1,0 +1,183 @@
+"""Where a run keeps its files: pure names, and the few calls that make the directories.
+
+Called by every process.  Never deletes anything that it cannot name by the run's own hash.
+
+    <logdir>/procsv/…        run.json, journal, logs, crashes: they outlive the run
+                             (of a logdir that is a URL: in `local_home`, for all who run there on this machine)
+    run_dir  (0700)          sockets, locks, pulses: gone after a clean end
+    shm_dir  (0700)          snapshot slots and parcels, on the shared-memory filesystem: gone after a clean end
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from procsv.base.errors import UserError
+
+SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un.sun_path less its NUL; a longer path cannot be bound
+SHM_ROOT = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Every path of one run, as a function of the logdir and the two roots."""
+
+    logdir: Path
+    run_dir: Path
+    shm_dir: Path
+
+    # -- in the logdir -------------------------------------------------------------------------------------
+    @property
+    def home(self) -> Path:
+        return self.logdir / "procsv"
+
+    @property
+    def run_json(self) -> Path:
+        return self.home / "run.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.home / "journal.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def crashes(self) -> Path:
+        return self.home / "crashes"
+
+    @property
+    def staging(self) -> Path:
+        """Checkpoints in the making, on the logdir's own filesystem, so that a rename moves them in."""
+        return self.home / "staging"
+
+    def log(self, role: str, incarnation: int) -> Path:
+        return self.logs / f"{role}.{incarnation}.log"
+
+    # -- in the run directory ------------------------------------------------------------------------------
+    @property
+    def control_socket(self) -> Path:
+        return self.run_dir / "control.sock"
+
+    def service_socket(self, role: str) -> Path:
+        return self.run_dir / f"{role}.sock"
+
+    @property
+    def run_lock(self) -> Path:
+        """Held by the one process that runs the run (watchdog, or a trainer without one)."""
+        return self.run_dir / "run.lock"
+
+    @property
+    def writer_lock(self) -> Path:
+        """Held by the trainer's whole tree: a new trainer starts only when the old tree has let go."""
+        return self.run_dir / "writer.lock"
+
+    def service_lock(self, role: str) -> Path:
+        """Held by a service for its life: a new one serves only when the old one is gone."""
+        return self.run_dir / f"{role}.lock"
+
+    def pulse(self, role: str, incarnation: int) -> Path:
+        return self.run_dir / f"{role}.{incarnation}.pulse"
+
+    def last_words(self, incarnation: int) -> Path:
+        """What a trainer's excepthook wrote of the exception that ended it."""
+        return self.run_dir / f"last_words.{incarnation}.json"
+
+    def stacks(self, incarnation: int) -> Path:
+        """What faulthandler has written of a trainer's threads."""
+        return self.run_dir / f"stacks.{incarnation}.txt"
+
+    @property
+    def loaded(self) -> Path:
+        """What the newest trainer had imported when its first step had ended: what a standby imports beforehand."""
+        return self.run_dir / "loaded.json"
+
+    @property
+    def saver_plan(self) -> Path:
+        """The plan that the checkpoint service was told last: for the one that follows it."""
+        return self.run_dir / "plan.json"
+
+    def event_position(self, writer: str) -> Path:
+        return self.run_dir / f"events.{writer}.pos"
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether only TensorFlow's filesystem layer can reach it: gs://, s3://, file://, …"""
+    return "://" in os.fspath(path)
+
+
+def local_home(logdir: str | os.PathLike[str]) -> Path:
+    """The directory on this machine that stands for a logdir: itself, or for a URL one of the user's own, named by it.
+
+    It depends on nothing but the URL (without slashes at its end), so that two runs there meet the same lock.
+    """
+    if not is_remote(logdir):
+        return Path(os.path.realpath(logdir))
+    url = os.fspath(logdir).rstrip("/")
+    name = f"{url.rpartition('/')[2] or 'root'}-{hashlib.sha256(os.fsencode(url)).hexdigest()[:16]}"
+    state = os.environ.get("XDG_STATE_HOME", "")
+    root = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    return Path(os.path.realpath(root / "procsv" / name))
+
+
+def logdir_hash(logdir: Path) -> str:
+    """16 hex digits that name the real path of `logdir`: two spellings of one directory share a run."""
+    return hashlib.sha256(os.fsencode(os.path.realpath(logdir))).hexdigest()[:16]
+
+
+def find_places(logdir: str | os.PathLike[str]) -> Places:
+    """The places of the run in `logdir`.  Makes nothing.
+
+    The run directory lies under XDG_RUNTIME_DIR, or the temporary directory where there is none; where no
+    shared-memory filesystem is mounted, snapshots lie in the run directory.
+    """
+    real = local_home(logdir)
+    name = logdir_hash(real)
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
+        run_dir = Path(runtime) / f"procsv-{name}"
+    else:
+        run_dir = Path(tempfile.gettempdir()) / f"procsv-{os.getuid()}-{name}"
+    shm_root_ok = SHM_ROOT.is_dir() and os.access(SHM_ROOT, os.W_OK)
+    shm_dir = SHM_ROOT / f"procsv-{os.getuid()}-{name}" if shm_root_ok else run_dir / "shm"
+    return Places(real, run_dir, shm_dir)
+
+
+def make_private_dir(path: Path) -> None:
+    """Makes `path` with mode 0700, or takes it over if it is ours, a real directory and private.
+
+    A directory that somebody else has put there (the temp directory is everyone's) is an error, never used.
+    """
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        info = path.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+            raise UserError(
+                f"{path} exists and is not a directory of yours; remove it, or set XDG_RUNTIME_DIR to a "
+                "directory that only you can write",
+                exit_code=73,
+            ) from None
+        if stat.S_IMODE(info.st_mode) & 0o077:
+            path.chmod(0o700)
+
+
+def check_socket_paths(places: Places) -> None:
+    """A path too long for a unix socket is found here, before anything starts."""
+    longest = max(
+        (places.control_socket, places.service_socket("checkpoint"), places.service_socket("summary")),
+        key=lambda p: len(os.fsencode(p)),
+    )
+    size = len(os.fsencode(longest))
+    if size > SOCKET_PATH_BYTES_MAX:
+        raise UserError(
+            f"the socket path {longest} has {size} bytes, and the system takes {SOCKET_PATH_BYTES_MAX}; "
+            "set XDG_RUNTIME_DIR (or TMPDIR) to a shorter directory",
+            exit_code=73,
+        )

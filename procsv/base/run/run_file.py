@@ -1,0 +1,113 @@
+"""run.json: what a run is and how it stands, in one small file of the logdir that is right when nobody runs, too.
+
+Written by the one process that runs the run (its host: the watchdog, or a trainer without one), replaced whole.
+Read by the command line, by the next launch and by people.  Never says whether somebody runs: the host may have
+been killed after the last writing, so `host_is_alive` asks the machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from procsv.base.atomic_file import replace_file
+from procsv.base.processes import Identity
+from procsv.base.run.paths import Places, is_remote, local_home
+from procsv.base.text import escape_surrogates
+
+VERSION = 1
+NO_STEP = -1  # of a step: there is none yet
+
+FINAL_STATES = frozenset({"done", "failed", "stopped"})  # a host that writes one of these has nothing left to do
+
+
+class LastExit(msgspec.Struct, frozen=True, omit_defaults=False):
+    """How a trainer ended.  `code` or `signal` (by name), never both."""
+
+    code: int | None
+    signal: str | None
+    cause: str  # completed, stopped, exception, exit-code, killed, crashed, hang or unknown
+    evidence: str
+    step: int
+
+
+class RunFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of run.json.  Times are Unix seconds, durations seconds, steps NO_STEP where there is none."""
+
+    version: int = VERSION
+    run: str  # run id: 16 hexadecimal digits, new with every launch
+    target: str
+    args: tuple[str, ...] = ()
+    logdir: str
+    run_dir: str
+    shm_dir: str
+
+    pid: int  # of the host, with what tells it from a later process of that pid
+    started: float
+    boot: str
+
+    state: str  # in lower case: pending … running … done, failed, stopped
+    incarnation: int  # of the trainer; goes on counting in the next launch
+    step: int = NO_STEP  # global step as last read
+    durable_step: int = NO_STEP  # of the newest checkpoint that is verified on disk
+    memory_step: int = NO_STEP  # of the newest whole snapshot in shared memory
+    restarts: int = 0  # of the trainer, in this launch
+    no_progress_count: int = 0  # failures since a step last became durable
+    last_exit: LastExit | None = None
+    next_restart_in: float | None = None  # seconds, while backing off
+    step_s: float = 0.0  # what a step takes, by the median; 0.0 as long as nobody knows
+    save_error: str | None = None  # why the newest state could not be saved, as long as that lasts
+    next_save_in: float | None = None  # seconds until that is tried again
+    goodput: float = 0.0  # share of the run's time that went into steps which were kept
+    started_at: float
+    ended_at: float | None = None
+    exit_code: int | None = None  # of the host, once the run is over
+
+    @property
+    def places(self) -> Places:
+        return Places(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir))
+
+    @property
+    def host(self) -> Identity:
+        return Identity(self.pid, self.started, self.boot)
+
+
+def read_run(path: Path) -> RunFile | None:
+    """The run in `path`; None if there is no such file, or it is not one of ours (another version, garbled)."""
+    try:
+        run = msgspec.json.decode(path.read_bytes(), type=RunFile)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return run if run.version == VERSION else None
+
+
+def find_run_in(places: Places) -> RunFile | None:
+    """The run in a logdir, wherever that lies by now; None as from `read_run`.
+
+    A logdir that was moved has taken its run along.  A copy has only its past: who runs the run, runs the other one, and
+    must not be asked or ended in the copy's name.
+    """
+    run = read_run(places.run_json)
+    if run is None or is_remote(run.logdir) or run.places.logdir == places.logdir:
+        return run
+    here = msgspec.structs.replace(run, logdir=str(places.logdir))
+    there = read_run(run.places.run_json)
+    if there is None or there.run != run.run or run.places.logdir.samefile(places.logdir):
+        return here
+    run_dir, shm_dir = str(places.run_dir), str(places.shm_dir)
+    return msgspec.structs.replace(here, boot="", run_dir=run_dir, shm_dir=shm_dir)  # a host of no boot runs nowhere
+
+
+def write_run(path: Path, run: RunFile, durable: bool) -> None:
+    """Replaces `path`.  `durable` at changes of state; a lost step number is read again anyway."""
+    try:
+        data = msgspec.json.encode(run)
+    except UnicodeEncodeError:  # an argument that is not UTF-8, say
+        data = msgspec.json.encode(escape_surrogates(msgspec.to_builtins(run)))
+    replace_file(path, msgspec.json.format(data, indent=2) + b"\n", durable=durable)
+
+
+def host_is_alive(run: RunFile) -> bool:
+    """Whether the process that wrote `run` still runs on this machine, since this boot."""
+    return run.host.is_alive()

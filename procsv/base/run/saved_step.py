@@ -1,0 +1,47 @@
+"""The step of what is saved in a logdir, as far as its small files say it.
+
+Called by the command line, and by a launch before anybody has verified what is there.  Reads no tensor, believes the
+manifests, and never decides what is restored: the checkpoint service does.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from procsv.base.run.run_file import NO_STEP
+
+_SUFFIX = ".manifest.json"
+
+
+class _Manifest(msgspec.Struct):
+    """What counts here of a checkpoint's manifest."""
+
+    step: int
+    guest: bool = False  # of a Saver of the program's own: nothing resumes from it
+
+
+def saved_step(logdir: Path) -> int:
+    """The step that `checkpoint` points to, or else the newest that a manifest speaks of; NO_STEP of none."""
+    steps = {path.name.removesuffix(_SUFFIX): _step_of(path) for path in logdir.glob(f"*{_SUFFIX}")}
+    pointed = steps.get(_latest(logdir), NO_STEP)
+    return pointed if pointed != NO_STEP else max(steps.values(), default=NO_STEP)
+
+
+def _step_of(path: Path) -> int:
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return NO_STEP
+    return NO_STEP if manifest.guest else manifest.step
+
+
+def _latest(logdir: Path) -> str:
+    """The name of the checkpoint that the `checkpoint` file, as TensorFlow writes it, names as the latest."""
+    try:
+        found = re.search(r'^model_checkpoint_path: "(.*)"$', (logdir / "checkpoint").read_text(), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return Path(found[1]).name if found else ""

@@ -1,0 +1,165 @@
+"""TARGET of `procsv launch`: which program it names, and whether it is there, without importing any of it.
+
+Called by the command line, which refuses a target that is not there, and by the trainer's bootstrap, which runs it.
+Never executes anything of the user's: packages are looked into level by level, their __init__ unread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import sys
+import zipfile
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Literal
+
+from procsv.base.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+FORMS = "write pkg.module, path/to/train.py or pkg.module:function"
+_PATH_SUFFIXES = (".py", ".pyc", ".pyz", ".zip")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A program.  `module` for kinds module and function, `path` (absolute) for kind path; the others are ""."""
+
+    kind: Literal["module", "path", "function"]
+    text: str  # as the user wrote it
+    module: str = ""
+    path: str = ""
+    function: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the default logdir is called after."""
+        if self.kind == "path":
+            return Path(self.path).stem or "run"
+        last = self.module.rpartition(".")[2]
+        return f"{last}.{self.function}" if self.function else last
+
+
+def parse_target(text: str, cwd: Path) -> Target:
+    """What `text` means; UserError if it means nothing.  Looks at no file but to see whether `text` is one."""
+    if not text:
+        raise UserError(f"TARGET is empty; {FORMS}")
+    file = text.partition(":")[0]
+    if file.endswith(_PATH_SUFFIXES) or "/" in text or (cwd / text).is_file():
+        return Target("path", text, path=str((cwd / text).absolute()))
+    module, colon, function = text.partition(":")
+    if _is_dotted(module) and (not colon or _is_dotted(function)):
+        return Target("function" if colon else "module", text, module=module, function=function)
+    if (cwd / text).is_dir():  # a directory whose name is no module's
+        return Target("path", text, path=str((cwd / text).absolute()))
+    raise UserError(f"TARGET {text!r} is neither a module, nor a file, nor a function; {FORMS}")
+
+
+def find_target(text: str, cwd: Path, sys_path: Sequence[str] | None = None) -> Target:
+    """The target that `text` names, having made sure that it is there; UserError says what was looked for, and where."""
+    target = parse_target(text, cwd)
+    if target.kind == "path":
+        _check_path(target, cwd)
+    else:
+        _check_module(target, [str(cwd), *(sys.path if sys_path is None else sys_path)])
+    return target
+
+
+def _is_dotted(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+# -- paths ---------------------------------------------------------------------------------------------------
+def _check_path(target: Target, cwd: Path) -> None:
+    path = Path(target.path)
+    if path.is_dir():
+        if not (path / "__main__.py").is_file():
+            raise UserError(f"{target.text} is a directory without a __main__.py; {FORMS}")
+    elif not path.exists():
+        file, colon, function = target.text.rpartition(":")
+        if colon and (cwd / file).is_file():
+            raise UserError(f"{target.text}: a function is named by its module; write {Path(file).stem}:{function}")
+        raise UserError(f"there is no file {path}{_near(path.name, _names_in(path.parent))}")
+    elif path.suffix in (".zip", ".pyz") and not _has_main(path):
+        raise UserError(f"{target.text} has no __main__.py in it, so python cannot run it")
+    elif not _is_readable(path):
+        raise UserError(f"{path} cannot be read: check its permissions")
+
+
+def _has_main(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return bool({"__main__.py", "__main__.pyc"} & set(archive.namelist()))
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        with path.open("rb"):
+            return True
+    except OSError:
+        return False
+
+
+def _names_in(directory: Path) -> list[str]:
+    try:
+        return [entry.name for entry in directory.iterdir() if entry.suffix in _PATH_SUFFIXES or entry.is_dir()]
+    except OSError:
+        return []
+
+
+# -- modules -------------------------------------------------------------------------------------------------
+def _check_module(target: Target, search: list[str]) -> None:
+    where: list[str] | None = None  # None: the top level
+    found = ""
+    for part in target.module.split("."):
+        name = f"{found}.{part}" if found else part
+        spec = _find_spec(name, part, search if where is None else where, is_top=where is None)
+        if spec is None:
+            raise UserError(_not_found(target, name, found, search if where is None else where))
+        where = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
+        found = name
+        if where is None and found != target.module:
+            raise UserError(f"{target.text}: {found} is a module, not a package; it has nothing in it called so")
+    if where is not None and target.kind == "module" and not _find_spec(f"{found}.__main__", "__main__", where, False):
+        inside = sorted(module.name for module in iter_modules(where))
+        hint = f"; it has {', '.join(f'{found}.{name}' for name in inside[:8])}" if inside else ""
+        raise UserError(f"{target.text} is a package without a __main__, so python cannot run it{hint}")
+
+
+def _find_spec(name: str, part: str, where: list[str], is_top: bool) -> ModuleSpec | None:
+    """The spec of module `name`, whose last part is `part`, if it lies in `where`.
+
+    The path finder is asked for the last part alone: for a dotted name it would want the parent imported.  Other
+    finders (those of editable installs) go by the whole name.
+    """
+    spec = PathFinder.find_spec(part, where)
+    if spec is not None and (spec.origin is not None or not is_top):
+        return spec
+    for finder in sys.meta_path:
+        if finder is not PathFinder:
+            with contextlib.suppress(Exception):  # somebody else's finder: not our fault, and no reason to stop
+                other = finder.find_spec(name, None if is_top else where)
+                if other is not None:
+                    return other
+    return spec  # a namespace package, or None
+
+
+def _not_found(target: Target, name: str, parent: str, where: list[str]) -> str:
+    places = [place for place in dict.fromkeys(where) if place and Path(place).exists()]
+    shown = ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+    searched = places if parent else places[:1]  # at the top level: the user's own, not all that is installed
+    nearby = [module.name for module in iter_modules(searched) if not module.name.startswith("__")]
+    prefix = f"{parent}." if parent else ""
+    near = _near(name, [f"{prefix}{other}" for other in nearby])
+    return f"{target.text}: there is no module {name} in {shown or 'sys.path'}{near}"
+
+
+def _near(name: str, others: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(set(others)), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

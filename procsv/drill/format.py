@@ -1,0 +1,104 @@
+"""The findings of a drill: a table for people, plain data for programs.
+
+Used by `procsv drill`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from procsv.base.units import show_duration
+from procsv.drill.findings import Findings, Trial
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_VARIABLES = {
+    "identical": "bit-identical to a run without faults",
+    "close": "the same within --rtol",
+    "different": "different from a run without faults",
+    "unknown": "not compared",
+}
+
+
+def as_data(found: Findings) -> dict[str, Any]:
+    """What `procsv drill --json` prints."""
+    return {
+        "held": found.held,
+        "problems": found.problems,
+        "survived": found.drilled.survived,
+        "variables": found.variables,
+        "rtol": found.rtol,
+        "deterministic": found.is_deterministic,
+        "comparison": found.comparison,
+        "summaries": found.continuity,
+        "faults": [{**asdict(blow), "down_s": round(blow.down_s, 3)} for blow in found.blows],
+        "not_happened": found.missed,
+        "lost_steps": found.drilled.account.lost_steps,
+        "goodput": round(found.drilled.account.goodput, 4),
+        "baseline": _trial(found.baseline),
+        "drilled": _trial(found.drilled),
+    }
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    account = trial.account
+    return {
+        "logdir": trial.logdir,
+        "exit_codes": list(trial.exit_codes),
+        "step": account.last_step,
+        "wall_seconds": round(account.wall_s, 3),
+        "seconds": {kind: round(seconds, 3) for kind, seconds in account.totals.items()},
+        "goodput": round(account.goodput, 4),
+    }
+
+
+def show(found: Findings, console: Console) -> None:
+    """The table, then the verdict."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    if found.blows:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("fault", "at step", "trainer", "went on from", "steps lost", "down"):
+            table.add_column(name, justify="right" if name in ("at step", "steps lost", "down") else "left")
+        for blow in found.blows:
+            went_on = blow.source or ("-" if blow.ended_trainer else "went on")
+            table.add_row(
+                escape(blow.what),
+                str(blow.step) if blow.step >= 0 else "-",
+                f"{blow.incarnation} ended" if blow.ended_trainer else str(blow.incarnation),
+                went_on,
+                str(blow.lost_steps) if blow.ended_trainer else "-",
+                show_duration(blow.down_s) if blow.down_s else "-",
+            )
+        console.print(table)
+        console.print()
+    for text in found.missed:
+        console.print(f"did not happen: {escape(text)} (the training was over before)")
+    _show_facts(found, console)
+    verdict = "[green]held[/]" if found.held else "[red]did not hold[/]"
+    console.print(f"\n{verdict}")
+    for problem in found.problems:
+        console.print(f"  {escape(problem)}")
+
+
+def _show_facts(found: Findings, console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    drilled, baseline = found.drilled.account, found.baseline.account
+    torn = found.continuity.get("problems", [])
+    summaries = (
+        f"{found.continuity['records']} records in {found.continuity['files']} files" if found.continuity else "-"
+    )
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("survived", "yes" if found.drilled.survived else "no")
+    facts.add_row("variables", _VARIABLES[found.variables])
+    facts.add_row("summaries", summaries + (", continuous" if found.continuity and not torn else ""))
+    facts.add_row("steps lost", str(drilled.lost_steps))
+    facts.add_row("time", f"{show_duration(drilled.wall_s)}, without faults {show_duration(baseline.wall_s)}")
+    facts.add_row("goodput", f"{drilled.goodput:.1%}, without faults {baseline.goodput:.1%}")
+    facts.add_row("report", escape(f"procsv report {found.drilled.logdir}"))
+    console.print(facts)

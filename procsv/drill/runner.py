@@ -1,0 +1,161 @@
+"""Runs a drill: trains once without faults and once with them, then has both compared.
+
+Used by `procsv drill`.  Everything is done by the commands that a person has: `procsv launch`, again and again until the
+training is over, as a scheduler would.  Decides nothing about what it finds (findings.py).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from procsv.base.clock import SystemClock
+from procsv.base.errors import UserError
+from procsv.base.run.paths import find_places
+from procsv.base.run.run_file import read_run
+from procsv.drill.default_plan import default_plan
+from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, weigh
+from procsv.faults.plan import Plan
+from procsv.ipc.messaging.start import safe_path
+from procsv.report.account import Account
+from procsv.report.reading import read_story
+
+BASELINE, DRILLED, AGAIN = "baseline", "drilled", "baseline-again"
+LAUNCHES_MAX = 200  # of one training: a plan that kills each launch would go on for ever
+LOOK_S = 0.5
+STOPPED = 75
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What is drilled, and how."""
+
+    directory: Path
+    target: str
+    args: tuple[str, ...]
+    options: tuple[str, ...]  # further ones for `procsv launch`
+    rtol: float
+
+
+def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
+    """Both trainings, and what they show.  UserError if there is nothing to drill."""
+    for name in (BASELINE, DRILLED, AGAIN):
+        if (course.directory / name).exists():
+            raise UserError(f"{course.directory / name} is of an earlier drill; remove it, or choose another --logdir")
+    say("1/2 training without faults")
+    baseline = _train(course, BASELINE, Plan(), say)
+    if not baseline.survived:
+        return _weighed(Findings(baseline, baseline, [], [], {}, {}, course.rtol))
+    if plan is None:
+        plan = default_plan(baseline.account.last_step)
+    say(f"2/2 training with {len(plan.faults)} faults" if len(plan.faults) != 1 else "2/2 training with a fault")
+    drilled = _train(course, DRILLED, plan, say)
+    say("comparing")
+    blows, missed = find_blows(drilled.account, plan.faults)
+    found = Findings(baseline, drilled, blows, missed, {}, {}, course.rtol)
+    if drilled.survived:
+        found.comparison = _compare(baseline.logdir, drilled.logdir, course.rtol)
+        found.continuity = _continuity(baseline.logdir, drilled.logdir)
+        if found.variables == "different":
+            say("the variables differ; training without faults once more, to see whether that alone makes a difference")
+            again = _train(course, AGAIN, Plan(), say)
+            found.is_deterministic = bool(_compare(baseline.logdir, again.logdir, 0.0).get("is_identical"))
+    return _weighed(found)
+
+
+def _weighed(found: Findings) -> Findings:
+    weigh(found)
+    return found
+
+
+# -- training ----------------------------------------------------------------------------------------------------
+def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
+    """`procsv launch`, as often as it says that there is more to do."""
+    logdir = course.directory / name
+    course.directory.mkdir(parents=True, exist_ok=True)
+    options = list(course.options)
+    if plan.faults:
+        path = course.directory / "plan.toml"
+        path.write_text(as_toml(plan), encoding="utf-8")
+        options += ["--plan", str(path)]
+    argv = [sys.executable, *safe_path(), "-m", "procsv", "launch", "--logdir", str(logdir), *options, course.target]
+    output, codes = course.directory / f"{name}.out", list[int]()
+    output.unlink(missing_ok=True)  # of a drill that could not begin
+    while len(codes) < LAUNCHES_MAX:
+        codes.append(_launch([*argv, "--", *course.args], output, logdir, say))
+        if codes[-1] >= 0 and codes[-1] != STOPPED:
+            break  # done, or beyond help; a watchdog that was killed, or stopped after a notice, is started again
+    return Trial(str(logdir), tuple(codes), _account(logdir, output), _tail(output))
+
+
+def _launch(argv: Sequence[str], output: Path, logdir: Path, say: Say) -> int:
+    with output.open("ab") as stream:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT)
+    step = -1
+    try:
+        while True:
+            try:
+                return process.wait(LOOK_S)
+            except subprocess.TimeoutExpired:
+                run = read_run(find_places(logdir).run_json)
+                if run is not None and run.step > step:
+                    step = run.step
+                    say(f"  step {step}")
+    except BaseException:
+        process.terminate()  # it saves and ends; a second Ctrl-C reaches it from the terminal
+        process.wait()
+        raise
+
+
+def _account(logdir: Path, output: Path) -> Account:
+    try:
+        return read_story(logdir, SystemClock()).account
+    except UserError as error:
+        raise UserError(f"the training could not be started; procsv launch said:\n{_tail(output)}") from error
+
+
+def _tail(output: Path) -> str:
+    return "\n".join(output.read_text(errors="replace").splitlines()[-20:])
+
+
+def as_toml(plan: Plan) -> str:
+    """The plan as a file for --plan."""
+    tables = "".join(f'\n[[fault]]\ndo = "{fault}"\n' for fault in plan.faults)
+    return f"seed = {plan.seed}\n{tables}"
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------
+def _compare(first: str, second: str, rtol: float) -> dict[str, Any]:
+    return _ask("procsv.services.checkpoint.tools.compare", first, second, repr(rtol))
+
+
+def _continuity(first: str, second: str) -> dict[str, Any]:
+    """Of the second; with the tags that only the first has."""
+    module = "procsv.services.summary.continuity"
+    wanted, found = _ask(module, first), _ask(module, second)
+    return {**found, "missing_tags": find_missing_tags(wanted.get("tags", ()), found.get("tags", ()))}
+
+
+def _ask(module: str, *args: str) -> dict[str, Any]:
+    """What a tool of the services says of directories, run in a process of its own; {} if it has nothing to say."""
+    done = subprocess.run(
+        [sys.executable, *safe_path(), "-m", module, *args],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    if done.returncode == 1:
+        return {}
+    if done.returncode:
+        raise UserError(f"{module} failed: {done.stderr.decode(errors='replace')[-2000:]}", exit_code=70)
+    answer: dict[str, Any] = msgspec.json.decode(done.stdout)
+    return answer

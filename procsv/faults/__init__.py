@@ -1,0 +1,1 @@
+"""Fault plans: what is to happen to which process, and when."""

@@ -1,0 +1,157 @@
+"""Faults that a person asks for: what is to happen to whom, and when.
+
+Made by plan_parser.py from what people write; carried out by the watchdog, and by the trainer where a step counts.  Pure
+data.  What has been carried out stands in the journal, one line `fault` each, written before the deed: so a fault that
+is to happen once happens once, whoever is killed and started again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from procsv.base.units import show_duration
+
+Target = Literal["trainer", "checkpoint", "summary", "watchdog", "logdir"]
+Action = Literal["kill", "segfault", "raise", "exit", "stop", "hang", "preempt", "corrupt", "fill", "drop"]
+
+FAULT_EVENT = "fault"  # of a journal line
+SERVICES = ("checkpoint", "summary")
+TRAINER_AND_SERVICES = ("trainer", *SERVICES)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An action: whom it can befall, and what else has to be said."""
+
+    targets: tuple[str, ...]
+    argument: Literal["", "code", "seconds", "grace", "how"] = ""
+
+
+ACTIONS: dict[str, Kind] = {
+    "kill": Kind((*TRAINER_AND_SERVICES, "watchdog")),  # SIGKILL
+    "segfault": Kind(TRAINER_AND_SERVICES),
+    "raise": Kind(TRAINER_AND_SERVICES),
+    "exit": Kind(TRAINER_AND_SERVICES, "code"),
+    "stop": Kind((*TRAINER_AND_SERVICES, "watchdog"), "seconds"),  # SIGSTOP, and SIGCONT later
+    "hang": Kind(("trainer",)),
+    "preempt": Kind(("trainer", "watchdog"), "grace"),
+    "corrupt": Kind(("logdir",), "how"),  # the newest checkpoint
+    "fill": Kind(("logdir",), "seconds"),  # the disk: writing fails with ENOSPC
+    "drop": Kind(TRAINER_AND_SERVICES, "seconds"),  # messages that reach it
+}
+HOWS = ("flip", "truncate", "delete")
+TARGETS = tuple(dict.fromkeys(target for kind in ACTIONS.values() for target in kind.targets))
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One line of a plan.
+
+    When: `at_step`, or `after_s` from the start of the launch, or `every_steps`, or `every_s` (`is_random`: the mean of
+    exponential intervals).  `times` 0: without end.
+    """
+
+    target: Target
+    action: Action
+    number: float = 0.0  # exit code; seconds of stop, fill and drop; seconds of grace
+    how: str = ""
+    at_step: int = -1
+    after_s: float = -1.0
+    every_steps: int = 0
+    every_s: float = 0.0
+    is_random: bool = False
+    times: int = 1
+
+    @property
+    def by_step(self) -> bool:
+        """Whether the global step decides when."""
+        return self.at_step >= 0 or self.every_steps > 0
+
+    def is_spent(self, done: int) -> bool:
+        """Whether there is nothing left of it, after it happened `done` times."""
+        return 0 < self.times <= done
+
+    def due_step(self, done: int) -> int:
+        """The global step at which it is due next."""
+        return self.at_step if self.at_step >= 0 else self.every_steps * (done + 1)
+
+    def __str__(self) -> str:
+        """As it is written on the command line."""
+        return " ".join(
+            part for part in (self.action, self.target, self._argument(), self._when(), self._times()) if part
+        )
+
+    def _argument(self) -> str:
+        match ACTIONS[self.action].argument:
+            case "code":
+                return f"with {self.number:.0f}"
+            case "seconds":
+                return f"for {_brief(self.number)}"
+            case "grace":
+                return f"with grace {_brief(self.number)}"
+            case "how":
+                return f"by {self.how}"
+            case _:
+                return ""
+
+    def _when(self) -> str:
+        if self.at_step >= 0:
+            return f"at step {self.at_step}"
+        if self.after_s >= 0:
+            return f"after {_brief(self.after_s)}"
+        if self.every_steps:
+            return f"every {self.every_steps} steps"
+        return f"{'at random ' if self.is_random else ''}every {_brief(self.every_s)}"
+
+    def _times(self) -> str:
+        repeats = self.every_steps > 0 or self.every_s > 0
+        if self.times == 0:
+            return "" if repeats else "always"
+        if self.times == 1:
+            return "once" if repeats else ""
+        return f"{self.times} times"
+
+
+def _brief(seconds: float) -> str:
+    return f"{seconds:g}s"
+
+
+def describe(fault: Fault) -> str:
+    """For people who read a table: what, without when."""
+    words = {"kill": "SIGKILL", "segfault": "SIGSEGV", "raise": "an exception", "exit": f"exit code {fault.number:.0f}"}
+    spent = show_duration(fault.number)
+    words |= {"stop": f"frozen for {spent}", "hang": "hangs", "preempt": f"preempted, {spent} of grace"}
+    words |= {"corrupt": f"newest checkpoint: {fault.how}", "fill": f"disk full for {spent}"}
+    words |= {"drop": f"deaf for {spent}"}
+    return f"{fault.target}: {words[fault.action]}"
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Faults, and the seed of what is random about them."""
+
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+
+
+def count_done(plan: Plan, journal: Iterable[dict[str, Any]]) -> list[int]:
+    """How often each fault of `plan` has happened in the life of a logdir, as its journal says."""
+    done = [0] * len(plan.faults)
+    texts = {str(fault): number for number, fault in reversed(list(enumerate(plan.faults)))}
+    for entry in journal:
+        if entry.get("event") == FAULT_EVENT:
+            number = texts.get(entry.get("fault", ""))
+            if number is not None:
+                done[number] += 1
+    return done
+
+
+def interval_s(plan: Plan, number: int, done: int) -> float:
+    """Seconds from one occurrence of a repeated fault to the next: the same for the same seed."""
+    fault = plan.faults[number]
+    if not fault.is_random:
+        return fault.every_s
+    return random.Random(f"{plan.seed}/{number}/{done}").expovariate(1.0 / fault.every_s)

@@ -1,0 +1,173 @@
+"""What is kept of a supervisor's session, and by which way: decided once, before its graph is finalized.
+
+Called by the Supervisor's constructor.  Adds one op to the graph, the capture, which is for the session alone: neither
+the program nor anything that is written of the graph shows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tensorflow as tf
+import xxhash
+
+from procsv.base.atomic_file import replace_file
+from procsv.ipc.messaging.messages import Durable, SaverPlan
+from procsv.ipc.shm.slot_file import Arena
+from procsv.training.graph.capture import Capture
+from procsv.training.graph.hidden_ops import hiding_ops
+from procsv.training.graph.saver_ops import Unsupported, read_save_graph
+from procsv.training.runtime.context import Runtime
+from procsv.training.snapshots.backends import SlotWay, StagingWay, Way
+from procsv.training.snapshots.cadence import Cadence
+from procsv.training.snapshots.training_run import Kept
+
+tf1 = tf.compat.v1
+log = tf1.logging
+
+SNAPSHOT_SECS_DEFAULT = 0  # as everywhere in TensorFlow's signatures: `--snapshot-secs` decides, which is auto
+
+
+@dataclass(slots=True)
+class Keeping:
+    """The Saver's plan, and the capture that serves it (None: by the Saver's own op, for the reason `why_not`)."""
+
+    saver: Any
+    graph: Any
+    global_step: Any
+    plan: SaverPlan | None
+    capture: Capture | None
+    why_not: str
+    meta: bytes
+    snapshot_s: float | None  # None: auto
+    saves: bool = False  # whether the session's state is to be saved, by time or when somebody asks, and at its end
+
+    @staticmethod
+    def prepare(supervisor: Any, snapshot_secs: Any) -> Keeping:
+        """What `supervisor` (constructed, its graph finalized) keeps."""
+        saver, graph, step = supervisor._saver, supervisor._graph, supervisor._global_step
+        save_secs = float(supervisor._save_model_secs or 0.0)
+        snapshot_s = snapshot_seconds(snapshot_secs, save_secs, supervisor._runtime)
+        if saver is None or not supervisor._save_path:
+            return Keeping(saver, graph, step, None, None, "there is no Saver", b"", snapshot_s)
+        if getattr(saver, "_is_empty", False):
+            return Keeping(saver, graph, step, None, None, "the Saver is empty", b"", snapshot_s)
+        plan = plan_of(saver, supervisor._save_path, save_secs)
+        if not save_secs:
+            return Keeping(saver, graph, step, plan, None, "save_model_secs is 0", b"", snapshot_s)
+        return Keeping.of(saver, graph, step, plan, snapshot_s)
+
+    @staticmethod
+    def of(
+        saver: Any, graph: Any, step: Any, plan: SaverPlan, snapshot_s: float | None, has_meta: bool = True
+    ) -> Keeping:
+        """What `saver` saves of the finalized `graph`; `has_meta`: its checkpoints have a .meta."""
+        capture, why_not, meta = None, "", b""
+        try:
+            saved = read_save_graph(saver, graph)
+            if has_meta:
+                with graph.as_default():
+                    meta = saver.export_meta_graph().SerializeToString(deterministic=True)
+            with unfinalized(graph), hiding_ops(graph):
+                capture = Capture(saved, graph, step)
+        except Unsupported as reason:
+            why_not = str(reason)
+        return Keeping(saver, graph, step, plan, capture, why_not, meta, snapshot_s, saves=True)
+
+    def introduce(self, runtime: Runtime) -> None:
+        """Tells the checkpoint service, now and after every restart of it, how checkpoints are named and kept."""
+        assert self.plan is not None
+        if self.meta:
+            self.plan = msgspec.structs.replace(self.plan, meta_path=str(self._lay_meta(runtime)))
+        runtime.link.introductions["checkpoint"] = self.plan
+        runtime.tell_checkpoint(self.plan)
+
+    def _lay_meta(self, runtime: Runtime) -> Path:
+        """Puts the `.meta` where the service finds it: in shared memory, or where that is full in the run directory.
+
+        Named by its content: every incarnation of a program that nobody changes lays the same file.
+        """
+        name = f"meta.{xxhash.xxh3_64_hexdigest(self.meta)}"
+        path = runtime.places.shm_dir / name
+        try:
+            replace_file(path, self.meta, durable=False)
+        except OSError:
+            path = runtime.places.run_dir / name
+            replace_file(path, self.meta, durable=False)
+        return path
+
+    def keep(self, on_durable: Callable[[Durable], None]) -> Kept:
+        """How a session that begins now is kept."""
+        cadence = Cadence(self.snapshot_s, at_most_s=self.plan.save_secs if self.plan is not None else 0.0)
+        if not self.saves or self.plan is None:
+            return Kept(None, self._staging, cadence, on_durable)
+        if self.capture is None:
+            log.info("procsv: checkpoints are written by the Saver's own op on the training thread: %s", self.why_not)
+            return Kept(lambda runtime, _: self._staging(runtime), self._staging, cadence, on_durable)
+        log.info("procsv: snapshots through shared memory, %d tensors", len(self.capture.distinct))
+        return Kept(self._slots, self._staging, cadence, on_durable)
+
+    def _slots(self, runtime: Runtime, never: frozenset[str]) -> Way:
+        assert self.plan is not None
+        assert self.capture is not None
+        start = runtime.start
+        arena = Arena(start.places.shm_dir, start.run, start.incarnation)
+        return SlotWay(arena, self.capture, self.plan, self.global_step is not None, start.target, never)
+
+    def _staging(self, runtime: Runtime) -> Way:
+        assert self.plan is not None
+        return StagingWay(self.saver, [runtime.places.shm_dir, runtime.places.home], self.plan, self.global_step)
+
+
+def plan_of(saver: Any, save_path: str, save_secs: float) -> SaverPlan:
+    """How `saver` names and keeps its checkpoints; duck-typed ones get a Saver's defaults."""
+    saver_def = getattr(saver, "saver_def", None)
+    hours = float(saver_def.keep_checkpoint_every_n_hours if saver_def else 10000.0)
+    next_keep = getattr(saver, "_next_checkpoint_time", 0.0)
+    return SaverPlan(
+        save_path=str(tf.io.gfile.join(save_path)),
+        latest_filename="checkpoint",
+        save_secs=save_secs,
+        max_to_keep=int(saver_def.max_to_keep if saver_def else getattr(saver, "_max_to_keep", 5) or 0),
+        keep_every_n_hours=hours,
+        pad_step_number=bool(getattr(saver, "_pad_step_number", False)),
+        save_relative_paths=bool(getattr(saver, "_save_relative_paths", False)),
+        meta_path="",
+        keep_from=next_keep - hours * 3600 if next_keep else 0.0,
+    )
+
+
+def snapshot_seconds(wanted: Any, save_secs: float, runtime: Runtime) -> float | None:
+    """Seconds between snapshots, None for auto.  Off (None, or 0 by the command line) leaves the checkpoints' own."""
+    if wanted is SNAPSHOT_SECS_DEFAULT:
+        told = runtime.told_snapshot_secs
+        if told < 0:
+            return None
+        return float(told) or save_secs
+    if wanted == "auto":
+        return None
+    if wanted is None or wanted == 0:
+        return save_secs
+    if not isinstance(wanted, (int, float)) or wanted < 0:
+        raise ValueError(
+            f'snapshot_secs is {wanted!r}; pass "auto", seconds, or None for no snapshots between checkpoints'
+        )
+    return float(wanted)
+
+
+@contextlib.contextmanager
+def unfinalized(graph: Any) -> Iterator[None]:
+    """A finalized graph that may be added to for a moment."""
+    was_finalized = graph.finalized
+    if was_finalized:
+        graph._unsafe_unfinalize()
+    try:
+        yield
+    finally:
+        if was_finalized:
+            graph.finalize()

@@ -1,0 +1,99 @@
+"""Whether a call of the session that is going on can change what is saved.
+
+Asked by stop_save.py when a machine goes away in the middle of a long call: an evaluation reads variables and writes none, so the
+state can be taken beside it.  Read from the graph; what is not known to be a reading counts as a writing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+_READS = {
+    "DisableCopyOnRead",
+    "Identity",
+    "LookupTableExport",
+    "LookupTableExportV2",
+    "LookupTableFind",
+    "LookupTableFindV2",
+    "LookupTableSize",
+    "LookupTableSizeV2",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "VarIsInitializedOp",
+    "VariableShape",
+}
+_HANDLES = {
+    "VarHandleOp",
+    "HashTableV2",
+    "MutableHashTableV2",
+    "MutableDenseHashTableV2",
+    "MutableHashTableOfTensorsV2",
+}
+_REFS = {"Variable", "VariableV2"}
+
+
+def is_harmless(graph: Any, fetches: Any, saved: Iterable[Any]) -> bool:
+    """Whether running `fetches` (as given to Session.run) changes none of the tensors `saved`; False if that is not sure."""
+    try:
+        begin = [_op_of(graph, fetch) for fetch in tf.nest.flatten(fetches, expand_composites=True)]
+    except (TypeError, ValueError, KeyError):
+        return False
+    writers: set[Any] = set()
+    for tensor in saved:
+        found = _writers_of(tensor)
+        if found is None:
+            return False
+        writers |= found
+    return _ancestors(begin).isdisjoint(writers)
+
+
+def _op_of(graph: Any, fetch: Any) -> Any:
+    element = graph.as_graph_element(fetch, allow_tensor=True, allow_operation=True)
+    return element if isinstance(element, tf.Operation) else element.op
+
+
+def _ancestors(begin: list[Any]) -> set[Any]:
+    found, queue = set(begin), deque(begin)
+    while queue:
+        op = queue.popleft()
+        for before in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+            if before not in found:
+                found.add(before)
+                queue.append(before)
+    return found
+
+
+def _writers_of(tensor: Any) -> set[Any] | None:
+    """The ops that may change what `tensor` reads; None if it is of no known kind."""
+    op = tensor.op
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    if op.type == "Const":
+        return set()
+    if op.type in _REFS:
+        return _ref_writers(op.outputs[0])
+    if op.inputs and op.inputs[0].op.type in _HANDLES and op.type in _READS:
+        return {user for user in op.inputs[0].op.outputs[0].consumers() if user.type not in _READS}
+    return None
+
+
+def _ref_writers(variable: Any) -> set[Any]:
+    """Ops that take a ref variable as a reference, also behind an op that passes the reference on."""
+    found: set[Any] = set()
+    queue = deque([variable])
+    while queue:
+        ref = queue.popleft()
+        for user in ref.consumers():
+            if user in found or user.type in _READS:
+                continue
+            if any(arg.is_ref for arg in user.op_def.input_arg) or user.type in ("RefSwitch", "RefMerge", "RefEnter"):
+                found.add(user)
+                queue.extend(output for output in user.outputs if output.dtype._is_ref_dtype)
+    return found

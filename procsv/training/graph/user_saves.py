@@ -1,0 +1,133 @@
+"""The user's own `saver.save`, at any time and from any thread, beside a checkpoint service that saves there, too.
+
+Put in front of a Supervisor's Saver while it is in use.  One save at a time writes the `checkpoint` file, and each
+begins with what is listed there, so that none is forgotten, neither in the list nor when old ones are deleted.  The
+service is told of each.  What other Savers have listed there is none of this Saver's: it stays listed, and is not deleted.
+Saves to other places, and those that leave the list alone, pass straight through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.checkpoint import checkpoint_management
+
+from procsv.base.run.checkpoint_lock import turn
+from procsv.base.run.paths import is_remote, local_home
+from procsv.training.graph.restore import written_at
+from procsv.training.runtime.context import current
+
+tf1 = tf.compat.v1
+
+LISTED_IN = "checkpoint"
+
+
+class OwnSaves:
+    """Saves of one Saver into the directory of `save_path`."""
+
+    def __init__(self, saver: Any, save_path: str, tell: Callable[[str], None]) -> None:
+        """`tell` is called with the path of each checkpoint that this Saver has saved here."""
+        self._saver, self._directory, self._tell = saver, _directory_of(save_path), tell
+        self._own: frozenset[str] = frozenset()  # checkpoints that are this Saver's, besides those it knows itself
+        self._save = saver.save
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """From here on `saver.save` comes by here."""
+        self._saver.save = self.save
+
+    def end(self) -> None:
+        """The Saver is as it was."""
+        if vars(self._saver).get("save") == self.save:
+            del self._saver.save
+
+    def save(self, sess: Any, save_path: str, *args: Any, **kwargs: Any) -> Any:
+        """What Saver.save does, in its turn."""
+        if not self._concerns_us(save_path, args, kwargs):
+            return self._save(sess, save_path, *args, **kwargs)
+        if not isinstance(sess, tf1.Session):
+            return self._save(sess, save_path, *args, **kwargs)  # it says what is wrong
+        runtime = current()
+        as_a_save = contextlib.nullcontext() if runtime is None else runtime.saving()
+        with as_a_save, self._lock, turn(local_home(self._directory)):
+            guests = self._take_stock()
+            with sess.graph.as_default():  # a new thread of a plain program is in eager mode
+                saved = self._save(sess, save_path, *args, **kwargs)
+            if saved:
+                self._own |= {_absolute(saved)}  # where nothing is ever deleted, the Saver does not remember it
+                self._list_too(guests, _parent(os.fspath(save_path)))
+                if not is_remote(saved):  # there the service sees it when it saves next
+                    self._tell(os.path.abspath(saved))
+            return saved
+
+    def _concerns_us(self, save_path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        # Not the session's boundary, which is taken within: whoever waits for our turn must not hold it.
+        latest = args[1] if len(args) > 1 else kwargs.get("latest_filename")
+        writes_list = args[4] if len(args) > 4 else kwargs.get("write_state", True)
+        here = _directory_of(save_path) == self._directory
+        return bool(here and writes_list and latest in (None, LISTED_IN))
+
+    def on_durable(self, own: tuple[str, ...]) -> None:
+        """The service has saved, and says which are this Saver's.  Never waits: a save that is going on has counted it in."""
+        self._own = frozenset(own)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_stock()
+            finally:
+                self._lock.release()
+
+    def _take_stock(self) -> list[str]:
+        """The Saver's list becomes what the `checkpoint` file says is its own; what else is listed there."""
+        listed = self._listed()
+        if listed is None:
+            return []
+        known = self._own | {_absolute(path) for path in self._saver.last_checkpoints}
+        if keeps_a_list(self._saver):
+            mine = [path for path in listed if path in known]
+            self._saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in mine])
+        return [path for path in listed if path not in known]
+
+    def _listed(self) -> list[str] | None:
+        """What the `checkpoint` file lists that is there; None if there is no such file."""
+        state = tf1.train.get_checkpoint_state(self._directory, LISTED_IN)
+        if state is None:
+            return None
+        return [_absolute(path) for path in state.all_model_checkpoint_paths if written_at(path)]
+
+    def _list_too(self, guests: list[str], save_dir: str) -> None:
+        """A Saver lists only its own: puts the others back.  Killed before: the service does it, which knows them, too."""
+        listed = self._listed() or []
+        missing = [path for path in guests if path not in listed]
+        if missing and listed:
+            checkpoint_management.update_checkpoint_state_internal(
+                save_dir,
+                listed[-1],
+                [*missing, *listed],
+                latest_filename=LISTED_IN,
+                save_relative_paths=bool(getattr(self._saver, "_save_relative_paths", False)),
+            )
+
+
+def keeps_a_list(saver: Any) -> bool:
+    """Whether `saver` remembers what it has saved: not one that never deletes any of it."""
+    saver_def = getattr(saver, "saver_def", None)
+    return saver_def is None or bool(saver_def.max_to_keep)
+
+
+def _directory_of(save_path: str) -> str:
+    return _parent(_absolute(os.fspath(save_path)))
+
+
+def _absolute(path: str) -> str:
+    return path if is_remote(path) else os.path.abspath(path)
+
+
+def _parent(path: str) -> str:
+    """As it is spelled; a URL keeps its slashes."""
+    return path.rpartition("/")[0] if is_remote(path) else str(Path(path).parent)

@@ -1,0 +1,119 @@
+"""What a trainer has imported, written down for the standby that is to import it beforehand.
+
+Written by the trainer once it trains, read by the standby (standby.py).  Only what is installed is listed: the
+interpreter's library, what lies in its site directories, and procsv itself; never the program's own modules, whose
+importing is part of the program.  The program's own top-level names are listed apart: a standby must not let an
+installed library find another module by such a name.
+
+Libraries read some environment variables when they are imported, so the environment counts as it was when TensorFlow's
+import began; the standby imports in that environment, and puts it back.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+
+from procsv.base.atomic_file import replace_file
+
+NOT_OURS_TO_IMPORT = frozenset({"__main__", "__mp_main__", "site", "sitecustomize", "usercustomize"})
+
+SITE_NAMES = ("site-packages", "dist-packages")
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """The contents of `places.loaded`."""
+
+    environment: dict[str, str | None] = {}  # what the program had changed; None: taken out
+    modules: tuple[str, ...] = ()  # in the order in which their imports began
+    own: tuple[str, ...] = ()  # top-level names of the program's modules
+
+
+def read_loaded(path: Path) -> Loaded:
+    """What the last trainer wrote; FileNotFoundError if none has."""
+    return msgspec.json.decode(path.read_bytes(), type=Loaded)
+
+
+def write_loaded(path: Path, environment: dict[str, str | None], program: str) -> None:
+    """Writes down what this process has imported by now.  `program`: top-level name of the target's module, or ""."""
+    modules, own = sort_modules(dict(sys.modules), program)
+    replace_file(path, msgspec.json.encode(Loaded(environment, tuple(modules), tuple(own))), durable=False)
+
+
+# -- modules -------------------------------------------------------------------------------------------------
+def sort_modules(modules: Mapping[str, ModuleType | None], program: str) -> tuple[list[str], list[str]]:
+    """The installed ones of `modules`, and the top-level names of the program's own."""
+    directories = installed_directories()
+    installed, own = [], dict[str, None]()
+    for name, module in modules.items():
+        # Not getattr: a module that loads late would load.
+        spec = object.__getattribute__(module, "__dict__").get("__spec__") if isinstance(module, ModuleType) else None
+        if name in NOT_OURS_TO_IMPORT or not isinstance(spec, ModuleSpec) or spec.name != name:
+            continue  # made by a library as it ran, or another's alias: it comes along
+        top = name.partition(".")[0]
+        if top == "procsv":
+            if not name.startswith("procsv.examples"):
+                installed.append(name)
+            continue
+        places = _places(spec)
+        if top == program or any(not place.startswith(directories) for place in places):
+            own[top] = None
+        elif places or spec.origin in ("built-in", "frozen"):
+            installed.append(name)
+    tops = {name.partition(".")[0] for name in installed}
+    return installed, [top for top in own if top not in tops]  # a namespace may be both
+
+
+def installed_directories() -> tuple[str, ...]:
+    """The interpreter's own library and its site directories, each with a separator at its end."""
+    import site  # here: the start of a trainer need not wait for them
+    import sysconfig
+
+    paths = sysconfig.get_paths()
+    found = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found += [*site.getsitepackages(), site.getusersitepackages()]
+    found += [path for path in sys.path if Path(path).name in SITE_NAMES]  # another environment's, say
+    both = {form for path in found for form in (path, os.path.realpath(path))}
+    return tuple(os.path.join(path, "") for path in sorted(both))
+
+
+def _places(spec: ModuleSpec) -> list[str]:
+    """The file it came from, or the directories of a namespace; nothing for what a library has made as it ran."""
+    if spec.has_location and spec.origin:
+        return [spec.origin]
+    return list(spec.submodule_search_locations or ())
+
+
+# -- the environment -----------------------------------------------------------------------------------------
+class Observer:
+    """Keeps what the program has changed of its environment by the time it imports TensorFlow.
+
+    A finder that finds nothing and is gone after the first `import tensorflow`.
+    """
+
+    def __init__(self) -> None:
+        self.changes: dict[str, str | None] = {}
+        self._before = dict(os.environ)
+
+    def begin(self) -> None:
+        if "tensorflow" not in sys.modules:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name == "tensorflow":
+            sys.meta_path.remove(self)
+            self.changes = dict(changes(self._before, os.environ))
+        return None
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+    """What `now` has otherwise than `before`; None for what it has no more."""
+    for name in {**before, **now}:
+        if before.get(name) != now.get(name):
+            yield name, now.get(name)

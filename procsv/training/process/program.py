@@ -1,0 +1,133 @@
+"""Runs a program the way the interpreter would: as `__main__`, with its own argv and path.
+
+Called by the bootstrap, on the main thread.  `python -m` for a module, `python file` for a path; a function is
+called as a console script would call it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import types
+from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from procsv.base.errors import UserError
+from procsv.base.target import Target
+
+
+def run_program(target: Target, args: list[str]) -> None:
+    """Runs `target` to its end.  What it raises passes through."""
+    match target.kind:
+        case "module":
+            _run_module(target.module, args)
+        case "path":
+            _run_path(target.path, target.text, args)
+        case "function":
+            _run_function(target.module, target.function, args)
+
+
+def _put_first(directory: str) -> None:
+    """Puts the program's directory where the interpreter would: in place of the one we were started with, if any."""
+    if os.environ.get("PYTHONSAFEPATH"):
+        return  # the user's own wish
+    if sys.flags.safe_path:
+        sys.path.insert(0, directory)
+    else:
+        sys.path[0] = directory
+
+
+def _become_main(**attributes: Any) -> dict[str, Any]:
+    """A fresh `__main__`: pickle, multiprocessing and the program itself find nothing of ours in it."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=__builtins__, __annotations__={}, **attributes)
+    sys.modules["__main__"] = main
+    return main.__dict__
+
+
+def _run_module(name: str, args: list[str]) -> None:
+    """As `python -m name`: sys.path[0] is the working directory, argv[0] the module's file."""
+    _put_first(os.getcwd())
+    spec = _spec(name)
+    assert spec.loader is not None
+    code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]  # of all loaders that find source
+    if code is None:
+        raise ImportError(f"no code for {name}", name=name)
+    sys.argv = [spec.origin or name, *args]
+    names = _become_main(
+        __name__="__main__",
+        __spec__=spec,
+        __file__=spec.origin,
+        __cached__=spec.cached,
+        __loader__=spec.loader,
+        __package__=spec.parent,
+        __doc__=None,
+    )
+    exec(code, names)
+
+
+def _spec(name: str) -> ModuleSpec:
+    spec = find_spec(name)  # imports the parent packages, as python -m does
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = find_spec(f"{name}.__main__")
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    return spec
+
+
+def _run_path(path: str, shown: str, args: list[str]) -> None:
+    """As `python path`: sys.path[0] is the script's directory; a directory or archive is run by its __main__."""
+    sys.argv = [shown, *args]
+    if Path(path).is_dir() or path.endswith((".zip", ".pyz")):
+        _put_first(path + shown[len(shown.rstrip("/")) :])  # the interpreter keeps a slash at the end
+        sys.modules.pop("__main__", None)  # else the finder answers with the one that is running
+        spec = find_spec("__main__")
+        if spec is None or spec.loader is None:
+            raise UserError(f"{path} has no __main__.py")
+        code = spec.loader.get_code("__main__")  # type: ignore[attr-defined]
+        names = _become_main(
+            __name__="__main__",
+            __spec__=spec,
+            __file__=spec.origin,
+            __cached__=spec.cached,
+            __loader__=spec.loader,
+            __package__="",
+            __doc__=None,
+        )
+    else:
+        _put_first(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120  as the interpreter does
+        loader = (SourcelessFileLoader if path.endswith(".pyc") else SourceFileLoader)("__main__", path)
+        code = loader.get_code("__main__")
+        names = _become_main(
+            __name__="__main__",
+            __spec__=None,
+            __file__=path,
+            __cached__=None,
+            __loader__=loader,
+            __package__=None,
+            __doc__=None,
+        )
+    if code is None:
+        raise UserError(f"{path} holds no code")
+    exec(code, names)
+
+
+def _run_function(module: str, function: str, args: list[str]) -> None:
+    """As a console script would: imports the module, calls the function, exits with what it returns."""
+    _put_first(os.getcwd())
+    names = _become_main(__name__="__main__", __spec__=None, __loader__=None, __package__=None, __doc__=None)
+    imported = importlib.import_module(module)
+    sys.argv = [getattr(imported, "__file__", None) or module, *args]
+    call: Any = imported
+    for part in function.split("."):
+        try:
+            call = getattr(call, part)
+        except AttributeError:
+            raise UserError(f"{module} has no {function}; write pkg.module:function") from None
+    if not callable(call):
+        raise UserError(f"{module}:{function} is not a function but {type(call).__name__}")
+    names["main"] = call
+    sys.exit(call())

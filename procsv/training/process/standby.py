@@ -1,0 +1,197 @@
+"""The standby: a process that has imported what the trainer imports, and sleeps until it is to become the trainer.
+
+Started by the watchdog once training runs, beside it and out of its way.  It computes nothing when it waits, and never
+touches an accelerator: importing TensorFlow does not, and no session is made.  None of the program's own modules is
+imported; what its start would change (arguments, path, environment, __main__) is as a fresh interpreter has it when the
+promotion comes, and the program then runs from its first line, as in any other start.
+
+A hot one also runs the program, as the next trainer would, up to where that first speaks to its run (`Runtime.gate`): so
+the program's own start runs twice, and what it prints until then is in the standby's log.
+
+It dies with the watchdog, at whatever it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from procsv.base.failpoints import declare, failpoint
+from procsv.base.target import parse_target
+from procsv.ipc.messaging.standby_channel import Become, Begun, Line, Waiting
+from procsv.training.process.background_throttle import considerate_imports
+from procsv.training.process.drop_in import install_later
+from procsv.training.process.import_record import Loaded, read_loaded
+from procsv.training.process.title import replace_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from procsv.ipc.messaging.start import Start
+
+PR_SET_PDEATHSIG = 1
+WITHOUT = "without"  # option of a standby that has started over: top-level names that it is not to import
+STARTS_OVER_MAX = 10  # then TensorFlow alone is imported
+
+declare("standby.import", "standby.wait", "standby.become", "standby.begun")
+
+
+class Standby:
+    """This process, until it is the trainer."""
+
+    def __init__(self, start: Start) -> None:
+        self._start, self._line = start, Line.inherited(start.standby_fd)
+        self._began_s, self._modules = time.monotonic(), 0
+
+    def prepare(self) -> dict[str, str | None]:
+        """Imports; what the program changes of its environment before it imports TensorFlow."""
+        start = self._start
+        _die_with_watchdog(start.lifeline_fd)
+        for fd in (start.lifeline_fd, start.standby_fd):
+            os.set_inheritable(fd, False)
+        loaded = read_loaded(start.places.loaded)
+        self._modules = _Preparation(start, loaded).run()
+        return loaded.environment
+
+    def run_ahead(self) -> Start:
+        """Hot: the program is about to be run up to its session, as the next trainer's; that trainer's start."""
+        lifeline_fd = self._start.lifeline_fd
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # the program may have children, which would stay
+        threading.Thread(target=self._end_group_with_watchdog, args=(lifeline_fd,), daemon=True).start()
+        os.environ["PROCSV_ROLE"] = "trainer"
+        return self._as_trainer(int(os.environ["PROCSV_INCARNATION"]))
+
+    def _end_group_with_watchdog(self, lifeline_fd: int) -> None:
+        select.select([lifeline_fd], [], [])
+        if self._line.fd >= 0:  # else it is the trainer by now, which saves first
+            os.killpg(0, signal.SIGKILL)
+
+    def become(self) -> Start:
+        """Sleeps until the promotion, takes over log and lock, and returns the trainer's start."""
+        failpoint("standby.wait")
+        self._line.say(Waiting(self._modules, round(time.monotonic() - self._began_s, 3)))
+        word, files = self._line.wait()
+        if not isinstance(word, Become):
+            os._exit(0)  # the watchdog is dead
+        failpoint("standby.become")
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first; the lifeline tells it
+        _take_over(*files)
+        replace_argument("standby", "trainer")
+        os.environ |= {"PROCSV_ROLE": "trainer", "PROCSV_INCARNATION": str(word.incarnation)}
+        self._line.say(Begun(word.incarnation))
+        self._line.close()
+        failpoint("standby.begun")
+        return self._as_trainer(word.incarnation)
+
+    def _as_trainer(self, incarnation: int) -> Start:
+        return msgspec.structs.replace(self._start, role="trainer", incarnation=incarnation, standby_fd=-1)
+
+
+def _die_with_watchdog(lifeline_fd: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    poller = select.poll()
+    poller.register(lifeline_fd, 0)
+    if poller.poll(0):  # it was dead before we had asked for the signal
+        os._exit(0)
+
+
+def _take_over(log: int, lock: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.set_inheritable(lock, True)  # held for as long as anything of the trainer's tree is alive
+
+
+# -- preparation ---------------------------------------------------------------------------------------------
+class _Preparation:
+    """Imports what the last trainer had imported, as it had."""
+
+    def __init__(self, start: Start, loaded: Loaded) -> None:
+        self._start, self._loaded = start, loaded
+        self._environment = dict(os.environ)
+        self._without = tuple(filter(None, start.options.get(WITHOUT, "").split(",")))
+
+    def run(self) -> int:
+        """The number of modules that were imported."""
+        argv = sys.argv
+        _change_environment(self._loaded.environment)
+        target = parse_target(self._start.target, Path.cwd())
+        sys.argv = [target.path or target.module, *self._start.args]
+        if self._start.drop_in:
+            install_later()
+        guard = _Guard(frozenset(self._loaded.own))
+        sys.meta_path.insert(0, guard)
+        count = -len(sys.modules)
+        with considerate_imports():
+            for name in filter(self._is_wanted, self._loaded.modules):
+                self._import(name, guard)
+        count += len(sys.modules)
+        sys.meta_path.remove(guard)
+        sys.argv = argv
+        _change_environment({name: self._environment.get(name) for name in self._loaded.environment})
+        return count
+
+    def _is_wanted(self, name: str) -> bool:
+        top = name.partition(".")[0]
+        if len(self._without) >= STARTS_OVER_MAX:
+            return top in ("tensorflow", "procsv")
+        return name not in sys.modules and top not in self._without
+
+    def _import(self, name: str, guard: _Guard) -> None:
+        failpoint("standby.import")
+        try:
+            importlib.import_module(name)
+        except Exception:  # noqa: BLE001  a library's own: shown in our log, and the library is left to the program
+            traceback.print_exc()
+        else:
+            if not guard.refused:
+                return
+            print(f"{name} imports the program's own {', '.join(guard.refused)}", file=sys.stderr)
+        self._start_over(name.partition(".")[0])
+
+    def _start_over(self, without: str) -> NoReturn:
+        """What was imported by half cannot be taken back: a fresh interpreter, which leaves that library out."""
+        print(f"starting over without {without}", file=sys.stderr)
+        sys.stderr.flush()
+        options = {**self._start.options, WITHOUT: ",".join((*self._without, without))}
+        start = msgspec.structs.replace(self._start, options=options)
+        for fd in (start.lifeline_fd, start.standby_fd):
+            os.set_inheritable(fd, True)
+        os.execve(sys.executable, start.argv(), start.environment(self._environment))
+
+
+def _change_environment(changes: dict[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+class _Guard:
+    """A finder that refuses the program's own top-level names: an installed module of such a name is another one."""
+
+    def __init__(self, own: frozenset[str]) -> None:
+        self._own = own
+        self.refused: list[str] = []
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if path is None and name in self._own:
+            self.refused.append(name)
+            raise ModuleNotFoundError(f"{name} is the program's own", name=name)
+        return None

@@ -1,0 +1,56 @@
+"""Which run a Supervisor belongs to: that of `procsv launch`, or one of its own.
+
+Called by constructors.  Starts nothing: services start with the first session, or the first flush of events.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from procsv.base.errors import UserError
+from procsv.base.run.paths import is_remote
+from procsv.training.runtime.context import Runtime, check_logdir, current
+from procsv.training.runtime.local_host import LocalHost
+
+
+def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
+    """The runtime for a supervisor with `logdir`, and the logdir to use; no runtime where there is no logdir.
+
+    UserError under `procsv launch` if `logdir` is another than the run's.
+    """
+    if logdir is not None and is_remote(os.fspath(logdir)):
+        check_filesystem(os.fspath(logdir))
+    launched = current()
+    if launched is not None:
+        if not logdir:
+            check_filesystem(launched.start.logdir)
+            return launched, launched.start.logdir
+        check_logdir(launched, os.fspath(logdir))
+        return launched, logdir
+    if not logdir:
+        return None, logdir
+    host = LocalHost(os.fspath(logdir), may_save)
+    if is_remote(os.fspath(logdir)):
+        tf.compat.v1.logging.info(
+            "procsv: checkpoints and events go to %s; journal and logs to %s", logdir, host.places.home
+        )
+    return Runtime(host.places, host.roles, None, host), logdir
+
+
+def check_filesystem(logdir: str) -> None:
+    """UserError if `logdir` is a URL that TensorFlow knows nothing about; a place that is only unreachable may come back."""
+    if not is_remote(logdir):
+        return
+    try:
+        tf.io.gfile.exists(logdir)
+    except tf.errors.UnimplementedError:
+        scheme = logdir.partition("://")[0]
+        raise UserError(
+            f"TensorFlow has no filesystem for {scheme}:// (the logdir is {logdir}): import the package that brings it "
+            "(tensorflow_io for s3://, hdfs:// and az://) before the Supervisor is made, or use another logdir"
+        ) from None
+    except tf.errors.OpError as error:
+        tf.compat.v1.logging.warning("procsv: %s cannot be reached: %s", logdir, error.message)

@@ -1,0 +1,343 @@
+"""What a trainer process shares with its run: the link, the pulse, the event streams, stop requests.
+
+One per process under `procsv launch` (made by the bootstrap), or one per Supervisor without (then it starts the two
+services itself, by host.py).  Supervisors and monitored sessions attach to it; nothing here knows what a Session is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from procsv.base.clock import Clock, SystemClock
+from procsv.base.errors import UserError
+from procsv.base.run.paths import Places, is_remote, local_home
+from procsv.faults.pending import Injected
+from procsv.ipc.messaging.messages import Message, Note, Reason, Recovered, UserSave
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.shm.heartbeat import Phase, PulseWriter, Snapshots
+from procsv.training.runtime.event_streams import EventStreams
+from procsv.training.runtime.link import Link
+
+END_S_MAX = 10.0  # what saying the last messages may take
+WAIT_S_MAX = 1e8  # three years: what the pulse can say of a wait without end
+
+
+class Host(Protocol):
+    """Whoever runs the run when there is no watchdog: starts and ends the services (host.py)."""
+
+    def begin(self) -> Start: ...
+    def attach(self, link: Link) -> None: ...
+    def end(self) -> None: ...
+    def note(self, event: str, fields: dict[str, str | int | float | bool | None]) -> None: ...
+    def recovered(self, body: Recovered) -> None: ...
+
+
+class Runtime:
+    """The trainer's end of its run.  `begin` and `end` may be called any number of times, in turns."""
+
+    def __init__(self, places: Places, roles: tuple[str, ...], start: Start | None, host: Host | None) -> None:
+        """`start` is known from the beginning under a watchdog; without one `host` makes it at each `begin`."""
+        self.clock: Clock = SystemClock()
+        self.places = places
+        self.streams = EventStreams(self.clock)
+        self.streams.on_need = self._wake
+        self.host = host
+        self.injected = Injected()  # faults that a plan has in store for this process
+        self.sequence = 0  # of the newest snapshot known
+        self.stop_reason: Reason | None = None
+        self.stop_asked_s = 0.0
+        self.phase = Phase.IMPORT
+        self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread
+        self.step = -1
+        self.snapshots = Snapshots()  # how they are spaced now, for the pulse
+        self.training: object = None  # the TrainingRun of the session that the process trains with now
+        self.on_ready: Callable[[], None] = _nothing  # called once, on the training thread
+        self.gate: Callable[[], None] | None = None  # where a hot standby sleeps; it opens when it is the trainer
+        self._start = start
+        self._roles = roles
+        self._link: Link | None = None
+        self._extended_s = 0.0
+        self._beating = threading.RLock()
+        self._saves = 0  # under way
+        self._users = 0
+        self._lock = threading.RLock()
+        self._stop_listeners: list[Callable[[Reason], None]] = []
+
+    def _wake(self) -> None:
+        link = self._link
+        if link is not None:
+            link.wake()
+
+    @property
+    def start(self) -> Start:
+        assert self._start is not None, "the runtime has not begun"
+        return self._start
+
+    @property
+    def link(self) -> Link:
+        assert self._link is not None, "the runtime has not begun"
+        return self._link
+
+    @property
+    def told_snapshot_secs(self) -> float:
+        """What the command line says of snapshots: seconds, 0 for off, -1 for auto."""
+        return self._start.snapshot_secs if self._start is not None else -1.0
+
+    @property
+    def is_running(self) -> bool:
+        return self._link is not None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no watchdog."""
+        return self.host is not None
+
+    def begin(self) -> None:
+        """Starts talking (and the services, without a watchdog) for one more user; `end` undoes it."""
+        with self._lock:
+            if self.gate is not None:
+                gate, self.gate = self.gate, None
+                gate()
+            self._users += 1
+            if self._link is not None:
+                return
+            try:
+                if self.host is not None:
+                    self._start = self.host.begin()
+                self._begin_link()
+            except BaseException:
+                self._users -= 1
+                raise
+
+    def become(self, start: Start) -> None:
+        """This process is trainer `start.incarnation` from now on."""
+        self._start = start
+
+    def _begin_link(self) -> None:
+        start = self.start
+        link = Link(start, self.clock, self.streams, self._roles)
+        self.streams.begin(start.places.shm_dir, start.incarnation, start.places.run_dir)
+        link.pulse = PulseWriter(start.places.pulse("trainer", start.incarnation))
+        link.on_tick.append(lambda: self._beat(link))
+        if self.host is not None:
+            self.host.attach(link)
+        self._link = link
+
+    def talk(self) -> None:
+        """Lets the link's thread run; after all handlers that must not miss anything are in place."""
+        if not self.link.is_talking:
+            self.link.begin()
+
+    def _beat(self, link: Link) -> None:
+        with self._beating:
+            pulse = link.pulse
+            if pulse is None:
+                return
+            pulse.phase = Phase.SAVE if self._saves else self.phase
+            pulse.step, pulse.extended_s = self.step, self._extended_s
+            pulse.snapshots = self.snapshots
+            pulse.work = len(sys.modules) if self.phase is Phase.IMPORT else self.count_runs()
+            pulse.beat(self.clock.monotonic())
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """What is done within is a save, and may take as long as one.  Any thread."""
+        with self._beating:
+            self._saves += 1
+        try:
+            yield
+        finally:
+            with self._beating:
+                self._saves -= 1
+
+    def extend(self, seconds: float) -> None:
+        """Nothing is called a hang within the next `seconds`.  In the pulse when this returns: the GIL may be taken next."""
+        self._extended_s = max(self._extended_s, self.clock.monotonic() + seconds)
+        link = self._link
+        if link is not None:
+            self._beat(link)
+
+    @contextlib.contextmanager
+    def waiting(self, seconds: float | None) -> Iterator[None]:
+        """What is done within waits for others, for at most `seconds` (None: for as long as it takes), and is no hang."""
+        before_s = self._extended_s
+        self.extend(WAIT_S_MAX if seconds is None else min(seconds, WAIT_S_MAX))
+        try:
+            yield
+        finally:
+            self._extended_s = before_s
+
+    def say_step(self, step: int) -> None:
+        """Writes `step` into the pulse now, from any thread; the link's thread writes it five times a second."""
+        self.step = step
+        link = self._link
+        if link is not None and link.pulse is not None:
+            self._beat(link)
+            link.pulse.beat(self.clock.monotonic())
+
+    def end(self) -> None:
+        """One user less; the last one ends the conversation, and the services where they are ours."""
+        with self._lock:
+            self._users -= 1
+            if self._users > 0 or self._link is None:
+                return
+            link, self._link = self._link, None
+            if self.streams.dropped:
+                why = self.streams.error or "the summary service was away for too long"
+                print(f"procsv: {self.streams.dropped} event records were not written: {why}", file=sys.stderr)
+            try:
+                if self.host is None:
+                    link.end(END_S_MAX)
+                else:
+                    self.host.end()  # it asks the services to finish, by the link, and ends the link
+            finally:
+                self.streams.end()
+                if link.pulse is not None:
+                    self._beat(link)  # the last step is what the journal will say
+                    with self._beating:
+                        link.pulse.close()
+                        link.pulse = None
+
+    def tell_checkpoint(self, body: Message) -> None:
+        self.link.tell("checkpoint", body)
+
+    def tell_own_save(self, path: str) -> None:
+        """The program has saved `path` by the supervised Saver.  Nothing to tell where no service is there to care."""
+        if self._link is not None:
+            self.tell_checkpoint(UserSave(path))
+
+    def note(self, event: str, **fields: str | int | float | bool | None) -> None:
+        """A line for the journal."""
+        if self.host is not None:
+            self.host.note(event, fields)
+        else:
+            self.link.tell("watchdog", Note(event, fields))
+
+    def recovered(self, body: Recovered) -> None:
+        """The first step after the start has ended."""
+        if self.host is not None:
+            self.host.recovered(body)
+        else:
+            self.link.tell("watchdog", body)
+        on_ready, self.on_ready = self.on_ready, _nothing
+        on_ready()
+
+    def session_recovered(self, body: Recovered, seconds: float, lost_steps: int) -> None:
+        """The first step of a session has ended that was made in the place of one whose connection was lost."""
+        source = {"step": body.restored_step, "source": body.source, "from": body.origin}
+        self.note("session_recovered", **source, at=body.step, seconds=round(seconds, 3), lost_steps=lost_steps)
+        if self.host is None:
+            self.link.tell("watchdog", body)
+
+    def tell_watchdog(self, body: Message) -> None:
+        """Nothing where there is no watchdog, or where the conversation is over."""
+        link = self._link
+        if link is not None:
+            link.tell("watchdog", body)
+
+    # -- stop requests ---------------------------------------------------------------------------------------
+    def on_stop(self, listener: Callable[[Reason], None]) -> None:
+        """Calls `listener` when this process is asked to stop; at once if it has been already."""
+        with self._lock:
+            self._stop_listeners.append(listener)
+            reason = self.stop_reason
+        if reason is not None:
+            listener(reason)
+
+    def forget_stop(self, listener: Callable[[Reason], None]) -> None:
+        with self._lock, contextlib.suppress(ValueError):
+            self._stop_listeners.remove(listener)
+
+    def request_stop(self, reason: Reason) -> None:
+        """The watchdog, a signal or the lifeline asks this process to save and end.
+
+        A signal comes first and knows no reason but "preempt"; the watchdog's message, right behind it, knows better.
+        """
+        with self._lock:
+            if self.stop_reason is not None:
+                if self.stop_reason == "preempt":
+                    self.stop_reason = reason
+                return
+            self.stop_reason, self.stop_asked_s = reason, self.clock.monotonic()
+            listeners = list(self._stop_listeners)
+        for listener in listeners:
+            listener(reason)
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
+
+
+_current: Runtime | None = None
+
+
+def set_current(runtime: Runtime) -> None:
+    """The bootstrap says which run this process trains for."""
+    global _current
+    _current = runtime
+
+
+def current() -> Runtime | None:
+    """The runtime of `procsv launch`, in the trainer itself; None in any other process, its children included."""
+    return _current if _current is not None and _current.start.has_watchdog and _is_this_process() else None
+
+
+_pid = os.getpid()
+
+
+def _is_this_process() -> bool:
+    return os.getpid() == _pid
+
+
+def check_logdir(runtime: Runtime, logdir: str) -> None:
+    """Under `procsv launch` there is one logdir; another one in the program is an error that says what to pass."""
+    if local_home(logdir) != runtime.places.logdir:
+        shown = logdir if is_remote(logdir) else os.path.abspath(logdir)
+        raise UserError(
+            f"the program's logdir is {shown}, but the run's is {runtime.start.logdir}; "
+            f"start it with `procsv launch --logdir {logdir} …`, or leave logdir out of the program"
+        )
+
+
+class StartingSink:
+    """The event streams of a runtime for a summary writer that may be used before, between and after its sessions.
+
+    Records wait in their stream while nobody talks; `flush` and `close` see to it that somebody does.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._streams = runtime, runtime.streams
+
+    def open(self, logdir: str, filename_suffix: str) -> str:
+        return self._streams.open(logdir, filename_suffix)
+
+    def add(self, writer: str, event: bytes) -> None:
+        self._streams.add(writer, event)
+
+    def flush(self, writer: str, timeout_s: float) -> bool:
+        with self._talking(writer):
+            return self._streams.flush(writer, timeout_s)
+
+    def close(self, writer: str, timeout_s: float) -> bool:
+        with self._talking(writer):
+            return self._streams.close(writer, timeout_s)
+
+    def unwritten(self, writer: str) -> int:
+        return self._streams.unwritten(writer)
+
+    @contextlib.contextmanager
+    def _talking(self, writer: str) -> Iterator[None]:
+        if self._runtime.is_running or not self._streams.unwritten(writer):
+            yield
+            return
+        self._runtime.begin()
+        try:
+            self._runtime.talk()
+            yield
+        finally:
+            self._runtime.end()

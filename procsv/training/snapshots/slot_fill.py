@@ -1,0 +1,124 @@
+"""From a capture to a READY slot: copy each view, drop it at once, checksum on the way, publish.
+
+Called by the snapshotter on its own thread, in the shadow of the training steps.  numpy copies and xxhash hashes
+large memory without the GIL; small tensors are copied by the pack.  A kill anywhere here leaves a slot in WRITING:
+torn, never read.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from procsv.base.failpoints import declare, failpoint
+from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotInfo, SlotWriter
+from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
+from procsv.training.graph.capture import Capture, Taken, flat_bytes
+from procsv.training.snapshots.slot_layout import UNKNOWN, Pack
+
+CHUNK_BYTES = 1 << 20  # copied and hashed by turns, so that the hash reads what is still in the cache
+
+declare("trainer.copy")
+
+
+def fill_and_publish(
+    writer: SlotWriter, capture: Capture, taken: Taken, plan: SaverPlan, sequence: int, named: bool, target: str
+) -> SlotInfo:
+    """Fills `writer`'s slot with `taken` and makes it READY.  NoRoom if it had to grow and could not."""
+    failpoint("trainer.copy")
+    filling = _Filling(capture, taken)
+    writer.make_room(filling.end - HEADER_BYTES)
+    filling.fill(writer.memory)
+    contents = _contents(capture, filling, plan, named, taken.step, target)
+    return writer.publish(sequence, taken.step, contents, filling.end)
+
+
+class _Filling:
+    """One snapshot on its way into a slot: what is known of each tensor, by number."""
+
+    def __init__(self, capture: Capture, taken: Taken) -> None:
+        self._taken, self._layout = taken, capture.layout
+        self.offsets, self.sizes = capture.layout.offsets.copy(), [size or 0 for size in capture.sizes]
+        self.shapes = [
+            array if copied else array.shape for array, copied in zip(taken.arrays, taken.copied, strict=True)
+        ]
+        self.hashes = [0] * len(self.offsets)
+        self._late = self._place_the_late()
+
+    def _place_the_late(self) -> dict[int, Any]:
+        """The bytes of those that have no place in the layout: strings, and what is not of the size that was expected."""
+        late, self.end = dict[int, Any](), self._layout.end
+        for number, array in enumerate(self._taken.arrays):
+            if self._taken.copied[number]:
+                continue
+            if self.offsets[number] == UNKNOWN or array.nbytes != self.sizes[number]:
+                data = late[number] = _bytes_of(array)
+                self.offsets[number], self.sizes[number] = self.end, data.nbytes
+                self.end = align(self.end + data.nbytes)
+        return late
+
+    def fill(self, memory: mmap.mmap) -> None:
+        place = np.frombuffer(memory, np.uint8)
+        for number in self._layout.single:
+            self._fill_one(number, place)
+        for pack in self._layout.packs:
+            if self._taken.copied[pack.members[0]]:  # then all of them are
+                self._hash(pack, memory)
+            elif self._late.keys().isdisjoint(pack.members):
+                memory[pack.offset : pack.end] = pack.join([self._taken.arrays[number] for number in pack.members])
+                for number in pack.members:
+                    self._taken.arrays[number] = None
+                self._hash(pack, memory)
+            else:
+                for number in pack.members:
+                    self._fill_one(number, place)
+
+    def _fill_one(self, number: int, memory: Any) -> None:
+        """Copies one tensor and drops the view of it: the next update of this variable need not copy it then."""
+        place = memory[self.offsets[number] : self.offsets[number] + self.sizes[number]]
+        if self._taken.copied[number]:
+            self.hashes[number] = xxhash.xxh3_64_intdigest(place)
+            return
+        data = self._late.pop(number, None)
+        if data is None:
+            data = flat_bytes(self._taken.arrays[number])
+        self._taken.arrays[number] = None
+        self.hashes[number] = _copy_and_hash(place, data)
+
+    def _hash(self, pack: Pack, memory: mmap.mmap) -> None:
+        digest = xxhash.xxh3_64_intdigest
+        with memoryview(memory) as view:
+            for number, size in zip(pack.members, pack.sizes, strict=True):
+                offset = self.offsets[number]
+                self.hashes[number] = digest(view[offset : offset + size])
+
+
+def _bytes_of(array: Any) -> Any:
+    if array.dtype == object:
+        return np.frombuffer(pack_strings([bytes(x) for x in array.reshape(-1).tolist()]), np.uint8)
+    return flat_bytes(array)
+
+
+def _copy_and_hash(target: Any, data: Any) -> int:
+    hasher = xxhash.xxh3_64()
+    for start in range(0, data.nbytes, CHUNK_BYTES):
+        piece = target[start : start + CHUNK_BYTES]
+        np.copyto(piece, data[start : start + CHUNK_BYTES])
+        hasher.update(piece)
+    return hasher.intdigest()
+
+
+def _contents(capture: Capture, filled: _Filling, plan: SaverPlan, named: bool, step: int, target: str) -> Contents:
+    shards = []
+    for shard in capture.saved.shards:
+        entries = []
+        for item in shard:
+            i = capture.index[item.tensor.name]
+            place = (filled.shapes[i], filled.offsets[i], filled.sizes[i], filled.hashes[i])
+            entries.append(TensorEntry(item.key, item.slice, item.dtype, *place))
+        shards.append(tuple(entries))
+    return Contents(plan, capture.saved.op, capture.saved.sharded, tuple(shards), step if named else -1, target)

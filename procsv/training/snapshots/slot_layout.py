@@ -1,0 +1,93 @@
+"""Where each tensor lies in a slot.  Pure: sizes in, places out.
+
+Made once by a Capture; followed by it and by slot_fill.py.  Large tensors lie one after the other.  Small ones lie
+behind them in packs, so that thousands of them are written by a few calls: what a small tensor costs is the call, not
+its bytes.  Every tensor begins at a multiple of 64 bytes, in a pack, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from procsv.ipc.shm.slot_file import HEADER_BYTES
+from procsv.ipc.shm.slot_index import align
+
+SMALL_BYTES_MAX = 16 << 10  # up to this size a tensor goes into a pack
+PACK_BYTES_MAX = 1 << 20  # so long one call may keep other Python threads waiting (some 0.1 ms)
+UNKNOWN = (
+    -1
+)  # the place of a tensor whose size is not known beforehand: found anew for each snapshot, behind all others
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Small tensors that are neighbours in the slot."""
+
+    members: list[int]  # their numbers
+    sizes: list[int]  # in bytes
+    offset: int
+    end: int
+    _template: list[Any]  # a place for each member, each followed by the zeros up to the next
+
+    @staticmethod
+    def of(members: list[int], sizes: list[int], offset: int) -> Pack:
+        template: list[Any] = []
+        for size in sizes:
+            template += [b"", bytes(align(size) - size)]
+        return Pack(members, sizes, offset, offset + sum(map(align, sizes)), template)
+
+    def fits(self, arrays: list[Any]) -> bool:
+        """Whether the members (numpy arrays) are as large as was expected."""
+        return [array.nbytes for array in arrays] == self.sizes
+
+    def join(self, arrays: list[Any]) -> bytes:
+        """The bytes from `offset` to `end`; the members are in C order, of any dtype but objects."""
+        items = self._template.copy()
+        items[::2] = arrays
+        return b"".join(items)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`offsets` by number; `end` is the first byte after all tensors whose place is known."""
+
+    offsets: list[int]
+    packs: list[Pack]
+    single: list[int]  # the numbers of those in no pack
+    end: int
+
+
+def lay_out(sizes: list[int | None], groups: Iterable[list[int]]) -> Layout:
+    """Places for tensors of these sizes (None: unknown).  A pack holds members of one of the `groups` of numbers only."""
+    offsets, single, packs, at = [UNKNOWN] * len(sizes), list[int](), list[Pack](), HEADER_BYTES
+    for number, size in enumerate(sizes):
+        if size is None or size > SMALL_BYTES_MAX:
+            single.append(number)
+        if size is not None and size > SMALL_BYTES_MAX:
+            offsets[number], at = at, align(at + size)
+    for group in groups:
+        for members in _bunches([number for number in group if _is_small(sizes[number])], sizes):
+            pack = Pack.of(members, [sizes[number] or 0 for number in members], at)
+            for number in members:
+                offsets[number], at = at, align(at + (sizes[number] or 0))
+            packs.append(pack)
+    return Layout(offsets, packs, single, at)
+
+
+def _is_small(size: int | None) -> bool:
+    return size is not None and size <= SMALL_BYTES_MAX
+
+
+def _bunches(numbers: list[int], sizes: list[int | None]) -> Iterable[list[int]]:
+    bunch, room = list[int](), PACK_BYTES_MAX
+    for number in numbers:
+        size = align(sizes[number] or 0)
+        if bunch and size > room:
+            yield bunch
+            bunch, room = [], PACK_BYTES_MAX
+        bunch.append(number)
+        room -= size
+    if bunch:
+        yield bunch

@@ -1,0 +1,73 @@
+"""The faults of a plan that befall the trainer between two steps.
+
+Used by training_run.py, at the boundary.  Those that a step decides are carried out here, at the very step, and written into
+the journal before: killed right after that line, the next incarnation knows that it has happened.  Those that time decides
+come from the watchdog as a message.  Costs nothing when there is no plan.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from procsv.base.run.journal import Journal, read_journal
+from procsv.faults.pending import Injected, befall
+from procsv.faults.plan import FAULT_EVENT, Fault, Plan, count_done
+
+if TYPE_CHECKING:
+    from procsv.base.clock import Clock
+    from procsv.ipc.messaging.start import Start
+
+BY_STEP = frozenset({"kill", "segfault", "raise", "exit", "hang"})  # what the trainer does to itself
+
+
+class StepFaults:
+    """What a plan has in store for this incarnation.  `look` is called on the training thread after each step."""
+
+    def __init__(self, start: Start, clock: Clock, injected: Injected, say_step: Callable[[int], None]) -> None:
+        """`say_step` writes the step into the pulse: after a kill it is what the journal will say."""
+        self._say_step = say_step
+        text = start.options.get("plan", "")
+        plan = msgspec.json.decode(text, type=Plan) if text else Plan()
+        self._start, self._clock, self._injected = start, clock, injected
+        done = count_done(plan, read_journal(start.places.journal)) if plan.faults else []
+        self._left = {
+            number: (fault, times)
+            for number, (fault, times) in enumerate(zip(plan.faults, done, strict=True))
+            if fault.target == "trainer" and fault.by_step and fault.action in BY_STEP and not fault.is_spent(times)
+        }
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether `look` wants to know each step."""
+        return bool(self._left) or self._injected.is_waiting
+
+    def look(self, step: int) -> None:
+        """Has what is due at `step`.  Raises, ends the process, or never returns, as the plan says."""
+        self._injected.moment()
+        for number, (fault, done) in list(self._left.items()):
+            if step >= fault.due_step(done):
+                self._count(number, fault, done)
+                self._have(fault, step)
+
+    def _count(self, number: int, fault: Fault, done: int) -> None:
+        del self._left[number]
+        if not fault.is_spent(done + 1):
+            self._left[number] = (fault, done + 1)
+
+    def _have(self, fault: Fault, step: int) -> None:
+        journal = Journal(self._start.places.journal, self._clock)
+        journal.append(FAULT_EVENT, "trainer", self._start.incarnation, fault=str(fault), step=step)
+        journal.close()
+        self._say_step(step)
+        match fault.action:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "segfault":
+                signal.raise_signal(signal.SIGSEGV)
+            case action:
+                befall(action, fault.number)

@@ -1,0 +1,328 @@
+"""Everything procsv does for one session between its making and its end.
+
+Made by the Supervisor (and by monitored sessions) once the session holds its state.  Brings together boundary,
+snapshots, progress and readiness; decides nothing about services, threads or summaries of its owner.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import tensorflow as tf
+
+from procsv.base.failpoints import declare, failpoint
+from procsv.base.text import gist
+from procsv.ipc.messaging.messages import Durable, Reason, Recovered, Rejected, SavedKey, SaveFailed, Source, Unwritable
+from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.ipc.shm.slot_file import NoRoom
+from procsv.training.graph.call_counter import CallsHere
+from procsv.training.graph.restore import Origin
+from procsv.training.graph.saver_ops import is_restore
+from procsv.training.graph.session import Boundary, adopt
+from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.grace import BOUNDARY_SHARE, TRAINER_SHARE
+from procsv.training.snapshots.backends import Way
+from procsv.training.snapshots.cadence import Cadence
+from procsv.training.snapshots.progress import Progress, StepReader
+from procsv.training.snapshots.snapshotter import Snapshotter
+from procsv.training.snapshots.step_faults import StepFaults
+from procsv.training.snapshots.stop_save import Notice
+
+log = tf.compat.v1.logging
+
+declare("trainer.compile", "trainer.save", "trainer.after_last_step")
+
+FIRST_SAVE_S_MAX = 2.0  # how long the first step waits for the checkpoint before it
+FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is to be kept of a session, decided before its graph is finalized."""
+
+    make_way: Callable[[Runtime, frozenset[str]], Way] | None  # None: no Saver, or its checkpoints are switched off
+    make_fallback: Callable[[Runtime], Way]  # taken when there is no memory for slots
+    cadence: Cadence
+    on_durable: Callable[[Durable], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The session before this one, in the same process, whose connection was lost."""
+
+    at_s: float  # monotonic
+    step: int  # as last read
+
+
+class TrainingRun:
+    """procsv's side of one session."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        session: Any,
+        global_step: Any | None,
+        origin: Origin,
+        kept: Kept,
+        lost: Lost | None = None,
+    ) -> None:
+        """`lost`: the session that this one takes the place of, if any."""
+        self._runtime, self._session, self._origin, self._kept = runtime, session, origin, kept
+        self._lost = lost
+        self.boundary = Boundary(self._visit)
+        self._steps = StepReader(session, global_step)
+        self.first_step = runtime.step = self._steps.read()
+        self._is_ready = False
+        self._last_durable: dict[bool, SavedKey] = {}  # of the program's own saves, and of ours
+        self._last_error = ""  # the gist of why saving fails
+        self._faults = StepFaults(runtime.start, runtime.clock, runtime.injected, runtime.say_step)
+        self._progress = Progress(runtime, self._steps)
+        self._calls_here = CallsHere()
+        self.snapshots: Snapshotter | None = None
+        self.is_over = False
+        self._notice: Notice | None = None  # what is done about a stop request
+        self._asking = threading.Lock()  # a notice and the end of the session may ask for the same state at a time
+        self._asked_for = (-1, -1)  # the calls that had ended when the last snapshot was asked for, and its sequence
+
+    def begin(self) -> None:
+        """From here on calls of the session pass the boundary.  Takes the first snapshot of a fresh state."""
+        failpoint("trainer.compile")
+        link = self._runtime.link
+        self._runtime.training = self
+        self._begin_snapshots()
+        link.on(Durable, self._on_durable)
+        link.on(SaveFailed, self._on_failed)
+        link.on(Unwritable, self._on_unwritable)
+        link.on(Rejected, self._on_rejected)
+        if not adopt(self._session, self.boundary):
+            log.warning("procsv: %s is no tf.Session: snapshots are taken beside it", type(self._session).__name__)
+        self._runtime.on_stop(self._on_stop)
+        self._runtime.injected.on_waiting = self._look_soon
+        self._calls_here.begin()
+        self._runtime.count_runs = lambda: self.boundary.runs + self._calls_here.count
+        self._runtime.phase = Phase.COMPILE
+        self.boundary.due = True  # until the first step has ended
+        self._progress.begin()
+
+    def _begin_snapshots(self) -> None:
+        if self._kept.make_way is None:
+            return
+        restored = frozenset({self._origin.path} if self._origin.source == "memory" else ())
+        ways = (self._kept.make_way(self._runtime, restored), self._kept.make_fallback(self._runtime))
+        self.snapshots = Snapshotter(self._runtime, self.boundary, ways, self._session, self._kept.cadence)
+        if self._origin.source == "fresh":
+            self.snapshots.reserve()  # before the first step; a restored session gets there faster and reserves behind it
+        self.snapshots.warm_up()
+
+    # -- at the boundary -------------------------------------------------------------------------------------
+    def _visit(self) -> None:
+        """On the training thread (or for it), lock held.  Cleared first: whoever sets `due` meanwhile is seen next."""
+        self.boundary.due = False
+        if self._faults.is_watching:
+            self.boundary.due = True
+            self._faults.look(self._steps.read())
+        if not self._is_ready:
+            self._look_whether_ready()
+        if self.snapshots is not None:
+            self.snapshots.visit()
+        if self._runtime.stop_reason is not None:
+            self.boundary.due = True
+            self._end_if_overdue()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a step has ended."""
+        return self._is_ready
+
+    def _look_whether_ready(self) -> None:
+        """READY: the first call after the start that has moved the global step has ended."""
+        step = self._steps.read()
+        if step == self.first_step and step >= 0:
+            self.boundary.due = True
+            return
+        if self._origin.source == "fresh" and is_restore(self.boundary.fetches, self._session.graph):
+            # The program has its own checkpoints: what it goes on from is no step that was made here.
+            self._origin, self.first_step = Origin("checkpoint", "", step), step
+            self.boundary.due = True
+            return
+        self._is_ready = True
+        self._runtime.step = step
+        self._runtime.phase = Phase.STEP
+        now_s = self._runtime.clock.monotonic()
+        source = cast(Source, self._origin.source)
+        recovered = Recovered(self.first_step, source, self._origin.path, step, now_s)
+        if self._lost is None:
+            self._runtime.recovered(recovered)
+        else:
+            lost_steps = max(0, self._lost.step - max(self.first_step, 0))
+            self._runtime.session_recovered(recovered, now_s - self._lost.at_s, lost_steps)
+
+    def _end_if_overdue(self) -> None:
+        share_s = self._runtime.start.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
+        if self._runtime.clock.monotonic() - self._runtime.stop_asked_s > share_s:
+            log.warning("procsv: the program trains on %.0f s after it was asked to stop: ended at a step", share_s)
+            raise SystemExit(75)
+
+    # -- news ------------------------------------------------------------------------------------------------
+    def _on_stop(self, reason: Reason) -> None:
+        self.boundary.due = True
+        if self.snapshots is not None and self._notice is None:
+            self._notice = Notice(
+                self.boundary,
+                self.snapshots,
+                self._session.graph,
+                lambda: self._runtime.stop_reason or reason,
+                self._take_unless_taken,
+            )
+            self._notice.answer()
+
+    def _look_soon(self) -> None:
+        self.boundary.due = True
+
+    def _on_durable(self, heard: Heard) -> None:
+        news = cast(Durable, heard.body)
+        is_ours = news.sequence > 0
+        if news.key != self._last_durable.get(is_ours):  # said to all, and once more to the one who asked
+            self._last_durable[is_ours] = news.key
+            self._last_error = "" if is_ours else self._last_error
+            self._kept.on_durable(news)
+        if self.snapshots is not None:
+            self.snapshots.on_durable(heard)  # last: whoever waits for it finds everything done
+
+    def _on_failed(self, heard: Heard) -> None:
+        body = cast(SaveFailed, heard.body)
+        if gist(body.error) != self._last_error:  # it is tried again and again
+            self._last_error = gist(body.error)
+            log.error(
+                "procsv: saving step %d failed, training goes on and it is tried again: %s", body.step, body.error
+            )
+        if self.snapshots is not None:
+            self.snapshots.on_failed(heard)
+
+    def _on_unwritable(self, heard: Heard) -> None:
+        error = cast(Unwritable, heard.body).error
+        if error and gist(error) != self._last_error:
+            log.error("procsv: nothing can be saved, training goes on: %s", error)
+        self._last_error = gist(error)
+
+    def _on_rejected(self, heard: Heard) -> None:
+        body = cast(Rejected, heard.body)
+        log.error("procsv: %s is not used: %s", body.path, body.why)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+    def read_step(self) -> int:
+        """The global step now; the pulse says it, too."""
+        self._runtime.step = self._steps.read()
+        return self._runtime.step
+
+    def save(self, reason: Reason, timeout_s: float) -> bool:
+        """A durable checkpoint of the state between two steps; False, with the reason logged, if there is none."""
+        if self.snapshots is None:
+            return False
+        failpoint("trainer.save")
+        try:
+            with self._runtime.saving():
+                return self._wait(self._take_unless_taken(reason), timeout_s)
+        except (RuntimeError, TimeoutError, OSError, NoRoom, tf.errors.OpError) as failure:
+            log.error("procsv: the last state could not be taken: %s", failure)
+        return False
+
+    def wait_asked(self, timeout_s: float) -> bool:
+        """Whether the newest snapshot that was asked for is a durable checkpoint; False, with the reason logged, if not."""
+        if self.snapshots is None:
+            return False
+        with self._runtime.saving():
+            return self._wait(self.snapshots.asked_sequence, timeout_s)
+
+    def _wait(self, sequence: int, timeout_s: float) -> bool:
+        assert self.snapshots is not None
+        if self.snapshots.wait_durable(sequence, timeout_s):
+            return True
+        failed = self.snapshots.last_failure
+        log.error("procsv: not saved within %.0f s: %s", timeout_s, failed.error if failed else "no answer yet")
+        return False
+
+    def save_soon(self, exactly: bool, waits: bool = False) -> None:
+        """Within a call on the training thread: the state at its end becomes a checkpoint; whether the call waits for it."""
+        if self.snapshots is not None:
+            self.snapshots.owe("periodic", exactly, waits)
+
+    def wait_begun(self, timeout_s: float) -> None:
+        """Until the newest one asked for is on disk, or has failed once, or `timeout_s` is over: training begins anyway."""
+        if self.snapshots is not None:
+            with self._runtime.saving():
+                self.snapshots.wait_told(self.snapshots.asked_sequence, timeout_s)
+
+    def save_begun(self, reason: Reason) -> bool:
+        """A checkpoint of this moment, without waiting for it; False, with the reason logged, if it cannot be taken."""
+        if self.snapshots is None:
+            return False
+        self.snapshots.reserve()
+        with self.boundary.held():
+            return self.snapshots.take_behind(reason)
+
+    def save_now(self, reason: Reason) -> bool:
+        """A checkpoint of this moment, waited for until it is durable or has failed (which is logged as it happens)."""
+        if self.snapshots is None:
+            return False
+        with self._runtime.saving():
+            return self.snapshots.wait_told(self._take(reason), FINAL_SAVE_S_MAX)
+
+    def _take_unless_taken(self, reason: Reason) -> int:
+        """The newest snapshot that was asked for, if no call has ended since: it is of this state, too."""
+        with self._asking:
+            calls, sequence = self._asked_for
+            return sequence if calls == self._calls() else self._take(reason)
+
+    def _take(self, reason: Reason) -> int:
+        assert self.snapshots is not None
+        calls = self._calls()
+        sequence = self.snapshots.take(reason)
+        self._asked_for = (calls, sequence)
+        return sequence
+
+    def _calls(self) -> int:
+        """How many calls of the session have ended, about; the same number again means there was none."""
+        return self.boundary.runs + self.boundary.elsewhere
+
+    def take_first(self) -> None:
+        """The checkpoint that a fresh state begins with; a small one is on disk then, as programs expect that look for it.
+
+        That it cannot be had is no reason not to train.
+        """
+        if self.snapshots is not None and self._origin.source == "fresh":
+            try:
+                self.snapshots.wait_told(self._take("start"), FIRST_SAVE_S_MAX)
+            except (TimeoutError, OSError, NoRoom, tf.errors.OpError) as failure:
+                log.error("procsv: no checkpoint of the first state, training goes on: %s", failure)
+
+    def final_save_s(self) -> float:
+        """How long the last save may take: what is left of the grace when a stop was asked for."""
+        if self._runtime.stop_reason is None:
+            return FINAL_SAVE_S_MAX
+        share_s = self._runtime.start.grace_s * TRAINER_SHARE
+        return max(1.0, share_s - (self._runtime.clock.monotonic() - self._runtime.stop_asked_s))
+
+    def end(self) -> None:
+        """The session is about to be closed: nothing of ours touches it any more."""
+        failpoint("trainer.after_last_step")
+        self.is_over = True
+        if self._runtime.training is self:
+            self._runtime.training = None
+        self._runtime.forget_stop(self._on_stop)
+        if self._notice is not None:
+            self._notice.end()
+        self._runtime.injected.on_waiting = lambda: None
+        self._progress.end()
+        self._calls_here.end()
+        if self.snapshots is not None:
+            self.snapshots.close()
+        link = self._runtime.link
+        link.forget(Durable, self._on_durable)
+        link.forget(SaveFailed, self._on_failed)
+        link.forget(Unwritable, self._on_unwritable)
+        link.forget(Rejected, self._on_rejected)

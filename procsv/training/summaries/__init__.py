@@ -1,0 +1,1 @@
+"""Summaries of a graph program, on their way to the summary service."""

@@ -1,0 +1,122 @@
+"""A FileWriter without a thread or a file: TensorFlow builds the events, the summary service writes them.
+
+Called by the Supervisor, the hooks and the user's program wherever TensorFlow's FileWriter would be.  Never
+blocks the caller, but in `flush` and `close`, and there never without end.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.summary.writer.writer import SummaryToEventTransformer
+
+from procsv.training.runtime.context import Runtime, StartingSink
+from procsv.training.runtime.event_streams import EventSink
+
+FLUSH_S_MAX = 30.0  # what `flush` and `close` wait for the service; then they warn and the records stay queued
+
+
+class HeldSink(StartingSink):
+    """The sink of a writer that may stay open between sessions: the run then stays, too, until it is closed.
+
+    So its events go on in the same file, as those of TensorFlow's writer do.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._is_held = False
+
+    def hold(self) -> None:
+        """Keeps the run alive until `close`; where a watchdog has it, it lives anyway."""
+        if not self._is_held and self._runtime.is_alone:
+            self._runtime.begin()
+            self._is_held = True
+
+    def close(self, writer: str, timeout_s: float) -> bool:
+        try:
+            return super().close(writer, timeout_s)
+        finally:
+            if self._is_held:
+                self._is_held = False
+                self._runtime.end()
+
+
+class SinkEventWriter:
+    """What SummaryToEventTransformer hands its events to: one stream after another of an EventSink."""
+
+    def __init__(self, sink: EventSink, logdir: str, filename_suffix: str, flush_s_max: float) -> None:
+        self._sink = sink
+        self._logdir = logdir
+        self._suffix = filename_suffix
+        self._flush_s_max = flush_s_max
+        tf.io.gfile.makedirs(logdir)
+        self._stream = sink.open(logdir, filename_suffix)
+        self._is_closed = False
+
+    def get_logdir(self) -> str:
+        return self._logdir
+
+    def add_event(self, event: Any) -> None:
+        """Takes an Event as it is now; nothing if closed."""
+        if not self._is_closed:
+            self._sink.add(self._stream, event.SerializeToString())
+
+    def flush(self) -> None:
+        if not self._is_closed and not self._sink.flush(self._stream, self._flush_s_max):
+            self._warn_of_late("flush")
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            if not self._sink.close(self._stream, self._flush_s_max):
+                self._warn_of_late("close")
+
+    def reopen(self) -> None:
+        if self._is_closed:
+            self._stream = self._sink.open(self._logdir, self._suffix)
+            self._is_closed = False
+
+    def _warn_of_late(self, what: str) -> None:
+        tf.compat.v1.logging.warning(
+            "procsv: %s of the event file in %s: %d records are not in it yet; they stay queued.",
+            what,
+            self._logdir,
+            self._sink.unwritten(self._stream),
+        )
+
+
+class SummaryWriter(tf.compat.v1.summary.FileWriter):
+    """tf.compat.v1.summary.FileWriter over an EventSink, its second argument.
+
+    Otherwise the same interface and same events; each `reopen` after a `close` begins a new event file, which appears with its
+    first event.  `max_queue` and `flush_secs` have no meaning here: nothing ever waits for room in the queue, and
+    events are on their way at once.  `flush` returns when the events are in the file.
+
+    With `session`, or a logdir that is not on a local file system ("gs://…"), TensorFlow's own writer does the
+    work, as the service cannot.
+
+    Raises RuntimeError if eager execution is enabled, like FileWriter.
+    """
+
+    def __init__(
+        self,
+        logdir: str | os.PathLike[str],
+        sink: EventSink,
+        graph: Any = None,
+        max_queue: int = 10,
+        flush_secs: float = 120,
+        graph_def: Any = None,
+        filename_suffix: str | None = None,
+        session: Any = None,
+        *,
+        flush_s_max: float = FLUSH_S_MAX,
+    ) -> None:
+        if session is not None or "://" in str(logdir) or tf.executing_eagerly():
+            super().__init__(logdir, graph, max_queue, flush_secs, graph_def, filename_suffix, session)
+            return
+        writer = SinkEventWriter(sink, str(logdir), filename_suffix or "", flush_s_max)
+        self._closed = False
+        # Past FileWriter's own constructor, which would start a thread and open a file.
+        SummaryToEventTransformer.__init__(self, writer, graph, graph_def)

@@ -1,0 +1,1 @@
+"""`procsv.Supervisor`: a drop-in for tf.compat.v1.train.Supervisor."""

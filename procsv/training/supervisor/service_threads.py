@@ -1,0 +1,204 @@
+"""The Supervisor's service threads: summaries, step counter, snapshots, and what `Supervisor.loop` starts.
+
+TensorFlow's own threads with what makes them fail mended: they work in the supervisor's graph (new threads of a
+plain TF2 program are in eager mode), keep time by the monotonic clock without bursts after a late call, take no
+batch from the input, and a summary that cannot be computed is reported without ending the training.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from procsv.base.clock import Clock
+from procsv.training.snapshots.training_run import TrainingRun
+from procsv.training.summaries.piggyback import Carrying, Errand
+from procsv.training.summaries.snapshot_scalars import SnapshotScalars
+
+tf1 = tf.compat.v1
+log = tf1.logging
+
+REPORTS_MAX = 10  # lines that a repeating report may log
+LOOK_AT_TURN_S = 1.0  # how often a waiting service looks whether another session has taken its place
+LOOK_S = 0.05  # how often a due summary looks whether a training step has taken it along
+CARRY_S_MIN, CARRY_RUNS_MIN = 5.0, 20  # so long, and so many runs, none of which could: it is run by itself
+
+
+class TimedThread(tf1.train.LooperThread):  # type: ignore[name-defined]  # tensorflow is untyped
+    """A LooperThread that works in a graph and keeps monotonic time; a missed tick is missed."""
+
+    def __init__(self, coord: Any, graph: Any, clock: Clock, interval_s: float | None, **target: Any) -> None:
+        super().__init__(coord, interval_s, **target)
+        self._graph, self._clock = graph, clock
+
+    def run(self) -> None:
+        with self._coord.stop_on_exception(), self._graph.as_default():
+            self.start_loop()
+            if self._timer_interval_secs is None:
+                while not self._coord.should_stop():
+                    self.run_loop()
+            else:
+                self._run_timed(self._timer_interval_secs)
+            self.stop_loop()
+
+    def _run_timed(self, interval_s: float) -> None:
+        due_s = self._clock.monotonic()
+        while not self._wait_for_end(max(0.0, due_s - self._clock.monotonic())):
+            self.run_loop()
+            due_s, late_s = due_s + interval_s, self._clock.monotonic() - due_s - interval_s
+            if late_s > 0:  # ticks that were missed are not made up for
+                due_s += interval_s * math.ceil(late_s / interval_s) if interval_s > 0 else late_s
+
+    def _wait_for_end(self, timeout_s: float) -> bool:
+        return bool(self._coord.wait_for_stop(timeout_s))
+
+
+class ServiceThread(TimedThread):
+    """A standard service of one session: it ends with the stop, or when another session has taken its place."""
+
+    def __init__(self, supervisor: Any, session: Any, run: TrainingRun, clock: Clock, interval_s: float) -> None:
+        super().__init__(supervisor.coord, supervisor._graph, clock, interval_s)
+        self._supervisor, self._session, self._training = supervisor, session, run
+
+    def _wait_for_end(self, timeout_s: float) -> bool:
+        until_s = self._clock.monotonic() + timeout_s
+        while not self._training.is_over:
+            left_s = until_s - self._clock.monotonic()
+            if super()._wait_for_end(max(0.0, min(left_s, LOOK_AT_TURN_S))):
+                return True
+            if left_s <= LOOK_AT_TURN_S:
+                break
+        return self._training.is_over
+
+
+def read_step(session: Any, global_step: Any) -> int:
+    """The global step as an int, whatever its rank ([] or [1]) and the thread's mode."""
+    return int(np.asarray(session.run(global_step)).reshape(()))
+
+
+class SVSummaryThread(ServiceThread):
+    """Computes the summary op every `save_summaries_secs`, along with a training step where it needs input."""
+
+    def __init__(self, supervisor: Any, session: Any, run: TrainingRun, clock: Clock) -> None:
+        super().__init__(supervisor, session, run, clock, supervisor.save_summaries_secs)
+        self._carrying = Carrying(supervisor.summary_op, supervisor._graph)
+        self._reported = 0
+        self._is_exhausted = False
+
+    def run_loop(self) -> None:
+        if self._carrying.is_harmless_alone or not self._run_along():
+            self._run_alone()
+
+    def _run_along(self) -> bool:
+        """Has a training step take the summary along; False if none does."""
+        boundary, clock = self._training.boundary, self._clock
+        errand = Errand(self._carrying, self._supervisor.summary_op, self._training.read_step)
+        from_s, from_runs = clock.monotonic(), boundary.runs + boundary.elsewhere
+        boundary.errand = errand
+        while not errand.is_over:
+            if self._wait_for_end(LOOK_S):
+                boundary.errand = None
+                return True
+            runs = boundary.runs + boundary.elsewhere - from_runs
+            if runs >= CARRY_RUNS_MIN and clock.monotonic() - from_s >= CARRY_S_MIN:
+                boundary.errand = None
+                return False
+        if errand.error is not None:
+            raise errand.error  # as an error of any service: the training stops, and it is raised from the block
+        if errand.value is not None:
+            self._write(errand.value, errand.step if self._supervisor.global_step is not None else None)
+        return True
+
+    def _run_alone(self) -> None:
+        supervisor = self._supervisor
+        if self._is_exhausted:
+            return
+        wanted = {"summary": supervisor.summary_op}
+        if supervisor.global_step is not None:
+            wanted["step"] = supervisor.global_step
+        try:
+            got = tf1.Session.run(self._session, wanted)
+        except tf.errors.InvalidArgumentError as error:
+            if not (self._carrying.needs_feed and "placeholder" in str(error).lower()):
+                raise
+            # It needs a feed that only a training step has.
+            if self._reported < REPORTS_MAX:
+                self._reported += 1
+                log.error("procsv: the summary op cannot be run by itself; training goes on without it: %s", error)
+            return
+        except tf.errors.OutOfRangeError as error:
+            self._is_exhausted = True
+            log.warning("procsv: the input of the summary op has ended, training goes on without it: %s", error)
+            return
+        self._write(got["summary"], int(np.asarray(got["step"]).reshape(())) if "step" in got else None)
+
+    def _write(self, summary: Any, step: int | None) -> None:
+        log.info("Recording summary at step %s.", step)
+        self._supervisor.summary_writer.add_summary(summary, step)
+
+
+class SVStepCounterThread(ServiceThread):
+    """Measures steps per second."""
+
+    def __init__(self, supervisor: Any, session: Any, run: TrainingRun, clock: Clock) -> None:
+        super().__init__(supervisor, session, run, clock, supervisor.save_summaries_secs)
+        self._tag = f"{supervisor.global_step.op.name}/sec"
+        self._last_s, self._last_step, self._logged = 0.0, 0, 0
+
+    def start_loop(self) -> None:
+        self._last_s = self._clock.monotonic()
+        self._last_step = self._training.read_step()
+
+    def run_loop(self) -> None:
+        step, now_s = self._training.read_step(), self._clock.monotonic()
+        elapsed_s = now_s - self._last_s
+        rate = (step - self._last_step) / elapsed_s if elapsed_s > 0 else float("inf")
+        self._last_s, self._last_step = now_s, step
+        summary = tf1.Summary(value=[tf1.Summary.Value(tag=self._tag, simple_value=rate)])
+        self._supervisor.summary_writer.add_summary(summary, step)
+        if self._logged < REPORTS_MAX:
+            self._logged += 1
+            log.info("%s: %g", self._tag, rate)
+
+
+class SVTimerCheckpointThread(ServiceThread):
+    """Takes snapshots by their cadence until the stop; the checkpoint service saves them."""
+
+    def __init__(self, supervisor: Any, session: Any, run: TrainingRun, clock: Clock) -> None:
+        super().__init__(supervisor, session, run, clock, supervisor.save_model_secs)
+
+    def run(self) -> None:
+        assert self._training.snapshots is not None
+        supervisor = self._supervisor
+        if supervisor.summary_writer and supervisor.save_summaries_secs:
+            every_s = supervisor.save_summaries_secs
+            scalars = SnapshotScalars(supervisor.summary_writer, every_s, self._training.read_step, self._clock)
+            self._training.snapshots.on_taken = scalars.write
+        with self._coord.stop_on_exception(), self._graph.as_default():
+            self._training.snapshots.run(self._wait)
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        """Until the stop or the end of this session's turn; a pause without end is looked into now and then."""
+        if timeout_s is not None:
+            return self._wait_for_end(timeout_s)
+        while not self._wait_for_end(1.0):
+            pass
+        return True
+
+
+def start_standard(supervisor: Any, session: Any, run: TrainingRun, clock: Clock) -> list[ServiceThread]:
+    """The services that `supervisor` is set up for, started, in the order of TensorFlow's."""
+    threads: list[ServiceThread] = []
+    if supervisor.save_summaries_secs and supervisor.summary_writer:
+        if supervisor.summary_op is not None:
+            threads.append(SVSummaryThread(supervisor, session, run, clock))
+        if supervisor.global_step is not None:
+            threads.append(SVStepCounterThread(supervisor, session, run, clock))
+    if run.snapshots is not None:
+        threads.append(SVTimerCheckpointThread(supervisor, session, run, clock))
+    for thread in threads:
+        thread.start()
+    return threads

@@ -1,0 +1,1 @@
+"""The watchdog's decisions: pure state machines from events and a time to actions."""

@@ -1,0 +1,260 @@
+"""What the watchdog's core hears and what it answers: events in, actions out.
+
+event_loop.py makes the events of what happens on pidfds, sockets and clocks, and carries the actions out; core.py only
+decides.  Every event of a process carries the incarnation that it is about: news of a dead one changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from procsv.base.run.run_file import NO_STEP
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from procsv.base.processes import Exit
+    from procsv.ipc.messaging.messages import Body, Finish, Message, TrainerEnded
+    from procsv.ipc.messaging.standby_channel import Word
+    from procsv.ipc.shm.heartbeat import Beat
+    from procsv.watchdog.core.restart_policy import LastWords
+
+TRAINER, CHECKPOINT, SUMMARY, WATCHDOG = "trainer", "checkpoint", "summary", "watchdog"
+STANDBY = "standby"  # its incarnation is a number of its own
+SERVICES = (CHECKPOINT, SUMMARY)  # in the order in which they are started
+AT_DISK, STOPPED = "at-disk", "stopped"  # what a process does: it waits for a disk, or is frozen by SIGSTOP
+
+
+# -- events --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    role: str
+    incarnation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotSpawned:
+    """The system would not start the process (EAGAIN, EMFILE, ENOMEM)."""
+
+    role: str
+    incarnation: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process is dead and reaped; with the last that is known of it."""
+
+    role: str
+    incarnation: int
+    exit: Exit
+    beat: Beat | None = None
+    words: LastWords | None = None
+    memory_step: int = NO_STEP  # of the newest whole snapshot it left
+    stacks: str = ""  # what faulthandler has written (of a service: to its log)
+    oom: str = ""  # the kernel's evidence that something was killed for want of memory
+    log: str = ""  # of a service, and how it ends
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TreeGone:
+    """Nothing of the dead trainer's tree is left, and the writer's lock is free."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message from the trainer or a service.  `answers`: what of ours it answers, if it does."""
+
+    role: str
+    incarnation: int
+    body: Body
+    answers: TrainerEnded | Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceReady:
+    """A service has acknowledged our Hello: it is serving."""
+
+    role: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed; with the pulse of each process that has one, by role."""
+
+    beats: dict[str, Beat] = field(default_factory=dict)
+    memory_step: int = NO_STEP
+    is_stopped: bool = False  # the trainer is frozen by SIGSTOP
+    room_bytes: int | None = None  # free memory, if it was looked at
+    doing: Mapping[str, str] = field(default_factory=dict)  # of services that are quiet: AT_DISK, STOPPED or ""
+
+
+@dataclass(frozen=True, slots=True)
+class StandbySaid:
+    """A standby has said a word on its line."""
+
+    number: int
+    word: Word
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """Standby `number` has answered: it is the trainer."""
+
+    number: int
+    incarnation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotPromoted:
+    """Standby `number` could not be told, and is as it was."""
+
+    number: int
+    incarnation: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecycleAsked:
+    """The trainer is to save, end, and be started again, free of charge."""
+
+    why: str
+    by_hand: bool  # then all failures are forgiven, and a delay is cut short
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """End the run.  `now`: do not wait for the program."""
+
+    source: str  # a signal's name, or "procsv stop"
+    now: bool
+    is_notice: bool = False  # the machine goes away
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptAsked:
+    """The trainer is to have this notice, and be killed when the grace is over; then it is started again."""
+
+    grace_s: float
+    source: str
+
+
+Event = (
+    Spawned
+    | NotSpawned
+    | Ended
+    | TreeGone
+    | Said
+    | ServiceReady
+    | Ticked
+    | RecycleAsked
+    | StopAsked
+    | PreemptAsked
+    | StandbySaid
+    | Promoted
+    | NotPromoted
+)
+
+
+# -- actions -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    role: str
+    incarnation: int
+    standby: str = ""  # of a standby: warm or hot
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """Standby `number` is to be trainer `incarnation`.  Answered by Promoted or NotPromoted, or it dies."""
+
+    number: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """To that process alone."""
+
+    role: str
+    incarnation: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillTree:
+    """SIGKILL to the process, its group and all that descends from it."""
+
+    role: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClearTree:
+    """The trainer is dead: kill what is left of its tree; TreeGone when the writer's lock is free."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Reliably, to the newest incarnation of `role`."""
+
+    role: str
+    body: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    event: str
+    role: str
+    incarnation: int
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRun:
+    """run.json: the state has changed (a changed step is written at the reactor's own pace)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A crash report is to be written."""
+
+    incarnation: int
+    sentence: str  # the cause, for people
+    cause: str
+    evidence: str
+    exit: Exit
+    words: LastWords | None
+    step: int
+    lost_steps: int
+    resume_step: int  # NO_STEP: from the beginning
+    stacks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One message to the terminal; `traceback` follows it as it is."""
+
+    text: str
+    is_bad: bool = False
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """The run is over: clear up and exit."""
+
+    exit_code: int
+    keep_memory: bool  # snapshots that could not be saved stay for the next launch
+
+
+Action = Spawn | Promote | Signal | KillTree | ClearTree | Tell | Journal | WriteRun | Report | Say | Quit

@@ -1,0 +1,62 @@
+"""When the faults of a plan are due, as far as the watchdog carries them out.
+
+Used by injector.py.  Pure: time and step are arguments.  Faults of the trainer at a step are the trainer's own business
+(procsv/training/snapshots/step_faults.py), for a step is over before a watchdog could know.
+"""
+
+from __future__ import annotations
+
+from procsv.faults.plan import Fault, Plan, interval_s
+
+OF_THE_TRAINER = frozenset({"kill", "segfault", "raise", "exit", "hang"})
+
+
+def is_the_trainers(fault: Fault) -> bool:
+    """Whether the trainer itself carries it out."""
+    return fault.target == "trainer" and fault.by_step and fault.action in OF_THE_TRAINER
+
+
+class Schedule:
+    """The faults that are still to come."""
+
+    def __init__(self, plan: Plan, done: list[int], now_s: float) -> None:
+        """`done`: how often each has happened in the life of the logdir.  `now_s`: the start of this launch."""
+        self._plan, self._done = plan, list(done)
+        self._due_s: dict[int, float] = {}
+        for number, fault in enumerate(plan.faults):
+            if not is_the_trainers(fault):
+                self._plan_next(number, fault, now_s)
+
+    def _plan_next(self, number: int, fault: Fault, now_s: float) -> None:
+        self._due_s.pop(number, None)
+        if fault.is_spent(self._done[number]):
+            return
+        if fault.after_s >= 0:
+            self._due_s[number] = now_s + fault.after_s
+        elif fault.every_s > 0:
+            self._due_s[number] = now_s + interval_s(self._plan, number, self._done[number])
+
+    def due(self, now_s: float, step: int) -> list[tuple[int, Fault]]:
+        """What is to happen now, with its number in the plan."""
+        return [
+            (number, fault)
+            for number, fault in enumerate(self._plan.faults)
+            if self._is_due(number, fault, now_s, step)
+        ]
+
+    def _is_due(self, number: int, fault: Fault, now_s: float, step: int) -> bool:
+        done = self._done[number]
+        if is_the_trainers(fault) or fault.is_spent(done):
+            return False
+        if fault.by_step:
+            return step >= fault.due_step(done)
+        return now_s >= self._due_s[number]
+
+    def happened(self, number: int, now_s: float) -> None:
+        """It was carried out."""
+        self._done[number] += 1
+        self._plan_next(number, self._plan.faults[number], now_s)
+
+    def next_due_s(self) -> float | None:
+        """When a fault is due whatever the step; None if there is no such fault."""
+        return min(self._due_s.values(), default=None)

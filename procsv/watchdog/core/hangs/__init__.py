@@ -1,0 +1,1 @@
+"""Hang detection: liveness of trainers and services, and the escalation that ends a process."""

@@ -1,0 +1,124 @@
+"""Ending a process that hangs: its stacks first, then SIGABRT, then SIGKILL to its whole tree.
+
+Used by trainer.py for the trainer, by service.py for a service.  Pure.  The ladder:
+
+    found          hang_detected is journaled; DUMP_SIGNAL makes faulthandler write all stacks, in C, GIL held or not
+    5 s later      SIGABRT, and SIGCONT for one that is stopped: faulthandler writes (once more), and it dies
+    10 s later     SIGKILL to the tree
+    30 s later     a trainer is called unkillable (trainer.py): no second one is started beside it
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from procsv.base.stack_dump import DUMP_SIGNAL
+from procsv.base.units import show_duration
+from procsv.watchdog.core.events import TRAINER, Action, Journal, Say, Signal
+from procsv.watchdog.core.hangs.stack_parser import where_it_stood
+
+if TYPE_CHECKING:
+    from procsv.base.processes import Exit
+    from procsv.ipc.shm.heartbeat import Beat
+    from procsv.watchdog.core.hangs.trainer_liveness import Hang
+
+ENDED_BY_US = (signal.SIGABRT, signal.SIGKILL, DUMP_SIGNAL)  # the last: before the bootstrap had armed faulthandler
+
+
+class Alive(Protocol):
+    """What judges a process: trainer_liveness.py a trainer, service_liveness.py a service."""
+
+    def begin(self, now_s: float) -> None: ...
+    def look(self, beat: Beat | None, now_s: float, waits_for_disk: bool = False) -> None: ...
+    def hang(self, now_s: float) -> Hang | None: ...
+    def found(self, hang: Hang) -> None: ...
+
+
+L = TypeVar("L", bound=Alive)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Of the ladder, in seconds."""
+
+    abort_s: float = 5.0  # from the dump
+    kill_s: float = 10.0  # from SIGABRT
+
+
+@dataclass(slots=True)
+class Hanging(Generic[L]):
+    """The process of a role that runs: does it hang, and how far is its ending?"""
+
+    role: str
+    liveness: L
+    waits: Waits
+    out: list[Action]
+    hang: Hang | None = None
+    was_stopped: bool = False  # frozen by SIGSTOP when it was found
+    _abort_s: float | None = None
+    _kill_s: float | None = None
+    _watches: bool = field(default=False)
+
+    def begin(self, now_s: float) -> None:
+        """A new process."""
+        self.liveness.begin(now_s)
+        self.hang, self._watches = None, True
+        self._abort_s = self._kill_s = None
+
+    def end(self) -> None:
+        """It is dead, or asked to stop, for which there is a deadline of its own."""
+        self._watches = False
+        self._abort_s = self._kill_s = None
+
+    def is_found(self, beat: Beat | None, is_stopped: bool, now_s: float, waits_for_disk: bool = False) -> bool:
+        """Looks at the pulse; True once, when it is found hanging."""
+        if not self._watches or self.hang is not None:
+            return False
+        self.liveness.look(beat, now_s, waits_for_disk)
+        self.hang, self.was_stopped = self.liveness.hang(now_s), is_stopped
+        return self.hang is not None
+
+    def begin_ladder(self, incarnation: int, now_s: float) -> None:
+        hang = self.hang
+        assert hang is not None, "a ladder without a hang"
+        if not self.was_stopped:  # what somebody has frozen is not slow
+            self.liveness.found(hang)
+        phase, seconds = hang.phase.name.lower(), round(hang.seconds, 1)
+        fields = {"phase": phase, "seconds": seconds, "step": hang.step}
+        self.out.append(Journal("hang_detected", self.role, incarnation, fields))
+        who = f"trainer {incarnation}" if self.role == TRAINER else f"the {self.role} service"
+        self.out.append(Say(f"{who} hangs: {self._what()}; ending it", is_bad=True))
+        if not self.was_stopped:  # else it would wait, and write into the middle of what SIGABRT writes
+            self.out.append(Signal(self.role, incarnation, DUMP_SIGNAL))
+        self._abort_s = now_s + self.waits.abort_s
+
+    def is_to_be_killed(self, incarnation: int, now_s: float) -> bool:
+        """Goes on with the ladder; True once, when only SIGKILL is left."""
+        if self._abort_s is not None and now_s >= self._abort_s:
+            self._abort_s, self._kill_s = None, now_s + self.waits.kill_s
+            self.out.append(Signal(self.role, incarnation, signal.SIGABRT))
+            self.out.append(Signal(self.role, incarnation, signal.SIGCONT))
+        if self._kill_s is not None and now_s >= self._kill_s:
+            self._kill_s = None
+            return True
+        return False
+
+    def next_due_s(self) -> float | None:
+        return self._abort_s if self._abort_s is not None else self._kill_s
+
+    def evidence(self, exit: Exit, stacks: str) -> str:
+        """Why it is dead, if that is its hanging; "" if it is not."""
+        if self.hang is None or exit.signal not in ENDED_BY_US:
+            return ""
+        where = where_it_stood(stacks)
+        return self._what() + (f"; its main thread was in {where}" if where else "") + f"; ended with {exit}"
+
+    def _what(self) -> str:
+        assert self.hang is not None
+        phase, limit = self.hang.phase.name.lower(), show_duration(self.hang.limit_s)
+        frozen = ", the process being stopped (SIGSTOP)" if self.was_stopped else ""
+        if self.hang.told:
+            return self.hang.told + frozen
+        return f"no progress for {show_duration(self.hang.seconds)} in phase {phase}, which may take {limit}{frozen}"

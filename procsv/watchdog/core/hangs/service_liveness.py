@@ -1,0 +1,93 @@
+"""Is a service alive?  Its main loop has to come round, and a job that it has must get on, however slowly.
+
+Used by escalation.py, for service.py.  Pure: pulse, time, and what the process is doing are arguments.
+
+    what                                          at most
+    its first beat                                300 s    (import)
+    its main loop comes round (it beats)          60 s     (service): once a second at least, when it is well
+    the same, while it writes records itself      900 s    (save)
+    its job moves: a MiB written or read, an      300 s    half of (restore), so that a trainer which waits for the job
+    fsync, a rename                                        is not taken for the one that hangs; and of (save)
+
+Both services do little on their main thread, so a beat of it does prove something.  Time that a thread of it spends waiting for
+a disk (state D) does not count: a disk may be as slow as it is, and what waits there could not be killed.  Nor does time in
+which the watchdog itself did not look.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from procsv.base.units import show_duration
+from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Phase
+from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, Hang, Limits
+
+if TYPE_CHECKING:
+    from procsv.ipc.shm.heartbeat import Beat
+
+QUIET_S_MIN = 2.0  # without a beat, or with a job that stands still: from here on its process is looked at
+DOUBLED_MAX = 6  # times; of a limit
+
+
+@dataclass(slots=True)
+class ServiceLiveness:
+    """One service's processes, one after the other.  What is remembered of hangs outlives them, until a job is done."""
+
+    limits: Limits
+    _last: Beat | None = None
+    _silent_s: float = 0.0  # since the last beat, as far as we looked
+    _still_s: float = 0.0  # since the job moved
+    _looked_s: float = 0.0
+    _hangs: int = 0  # in a row, with no job done between
+
+    def begin(self, now_s: float) -> None:
+        """A new process is started."""
+        self._last = None
+        self._silent_s = self._still_s = 0.0
+        self._looked_s = now_s
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is worth looking what its process is doing."""
+        return max(self._silent_s, self._still_s) >= QUIET_S_MIN
+
+    def look(self, beat: Beat | None, now_s: float, waits_for_disk: bool = False) -> None:
+        """The pulse as it is now, None before the first; and whether a thread of the process is in the disk's hands."""
+        passed_s = min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
+        self._looked_s, last = now_s, self._last
+        self._last = beat or last
+        has_beaten = beat is not None and (last is None or beat.beat_s != last.beat_s)
+        has_moved = beat is None or beat.moved in (0, LOOP_AT_DISK) or last is None or beat.moved != last.moved
+        self._silent_s = 0.0 if has_beaten or waits_for_disk else self._silent_s + passed_s
+        self._still_s = 0.0 if has_moved or waits_for_disk else self._still_s + passed_s
+        if beat is not None and beat.work > (last.work if last is not None else 0):
+            self._hangs = 0
+
+    def hang(self, now_s: float) -> Hang | None:
+        """Whether a deadline has passed."""
+        if not self.limits.is_on:
+            return None
+        begins = self._last is None
+        at_disk = self._last is not None and self._last.moved == LOOP_AT_DISK
+        waits_s = self.limits.phase_s[Phase.SAVE] if at_disk else self.limits.service_s
+        silent_s = self._limit_s(self.limits.phase_s[Phase.IMPORT] if begins else waits_s)
+        still_s = self._limit_s(min(self.limits.phase_s[phase] for phase in (Phase.RESTORE, Phase.SAVE)) / 2)
+        if self._silent_s > silent_s:
+            what = "has not begun to serve" if begins else "its loop has not come round"
+            return self._found(what, self._silent_s, silent_s)
+        if self._still_s > still_s:
+            return self._found("its job has not moved", self._still_s, still_s)
+        return None
+
+    def found(self, hang: Hang) -> None:
+        """A hang is acted upon.  The next process gets twice the time, until one has done a job."""
+        self._hangs += 1
+
+    def _limit_s(self, limit_s: float) -> float:
+        return float(limit_s * 2 ** min(self._hangs, DOUBLED_MAX))
+
+    def _found(self, what: str, seconds: float, limit_s: float) -> Hang:
+        phase, step = (self._last.phase, self._last.step) if self._last is not None else (Phase.IMPORT, -1)
+        told = f"{what} for {show_duration(seconds)}, and may take {show_duration(limit_s)}"
+        return Hang(phase, seconds, limit_s, step, told)

@@ -1,0 +1,79 @@
+"""Reads what faulthandler has written of a process's stacks: which frame was the main thread in?
+
+Used by escalation.py and by crash reports.  Pure: text in, words out.  A dump lists the threads from the newest to the
+oldest, which is the main thread, and each with its innermost frame first.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import procsv
+
+_TITLE = re.compile(r"^(Current thread|Thread) .*\(most recent call first\):$")
+_FRAME = re.compile(r'^ {2}File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_FATAL = re.compile(r"^Fatal Python error: (?P<what>.*)$", re.MULTILINE)
+
+# Frames in here are not the program's own.
+_LIBRARIES = tuple({*sysconfig.get_paths().values(), str(Path(procsv.__file__).parent), "<frozen", "<string>"})
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    file: str
+    line: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file}:{self.line})"
+
+    @property
+    def is_the_programs(self) -> bool:
+        return not self.file.startswith(_LIBRARIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One thread's, innermost frame first."""
+
+    is_current: bool  # it ran when the dump was made; after a crash, it is the one that crashed
+    frames: tuple[Frame, ...]
+
+
+def read_stacks(text: str) -> list[Stack]:
+    """The threads of the first dump in `text`, as they stand there."""
+    found: list[tuple[bool, list[Frame]]] = []
+    for line in text.splitlines():
+        title = _TITLE.match(line)
+        if title is not None:
+            found.append((title[1] == "Current thread", []))
+        elif (frame := _FRAME.match(line)) is not None and found:
+            found[-1][1].append(Frame(frame["file"], frame["line"], frame["function"]))
+        elif found and _FATAL.match(line):
+            break  # a second dump
+    return [Stack(is_current, tuple(frames)) for is_current, frames in found]
+
+
+def where_it_stood(text: str) -> str:
+    """Where the main thread was, for people: the program's own innermost frame, and the library's that it had called."""
+    stacks = read_stacks(text)
+    return _describe(stacks[-1]) if stacks else ""
+
+
+def where_it_crashed(text: str) -> str:
+    """Where the thread was that a fatal signal hit; "" without such a dump."""
+    current = [stack for stack in read_stacks(text) if stack.is_current] if _FATAL.search(text) else []
+    return _describe(current[0]) if current else ""
+
+
+def _describe(stack: Stack) -> str:
+    if not stack.frames:
+        return ""
+    inner = stack.frames[0]
+    own = next((frame for frame in stack.frames if frame.is_the_programs), None)
+    if own is None or own == inner:
+        return str(inner)
+    return f"{own}, which had called {inner}"

@@ -1,0 +1,177 @@
+"""Is the trainer getting anywhere?  A deadline for each phase, a learned one for a step.
+
+Used by escalation.py.  Pure: the pulse and the time are arguments.  What counts is progress, which the pulse shows: a new
+phase, a new step, a call of the session that has ended, a module that was imported.  That a process answers, or beats, proves
+nothing: a thread of it may do that while training is stuck.
+
+    phase     at most                                                    progress within it
+    import    300 s       until the session is asked for                 a module imported
+    connect   1800 s      until the state is being loaded                -
+    restore   600 s                                                      -
+    compile   1800 s      until the first step has ended                 a call ended
+    step      20 x the median step, within 120 s and 1800 s; or as told  a call ended, the step rose
+    save      900 s       the last checkpoint, a Saver's own             -
+    stop      900 s       threads are joined, the program has returned   -
+    idle      unlimited   between two sessions, and after the last       -
+
+`procsv.extend(seconds)` pushes whatever deadline there is.  Time in which the watchdog itself did not look (it was
+stopped, or the whole machine was) does not count.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from procsv.ipc.shm.heartbeat import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from procsv.ipc.shm.heartbeat import Beat
+
+PHASE_S_MAX: Mapping[Phase, float] = {
+    Phase.IMPORT: 300.0,
+    Phase.CONNECT: 1800.0,
+    Phase.RESTORE: 600.0,
+    Phase.COMPILE: 1800.0,
+    Phase.SAVE: 900.0,
+    Phase.STOP: 900.0,
+    Phase.IDLE: math.inf,
+}
+SERVICE_S_MAX = 60.0
+STEP_S_LEAST, STEP_S_MOST = 120.0, 1800.0  # of the learned limit
+STEP_MEDIANS = 20.0  # the limit is so many times the median step
+STEPS_KNOWN_MIN = 3  # measured before the median is believed; until then a step may take STEP_S_MOST
+STEPS_KNOWN_MAX = 201  # measured last; the median is over these
+LOOK_GAP_S_MAX = 5.0  # between two looks; of a longer gap only so much counts
+SILENT_S_MIN = 10.0  # a pulse that has not been written for so long makes a trainer suspect, and nothing more
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """As `procsv launch` was told."""
+
+    is_on: bool = True
+    step_s: float | None = None  # None: learned
+    phase_s: Mapping[Phase, float] = field(default_factory=lambda: PHASE_S_MAX)
+    service_s: float = SERVICE_S_MAX  # of a service: between two beats
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """No progress for longer than the phase allows."""
+
+    phase: Phase
+    seconds: float
+    limit_s: float
+    step: int
+    told: str = ""  # where there is more to say than the phase
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """How long a step takes, by its median; `known_s` is what an earlier launch has learned (0.0: nothing)."""
+
+    known_s: float = 0.0
+    _measured: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_KNOWN_MAX))
+
+    def add(self, seconds: float) -> None:
+        self._measured.append(seconds)
+
+    @property
+    def median_s(self) -> float:
+        """0.0 as long as nothing is known."""
+        if len(self._measured) < STEPS_KNOWN_MIN:
+            return self.known_s
+        return statistics.median(self._measured)
+
+    @property
+    def limit_s(self) -> float:
+        median_s = self.median_s
+        if not median_s:
+            return STEP_S_MOST
+        return min(STEP_S_MOST, max(STEP_S_LEAST, STEP_MEDIANS * median_s))
+
+
+@dataclass(slots=True)
+class Liveness:
+    """One task's trainers, one after the other.  `steps` outlives them, and so does the record of hangs."""
+
+    limits: Limits
+    steps: StepTimes
+    _last: Beat | None = None
+    _quiet_s: float = 0.0  # since the last progress, as far as we looked
+    _looked_s: float = 0.0
+    _stepped_s: float | None = None  # when the step last rose
+    _hang_step: int = -1  # the highest at which a hang was found
+    _hangs: Counter[Phase] = field(default_factory=Counter)  # with no step beyond that one since
+
+    def begin(self, now_s: float) -> None:
+        """A new trainer is started: nothing that the one before said counts for it."""
+        self._last, self._stepped_s = None, None
+        self._quiet_s, self._looked_s = 0.0, now_s
+
+    def look(self, beat: Beat | None, now_s: float, waits_for_disk: bool = False) -> None:
+        """The pulse as it is now; None before the first.  A trainer that waits for a disk makes no progress all the same."""
+        self._quiet_s += min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
+        self._looked_s = now_s
+        last = self._last
+        if beat is None or (last is not None and _progress(beat) == _progress(last)):
+            self._last = beat or last
+            return
+        self._quiet_s, self._last = 0.0, beat
+        self._measure(last, beat, now_s)
+
+    def _measure(self, last: Beat | None, beat: Beat, now_s: float) -> None:
+        if beat.phase is not Phase.STEP or last is None or last.phase is not Phase.STEP:
+            self._stepped_s = now_s if beat.phase is Phase.STEP else None
+            return
+        steps = beat.step - last.step if beat.step >= 0 else beat.work - last.work
+        if steps <= 0:
+            return
+        if self._stepped_s is not None:
+            self.steps.add((now_s - self._stepped_s) / steps)
+        self._stepped_s = now_s
+        if beat.step > self._hang_step:
+            self._hangs.clear()
+
+    def hang(self, now_s: float) -> Hang | None:
+        """Whether the deadline has passed."""
+        phase = self._last.phase if self._last is not None else Phase.IMPORT
+        limit_s = self.limit_s(phase)
+        extended_s = self._last.extended_s if self._last is not None else 0.0
+        if not self.limits.is_on or self._quiet_s <= limit_s or now_s <= extended_s:
+            return None
+        return Hang(phase, self._quiet_s, limit_s, self._last.step if self._last is not None else -1)
+
+    def found(self, hang: Hang) -> None:
+        """A hang is acted upon.  The next try gets twice the time, unless the limit is what the user has said."""
+        self._hangs[hang.phase] += 1
+        self._hang_step = max(self._hang_step, hang.step)
+
+    def limit_s(self, phase: Phase) -> float:
+        """How long `phase` may go without progress.
+
+        Twice as long after each hang that led to no new step: a program that is only slow (it loads its data for ten
+        minutes, say) is not killed at the same place for ever.
+        """
+        again = 2.0 ** min(self._hangs[phase], 10)
+        if phase is not Phase.STEP:
+            told_s = self.limits.step_s or 0.0
+            # The first step is a step, too: whoever allows an hour for one allows it for the first.
+            return max(self.limits.phase_s[phase] * again, told_s if phase is Phase.COMPILE else 0.0)
+        if self.limits.step_s is not None:
+            return self.limits.step_s
+        return min(STEP_S_MOST, self.steps.limit_s * again)
+
+    def is_silent(self, now_s: float) -> bool:
+        """Whether the pulse itself has stopped: frozen, or a call that lets no other thread run.  Proves nothing."""
+        return self._last is not None and now_s - self._last.beat_s > SILENT_S_MIN
+
+
+def _progress(beat: Beat) -> tuple[Phase, int, int]:
+    return beat.phase, beat.step, beat.work

@@ -1,0 +1,339 @@
+"""Restart rules: what an exit means, how long to wait, and when to give up.
+
+Used by trainer.py for the trainer and by service.py for the services.  Pure: time, the random source and every fact are
+arguments.  Failures are counted against progress, which is a newly durable step, never against uptime: a trainer that
+imports for a minute, restores, and dies at the same step every time is no healthier for the minute.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from procsv.base.run.run_file import NO_STEP
+
+if TYPE_CHECKING:
+    import random
+
+    from procsv.base.processes import Exit
+
+EXIT_DONE, EXIT_CHECKPOINTED = 0, 75
+EXITS_PERMANENT = {78: "configuration error", 126: "cannot be executed", 127: "not found"}
+PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
+RETURNS_AT_ONCE = 5  # exits 75 in a row with nothing saved between them that cost no delay; more of them are a loop
+RECYCLES_AT_ONCE = 1
+USAGE_EXIT = 2  # what argparse ends with; permanent as long as the program has never trained
+
+SERVICE_KILLS = 4  # times as many deaths by SIGKILL as others may a service die before the run fails
+JITTER = 0.2  # of every delay, either way: many runs that died of one cause do not come back at one moment
+
+_CRASH_SIGNALS = frozenset(
+    getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
+)
+
+
+class LastWords(msgspec.Struct, frozen=True):
+    """What a trainer's excepthook wrote of the exception that ended it."""
+
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    step: int | None = None
+    permanent: bool = False
+
+
+class Kind(Enum):
+    """The classes of exits."""
+
+    DONE = auto()
+    CHECKPOINTED = auto()
+    PERMANENT = auto()
+    FAILURE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a process ended, for the journal and for people; "unknown" is better than a guess."""
+
+    word: str  # completed, stopped, exception, exit-code, killed, oom, crashed, hang, unknown
+    evidence: str
+
+
+def classify(exit: Exit) -> Kind:
+    if exit.code == EXIT_DONE:
+        return Kind.DONE
+    if exit.code == EXIT_CHECKPOINTED:
+        return Kind.CHECKPOINTED
+    return Kind.PERMANENT if exit.code in EXITS_PERMANENT else Kind.FAILURE
+
+
+def find_cause(
+    exit: Exit,
+    words: LastWords | None,
+    stop_asked: bool,
+    we_killed: str,
+    hang: str = "",
+    oom: str = "",
+    where: str = "",
+) -> Cause:
+    """The cause of an exit.
+
+    `we_killed` says why the watchdog itself has sent SIGKILL, `hang` why it has ended a trainer that hung ("" if it has not).
+    `oom` is the kernel's evidence that it has killed for want of memory, `where` the
+    frame that a fatal signal hit.
+    """
+    if hang:
+        return Cause("hang", hang)
+    if exit.signal == signal.SIGKILL and we_killed:
+        return Cause("stopped", f"SIGKILL, sent by procsv: {we_killed}")
+    if exit.signal == signal.SIGKILL and oom:
+        return Cause("oom", f"SIGKILL: {oom}")
+    if exit.code not in (None, EXIT_DONE, EXIT_CHECKPOINTED) and words is not None and words.type:
+        return Cause("exception", f"{words.type}: {_first_line(words.message)}".rstrip(": "))
+    if stop_asked and (exit.code in (EXIT_DONE, EXIT_CHECKPOINTED) or exit.signal == signal.SIGTERM):
+        return Cause("stopped", f"{exit}, after it was asked to stop")
+    if exit.code == EXIT_DONE:
+        return Cause("completed", "exit code 0")
+    if exit.code == EXIT_CHECKPOINTED:
+        return Cause("exit-code", "exit code 75: checkpointed, asks to be started again")
+    if exit.code in EXITS_PERMANENT:
+        return Cause("exit-code", f"{exit}: {EXITS_PERMANENT[exit.code]}, says the program")
+    if exit.code is not None:
+        return Cause("exit-code", str(exit))
+    if exit.signal in _CRASH_SIGNALS:
+        return Cause("crashed", f"{exit} in {where}" if where else str(exit))
+    if exit.signal is not None:
+        return Cause("killed", f"{exit}, sender unknown")
+    return Cause("unknown", "no exit status")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:300]
+
+
+# -- the trainer ---------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """As `procsv launch` was told."""
+
+    failures_max: int = 5  # consecutive ones with no newly durable step; then given up
+    delay_s_min: float = 1.0
+    delay_s_max: float = 60.0
+    early_failures_max: int = 2  # exceptions or exit codes before the first step ever; then given up
+    same_failures_max: int = 3  # of one exception at one step; then given up as deterministic
+    suspect_crashes_max: int = 2  # of what was resumed from one state; then an older one is resumed from
+    service_failures_max: int = 5  # of one service within service_period_s; then the run fails
+    service_period_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One end of a trainer that was not asked for."""
+
+    exit: Exit
+    words: LastWords | None
+    step: int  # as last read; NO_STEP if it never said one
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """`is_final` False: a step that is being saved right now may yet count as progress; look again then."""
+
+    why: str
+    is_final: bool
+
+
+Verdict = Restart | GiveUp
+
+
+@dataclass(slots=True)
+class History:
+    """What counts of a task's past, within one launch."""
+
+    policy: Policy
+    rng: random.Random
+    no_progress_count: int = 0
+    durable_step: int = NO_STEP  # the highest that counted as progress
+    was_ready: bool = False  # a first step has ended in this launch
+    _idle_returns: int = 0  # exits 75 in a row with no progress between
+    _early: int = 0
+    _same: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    _crashes_from: Counter[int] = field(default_factory=Counter)  # by the step that was resumed from
+    _has_gone_back: bool = False  # before a suspect state, and no newer step has become durable since
+
+    def ready(self, restored_step: int) -> None:
+        """The first step after a restore has ended: what it was restored from is no progress of this launch.
+
+        Progress counts from an older state that had to do; not from one that was chosen because a newer one is suspect:
+        what is only made again, up to the same crash, would forgive that crash for ever.
+        """
+        if not self.was_ready or (restored_step < self.durable_step and not self._has_gone_back):
+            self.durable_step = restored_step
+        self.was_ready = True
+
+    def durable(self, step: int) -> bool:
+        """`step` is safe on disk.  True if that is progress: then failures are forgiven."""
+        if step <= self.durable_step:
+            return False
+        self.durable_step = step
+        self.no_progress_count = self._idle_returns = 0
+        self._crashes_from.clear()
+        self._has_gone_back = False
+        self._same = Counter({key: count for key, count in self._same.items() if key[2] >= step})
+        return True
+
+    def weigh(self, death: Death, has_standby: bool = False) -> Verdict:
+        """Counts a death: start again after a delay, or give up?
+
+        `has_standby`: the next trainer is there already.  The first failure after progress then costs no delay: it
+        says nothing yet of whether the next start will fare better.
+        """
+        kind = classify(death.exit)
+        if kind is Kind.CHECKPOINTED:
+            return self._weigh_return(RETURNS_AT_ONCE)
+        permanent = self._permanent(death, kind)
+        if permanent:
+            self.no_progress_count += 1
+            return GiveUp(permanent, is_final=True)
+        self.no_progress_count += 1
+        early = self._early_failure(death)
+        if early:
+            return GiveUp(early, is_final=True)
+        same = self._same_failure(death)
+        if same:
+            return GiveUp(same, is_final=True)
+        if self.is_spent():
+            return GiveUp(self.spent_why(), is_final=False)
+        return Restart(0.0 if has_standby and self.no_progress_count == 1 else self.delay_s())
+
+    def is_spent(self) -> bool:
+        return self.no_progress_count >= self.policy.failures_max
+
+    def spent_why(self) -> str:
+        return f"{self.no_progress_count} failures in a row with no newly durable step"
+
+    def delay_s(self) -> float:
+        """The delay after the failures so far."""
+        return self._jittered(self.policy.delay_s_min * 2 ** min(max(self.no_progress_count - 1, 0), 32))
+
+    def suspects(self, death: Death, resumed_step: int, newest_step: int) -> bool:
+        """Whether the state that the dead trainer was resumed from may be the cause.
+
+        Its own crashes count, not what was done to it from outside; and none counts where a newer state is left.
+        """
+        by_itself = death.exit.code is not None or death.exit.signal in _CRASH_SIGNALS
+        if resumed_step < 0 or newest_step > resumed_step or not by_itself:
+            return False
+        self._crashes_from[resumed_step] += 1
+        is_suspect = self._crashes_from[resumed_step] >= self.policy.suspect_crashes_max
+        self._has_gone_back = self._has_gone_back or is_suspect
+        return is_suspect
+
+    def forgive(self) -> None:
+        """Somebody looks after it by hand: the count of failures begins anew."""
+        self.no_progress_count = self._idle_returns = self._early = 0
+        self._same.clear()
+        self._crashes_from.clear()
+        self._has_gone_back = False
+
+    def weigh_recycle(self) -> Restart:
+        """A planned restart is free; one that follows another with nothing saved between is slowed down."""
+        return self._weigh_return(RECYCLES_AT_ONCE)
+
+    def not_spawned(self) -> Restart:
+        """The system would not start a process (EAGAIN, ENOMEM): not the trainer's failure."""
+        return Restart(self._jittered(self.policy.delay_s_min))
+
+    def _weigh_return(self, at_once: int) -> Restart:
+        """Exit 75 is free and immediate; a program that goes on saving nothing new and comes back is slowed down."""
+        self._idle_returns += 1
+        late = self._idle_returns - at_once
+        if late <= 0:
+            return Restart(0.0)
+        return Restart(self._jittered(self.policy.delay_s_min * 2 ** min(late - 1, 32)))
+
+    def _jittered(self, delay_s: float) -> float:
+        return min(delay_s, self.policy.delay_s_max) * self.rng.uniform(1 - JITTER, 1 + JITTER)
+
+    def _permanent(self, death: Death, kind: Kind) -> str:
+        if kind is Kind.PERMANENT:
+            return f"{death.exit} says that starting it again would not help"
+        if self.was_ready or death.exit.code is None:
+            return ""
+        words = death.words
+        if words is not None and words.type:
+            name = words.type.rpartition(".")[2]
+            if words.permanent or name in PERMANENT_EXCEPTIONS:
+                return f"{name} before the first step: starting it again would not help"
+        elif death.exit.code == USAGE_EXIT:
+            return "exit code 2 before the first step: the program does not understand its arguments"
+        return ""
+
+    def _early_failure(self, death: Death) -> str:
+        if self.was_ready or death.exit.code is None:
+            return ""
+        self._early += 1
+        return f"{self._early} failures before the first step" if self._early >= self.policy.early_failures_max else ""
+
+    def _same_failure(self, death: Death) -> str:
+        words = death.words
+        if words is None or not words.type or death.exit.code is None:
+            return ""
+        step = death.step if words.step is None else words.step
+        key = (words.type, _fingerprint(words.message), step)
+        self._same[key] += 1
+        if self._same[key] < self.policy.same_failures_max:
+            return ""
+        return f"deterministic: {words.type} at step {step}, {self._same[key]} times"
+
+
+def _fingerprint(message: str) -> str:
+    """A message without what differs each time: addresses."""
+    return re.sub(r"0x[0-9a-fA-F]+", "0x", _first_line(message))
+
+
+# -- services ------------------------------------------------------------------------------------------------
+class ServiceDeath(Enum):
+    IDLE = auto()  # killed from outside while it had nothing to do: never counts
+    KILLED = auto()  # SIGKILL before it was ready or at work: from outside, but again and again it means no memory
+    FAILED = auto()  # anything else before it was ready or at work, and its own exit
+    HUNG = auto()  # ended by us, as it got nowhere: counted however long ago it is, until a job is done
+
+
+@dataclass(slots=True)
+class ServiceHistory:
+    """The deaths of one service that count, each kind in a window of the policy's period."""
+
+    policy: Policy = field(default_factory=Policy)
+    _deaths_s: dict[ServiceDeath, list[float]] = field(default_factory=dict)
+
+    def worked(self) -> None:
+        """It has completed a job."""
+        self._deaths_s.clear()
+
+    def died(self, death: ServiceDeath, now_s: float) -> float | None:
+        """Seconds until the next start, or None if the run is to fail."""
+        if death is ServiceDeath.IDLE:
+            return 0.0
+        policy = self.policy
+        period_s = math.inf if death is ServiceDeath.HUNG else policy.service_period_s
+        recent = [death_s for death_s in self._deaths_s.get(death, []) if now_s - death_s < period_s]
+        recent.append(now_s)
+        self._deaths_s[death] = recent
+        if death is ServiceDeath.HUNG:
+            return 0.1 if len(recent) < policy.service_failures_max else None
+        if death is ServiceDeath.KILLED:
+            return 0.1 if len(recent) < SERVICE_KILLS * policy.service_failures_max else None
+        return 0.1 * 4.0 ** (len(recent) - 1) if len(recent) < policy.service_failures_max else None

@@ -1,0 +1,82 @@
+"""How saving goes: what the checkpoint service says of it, for the journal, the terminal and `status`.
+
+Used by core.py.  Pure.  A failing save is tried again and again; it is journaled and said once for each change of what is
+wrong, and shown in `status` until a save succeeds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from procsv.base.text import gist
+from procsv.ipc.messaging.messages import Durable, SavedKey, SaveFailed, Unwritable
+from procsv.watchdog.core.events import CHECKPOINT, Action, Journal, Say
+
+if TYPE_CHECKING:
+    from typing import Any
+
+REMEMBERED_MAX = 1000  # checkpoints that are in the journal already
+
+
+@dataclass(slots=True)
+class Saves:
+    """The news of one run's checkpoints."""
+
+    try_s: float | None = None  # monotonic time of the next try, while saves fail
+    _error: str = ""
+    _trouble: str = ""
+    _said: str = ""  # the gist of what was last journaled
+    _known: OrderedDict[SavedKey, None] = field(default_factory=OrderedDict)
+
+    @property
+    def error(self) -> str:
+        """Why the newest state is not on disk; "" if saving works."""
+        return self._error or self._trouble
+
+    def is_news(self, news: Durable) -> bool:
+        """Whether this checkpoint has not been heard of: it is said to all, and once more to whoever asked."""
+        if news.key in self._known:
+            return False
+        self._known[news.key] = None
+        while len(self._known) > REMEMBERED_MAX:
+            self._known.popitem(last=False)
+        return True
+
+    def durable(self, news: Durable, incarnation: int) -> list[Action]:
+        """What is journaled and said of a checkpoint that is news.  A save of the program's own proves nothing of ours."""
+        fields = {
+            "step": news.step,
+            "path": news.path,
+            "reason": news.reason,
+            "bytes": news.bytes,
+            "seconds": round(news.seconds, 3),
+            "trainer": news.incarnation,
+        }
+        out: list[Action] = [Journal("checkpoint_durable", CHECKPOINT, incarnation, fields)]
+        if self._error and news.sequence:
+            out.append(Say(f"checkpoints are saved again: step {news.step} is on disk"))
+            self._error, self._said, self.try_s = "", "", None
+        return out
+
+    def failed(self, news: SaveFailed, incarnation: int, now_s: float) -> list[Action]:
+        self._error, self.try_s = news.error, now_s + news.retry_in
+        text = f"the checkpoint of step {news.step} could not be saved: {news.error}; the last good one stands"
+        return self._once(news.error, incarnation, {"step": news.step, "error": news.error}, text)
+
+    def unwritable(self, news: Unwritable, incarnation: int, step: int) -> list[Action]:
+        """The directory of the checkpoints has come to harm, or is well again; `step` is the trainer's."""
+        was, self._trouble = self._trouble, news.error
+        if news.error:
+            text = f"nothing can be saved: {news.error}; training goes on, and so do the tries"
+            return self._once(news.error, incarnation, {"step": step, "error": news.error}, text)
+        if not self._error:
+            self._said = ""
+        return [Say("checkpoints can be saved again where they belong")] if was else []
+
+    def _once(self, error: str, incarnation: int, fields: dict[str, Any], text: str) -> list[Action]:
+        if gist(error) == self._said:
+            return []
+        self._said = gist(error)
+        return [Journal("checkpoint_failed", CHECKPOINT, incarnation, fields), Say(text, is_bad=True)]

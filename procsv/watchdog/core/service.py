@@ -1,0 +1,181 @@
+"""Keeps one service alive: when to start it, when it hangs, when its death counts, when it has finished.
+
+Used by core.py, one Keeper a service.  Pure.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+from procsv.base.run.run_file import NO_STEP
+from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.watchdog.core.events import AT_DISK, STOPPED, KillTree
+from procsv.watchdog.core.hangs.escalation import Hanging
+from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
+from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
+from procsv.watchdog.core.restart_policy import SERVICE_KILLS, Cause, ServiceDeath, ServiceHistory, find_cause
+
+if TYPE_CHECKING:
+    from procsv.base.processes import Exit
+    from procsv.watchdog.core.events import Action, Ended
+    from procsv.watchdog.core.settings import Settings
+
+NOT_SPAWNED_S = 1.0  # until the next try, where the system would not start a process
+
+
+class ServiceState(Enum):
+    WAITING = auto()  # for its (next) start
+    STARTING = auto()  # asked for, and not yet serving
+    SERVING = auto()
+    FINISHING = auto()  # told to finish
+    ENDED = auto()  # (terminal) finished, or no longer needed
+    LOST = auto()  # (terminal) will not be started again: the run fails
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+def keeper_of(role: str, settings: Settings, out: list[Action]) -> Keeper:
+    """Of a service that is still to be started; `out` takes the actions."""
+    hanging = Hanging(role, ServiceLiveness(settings.limits), settings.waits, out)
+    return Keeper(role, ServiceHistory(settings.policy), hanging)
+
+
+@dataclass(slots=True)
+class Keeper:
+    """One service, through its incarnations.  Its methods answer what is to be done about it."""
+
+    role: str
+    history: ServiceHistory
+    hanging: Hanging[ServiceLiveness]
+    state: ServiceState = ServiceState.WAITING
+    incarnation: int = 0
+    pid: int = 0
+    restart_s: float | None = None  # monotonic time of the next start
+    why_lost: str = ""
+    why_killed: str = ""  # by us
+    _work: int = 0
+    _phase: Phase = Phase.IDLE
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it hears what it is told."""
+        return self.state in (ServiceState.SERVING, ServiceState.FINISHING)
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (ServiceState.ENDED, ServiceState.LOST)
+
+    def start(self, now_s: float) -> int:
+        """A new process is asked for; its incarnation."""
+        self.incarnation += 1
+        self.hanging.begin(now_s)
+        self.state, self.restart_s = ServiceState.STARTING, None
+        self._work, self._phase = 0, Phase.IDLE
+        return self.incarnation
+
+    def is_due(self, now_s: float) -> bool:
+        return self.restart_s is not None and now_s >= self.restart_s
+
+    def beat(self, beat: Beat) -> None:
+        if beat.work > self._work:
+            self._work = beat.work
+            self.history.worked()
+        self._phase = beat.phase
+
+    def watch(self, beat: Beat | None, doing: str, now_s: float) -> None:
+        """Looks whether its process gets anywhere, and ends one that does not.  `doing`: AT_DISK, STOPPED or ""."""
+        if not self.pid:
+            return
+        if self.hanging.is_found(beat, doing == STOPPED, now_s, doing == AT_DISK):
+            self.hanging.begin_ladder(self.incarnation, now_s)
+        if self.hanging.is_to_be_killed(self.incarnation, now_s):
+            self.hanging.out.append(KillTree(self.role, self.incarnation))
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether `watch` wants to know what its process is doing."""
+        return bool(self.pid) and self.hanging.liveness.is_quiet
+
+    def next_due_s(self) -> float | None:
+        """When there is something to do, whatever else happens."""
+        return self.restart_s if self.restart_s is not None else self.hanging.next_due_s()
+
+    def ready(self, incarnation: int) -> bool:
+        """True if that is news."""
+        if incarnation != self.incarnation or self.state is not ServiceState.STARTING:
+            return False
+        self.state = ServiceState.SERVING
+        return True
+
+    def finish(self) -> None:
+        """It has been told to finish."""
+        if self.is_up:
+            self.state = ServiceState.FINISHING
+
+    def drop(self) -> None:
+        """It is not needed any more, and will not be started again."""
+        self.restart_s = None
+        if self.state is ServiceState.WAITING:
+            self.state = ServiceState.ENDED
+
+    def kill(self, why: str) -> None:
+        """We have killed it: its death is no news."""
+        self.state, self.why_killed = ServiceState.ENDED, why
+
+    def cause(self, event: Ended) -> Cause:
+        """Why its process has died."""
+        if event.exit.code == 0 and self.state is not ServiceState.FINISHING:
+            return Cause("exit-code", "exit code 0, although nobody had told it to finish")
+        hang = "" if self.why_killed else self.hanging.evidence(event.exit, event.stacks)
+        where = where_it_crashed(event.stacks)
+        return find_cause(event.exit, None, False, self.why_killed, hang, event.oom, where)
+
+    def exited_fields(self, event: Ended, cause: Cause) -> dict[str, Any]:
+        """What the journal says of a death."""
+        return {
+            "pid": self.pid,
+            "code": event.exit.code,
+            "signal": event.exit.signal_name,
+            "cause": cause.word,
+            "step": event.beat.step if event.beat is not None else NO_STEP,
+            "evidence": cause.evidence,
+        }
+
+    def ended(self, exit: Exit, needed: bool, now_s: float) -> None:
+        """It is dead: wait for the next start, be over, or be lost."""
+        was, self.pid = self.state, 0
+        self.hanging.end()
+        if not needed or (was is ServiceState.FINISHING and exit.code == 0):
+            self.state = ServiceState.ENDED
+            return
+        self._start_again(self._weigh(was, exit), str(exit), now_s)
+
+    def _weigh(self, was: ServiceState, exit: Exit) -> ServiceDeath:
+        """SIGKILL comes from outside, whatever the service was at, and so does SIGSTOP; a hang is its own."""
+        if self.hanging.evidence(exit, ""):
+            return ServiceDeath.KILLED if self.hanging.was_stopped else ServiceDeath.HUNG
+        is_idle = was is ServiceState.SERVING and self._phase is not Phase.SAVE
+        if is_idle and exit.signal is not None:
+            return ServiceDeath.IDLE
+        return ServiceDeath.KILLED if exit.signal == signal.SIGKILL else ServiceDeath.FAILED
+
+    def not_spawned(self, now_s: float) -> None:
+        """The system would not start it: not its failure."""
+        self.state, self.restart_s = ServiceState.WAITING, now_s + NOT_SPAWNED_S
+
+    def _start_again(self, death: ServiceDeath, how: str, now_s: float) -> None:
+        delay_s = self.history.died(death, now_s)
+        if delay_s is None:
+            self.state = ServiceState.LOST
+            policy = self.history.policy
+            times = policy.service_failures_max * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)
+            within = f"failed {times} times within {policy.service_period_s:.0f} s"
+            what = f"hung {times} times with no job done" if death is ServiceDeath.HUNG else within
+            self.why_lost = f"the {self.role} service {what} (the last time: {how})"
+        else:
+            self.state, self.restart_s = ServiceState.WAITING, now_s + delay_s

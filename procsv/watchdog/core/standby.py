@@ -1,0 +1,261 @@
+"""The standby as the watchdog sees it: when to make one, when it becomes the trainer, what its death means.
+
+Used by core.py (its events and deadlines) and by trainer.py (whether the next trainer is there already).  Pure: a table from
+(state, event) to (state, actions), and beside it who waits for what.  A missing row is a bug and raises.
+
+    ABSENT       there is none; one is made once the trainer trains
+    IMPORTING    started; imports what the trainer had imported
+    WAITING      ready to become the trainer
+    PROMOTING    told to; has not answered yet
+    LEAVING      killed because nobody needs it
+
+A standby that dies costs nobody anything: the trainer's failures are not charged with it, and a start that was to come
+from it is made cold instead, at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from procsv.base.errors import ProcsvBug
+from procsv.base.units import show_duration, show_size
+from procsv.ipc.messaging.standby_channel import Waiting
+from procsv.watchdog.core.events import (
+    STANDBY,
+    TRAINER,
+    Action,
+    Ended,
+    Journal,
+    KillTree,
+    NotPromoted,
+    NotSpawned,
+    Promote,
+    Promoted,
+    Say,
+    Spawn,
+    Spawned,
+    StandbySaid,
+)
+from procsv.watchdog.core.restart_policy import Cause, find_cause
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOM_BYTES_MIN = 2**30  # free memory; a standby takes about half of it.  With less, none is made
+ROOM_LOOK_S = 60.0  # until it is looked at again
+PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then it is killed and the start is made cold
+DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next one, after one has died
+DEATHS_PERIOD_S = 3600.0  # that long a death makes the delay longer
+DEATHS_SAID = 4  # within that time: then it is said
+
+
+class State(Enum):
+    ABSENT = auto()
+    IMPORTING = auto()
+    WAITING = auto()
+    PROMOTING = auto()
+    LEAVING = auto()
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+class Event(Enum):
+    WANTED = auto()  # the trainer trains, and there is room
+    NOT_SPAWNED = auto()
+    IMPORTED = auto()
+    TAKEN = auto()  # a trainer is to be started
+    BEGUN = auto()  # it is the trainer
+    NOT_SENT = auto()  # it cannot be told, or what it is to be given cannot be had
+    LATE = auto()
+    DIED = auto()
+    UNWANTED = auto()  # the run ends
+
+
+class Do(Enum):
+    SPAWN = auto()
+    KILL = auto()
+    COUNT = auto()  # the death makes the next one wait
+
+
+_S, _E, _D = State, Event, Do
+
+TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[Do, ...]]] = {
+    (_S.ABSENT, _E.WANTED): (_S.IMPORTING, (_D.SPAWN,)),
+    (_S.ABSENT, _E.UNWANTED): (_S.ABSENT, ()),
+    (_S.IMPORTING, _E.NOT_SPAWNED): (_S.ABSENT, (_D.COUNT,)),
+    (_S.IMPORTING, _E.IMPORTED): (_S.WAITING, ()),
+    (_S.IMPORTING, _E.DIED): (_S.ABSENT, (_D.COUNT,)),
+    (_S.IMPORTING, _E.UNWANTED): (_S.LEAVING, (_D.KILL,)),
+    (_S.WAITING, _E.TAKEN): (_S.PROMOTING, ()),
+    (_S.WAITING, _E.DIED): (_S.ABSENT, (_D.COUNT,)),
+    (_S.WAITING, _E.UNWANTED): (_S.LEAVING, (_D.KILL,)),
+    (_S.PROMOTING, _E.BEGUN): (_S.ABSENT, ()),
+    (_S.PROMOTING, _E.NOT_SENT): (_S.LEAVING, (_D.KILL, _D.COUNT)),
+    (_S.PROMOTING, _E.LATE): (_S.PROMOTING, (_D.KILL,)),
+    (_S.PROMOTING, _E.DIED): (_S.ABSENT, (_D.COUNT,)),
+    (_S.PROMOTING, _E.UNWANTED): (_S.PROMOTING, ()),  # whoever ends the trainer ends it
+    (_S.LEAVING, _E.IMPORTED): (_S.LEAVING, ()),
+    (_S.LEAVING, _E.DIED): (_S.ABSENT, ()),
+    (_S.LEAVING, _E.UNWANTED): (_S.LEAVING, ()),
+}
+
+
+@dataclass(slots=True)
+class Standby:
+    """The standby of one task, through all its processes, which have numbers of their own.  `out` takes the actions."""
+
+    mode: str  # off, warm or hot
+    out: list[Action]
+    state: State = State.ABSENT
+    number: int = 0  # of the newest process; `incarnation` in the journal and in its log's name
+    pid: int = 0
+    _is_wanted: bool = False
+    _due_s: float = 0.0  # not before
+    _becomes: int = 0  # the trainer's incarnation that it is to be
+    _late_s: float | None = None
+    _why_killed: str = ""
+    _deaths_s: list[float] = field(default_factory=list)
+    _is_short: bool = False  # of memory; said once
+
+    # -- for the task --------------------------------------------------------------------------------------
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next trainer is there already."""
+        return self.state is State.WAITING
+
+    def start_of(self, incarnation: int, now_s: float) -> Action:
+        """What starts trainer `incarnation`: the standby's promotion, or a cold start."""
+        if not self.is_ready:
+            if self.mode == "hot":  # it runs the program as that trainer, and would be another one by now
+                self.unwanted(now_s, "the trainer was started without it")
+            return Spawn(TRAINER, incarnation)
+        self._becomes, self._late_s = incarnation, now_s + PROMOTE_S_MAX
+        self._handle(Event.TAKEN, now_s)
+        return Promote(self.number, incarnation)
+
+    def is_becoming(self, incarnation: int) -> bool:
+        """Whether trainer `incarnation` is a standby that has not answered yet."""
+        return self.state is State.PROMOTING and self._becomes == incarnation
+
+    # -- what happens --------------------------------------------------------------------------------------
+    def wanted(self) -> None:
+        """The trainer trains, and has written down what it has imported."""
+        self._is_wanted = self.mode != "off"
+
+    def trainer_died(self) -> None:
+        """One that is on its way goes on; none is begun until training runs again."""
+        self._is_wanted = False
+
+    def unwanted(self, now_s: float, why: str) -> None:
+        """None is needed any more, or not now."""
+        self._is_wanted = False
+        self._why_killed = self._why_killed or why
+        self._handle(Event.UNWANTED, now_s)
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether one would be made now, if there is room."""
+        return self._is_wanted and self.state is State.ABSENT and now_s >= self._due_s
+
+    def next_due_s(self) -> float | None:
+        """When `tick` will have something to do."""
+        if self.state is State.PROMOTING:
+            return self._late_s
+        return self._due_s if self._is_wanted and self.state is State.ABSENT else None
+
+    def tick(self, now_s: float, room_bytes: int | None) -> None:
+        """`room_bytes`: free memory, if it was looked at."""
+        if self._late_s is not None and now_s >= self._late_s and self.state is State.PROMOTING:
+            self._late_s = None
+            self._why_killed = f"it did not answer within {show_duration(PROMOTE_S_MAX)}"
+            self._handle(Event.LATE, now_s)
+        if room_bytes is not None and self.is_due(now_s):
+            if room_bytes < ROOM_BYTES_MIN:
+                self._wait_for_room(room_bytes, now_s)
+            else:
+                self._is_short = False
+                self._handle(Event.WANTED, now_s)
+
+    def _wait_for_room(self, room_bytes: int, now_s: float) -> None:
+        self._due_s = now_s + ROOM_LOOK_S
+        if not self._is_short:
+            self._is_short = True
+            text = f"no standby: {show_size(room_bytes)} of memory are free, and it would take {show_size(ROOM_BYTES_MIN // 2)}"
+            self.out.append(Say(text))
+
+    def spawned(self, event: Spawned) -> None:
+        self.pid = event.pid
+
+    def not_spawned(self, event: NotSpawned, now_s: float) -> None:
+        self._handle(Event.NOT_SPAWNED, now_s)
+
+    def said(self, said: StandbySaid, now_s: float) -> None:
+        if said.number == self.number and isinstance(said.word, Waiting) and self.state is not State.PROMOTING:
+            self._handle(Event.IMPORTED, now_s)
+            fields = {"pid": self.pid, "modules": said.word.modules, "seconds": said.word.seconds}
+            self.out.append(Journal("standby_ready", STANDBY, self.number, fields))
+
+    def promoted(self, event: Promoted, now_s: float) -> None:
+        """It is the trainer, and no standby any more."""
+        self.pid, self._late_s = 0, None
+        self._handle(Event.BEGUN, now_s)
+
+    def not_promoted(self, event: NotPromoted, now_s: float) -> None:
+        """It could not be told; its process is as it was."""
+        self._late_s = None
+        self._why_killed = event.error
+        self._handle(Event.NOT_SENT, now_s)
+        self.out.append(Say(f"the standby cannot become the trainer: {event.error}; a cold start instead", is_bad=True))
+
+    def died(self, ended: Ended, now_s: float) -> None:
+        """Its process is dead, as a standby or on its way to be the trainer."""
+        was, cause = self.state, self._cause(ended)
+        fields = {"pid": self.pid, "code": ended.exit.code, "signal": ended.exit.signal_name}
+        fields |= {"cause": cause.word, "step": -1, "evidence": cause.evidence}
+        self.out.append(Journal("exited", STANDBY, self.number, fields))
+        self.pid, self._late_s = 0, None
+        self._handle(Event.DIED, now_s)
+        if was is State.PROMOTING:
+            text = f"the standby ended ({ended.exit}) when it was to become the trainer: a cold start instead"
+            self.out.append(Say(text, is_bad=True))
+        elif self.mode == "hot" and was is State.IMPORTING and ended.exit.code is not None:
+            self.mode = "warm"
+            text = (
+                f"no hot standby: the program ended ({ended.exit}) before its session, see procsv/logs/"
+                f"standby.{self.number}.log; a warm one instead"
+            )
+            self.out.append(Say(text, is_bad=True))
+        elif was is not State.LEAVING and len(self._deaths_s) == DEATHS_SAID:
+            text = (
+                f"the standby ends again and again ({cause.evidence}), see procsv/logs/standby.{self.number}.log; "
+                "training goes on without it for a while"
+            )
+            self.out.append(Say(text, is_bad=True))
+
+    def _cause(self, ended: Ended) -> Cause:
+        return find_cause(ended.exit, None, stop_asked=False, we_killed=self._why_killed)
+
+    # -- what follows --------------------------------------------------------------------------------------
+    def _handle(self, event: Event, now_s: float) -> None:
+        row = TRANSITIONS.get((self.state, event))
+        if row is None:
+            raise ProcsvBug(f"standby {self.number}: {event.name} in {self.state.name}")
+        self.state, actions = row
+        for action in actions:
+            match action:
+                case Do.SPAWN:
+                    self.number += 1
+                    self._why_killed = ""
+                    self.out.append(Spawn(STANDBY, self.number, self.mode))
+                case Do.KILL:
+                    role, number = (TRAINER, self._becomes) if event is Event.LATE else (STANDBY, self.number)
+                    self.out.append(KillTree(role, number))
+                case Do.COUNT:
+                    self._count(now_s)
+
+    def _count(self, now_s: float) -> None:
+        self._deaths_s = [death_s for death_s in self._deaths_s if now_s - death_s < DEATHS_PERIOD_S] + [now_s]
+        self._due_s = now_s + min(DELAY_S_MIN * DELAY_FACTOR ** min(len(self._deaths_s) - 1, 10), DELAY_S_MAX)

@@ -1,0 +1,415 @@
+"""One task of a run: a trainer, through all its incarnations, from its first start to its end.
+
+Used by core.py; a run has a list of tasks (today of one).  Feeds the lifecycle table and carries its actions out as
+actions for the reactor.  Pure: time and facts are arguments, actions are appended to a list.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from procsv.base.run.run_file import NO_STEP, LastExit
+from procsv.base.units import show_duration
+from procsv.ipc.messaging.messages import (
+    Durable,
+    Hello,
+    Loaded,
+    Note,
+    Reason,
+    Recovered,
+    Rejected,
+    Settled,
+    StopTraining,
+    TrainerEnded,
+)
+from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.watchdog.core import wording
+from procsv.watchdog.core.events import (
+    TRAINER,
+    Action,
+    ClearTree,
+    Ended,
+    Journal,
+    KillTree,
+    Said,
+    Say,
+    Signal,
+    Tell,
+    WriteRun,
+)
+from procsv.watchdog.core.goodput import Goodput
+from procsv.watchdog.core.hangs.escalation import Hanging
+from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
+from procsv.watchdog.core.hangs.trainer_liveness import Liveness, StepTimes
+from procsv.watchdog.core.lifecycle import Action as Do
+from procsv.watchdog.core.lifecycle import Event as On
+from procsv.watchdog.core.lifecycle import Lifecycle, State
+from procsv.watchdog.core.restart_policy import (
+    Death,
+    GiveUp,
+    History,
+    Kind,
+    LastWords,
+    Restart,
+    classify,
+    find_cause,
+)
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from procsv.watchdog.core.settings import Settings
+    from procsv.watchdog.core.standby import Standby
+
+TREE_S_MAX = 30.0  # what was killed and is still there after this long is called unkillable
+
+_PHASES = {
+    Phase.IMPORT: On.IMPORTS,
+    Phase.CONNECT: On.CONNECTS,
+    Phase.RESTORE: On.RESTORES,
+    Phase.COMPILE: On.COMPILES,
+    Phase.STEP: On.STEPS,
+}
+_DEATHS = {Kind.DONE: On.FINISHED, Kind.CHECKPOINTED: On.CHECKPOINTED}
+
+
+class Task:
+    """The trainer.  `out` takes the actions."""
+
+    def __init__(
+        self, incarnation: int, settings: Settings, rng: Random, now_s: float, standby: Standby, out: list[Action]
+    ) -> None:
+        self.life = Lifecycle()
+        self.history = History(settings.policy, rng)
+        liveness = Liveness(settings.limits, StepTimes(settings.learned_step_s))
+        self.hanging = Hanging(TRAINER, liveness, settings.waits, out)
+        self.goodput = Goodput(now_s)
+        self.incarnation = incarnation  # of the trainer that runs, or of the next one
+        self.pid = 0
+        self.step, self.durable_step, self.memory_step = NO_STEP, settings.saved_step, NO_STEP
+        self.phase: Phase | None = None
+        self.restarts = 0
+        self.last_exit: LastExit | None = None
+        self.last_words: LastWords | None = None
+        self.was_connected = False  # one of this launch has introduced itself: it may have left something to save
+        self.ends_run = False
+        self.gave_up = ""  # why
+        self.unsettled: TrainerEnded | None = None  # what the checkpoint service has still to answer
+        self.unsaved = ""  # why the newest state of the last trainer is not on disk
+        self.restart_s: float | None = None  # monotonic time of the next start
+        self._grace_s = settings.grace_s
+        self._standby = standby
+        self._out = out
+        self._death_s = now_s  # of the old trainer; of none, the start of the run
+        self._last_death: Ended | None = None
+        self._own_step = NO_STEP  # as read from the trainer that runs, or ran last; `step` outlives it
+        self._reported_ready = 0  # incarnation
+        self._tree_is_gone = True
+        self._stop_is_told = False
+        self._kill_at_s: float | None = None
+        self._killed_s: float | None = None
+        self._we_killed = ""
+        self._resumed_step = NO_STEP  # what the trainer that runs goes on from, as far as is known
+        self._recycled = ""  # why the trainer that runs was asked to save and end
+        self._stop_reason: Reason = "final"
+        self._own_grace_s: float | None = None  # of a preemption: until the kill
+        self._frozen_s: float | None = None  # since when the trainer that runs is stopped by a signal
+        self._verdict: GiveUp | None = None  # stands if what is being saved is no progress
+
+    # -- what happens --------------------------------------------------------------------------------------
+    def start(self, now_s: float) -> None:
+        self._do((Do.SPAWN,), now_s)
+
+    def not_spawned(self, error: str, now_s: float) -> None:
+        self._out.append(Say(f"cannot start the trainer: {error}; trying again", is_bad=True))
+        self.restart_s = now_s + self.history.not_spawned().delay_s
+        self.life.handle(On.NOT_SPAWNED, error)
+
+    def not_promoted(self, now_s: float) -> None:
+        """The standby that was to be the trainer is not: a cold start follows, as soon as nothing of it is left."""
+        self.restart_s = now_s
+        self.life.handle(On.NOT_SPAWNED, "the standby")
+        self._tree_is_gone, self._killed_s = False, now_s
+        self._out.append(ClearTree(self.incarnation))
+
+    def beat(self, beat: Beat, now_s: float) -> None:
+        """The pulse of the trainer that runs, as read now."""
+        if not self.pid:
+            return
+        self._read(beat)
+        event = _PHASES.get(beat.phase)
+        if event is not None:
+            self._handle(event, now_s)
+
+    def _read(self, beat: Beat | None) -> None:
+        if beat is not None:
+            self.phase = beat.phase
+            if beat.step >= 0:
+                self.step = self._own_step = beat.step
+
+    def said(self, said: Said, now_s: float) -> None:
+        """A message of the trainer that runs; what an older incarnation says changes nothing."""
+        if said.incarnation != self.incarnation or not self.pid:
+            return
+        match said.body:
+            case Hello():
+                self.was_connected = True
+                self._handle(On.HELLO, now_s)
+            case Recovered() as recovered:
+                self._recovered(recovered, now_s)
+            case Loaded():
+                self._standby.wanted()
+            case Note("preempt_notice") if self._stop_is_told:
+                pass  # the signal that it has heard was ours
+            case Note(event, fields):
+                self._out.append(Journal(event, TRAINER, self.incarnation, dict(fields)))
+            case _:
+                pass
+
+    def _recovered(self, recovered: Recovered, now_s: float) -> None:
+        self.step = self._own_step = max(self._own_step, recovered.step)
+        if recovered.source == "checkpoint":
+            self.durable_step = recovered.restored_step
+        self._resumed_step = recovered.restored_step
+        self.history.ready(recovered.restored_step)
+        if self._reported_ready != self.incarnation:
+            self._reported_ready = self.incarnation
+            self.goodput.ready(recovered.ended_s, recovered.step)
+            fields = wording.recovered_fields(recovered, self._death_s)
+            ready = Journal("ready", TRAINER, self.incarnation, {"step": recovered.step})
+            self._out += [ready, Journal("recovered", TRAINER, self.incarnation, fields)]
+        self._handle(On.READY, now_s)
+
+    def died(self, ended: Ended, now_s: float) -> None:
+        """The trainer is dead and reaped."""
+        if ended.incarnation != self.incarnation:
+            return
+        self._standby.trainer_died()
+        self._frozen_s = None
+        self._read(ended.beat)
+        self.memory_step = ended.memory_step
+        stopping = self.life.state in (State.STOPPING, State.RECYCLING) or self.ends_run
+        hang, where = self.hanging.evidence(ended.exit, ended.stacks), where_it_crashed(ended.stacks)
+        cause = find_cause(ended.exit, ended.words, stopping, self._we_killed, hang, ended.oom, where)
+        self.last_words, self.last_exit = ended.words, wording.last_exit(ended.exit, cause, self._own_step)
+        fields = {"pid": self.pid, **msgspec.structs.asdict(self.last_exit)}
+        self._out.append(Journal("exited", TRAINER, self.incarnation, fields))
+        kind = classify(ended.exit)
+        self.goodput.ended(now_s, self._own_step, self._own_step if kind is Kind.DONE else self.resume_step)
+        if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED:
+            found = wording.report(ended, cause, self.pid, self._own_step, self.lost_steps, self.resume_step)
+            self._out += [Say(found.sentence, is_bad=True), found]
+        self.hanging.end()
+        self._death_s, self.pid, self._last_death = now_s, 0, ended
+        clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
+        self.unsettled = TrainerEnded(self.incarnation, clean)
+        self._handle(_DEATHS.get(kind, On.CRASHED), now_s, f"{ended.exit} at step {self._own_step}")
+
+    def tree_gone(self, incarnation: int, now_s: float) -> None:
+        if incarnation == self.incarnation and not self._tree_is_gone:
+            self._tree_is_gone, self._killed_s = True, None
+            self._handle(On.TREE_GONE, now_s)
+
+    def durable(self, news: Durable) -> None:
+        if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # else a later state was there already
+            self.durable_step = news.step
+        self.history.durable(news.step)
+
+    def rejected(self, news: Rejected) -> None:
+        self._out.append(Say(f"{news.path} is not good and is passed over: {news.why}", is_bad=True))
+
+    def settled(self, news: Settled, of: TrainerEnded | None, now_s: float) -> None:
+        """What the dead trainer left is on disk, or cannot be."""
+        if self.unsettled is None or of is None or of.incarnation != self.unsettled.incarnation:
+            return
+        self.unsettled, self.unsaved = None, news.error
+        if self._verdict is not None:
+            verdict, self._verdict = self._verdict, None
+            if self.history.is_spent():
+                self._give_up(verdict.why, now_s)
+            else:
+                self._restart(Restart(max(0.0, self.history.delay_s() - (now_s - self._death_s))), now_s)
+
+    def stop(self, now: bool, why: str, now_s: float, reason: Reason = "final") -> None:
+        """The run is to end.  `now`: without waiting for the program.  `reason`: of its last checkpoint."""
+        if now:
+            self._we_killed = why
+        self._verdict, self._stop_reason = None, reason
+        self._handle(On.KILL_ASKED if now else On.STOP_ASKED, now_s, why)
+
+    def recycle(self, why: str, by_hand: bool, now_s: float) -> None:
+        """The trainer is to save, end and be started again; a planned restart costs nothing."""
+        if by_hand:
+            self.history.forgive()
+            self.restart_s = now_s if self.restart_s is not None else None
+        if self.life.is_live:
+            self._recycled, self._stop_reason = why, "manual"
+            self._out.append(Say(f"restarting the program: {why}"))
+        self._handle(On.RECYCLE_ASKED, now_s, why)
+
+    def preempt(self, grace_s: float, source: str, now_s: float) -> None:
+        """The trainer is told that its machine goes away, and killed when the grace is over; then it is started again."""
+        if not self.pid or not self.life.is_live:
+            return
+        notice = Journal("preempt_notice", TRAINER, self.incarnation, {"grace": grace_s, "source": source})
+        self._out += [notice, Say(f"{source}: preempting the program, {show_duration(grace_s)} of grace")]
+        self._recycled, self._stop_reason, self._own_grace_s = f"preempted by {source}", "preempt", grace_s
+        self._handle(On.RECYCLE_ASKED, now_s, source)
+
+    def watch(self, beat: Beat | None, is_stopped: bool, now_s: float) -> None:
+        """Looks whether the trainer that runs gets anywhere."""
+        self._watch_freezes(is_stopped, now_s)
+        if self.pid and self.hanging.is_found(beat, is_stopped, now_s):
+            self._handle(On.HANGS, now_s)
+
+    def _watch_freezes(self, is_stopped: bool, now_s: float) -> None:
+        """Time in which a signal (SIGSTOP) keeps the trainer from running is no training; journaled when it goes on."""
+        if is_stopped and self.pid and self.life.state is State.RUNNING:
+            self._frozen_s = now_s if self._frozen_s is None else self._frozen_s
+            return
+        since_s, self._frozen_s = self._frozen_s, None
+        if since_s is None or self.life.state is not State.RUNNING:
+            return  # one that did not go on has hung, or was ended, which is told as that
+        seconds = round(now_s - since_s, 3)
+        self.goodput.stood_still(seconds)
+        self._out.append(Journal("frozen", TRAINER, self.incarnation, {"seconds": seconds, "step": self._own_step}))
+        self._out.append(Say(f"the program goes on: a signal had stopped it for {show_duration(seconds)}"))
+
+    def tick(self, now_s: float) -> None:
+        if self.life.state is State.HUNG and self.hanging.is_to_be_killed(self.incarnation, now_s):
+            self._do((Do.KILL_TREE,), now_s)
+        late = {State.STOPPING: On.KILL_ASKED, State.RECYCLING: On.RECYCLE_LATE}.get(self.life.state)
+        if self._kill_at_s is not None and now_s >= self._kill_at_s and late is not None:
+            self._we_killed = f"it did not stop within {show_duration(self.stop_s)}"
+            self._kill_at_s = None
+            self._handle(late, now_s, self._we_killed)
+        if self._killed_s is not None and now_s - self._killed_s >= TREE_S_MAX:
+            self._killed_s = None
+            self._handle(On.TREE_STAYS, now_s)
+        if self._is_startable(now_s):
+            self._handle(On.DELAY_OVER, now_s)
+
+    def _is_startable(self, now_s: float) -> bool:
+        is_due = self.restart_s is not None and now_s >= self.restart_s
+        return is_due and self._tree_is_gone and self.life.state is State.BACKOFF
+
+    def next_due_s(self) -> float | None:
+        """When `tick` will have something to do."""
+        restart_s = self.restart_s if self._tree_is_gone else None
+        killed_s = None if self._killed_s is None else self._killed_s + TREE_S_MAX
+        dues = (restart_s, self._kill_at_s, killed_s, self.hanging.next_due_s())
+        return min((due for due in dues if due is not None), default=None)
+
+    # -- what is seen --------------------------------------------------------------------------------------
+    @property
+    def stop_s(self) -> float:
+        """What the trainer gets to end: its share of the grace (17 s of 25), or all of a preemption's."""
+        return self._own_grace_s if self._own_grace_s is not None else self._grace_s * 17 / 25
+
+    def is_suspect(self, now_s: float) -> bool:
+        """Whether its pulse has stopped.  Shown, and nothing else: it may be in a long call that holds the GIL."""
+        return bool(self.pid) and self.hanging.liveness.is_silent(now_s)
+
+    @property
+    def resume_step(self) -> int:
+        """The step that the next trainer would go on from; what an earlier launch left counts, though only seen by name."""
+        return max(self.memory_step, self.durable_step)
+
+    @property
+    def lost_steps(self) -> int:
+        """What the next trainer has to do again."""
+        return max(0, self._own_step - max(self.resume_step, 0))
+
+    # -- what follows --------------------------------------------------------------------------------------
+    def _handle(self, event: On, now_s: float, detail: str = "") -> None:
+        was = self.life.state
+        self._do(self.life.handle(event, detail), now_s)
+        if self.life.state is not was:
+            self._out.append(WriteRun())
+
+    def _do(self, actions: tuple[Do, ...], now_s: float) -> None:
+        for action in actions:
+            match action:
+                case Do.SPAWN:
+                    self._spawn(now_s)
+                case Do.DUMP_STACKS:
+                    self.hanging.begin_ladder(self.incarnation, now_s)
+                case Do.TELL_STOP:
+                    self._tell_stop(now_s)
+                case Do.KILL_TREE:
+                    self._out.append(KillTree(TRAINER, self.incarnation))
+                    self._killed_s, self._kill_at_s = now_s, None
+                    self.hanging.end()
+                case Do.BURY:
+                    self._tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
+                    self._out.append(ClearTree(self.incarnation))
+                case Do.WEIGH:
+                    self._weigh(now_s)
+                case Do.ALERT:
+                    text = f"processes of trainer {self.incarnation} do not die; nothing else may write to the logdir"
+                    self._out.append(Say(text, is_bad=True))
+                case Do.END_RUN:
+                    self.ends_run, self.restart_s = True, None
+
+    def _spawn(self, now_s: float) -> None:
+        self.restart_s, self.phase, self._own_step = None, None, NO_STEP
+        self._resumed_step = self.memory_step if self.history.durable_step == NO_STEP else self.resume_step
+        if self._last_death is not None and self._last_death.incarnation == self.incarnation:
+            self.incarnation += 1
+            self.restarts += 1
+        self._we_killed, self._recycled, self._stop_is_told = "", "", False
+        self._stop_reason, self._own_grace_s = "final", None
+        self.hanging.begin(now_s)
+        self._out.append(self._standby.start_of(self.incarnation, now_s))
+
+    def _tell_stop(self, now_s: float) -> None:
+        self.hanging.end()
+        self._out.append(Tell(TRAINER, StopTraining(self.stop_s, self._stop_reason)))
+        if not self._stop_is_told:
+            self._stop_is_told = True
+            self._kill_at_s = now_s + self.stop_s
+            self._out.append(Signal(TRAINER, self.incarnation, signal.SIGTERM))
+            self._out.append(Signal(TRAINER, self.incarnation, signal.SIGCONT))  # a stopped one would not hear it
+
+    def _weigh(self, now_s: float) -> None:
+        ended = self._last_death
+        assert ended is not None, "weighed without a death"
+        if self.ends_run:
+            return
+        if self._recycled and (self._we_killed or classify(ended.exit) is Kind.CHECKPOINTED):
+            self._restart(self.history.weigh_recycle(), now_s)
+            return
+        death = Death(ended.exit, ended.words, self._own_step)
+        verdict = self.history.weigh(death, self._standby.is_ready)
+        if self.history.suspects(death, self._resumed_step, self.resume_step):
+            self._go_back()
+        if isinstance(verdict, Restart):
+            self._restart(verdict, now_s)
+        elif verdict.is_final:
+            self._give_up(verdict.why, now_s)
+        else:
+            self._verdict = verdict  # what is being saved now may be progress: looked at again in `settled`
+
+    def _go_back(self) -> None:
+        """What resumed from that state crashed again and again: the next trainer gets the one before."""
+        step = self._resumed_step
+        assert self.unsettled is not None, "weighed, and nothing to settle"
+        self.unsettled = TrainerEnded(self.incarnation, False, step)
+        suspected = Journal("state_suspected", TRAINER, self.incarnation, {"step": step})
+        self._out += [Say(wording.going_back(step), is_bad=True), suspected]
+
+    def _restart(self, verdict: Restart, now_s: float) -> None:
+        self.restart_s = now_s + verdict.delay_s
+        fields = wording.restarting_fields(verdict.delay_s, self.lost_steps, self._recycled)
+        self._out.append(Journal("restarting", TRAINER, self.incarnation, fields))
+        self._out.append(Say(wording.starting_again(verdict.delay_s, self.memory_step, self.durable_step)))
+
+    def _give_up(self, why: str, now_s: float) -> None:
+        self.gave_up = why
+        traceback = self.last_words.traceback if self.last_words else ""
+        told = Say(wording.gave_up(why, self.last_exit), is_bad=True, traceback=traceback)
+        self._out += [Journal("gave_up", TRAINER, self.incarnation, {"why": why}), told]
+        self._handle(On.GAVE_UP, now_s, why)

@@ -1,0 +1,90 @@
+"""How an end and a beginning are told, in the journal and to people.  Used by trainer.py; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from procsv.base.run.run_file import LastExit
+from procsv.base.units import show_duration
+from procsv.watchdog.core.events import Report
+
+if TYPE_CHECKING:
+    from procsv.base.processes import Exit
+    from procsv.ipc.messaging.messages import Recovered
+    from procsv.watchdog.core.events import Ended
+    from procsv.watchdog.core.restart_policy import Cause
+
+_VERBS = {
+    "killed": "was killed by",
+    "crashed": "crashed with",
+    "hang": "hung:",
+    "oom": "was killed for want of memory:",
+}
+
+
+def sentence(cause: str, evidence: str, step: int) -> str:
+    """What became of a trainer: the predicate of a sentence.  `step`: as it was last read."""
+    told = f"{_VERBS.get(cause, 'ended with')} {evidence}"
+    return f"{told}, at step {step}" if step >= 0 else f"{told}, before its first step"
+
+
+def where_from(memory_step: int, durable_step: int) -> str:
+    """What the next trainer goes on from."""
+    step = max(memory_step, durable_step)
+    if step < 0:
+        return "from the beginning"
+    return f"from step {step}" + (" in memory" if memory_step > durable_step else "")
+
+
+def going_back(step: int) -> str:
+    """The state of `step` is suspect."""
+    return f"what resumed from step {step} has crashed again and again: going back to the checkpoint before it"
+
+
+def gave_up(why: str, last: LastExit | None) -> str:
+    """The end of a run that is given up."""
+    told = f"gave up: {why}"
+    return told if last is None else f"{told}. The last time: {sentence(last.cause, last.evidence, last.step)}"
+
+
+def last_exit(exit: Exit, cause: Cause, step: int) -> LastExit:
+    """As run.json and the journal have it."""
+    return LastExit(exit.code, exit.signal_name, cause.word, cause.evidence, step)
+
+
+def recovered_fields(recovered: Recovered, death_s: float) -> dict[str, str | int | float]:
+    """Of `recovered` in the journal; its seconds run from the death of the trainer before."""
+    return {
+        "step": recovered.restored_step,
+        "source": recovered.source,
+        "from": recovered.origin,
+        "seconds": round(max(0.0, recovered.ended_s - death_s), 3),
+    }
+
+
+def restarting_fields(delay_s: float, lost_steps: int, why: str) -> dict[str, str | int | float]:
+    """Of `restarting` in the journal; `why` only where the restart was planned."""
+    fields: dict[str, str | int | float] = {"delay": round(delay_s, 3), "lost_steps": lost_steps}
+    return {**fields, "why": why} if why else fields
+
+
+def starting_again(delay_s: float, memory_step: int, durable_step: int) -> str:
+    """What happens next, after a death."""
+    when = f"in {show_duration(delay_s)}" if delay_s else "at once"
+    return f"starting it again {when}, {where_from(memory_step, durable_step)}"
+
+
+def report(ended: Ended, cause: Cause, pid: int, step: int, lost_steps: int, resume_step: int) -> Report:
+    """The crash report of a trainer; its first sentence is the cause."""
+    return Report(
+        ended.incarnation,
+        f"trainer {ended.incarnation} (pid {pid}) {sentence(cause.word, cause.evidence, step)}",
+        cause.word,
+        cause.evidence,
+        ended.exit,
+        ended.words,
+        step,
+        lost_steps,
+        resume_step,
+        ended.stacks,
+    )

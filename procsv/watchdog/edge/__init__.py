@@ -1,0 +1,1 @@
+"""The watchdog's edge: processes, sockets, signals and files around the core."""

@@ -1,0 +1,126 @@
+"""What the watchdog says to the terminal, and the trainer's output, which it echoes from the log file.
+
+Used by event_loop.py.  All writing is done by one daemon thread: a terminal that does not take it (Ctrl-S, a full pipe)
+stops that thread and nothing else.  The trainer writes to its file and never to us.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from procsv.base.run.log_follower import GrowingLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POLL_S = 0.1  # how late the trainer's output may appear
+CHUNK_BYTES = 2**16
+ROUND_BYTES_MAX = 2**20  # echoed before our own lines get their turn
+LINES_WAITING_MAX = 1000  # of ours, for a terminal that is stopped; then the oldest are dropped
+DRAIN_S_MAX = 5.0  # at the end: a terminal that takes no more is left
+
+_RED, _DIM, _PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[0m"
+
+
+class Console:
+    """`procsv: ` lines on stderr, the trainer's own on stdout."""
+
+    def __init__(self, echo: bool = True, out_fd: int = 1, err_fd: int = 2) -> None:
+        self._out_fd, self._err_fd, self._echo = out_fd, err_fd, echo
+        self._colour = os.isatty(err_fd) and "NO_COLOR" not in os.environ
+        self._queue: collections.deque[bytes | Path | None] = collections.deque()
+        self._news = threading.Condition()
+        self._log: GrowingLog | None = None
+        self._broken: set[int] = set()
+        self._thread = threading.Thread(target=self._run, name="procsv-console", daemon=True)
+        self._thread.start()
+
+    def say(self, text: str, is_bad: bool = False, traceback: str = "") -> None:
+        """One line of ours; `traceback` follows as it is."""
+        line = f"procsv: {text}"
+        if self._colour:
+            line = f"{_RED if is_bad else _DIM}{line}{_PLAIN}"
+        self._put((line + "\n" + (traceback.rstrip() + "\n" if traceback else "")).encode(errors="replace"))
+
+    def follow(self, log: Path) -> None:
+        """From now on echoes `log`, from its present end; first the rest of the one before."""
+        if self._echo:
+            self._put(log)
+
+    def finish(self) -> None:
+        """Echoes what is left and stops, within DRAIN_S_MAX."""
+        self._put(None)
+        self._thread.join(DRAIN_S_MAX)
+
+    def _put(self, item: bytes | Path | None) -> None:
+        with self._news:
+            self._queue.append(item)
+            if len(self._queue) > LINES_WAITING_MAX:
+                self._drop_oldest_line()
+            self._news.notify()
+
+    def _drop_oldest_line(self) -> None:
+        """A log to follow is not dropped: the terminal would not show that trainer's output when it takes some again."""
+        for at, item in enumerate(self._queue):
+            if isinstance(item, bytes):
+                del self._queue[at]
+                return
+
+    # -- on the thread -------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                if not self._queue:
+                    self._news.wait(POLL_S if self._log is not None else None)
+                items = list(self._queue)
+                self._queue.clear()
+            self._pump(ROUND_BYTES_MAX)
+            for item in items:
+                if isinstance(item, bytes):
+                    self._write(self._err_fd, item)
+                    continue
+                self._pump(None)
+                if item is None:
+                    return
+                self._open(item)
+
+    def _open(self, log: Path) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        with contextlib.suppress(OSError):
+            self._log = GrowingLog(log)
+
+    def _pump(self, bytes_max: int | None) -> None:
+        """Copies what is new in the log, up to about `bytes_max`; None: its writer is dead, and this is all."""
+        done = 0
+        while self._log is not None and (bytes_max is None or done < bytes_max):
+            try:
+                data = self._log.read(CHUNK_BYTES, is_last=bytes_max is None)
+            except OSError:
+                return
+            if not data:
+                return
+            done += len(data)
+            self._write(self._out_fd, data)
+
+    def _write(self, fd: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view and fd not in self._broken:
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:  # somebody made the terminal non-blocking
+                threading.Event().wait(0.02)
+            except OSError:  # closed: the log file has it all
+                self._broken.add(fd)
+
+
+def complain(text: str) -> None:
+    """One line before there is a console, or without one."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"procsv: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,142 @@
+"""`--on-event CMD`: tells a command of the user's what has happened, one process an event, never in the way.
+
+Used by event_loop.py.  The event's JSON is on the command's standard input.  It runs in a session of its own, is killed when
+its time is over, and at most a few run at a time; later events wait, and the oldest are dropped when too many do.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import shlex
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+
+from procsv.base.processes import Child, spawn
+from procsv.base.text import escape_surrogates
+
+if TYPE_CHECKING:
+    from procsv.ipc.messaging.start import Start
+    from procsv.watchdog.edge.console import Console
+
+TIME_S_MAX = 30.0  # for one command; then it is killed with all it has started
+RUNNING_MAX = 4
+WAITING_MAX = 100
+LAST_S_MAX = 10.0  # how long the end of a run waits for the commands
+
+_ALWAYS = frozenset({"gave_up", "run_completed", "stopped", "hang_detected", "checkpoint_failed", "preempt_notice"})
+_NO_CRASH = frozenset({"completed", "stopped"})
+
+
+def concerns(event: str, fields: Mapping[str, Any]) -> bool:
+    """Whether people want to hear of it: the end of a run, and what went wrong."""
+    if event == "exited":
+        return fields.get("cause") not in _NO_CRASH and fields.get("code") != 75
+    return event in _ALWAYS
+
+
+@dataclass(slots=True)
+class _Command:
+    child: Child
+    event: str
+    until_s: float
+    was_killed: bool = False
+
+
+class Notices:
+    """The commands of one run.  `say` tells the terminal, once, that they do not work."""
+
+    def __init__(
+        self, command: str, log: Path, environment: Mapping[str, str], say: Callable[[str], None], time_s: float
+    ) -> None:
+        self._argv = shlex.split(command)
+        self._log, self._environment, self._say, self._time_s = log, environment, say, time_s
+        self._waiting: collections.deque[tuple[str, bytes]] = collections.deque(maxlen=WAITING_MAX)
+        self._running: list[_Command] = []
+        self._said: set[str] = set()
+
+    @staticmethod
+    def of(start: Start, console: Console, environment: Mapping[str, str]) -> Notices:
+        """As `procsv launch` was told."""
+        told, places = start.options, start.places
+        known = {"PROCSV_LOGDIR": start.logdir, "PROCSV_RUN": start.run}
+        time_s = float(told.get("on-event-s", str(TIME_S_MAX)))
+        log = places.logs / "on-event.log"
+        return Notices(told.get("on-event", ""), log, {**environment, **known}, lambda t: console.say(t, True), time_s)
+
+    @property
+    def pids(self) -> set[int]:
+        """Our children; they are not the trainer's."""
+        return {command.child.pid for command in self._running}
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def offer(self, entry: dict[str, Any], now_s: float) -> None:
+        """An event, as it stands in the journal."""
+        if not self._argv or not concerns(entry["event"], entry):
+            return
+        try:
+            data = msgspec.json.encode(entry)
+        except UnicodeEncodeError:
+            data = msgspec.json.encode(escape_surrogates(entry))
+        if len(self._waiting) == WAITING_MAX:
+            self._complain("waits", f"too many events wait for --on-event {self._argv[0]}: the oldest are dropped")
+        self._waiting.append((entry["event"], data + b"\n"))
+        self.tick(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Buries those that are done, kills those that take too long, starts those that wait."""
+        for command in list(self._running):
+            if command.child.has_ended():
+                self._running.remove(command)
+                self._bury(command)
+            elif now_s >= command.until_s and not command.was_killed:
+                command.was_killed = True
+                command.child.signal_tree(signal.SIGKILL)
+        while self._waiting and len(self._running) < RUNNING_MAX:
+            self._start(*self._waiting.popleft(), now_s)
+
+    def close(self) -> None:
+        """Nothing of ours is left."""
+        self._waiting.clear()
+        for command in self._running:
+            command.child.signal_tree(signal.SIGKILL)
+            command.child.reap()
+        self._running.clear()
+
+    def _start(self, event: str, data: bytes, now_s: float) -> None:
+        try:
+            with _as_file(data) as stdin:
+                environment = {**self._environment, "PROCSV_EVENT": event}
+                child = spawn(self._argv, env=environment, log=self._log, stdin=stdin.fileno())
+        except OSError as error:
+            self._complain("start", f"--on-event {self._argv[0]} cannot be started: {error.strerror}")
+            return
+        self._running.append(_Command(child, event, now_s + self._time_s))
+
+    def _bury(self, command: _Command) -> None:
+        ended = command.child.reap()
+        if command.was_killed:
+            self._complain("late", f"--on-event {self._argv[0]} was killed: it took more than {self._time_s:g} s")
+        elif ended.code != 0:
+            self._complain("failed", f"--on-event {self._argv[0]} failed ({ended}); what it said: {self._log}")
+
+    def _complain(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self._say(text)
+
+
+def _as_file(data: bytes) -> IO[bytes]:
+    """`data` as a file to read from: whoever does not read it blocks nobody."""
+    file = open(os.memfd_create("procsv-event"), "w+b")  # noqa: PTH123, SIM115  it has no path; the caller closes it
+    file.write(data)
+    file.seek(0)
+    return file

@@ -1,0 +1,1 @@
+"""Fault injection by the watchdog."""

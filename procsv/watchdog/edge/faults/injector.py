@@ -1,0 +1,130 @@
+"""Carries out the faults of a plan that are the watchdog's to carry out: on processes, on messages, on the disk.
+
+Called by event_loop.py in its loop; what is due is decided by faults.py.  Each is written into the journal before it is done, so
+that a watchdog that kills itself knows of it in its next life.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from procsv.base.run.journal import read_journal
+from procsv.faults.plan import FAULT_EVENT, SERVICES, Fault, Plan, count_done
+from procsv.ipc.messaging.messages import Inject, Message
+from procsv.watchdog.core.fault_schedule import Schedule
+from procsv.watchdog.edge.faults.corrupt_checkpoint import spoil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from procsv.base.run.paths import Places
+    from procsv.ipc.messaging.start import Start
+    from procsv.watchdog.edge.processes import Processes, Running
+
+_WAKE = "import os, signal, sys, threading\nthreading.Event().wait(float(sys.argv[2]))\nos.kill(int(sys.argv[1]), signal.SIGCONT)"
+_SIGNALS = {"kill": signal.SIGKILL, "segfault": signal.SIGSEGV, "stop": signal.SIGSTOP}
+
+
+def plan_of(start: Start) -> Plan:
+    """The plan that `procsv launch` was given; an empty one if there is none."""
+    text = start.options.get("plan", "")
+    return msgspec.json.decode(text, type=Plan) if text else Plan()
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What the reactor lets a fault do."""
+
+    processes: Processes
+    tell: Callable[[str, Message], None]
+    journal: Callable[[str, str, int, dict[str, Any]], None]
+    preempt: Callable[[float], None]
+
+    def find_running(self, role: str) -> Running | None:
+        return self.processes.running.get(role)
+
+
+class Injector:
+    """One launch's faults."""
+
+    def __init__(self, plan: Plan, places: Places, hands: Hands, now_s: float) -> None:
+        self._places, self._hands = places, hands
+        done = count_done(plan, read_journal(places.journal)) if plan.faults else []
+        self._schedule = Schedule(plan, done, now_s)
+        self._wake: list[tuple[float, Running]] = []  # what is stopped, and until when
+
+    def next_due_s(self, now_s: float) -> float | None:
+        """When `tick` has something to do whatever the step; what waits for a process or a step is looked at anyway."""
+        dues = [self._schedule.next_due_s(), *(until_s for until_s, _ in self._wake)]
+        return min((due_s for due_s in dues if due_s is not None and due_s > now_s), default=None)
+
+    def tick(self, now_s: float, step: int) -> None:
+        """Does what is due.  A process that is not there yet has its fault when it is."""
+        for until_s, running in list(self._wake):
+            if now_s >= until_s:
+                self._wake.remove((until_s, running))
+                running.child.signal(signal.SIGCONT)
+        for number, fault in self._schedule.due(now_s, step):
+            act = self._find(fault, now_s)
+            if act is None:
+                continue
+            befallen = self._hands.find_running(fault.target)
+            incarnation = befallen.incarnation if befallen is not None else 1
+            self._schedule.happened(number, now_s)
+            self._hands.journal(FAULT_EVENT, fault.target, incarnation, {"fault": str(fault), "step": step})
+            act()
+
+    def _find(self, fault: Fault, now_s: float) -> Callable[[], object] | None:
+        """What to do for `fault`; None if it cannot be done yet."""
+        match fault.target:
+            case "logdir":
+                return self._find_for_logdir(fault)
+            case "watchdog":
+                return lambda: _to_ourselves(fault)
+            case role:
+                running = self._hands.find_running(role)
+                return None if running is None else self._find_for_process(fault, role, running, now_s)
+
+    def _find_for_logdir(self, fault: Fault) -> Callable[[], object] | None:
+        if fault.action == "corrupt":
+            return lambda: spoil(self._places.logdir, fault.how)
+        if any(self._hands.find_running(role) is None for role in SERVICES):
+            return None
+        return lambda: self._fill(fault.number)
+
+    def _fill(self, seconds: float) -> None:
+        for role in SERVICES:
+            self._hands.tell(role, Inject("fill", seconds))
+
+    def _find_for_process(self, fault: Fault, role: str, running: Running, now_s: float) -> Callable[[], object]:
+        if fault.action == "preempt":
+            return lambda: self._hands.preempt(fault.number)
+        if fault.action in _SIGNALS:
+            return lambda: self._signal(fault, running, now_s)
+        return lambda: self._hands.tell(role, Inject(fault.action, fault.number))  # type: ignore[arg-type]
+
+    def _signal(self, fault: Fault, running: Running, now_s: float) -> None:
+        if fault.action == "stop":
+            self._wake.append((now_s + fault.number, running))
+        running.child.signal(_SIGNALS[fault.action])
+
+
+def _to_ourselves(fault: Fault) -> None:
+    """Killed here, by ourselves: the trainer saves and ends; the next launch goes on."""
+    match fault.action:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "preempt":
+            os.kill(os.getpid(), signal.SIGTERM)
+        case "stop":
+            # Somebody else has to wake us up: it is of no run, and ends by itself.
+            argv = [sys.executable, "-S", "-c", _WAKE, str(os.getpid()), str(fault.number)]
+            subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL)
+            os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,0 +1,233 @@
+"""The processes of a run: starts them, signals them, ends whole trees, and says how much they use.
+
+Used by event_loop.py, on the main thread alone (a child would get its parent-death signal when another thread ends).  Never
+touches a process that was there before the run, and never signals a bare pid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+
+from procsv.base.failpoints import declare, failpoint
+from procsv.base.locks import FileLock
+from procsv.base.processes import Child, process_state, spawn, thread_states
+from procsv.base.run.log_follower import older_part
+from procsv.ipc.messaging.standby_channel import Line
+from procsv.ipc.messaging.start import TRAINERS, Start
+from procsv.watchdog.core.events import AT_DISK, STANDBY, STOPPED, TRAINER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from procsv.base.clock import Clock
+
+declare("watchdog.before_exec", "watchdog.after_exec")
+
+PR_SET_CHILD_SUBREAPER = 36
+LOGS_KEPT_MAX = 20  # of one role; the oldest go first
+LOG_BYTES_MAX = 2**30  # of one role, the newest not counted
+
+OF_THE_TRAINER = frozenset({"plan", "preempt-signal", "log-limit"})  # options of `procsv launch` that a trainer is told
+
+Argv = Callable[[Start], list[str]]
+
+
+class WriterLockHeld(OSError):
+    """Something of an older trainer's tree is still alive."""
+
+
+@dataclass(slots=True)
+class Running:
+    """One process that was started."""
+
+    role: str
+    incarnation: int
+    child: Child
+    started_s: float
+    usage: psutil.Process | None
+    log: Path
+    line: Line | None = None  # to a standby
+
+
+@dataclass(slots=True)
+class Processes:
+    """The children of this watchdog, by role."""
+
+    start: Start  # the watchdog's own; the others' are made from it
+    clock: Clock
+    argv: Argv
+    environment: Mapping[str, str]
+    running: dict[str, Running] = field(default_factory=dict)
+    helpers: Callable[[], set[int]] = set  # pids of children of ours that are none of the run
+    _lifeline: tuple[int, int] = (-1, -1)
+    _innocent: frozenset[tuple[int, float]] = frozenset()
+
+    def __post_init__(self) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would read every exit as 0
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._lifeline = os.pipe2(os.O_CLOEXEC)
+        # What the shell had started before it became us is not ours to end.
+        self._innocent = frozenset(_identity(child) for child in psutil.Process().children())
+
+    # -- start ---------------------------------------------------------------------------------------------
+    def spawn(self, role: str, incarnation: int, standby: str = "") -> Running:
+        """Starts the process.  OSError if the system refuses, or if an old trainer's tree still holds its lock."""
+        places = self.start.places
+        log = places.log(role, incarnation)
+        prune_logs(places.logs, role, log)
+        start = self._start(role, incarnation)
+        fds, lock = [self._lifeline[0]], FileLock(places.writer_lock)
+        line, end = Line.pair() if role == STANDBY else (None, None)
+        if end is not None:
+            start = msgspec.structs.replace(start, standby_fd=end.fd, standby=standby)
+            fds.append(end.fd)
+        environment = start.environment(self.environment)
+        if role in TRAINERS:
+            environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": role}
+        if role == STANDBY and TRAINER in self.running:
+            environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # as it is to be
+        if role == TRAINER:
+            environment["PROCSV_INCARNATION"] = str(incarnation)
+            if not lock.try_acquire(f"trainer {incarnation}", self.clock.wall()):
+                raise WriterLockHeld("an older trainer's processes still hold the logdir")
+            fds.append(lock.fd)
+        try:
+            failpoint("watchdog.before_exec")
+            child = spawn(self.argv(start), env=environment, log=log, pass_fds=fds)
+        except OSError:
+            if line is not None:
+                line.close()
+            raise
+        finally:
+            lock.let_go()  # from now on it is held by the trainer's tree alone
+            if end is not None:
+                end.close()
+        failpoint("watchdog.after_exec")  # killed here: nobody knows of the child, which finds its lifeline cut
+        usage = None
+        with contextlib.suppress(psutil.Error, OSError):
+            usage = psutil.Process(child.pid)
+            usage.cpu_percent()  # the first reading is the base of the next
+        self.running[role] = Running(role, incarnation, child, self.clock.monotonic(), usage, log, line)
+        return self.running[role]
+
+    def _start(self, role: str, incarnation: int) -> Start:
+        changes = {"role": role, "incarnation": incarnation, "lifeline_fd": self._lifeline[0], "options": {}}
+        if role in TRAINERS:
+            changes["options"] = {key: value for key, value in self.start.options.items() if key in OF_THE_TRAINER}
+        else:
+            changes |= {"target": "", "args": ()}  # a service serves any program
+        return msgspec.structs.replace(self.start, **changes)
+
+    # -- end -----------------------------------------------------------------------------------------------
+    def find(self, role: str, incarnation: int) -> Running | None:
+        running = self.running.get(role)
+        return running if running is not None and running.incarnation == incarnation else None
+
+    def ended(self) -> list[Running]:
+        """Those that are dead; they are the caller's to reap, and no longer in the table."""
+        dead = [running for running in self.running.values() if running.child.has_ended()]
+        for running in dead:
+            del self.running[running.role]
+        return dead
+
+    def clear_tree(self) -> bool:
+        """Kills what the dead trainer has left behind.  True if nothing is left and the writer's lock is free."""
+        strays = self._strays()
+        for stray in strays:
+            with contextlib.suppress(psutil.Error, OSError):
+                for process in (*stray.children(recursive=True), stray):
+                    with contextlib.suppress(psutil.Error, OSError):
+                        process.kill()
+        self.reap_strays()
+        return not strays and self._is_let_go()
+
+    def _is_let_go(self) -> bool:
+        """Whether the writer's lock is free; not as long as nobody can tell (no descriptors left)."""
+        try:
+            return not FileLock(self.start.places.writer_lock).is_held()
+        except OSError:
+            return False
+
+    def _strays(self) -> list[psutil.Process]:
+        """Children that we did not start: orphans of the trainer's tree, which fall to us as their subreaper."""
+        ours = {running.child.pid for running in self.running.values()} | self.helpers()
+        found = []
+        with contextlib.suppress(psutil.Error, OSError):  # no descriptors left, say: looked at again soon
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.Error, OSError):
+                    if child.pid not in ours and _identity(child) not in self._innocent:
+                        found.append(child)
+        return found
+
+    def reap_strays(self) -> None:
+        """Takes the exit status of dead children that we did not start; those we did are left to their owner."""
+        ours = {running.child.pid for running in self.running.values()} | self.helpers()
+        with contextlib.suppress(ChildProcessError):
+            while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if dead.si_pid in ours:
+                    return
+                os.waitpid(dead.si_pid, os.WNOHANG)
+
+    def is_stopped(self, role: str) -> bool:
+        """Whether its process is frozen by a signal (SIGSTOP, SIGTSTP)."""
+        running = self.running.get(role)
+        with contextlib.suppress(psutil.Error, OSError):
+            return running is not None and process_state(running.child.pid) in ("T", "t")
+        return False
+
+    def doing(self, role: str) -> str:
+        """What its threads show: STOPPED by a signal, AT_DISK if one waits for a disk, or ""."""
+        running = self.running.get(role)
+        with contextlib.suppress(psutil.Error, OSError):
+            states = thread_states(running.child.pid) if running is not None else set()
+            return STOPPED if states & {"T", "t"} else AT_DISK if "D" in states else ""
+        return ""
+
+    def usage(self, role: str) -> dict[str, float | int]:
+        """Uptime in seconds, resident bytes, and percent of a core since the last asking."""
+        running = self.running.get(role)
+        if running is None:
+            return {"uptime": 0.0, "rss": 0, "cpu": 0.0}
+        uptime = round(self.clock.monotonic() - running.started_s, 1)
+        return {"uptime": uptime, **measure(running.usage)}
+
+    def close(self) -> None:
+        for fd in self._lifeline:
+            os.close(fd)
+
+
+def measure(process: psutil.Process | None) -> dict[str, float | int]:
+    try:
+        if process is not None:
+            return {"rss": process.memory_info().rss, "cpu": process.cpu_percent()}
+    except (psutil.Error, OSError):
+        pass
+    return {"rss": 0, "cpu": 0.0}
+
+
+def _identity(process: psutil.Process) -> tuple[int, float]:
+    return process.pid, process.create_time()
+
+
+def prune_logs(logs: Path, role: str, new: Path) -> None:
+    """Keeps the newest logs of `role`, so that a run of weeks does not fill the disk."""
+    with contextlib.suppress(OSError):
+        old = [path for path in logs.glob(f"{role}.*.log") if path != new]
+        old.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        total = 0
+        for number, path in enumerate(old, start=2):  # the new one is the first
+            parts = [part for part in (path, older_part(path)) if part.exists()]
+            total += sum(part.stat().st_size for part in parts)
+            if number > LOGS_KEPT_MAX or total > LOG_BYTES_MAX:
+                for part in parts:
+                    part.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""The machine's resources: memory, its limits, and the GPU."""

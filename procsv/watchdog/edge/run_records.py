@@ -1,0 +1,150 @@
+"""The journal, run.json and the crash reports: what the watchdog writes into the logdir.
+
+Used by event_loop.py.  A logdir that cannot be written (full, read-only, removed) is said once and does not end the run:
+training goes on as long as it can.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from procsv.base.atomic_file import replace_file
+from procsv.base.run import journal
+from procsv.base.run.log_tail import last_lines
+from procsv.base.run.run_file import RunFile, write_run
+from procsv.watchdog.edge.time_metrics import FigureBook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from procsv.base.clock import Clock
+    from procsv.base.run.paths import Places
+    from procsv.watchdog.core.events import Report
+
+LOG_LINES_SHOWN = 50
+CRASHES_KEPT_MAX = 1000  # reports; the oldest go first
+
+
+class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
+    """procsv/crashes/<incarnation>.json."""
+
+    time: float  # Unix seconds
+    run: str
+    target: str
+    incarnation: int
+    sentence: str
+    cause: str
+    evidence: str
+    code: int | None
+    signal: str | None
+    step: int
+    lost_steps: int  # that have to be made again
+    resume_step: int  # of the state that the next start goes on from; -1: from the beginning
+    exception: str
+    message: str
+    traceback: str
+    stacks: str  # of all threads, as faulthandler wrote them; "" if it was not asked to
+    log: str
+    last_lines: list[str]
+
+
+class Ledger:
+    def __init__(self, places: Places, clock: Clock, say: Callable[[str], None]) -> None:
+        self._places = places
+        self._clock = clock
+        self._say = say
+        self._failing = ""
+        self.figures = FigureBook()
+        for entry in journal.read_journal(places.journal):
+            self.figures.enter(entry)
+        self._journal = journal.Journal(places.journal, clock)
+
+    def append(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None:
+        self._try(lambda: self.figures.enter(self._journal.append(event, role, incarnation, **fields)))
+
+    def write_run(self, run: RunFile, durable: bool) -> None:
+        self._try(lambda: write_run(self._places.run_json, run, durable))
+
+    def write_report(self, report: Report, run: RunFile, log: Path) -> None:
+        """Both forms of a crash report."""
+        words = report.words
+        crash = CrashReport(
+            time=self._clock.wall(),
+            run=run.run,
+            target=run.target,
+            incarnation=report.incarnation,
+            sentence=report.sentence,
+            cause=report.cause,
+            evidence=report.evidence,
+            code=report.exit.code,
+            signal=report.exit.signal_name,
+            step=report.step,
+            lost_steps=report.lost_steps,
+            resume_step=report.resume_step,
+            exception=words.type if words else "",
+            message=words.message if words else "",
+            traceback=words.traceback if words else "",
+            stacks=report.stacks,
+            log=str(log),
+            last_lines=last_lines(log, LOG_LINES_SHOWN),
+        )
+        self._try(lambda: self._write_crash(crash))
+
+    def _write_crash(self, crash: CrashReport) -> None:
+        crashes = self._places.crashes
+        crashes.mkdir(parents=True, exist_ok=True)
+        data = msgspec.json.format(msgspec.json.encode(crash), indent=2) + b"\n"
+        replace_file(crashes / f"{crash.incarnation}.json", data, durable=False)
+        replace_file(crashes / f"{crash.incarnation}.txt", _as_text(crash).encode(errors="replace"), durable=False)
+        self._prune(crashes)
+
+    def _prune(self, crashes: Path) -> None:
+        """Removes the oldest reports, so that a run of weeks does not fill the disk."""
+        numbers = sorted(int(path.stem) for path in crashes.glob("*.json") if path.stem.isdecimal())
+        for number in numbers[:-CRASHES_KEPT_MAX]:
+            for suffix in (".txt", ".json"):  # killed in between: the next report's pruning finds the .json
+                (crashes / f"{number}{suffix}").unlink(missing_ok=True)
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self._failing:
+                self._failing = str(error)
+                self._say(f"cannot write to {self._places.home}: {error.strerror}; the run goes on")
+        else:
+            if self._failing:
+                self._failing = ""
+                self._say(f"{self._places.home} can be written again")
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+def _as_text(crash: CrashReport) -> str:
+    resume = "from the beginning" if crash.resume_step < 0 else f"from step {crash.resume_step}"
+    parts = [
+        crash.sentence,
+        "",
+        f"target     {crash.target}",
+        f"exit       {crash.signal or crash.code}",
+        f"cause      {crash.cause}: {crash.evidence}",
+        f"step       {crash.step if crash.step >= 0 else 'none yet'}",
+        f"lost       {crash.lost_steps} steps",
+        f"resumes    {resume}",
+        f"log        {crash.log}",
+    ]
+    if crash.traceback:
+        parts += ["", crash.traceback.rstrip()]
+    if crash.stacks:
+        parts += ["", "the stacks of its threads, the main thread last:", crash.stacks.rstrip()]
+    if crash.last_lines:
+        parts += [
+            "",
+            f"the last {len(crash.last_lines)} lines of the log:",
+            *(f"  {line}" for line in crash.last_lines),
+        ]
+    return "\n".join(parts) + "\n"

@@ -1,0 +1,63 @@
+"""Signals that end a run or announce its end, as something a loop can wait for.
+
+Used by host.py and event_loop.py, on the main thread.  The handlers do nothing; the wake-up descriptor says which signal
+came, even while Python is inside a long call.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from dataclasses import dataclass
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A signal that came: the run is to end.  `now`: at once.  `is_notice`: because the machine goes away."""
+
+    source: str
+    now: bool
+    is_notice: bool
+
+
+class Signals:
+    def __init__(self, notice: int = signal.SIGTERM) -> None:
+        """`notice`: by what a scheduler announces the end, besides SIGTERM."""
+        self._notices = frozenset({signal.SIGTERM, signal.Signals(notice)})
+        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in {*STOPS, *self._notices}:
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # started under nohup: a closed terminal is not to end the run
+            signal.signal(number, _nothing)
+        self._count = 0
+
+    def take(self) -> list[Asked]:
+        """The signals that came since the last call.  The second that a person sends means: now."""
+        try:
+            data = os.read(self.fd, 64)
+        except BlockingIOError:
+            return []
+        found = []
+        for number in data:
+            if number in STOPS or number in self._notices:
+                is_notice = number in self._notices
+                self._count += 1
+                found.append(Asked(signal.Signals(number).name, self._count > 1 and not is_notice, is_notice))
+        return found
+
+    def wait(self, timeout_s: float) -> bool:
+        """True as soon as one has come."""
+        return bool(select.select([self.fd], [], [], timeout_s)[0])
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(-1)
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+
+def _nothing(number: int, frame: object) -> None:
+    """Its being there is enough: the system call returns, and the wake-up descriptor has the number."""

@@ -1,0 +1,103 @@
+"""The run as it stands, for run.json and for `procsv status`.
+
+Used by event_loop.py.  Pure: what is measured of processes is handed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from procsv.base.run.run_file import RunFile
+from procsv.watchdog.core.events import STANDBY, TRAINER, WATCHDOG
+from procsv.watchdog.edge.resources.oom import host_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from procsv.base.processes import Identity
+    from procsv.ipc.messaging.start import Start
+    from procsv.ipc.shm.heartbeat import Beat
+    from procsv.watchdog.core.run import Core
+
+# What of run.json is not for `status`: where things lie is the run's own business.
+_NOT_SHOWN = ("version", "run_dir", "shm_dir", "started", "boot")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What does not change while a run lasts."""
+
+    start: Start
+    host: Identity
+    started_at: float  # Unix seconds
+
+
+def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
+    """The contents of run.json now."""
+    start, task, is_over = facts.start, core.task, core.exit_code is not None
+    waits = task.restart_s is not None and not core.is_ending
+    return RunFile(
+        run=start.run,
+        target=start.target,
+        args=start.args,
+        logdir=start.logdir,
+        run_dir=start.run_dir,
+        shm_dir=start.shm_dir,
+        pid=facts.host.pid,
+        started=facts.host.started,
+        boot=facts.host.boot,
+        state=core.word,
+        incarnation=task.incarnation,
+        step=task.step,
+        durable_step=task.durable_step,
+        memory_step=task.memory_step,
+        restarts=task.restarts,
+        no_progress_count=task.history.no_progress_count,
+        last_exit=task.last_exit,
+        next_restart_in=round(max(0.0, task.restart_s - now_s), 3) if waits and task.restart_s is not None else None,
+        step_s=round(task.hanging.liveness.steps.median_s, 6),
+        save_error=core.saves.error or None,
+        next_save_in=None if core.saves.try_s is None else round(max(0.0, core.saves.try_s - now_s), 3),
+        goodput=task.goodput.value(now_s),
+        started_at=facts.started_at,
+        ended_at=wall_s if is_over else None,
+        exit_code=core.exit_code,
+    )
+
+
+def status_object(
+    run: RunFile,
+    core: Core,
+    beats: Mapping[str, Beat],
+    usage: Mapping[str, Mapping[str, float | int]],
+    refused: int,
+    now_s: float,
+) -> dict[str, Any]:
+    """What `procsv status --json` prints.  `usage` has uptime, rss and cpu of every process, by role."""
+    shown: dict[str, Any] = {"running": True, **msgspec.to_builtins(run)}
+    for name in _NOT_SHOWN:
+        del shown[name]
+    rows = [(WATCHDOG, run.pid, "running", "")]
+    word = "suspect" if core.task.is_suspect(now_s) else core.task.life.state.word
+    rows.append((TRAINER, core.task.pid, word, _phase(beats.get(TRAINER))))
+    if core.standby.pid:
+        rows.append((STANDBY, core.standby.pid, core.standby.state.word, ""))
+    for role, keeper in core.keepers.items():
+        rows.append((role, keeper.pid, keeper.state.word, _phase(beats.get(role))))
+    shown["memory"] = host_memory()
+    # By those who listen: garbage, too large, of another run or of an older incarnation.
+    shown["dropped_messages"] = refused + sum(beat.refused for beat in beats.values())
+    shown["processes"] = [
+        {"role": role, "pid": pid or None, "state": state, "phase": phase, **usage[role]}
+        for role, pid, state, phase in rows
+    ]
+    trainer = beats.get(TRAINER)
+    shown["snapshots"] = trainer.snapshots.as_status() if trainer is not None and trainer.snapshots.spacing else None
+    return shown
+
+
+def _phase(beat: Beat | None) -> str:
+    return beat.phase.name.lower() if beat is not None else ""

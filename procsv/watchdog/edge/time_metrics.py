@@ -1,0 +1,46 @@
+"""What became of the time so far, said now and then to the summary service, for TensorBoard.
+
+Used by event_loop.py.  Keeps the same book as `procsv report`, so that both say the same.  Decides when; says nothing itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from procsv.ipc.messaging.messages import Figures
+from procsv.report.time_ledger import Book
+
+EVERY_S = 60.0
+_WORTH_A_POINT = frozenset({"ready", "exited", "run_completed", "stopped", "gave_up"})
+
+
+class FigureBook:
+    """The book of one logdir."""
+
+    def __init__(self) -> None:
+        self._book = Book(keeps_remarks=False)
+        self._next_s = 0.0
+        self._second = -1
+
+    def enter(self, entry: dict[str, Any]) -> None:
+        """A line of the journal."""
+        self._book.enter(entry)
+        if entry.get("event") in _WORTH_A_POINT:
+            self._next_s = 0.0
+
+    def due(self, now_s: float, wall_s: float, step: int) -> Figures | None:
+        """What to say now, if it is time to.  `now_s` monotonic, `wall_s` Unix seconds."""
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + EVERY_S
+        account = self._book.so_far(wall_s, step)
+        if account is None:
+            return None
+        values = {f"procsv/seconds/{kind}": seconds for kind, seconds in account.totals.items()}
+        values["procsv/goodput"] = account.goodput
+        values["procsv/failures"] = float(account.failures)
+        values["procsv/lost_steps"] = float(account.lost_steps)
+        if account.recoveries_s:
+            values["procsv/recovery_seconds"] = account.recoveries_s[-1]
+        self._second = max(int(account.wall_s), self._second + 1)
+        return Figures(wall_s, self._second, values)

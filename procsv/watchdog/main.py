@@ -1,0 +1,120 @@
+"""One run, from the taking of the logdir to the exit code.
+
+Called by __main__.py, with the Start that `procsv launch` has made.  Everything that a run needs is made here and
+handed to the reactor, so that a test can put something else in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import signal
+from typing import TYPE_CHECKING
+
+from procsv.base.clock import Clock, SystemClock
+from procsv.base.errors import UserError
+from procsv.base.processes import identify
+from procsv.ipc.messaging.start import Start
+from procsv.watchdog.core.events import WATCHDOG, Quit
+from procsv.watchdog.core.run import Core
+from procsv.watchdog.core.settings import settings_of
+from procsv.watchdog.edge.acquire_run import Opened, Unwanted, open_run, remove_run
+from procsv.watchdog.edge.console import Console
+from procsv.watchdog.edge.event_loop import Reactor
+from procsv.watchdog.edge.processes import Argv, Processes
+from procsv.watchdog.edge.signals import Signals
+from procsv.watchdog.edge.status import Facts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def run(start: Start, argv: Argv = Start.argv, environment: Mapping[str, str] | None = None) -> int:
+    """Runs the run; the exit code of `procsv launch`."""
+    clock, signals = SystemClock(), Signals(notice_of(start))
+    console = Console(echo="detached" not in start.options)  # else the program's own log says it
+    try:
+        opened = _open(start, clock, signals, console)
+        return _run(start, opened, argv, os.environ if environment is None else environment, clock, signals, console)
+    except UserError as error:
+        console.say(str(error), is_bad=True)
+        return error.exit_code
+    finally:
+        console.finish()
+        signals.close()
+
+
+def notice_of(start: Start) -> int:
+    """The signal of --preempt-signal."""
+    return int(start.options.get("preempt-signal", signal.SIGTERM))
+
+
+def _open(start: Start, clock: Clock, signals: Signals, console: Console) -> Opened:
+    def wait(seconds: float) -> None:
+        if signals.wait(seconds):
+            raise Unwanted(signals.take()[0].source)
+
+    what = shlex.join(("procsv launch", start.target, *start.args)).replace("'procsv launch'", "procsv launch", 1)
+    return open_run(start.places, clock, start.grace_s, wait, console.say, what)
+
+
+def _run(
+    start: Start,
+    opened: Opened,
+    argv: Argv,
+    environment: Mapping[str, str],
+    clock: Clock,
+    signals: Signals,
+    console: Console,
+) -> int:
+    facts = Facts(start, identify(os.getpid()), clock.wall())
+    settings = settings_of(start, opened.step_s, opened.saved_step)
+    core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
+    processes = Processes(start, clock, argv, environment)
+    reactor = Reactor(facts, core, start, processes, console, clock, signals)
+    reactor.ledger.append(
+        "run_started",
+        WATCHDOG,
+        1,
+        {
+            "run": start.run,
+            "pid": os.getpid(),
+            "target": start.target,
+            "args": start.args,
+            "logdir": start.logdir,
+            "first_incarnation": opened.first_incarnation,
+            "seen_until": opened.seen_until,
+            "asked_at": start.asked_at or None,
+        },
+    )
+    left = reactor.run()
+    _leave(start, opened, reactor, processes, left)
+    _say_goodbye(core, left, console, start)
+    return left.exit_code
+
+
+def _leave(start: Start, opened: Opened, reactor: Reactor, processes: Processes, left: Quit) -> None:
+    """Nothing of the run stays but what is in the logdir.  Killed at any line: the next launch clears the rest."""
+    last = reactor.close()
+    processes.clear_tree()
+    processes.close()
+    reactor.ledger.write_run(last, durable=True)
+    reactor.ledger.close()
+    remove_run(start.places, opened.lock, left.keep_memory)
+
+
+def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None:
+    task = core.task
+    match left.exit_code:
+        case 0:
+            console.say(f"training is complete{_at(task.step)}")
+        case 75:
+            safe = f"step {task.durable_step} is on disk" if task.durable_step >= 0 else "there was nothing to save"
+            console.say(f"stopped{_at(task.step)}; {safe}. The same command goes on from there")
+        case _:
+            console.say(f"reports of the crashes: {start.places.crashes}; journal: {start.places.journal}")
+
+
+def _at(step: int) -> str:
+    return f" at step {step}" if step >= 0 else ""

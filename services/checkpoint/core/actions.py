@@ -1,0 +1,131 @@
+"""What the core tells the main loop to do.  Plain data; each says which event answers it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from procsv.ipc.messaging.messages import Message, Reason, SaverPlan
+from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.shm.slot_file import SlotInfo
+from procsv.services.checkpoint.core.facts import Examined, Sighting, State
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    to: Heard
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answers reliably."""
+
+    to: Heard
+    body: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tells every trainer and watchdog, reliably."""
+
+    body: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Answered by `saved`, `save_failed` or `save_lost`."""
+
+    state: State
+    reason: Reason
+    plan: SaverPlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStock:
+    """Answered by `stocked`."""
+
+    plan: SaverPlan
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySlot:
+    """Answered by `slot_verified` or `verify_lost`."""
+
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Answered by `found`.  `before`: only checkpoints of an earlier step will do (-1: any)."""
+
+    plan: SaverPlan
+    before: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nobody restores from a checkpoint any more: old ones may be deleted again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Unlinks a slot that nobody needs."""
+
+    slot: SlotInfo
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveStaged:
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class LookAround:
+    """At the directory, for what others have saved there.  Answered by `looked` or `look_failed`."""
+
+    plan: SaverPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Examine:
+    """Reads what somebody else has saved.  Answered by `examined`."""
+
+    sighting: Sighting
+    plan: SaverPlan
+
+
+@dataclass(frozen=True, slots=True)
+class TakeIn:
+    """Gives it a manifest, and a place on the list if it is to have one.  Answered by `taken_in` or `take_in_failed`.
+
+    `own`: the supervised Saver has saved it, so that it is counted and goes when its turn comes.
+    """
+
+    examined: Examined
+    own: bool
+    plan: SaverPlan
+
+
+@dataclass(frozen=True, slots=True)
+class MakeOwn:
+    """What was taken in for another Saver's is the supervised one's after all: its word came late."""
+
+    path: str
+    plan: SaverPlan
+
+
+Action = (
+    Acknowledge
+    | Reply
+    | Announce
+    | Persist
+    | TakeStock
+    | VerifySlot
+    | Find
+    | Release
+    | Retire
+    | RemoveStaged
+    | LookAround
+    | Examine
+    | TakeIn
+    | MakeOwn
+)

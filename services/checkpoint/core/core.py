@@ -1,0 +1,367 @@
+"""The checkpoint service's mind: what is saved when, what a new trainer starts from, who is told.  Decisions only.
+
+Called by the service's main loop (process.py) with whatever happened; returns what to do about it.  No clock, no file,
+no socket inside: time is an argument, slots and files are what the events say they are.  The parts, each pure:
+
+    states.py     which states there are, in memory and on disk
+    save_scheduler.py     when and why one is saved; back-off
+    waiting.py    who waits for one to be on disk
+    restore_choice.py  what a trainer is told to start from
+    external_saves.py   what others have saved, and is taken in
+
+Here is what each event means to each of them, and the order in which they decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from procsv.base.run.paths import is_remote
+from procsv.ipc.messaging.messages import (
+    Durable,
+    Reason,
+    Rejected,
+    Restore,
+    Restored,
+    SaveFailed,
+    SaverPlan,
+    Snapshot,
+    Staged,
+    TrainerEnded,
+    Unwritable,
+    UserSave,
+)
+from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.shm.slot_file import SlotInfo
+from procsv.ipc.shm.slot_state import SlotState
+from procsv.services.checkpoint.core.actions import (
+    Acknowledge,
+    Action,
+    Announce,
+    Release,
+    RemoveStaged,
+    Retire,
+    TakeStock,
+)
+from procsv.services.checkpoint.core.external_saves import Noticing
+from procsv.services.checkpoint.core.facts import Examined, Found, Look, State, Stock, TakenIn
+from procsv.services.checkpoint.core.pending_replies import Waiting
+from procsv.services.checkpoint.core.restore_choice import Restoring
+from procsv.services.checkpoint.core.save_scheduler import RETRY_S_MIN, Saving, as_reason
+from procsv.services.checkpoint.core.states import States
+
+NOTICING_S_MAX = 5.0  # how long the end of the run waits for the next of what the program has saved last to be taken in
+
+
+class Core:
+    """All events come here."""
+
+    def __init__(self, run: str, lineage: frozenset[str] = frozenset(), is_restarted: bool = False) -> None:
+        """`is_restarted`: this service follows one that died; what that was asked for is done at once."""
+        self.states = States(run, lineage)
+        self.saving = Saving()
+        self.waiting = Waiting()
+        self.restoring = Restoring(self.states)
+        self.noticing = Noticing()
+        self.plan: SaverPlan | None = None
+        self.durable_count = 0
+        self._follows = self._is_restarted = is_restarted
+        self._is_finishing = False
+        self._is_stocked = False
+        self._stock_again_s: float | None = None
+        self._last_look = 0  # the one after which the run may end
+        self._notice_by_s = math.inf
+        self._looked_at = 0  # the durable sequence when the look began
+        self._trouble = ""  # with the directory, as last announced
+        self._out: list[Action] = []
+
+    # -- what is seen -----------------------------------------------------------------------------------------
+    def slots_seen(self, slots: Iterable[SlotInfo]) -> None:
+        """The slots that are there now, in whatever state.  Said before every other event; decides nothing."""
+        self.states.see(slots)
+
+    def staged_seen(self, states: Iterable[State]) -> None:
+        """Staged checkpoints that a service before this one was told of."""
+        for state in states:
+            self.states.take_staged(state)
+
+    @property
+    def is_saving(self) -> bool:
+        return self.saving.current is not None
+
+    @property
+    def settled(self) -> bool:
+        """The run is over and Settled has been said."""
+        return self.waiting.settled
+
+    @property
+    def unsaved(self) -> State | None:
+        return self.states.unsaved
+
+    # -- messages ---------------------------------------------------------------------------------------------
+    def handle(self, asker: Heard, now_s: float) -> list[Action]:
+        """A message, not Hello or Finish."""
+        match asker.body:
+            case SaverPlan() as plan:
+                self._on_plan(plan, now_s)
+                self._out.append(Acknowledge(asker))
+            case Snapshot(_, sequence, step, want):
+                self.states.heard_of(sequence)
+                self._on_want(asker, sequence, step, want)
+            case Staged(prefix, sequence, step, want):
+                self.states.take_staged(State(sequence, step, asker.incarnation, self.states.run, None, prefix))
+                self._on_want(asker, sequence, step, want)
+            case UserSave(path) if self._can_look:
+                self.noticing.told(asker, path)
+            case Restore(durable_only):
+                self.noticing.writers_are_gone(False)
+                self.restoring.ask(asker, durable_only, self._next_look())
+            case Restored():
+                self.restoring.has_restored(asker.incarnation)
+                self.saving.cadence_from_s = now_s
+                self._out += [Acknowledge(asker), Release()]
+            case TrainerEnded(incarnation, clean, avoid_step):
+                self.waiting.trainer_ended(asker, incarnation, "final" if clean else "crash")
+                self.restoring.trainer_ended(clean, avoid_step, now_s)
+                self.noticing.writers_are_gone(True)
+                self.saving.hurry()
+            case _:
+                self._out.append(Acknowledge(asker))
+        return self._decide(now_s)
+
+    def finish(self, asker: Heard | None, now_s: float) -> list[Action]:
+        """The run is over (`asker` None: because whoever ran it is dead)."""
+        self._is_finishing = True
+        self.saving.failures = 0
+        self.saving.hurry()
+        self.waiting.run_ended(asker, "final" if asker is not None else "crash")
+        self.noticing.writers_are_gone(True)
+        self._last_look, self._notice_by_s = self._next_look(), now_s + NOTICING_S_MAX
+        return self._decide(now_s)
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Time has passed."""
+        return self._decide(now_s)
+
+    def plan_seen(self, plan: SaverPlan, now_s: float) -> list[Action]:
+        """The plan that a snapshot carries: good until a trainer says its own."""
+        if self.plan is None:
+            self._on_plan(plan, now_s)
+        return self._decide(now_s)
+
+    def _on_plan(self, plan: SaverPlan, now_s: float) -> None:
+        if plan == self.plan:
+            return
+        if self.plan is not None and plan.save_path != self.plan.save_path:
+            self.states.forget_disk()
+        self.plan = plan
+        self._is_stocked = False
+        if self.saving.cadence_from_s is None:
+            self.saving.cadence_from_s = now_s
+        self._out.append(TakeStock(plan))
+
+    def _on_want(self, asker: Heard, sequence: int, step: int, want: str) -> None:
+        """Without a wish the cadence decides.  With one, the answer is the acknowledgement: if this process dies before,
+        the wish is said again to the next.
+        """
+        reason = as_reason(want)
+        if reason is None:
+            self._out.append(Acknowledge(asker))
+        else:
+            self.waiting.want(asker, sequence, step, reason)
+            self.saving.hurry()
+
+    def _next_look(self) -> int:
+        """The number of the next look that begins from now on; 0 if none will."""
+        return self.noticing.looks_begun + 1 if self._can_look else 0
+
+    @property
+    def _can_look(self) -> bool:
+        return self.plan is None or not is_remote(self.plan.save_path)
+
+    # -- what the jobs came to --------------------------------------------------------------------------------
+    def stocked(self, stock: Stock, now_s: float) -> list[Action]:
+        is_first = self.states.durable is None
+        if not self._is_stocked:
+            self.noticing.begin(stock.run_began)
+        self._is_stocked = True
+        self.states.stocked(stock)
+        if self._follows and is_first and self.states.durable is not None:
+            self._out.append(Announce(self.states.durable))  # its saver may have died before it could say so
+        return self._decide(now_s)
+
+    def looking_failed(self, error: str, now_s: float) -> list[Action]:
+        """Neither `stocked` nor `found`: the directory could not be looked into."""
+        if not self._is_stocked:
+            self._stock_again_s = now_s + RETRY_S_MIN
+            self.saving.not_begun(error)
+            self._out += self.waiting.settle(self.states, self.saving, after_failure=True)
+        self._out += self.restoring.looking_failed(error)
+        return self._decide(now_s)
+
+    def saved(self, durable: Durable, now_s: float) -> list[Action]:
+        """The running save has ended well."""
+        self.restoring.saved(self.saving.state)
+        self.saving.ended_well(now_s)
+        self.states.saved(durable)
+        self.durable_count += 1
+        self._out.append(Announce(durable))
+        return self._decide(now_s)
+
+    def save_failed(self, error: str, now_s: float) -> list[Action]:
+        """The running save has failed; the last good checkpoint stands."""
+        state = self.saving.failed(error, now_s)
+        failed = SaveFailed(state.sequence, state.step, error, retry_in=self.saving.retry_s - now_s)
+        self._out += [Announce(failed), *self.waiting.fail(state, failed)]
+        self.restoring.save_failed()
+        self._out += self.waiting.settle(
+            self.states, self.saving, after_failure=True, is_noticing=self._is_noticing(now_s)
+        )
+        return self._decide(now_s)
+
+    def save_lost(self, state: State, why: str, is_bad: bool, now_s: float) -> list[Action]:
+        """The state that was to be saved could not be read: its slot holds a newer one, or (`is_bad`) is damaged."""
+        self.saving.lost()
+        return self._lose(state, why, is_bad, now_s)
+
+    def verify_lost(self, state: State, why: str, is_bad: bool, now_s: float) -> list[Action]:
+        """The state that was to be restored from could not be read, for the same reasons."""
+        self.restoring.verify_ended(state)
+        return self._lose(state, why, is_bad, now_s)
+
+    def _lose(self, state: State, why: str, is_bad: bool, now_s: float) -> list[Action]:
+        if self.states.lose(state, is_bad):
+            self._out.append(Announce(Rejected(state.name, why)))
+            self.saving.last_error = why
+        return self._decide(now_s)
+
+    def slot_verified(self, state: State, now_s: float) -> list[Action]:
+        """A slot may be restored from."""
+        self.restoring.verified(state)
+        return self._decide(now_s)
+
+    def found(self, found: Found, now_s: float) -> list[Action]:
+        """The checkpoints have been looked through."""
+        self._out += [Announce(Rejected(rejection.path, rejection.why)) for rejection in found.rejected]
+        if self.restoring.found(found):
+            self.states.searched(found)
+        return self._decide(now_s)
+
+    # -- what others have saved -------------------------------------------------------------------------------
+    def changed(self, now_s: float) -> list[Action]:
+        """Something has changed in the checkpoints' directory, perhaps."""
+        self.noticing.hint()
+        return self._decide(now_s)
+
+    def looked(self, look: Look, now_s: float) -> list[Action]:
+        """The directory was looked at."""
+        assert self.plan is not None, "a look without a plan"
+        if look.newest_step is not None:
+            self.states.looked(look.newest_step, is_outdated=self._looked_at != self.states.durable_sequence)
+        self._out += self.noticing.looked(look, self.plan, now_s)
+        if look.trouble != self._trouble:
+            self._trouble = look.trouble
+            self._out.append(Announce(Unwritable(look.trouble)))
+            self.saving.hurry()
+        return self._decide(now_s)
+
+    def look_failed(self, error: str, now_s: float) -> list[Action]:
+        return self.looked(Look((), None, error), now_s)
+
+    def examined(self, examined: Examined, now_s: float) -> list[Action]:
+        """What somebody else has saved was read whole."""
+        assert self.plan is not None, "an examination without a plan"
+        self._out += self.noticing.examined(examined, self.plan)
+        return self._decide(now_s)
+
+    def taken_in(self, taken: TakenIn, now_s: float) -> list[Action]:
+        """It has its manifest, or not yet."""
+        durable = taken.durable
+        self.noticing.taken_in(taken, now_s)
+        if durable is not None:
+            self.states.taken_in(taken)
+            self._out.append(Announce(durable))
+            if self._is_finishing:
+                self._notice_by_s = now_s + NOTICING_S_MAX
+        return self._decide(now_s)
+
+    # -- decisions --------------------------------------------------------------------------------------------
+    def _decide(self, now_s: float) -> list[Action]:
+        if self._stock_again_s is not None and now_s >= self._stock_again_s and self.plan is not None:
+            self._stock_again_s = None
+            self._out.append(TakeStock(self.plan))
+        self._out += self.waiting.satisfy(self.states, self.saving)
+        self._out += self.restoring.prepare()
+        self._look_around(now_s)
+        self._out += self.restoring.go_on(self.plan if self._is_stocked else None, self.noticing.looks_done)
+        self._begin_save(now_s)
+        if self._is_finishing and self.plan is None and self.unsaved is not None:
+            self.saving.last_error = self.saving.last_error or "nobody has said how its checkpoints are named"
+            self._out += self.waiting.settle(self.states, self.saving, is_hopeless=True)
+        self._out += self.waiting.settle(self.states, self.saving, is_noticing=self._is_noticing(now_s))
+        self._clear_away()
+        out, self._out = self._out, []
+        return out
+
+    def _look_around(self, now_s: float) -> None:
+        looks = self.noticing.go_on(self.plan if self._is_stocked and self._can_look else None, now_s)
+        if looks:
+            self._looked_at = self.states.durable_sequence
+        self._out += looks
+
+    def _is_noticing(self, now_s: float) -> bool:
+        """Whether the end of the run has still to wait for what others have saved."""
+        if not self._is_stocked or now_s >= self._notice_by_s:
+            return False
+        return self.noticing.looks_done < self._last_look or not self.noticing.is_idle
+
+    def _begin_save(self, now_s: float) -> None:
+        state, is_quiet = self.unsaved, self.restoring.is_quiet(now_s)
+        if self.is_saving or state is None or now_s < self.saving.retry_s:
+            return
+        if self.plan is None or not self._is_stocked:
+            return  # what is on disk already is about to be known
+        reason = self.saving.why(self._reasons(state), self.plan, self._is_finishing, now_s)
+        if is_quiet and self._may_wait(state, reason):
+            return  # killed now: the slot stays, and the next service saves it
+        if reason is not None:
+            self._out.append(self.saving.begin(state, reason, self.plan))
+
+    def _may_wait(self, state: State, reason: Reason | None) -> bool:
+        """Whether it is written for a crash alone, and lies in memory where a new trainer takes it from."""
+        return reason == "crash" and state.slot is not None and not self._is_finishing
+
+    def _reasons(self, state: State) -> list[Reason]:
+        """Why `state` is to be saved now, whatever the time."""
+        reasons = self.waiting.reasons
+        if self.restoring.is_asked or state.run != self.states.run or state.incarnation < self.restoring.restored:
+            reasons.append("crash")  # left by a trainer that is no more
+        if self._is_restarted:
+            self._is_restarted = False
+            reasons.append("periodic")
+        return reasons
+
+    def _clear_away(self) -> None:
+        """Removes what nobody needs: slots of trainers before the present one, once their state is on disk."""
+        busy = self.saving.state
+        for info in self.states.slots:
+            if not self._is_needed(info) and (busy is None or busy.slot != info):
+                self._out.append(Retire(info))
+        self._out += [RemoveStaged(state) for state in self.states.take_superseded(busy)]
+
+    def _is_needed(self, info: SlotInfo) -> bool:
+        """Whether a slot is the present trainer's, or holds what is not on disk, or is being restored from."""
+        states, restoring = self.states, self.restoring
+        if not states.is_ours(info.run):
+            return False
+        is_present = info.incarnation >= restoring.restored if info.run == states.run else not restoring.restored
+        is_unsaved = info.state is SlotState.READY and info.sequence > states.durable_sequence
+        return is_present or is_unsaved or restoring.is_asked or str(info.path) == restoring.served
+
+    def next_due_s(self) -> float:
+        """The monotonic time at which time alone changes something."""
+        dues = [self._stock_again_s or math.inf, self._notice_by_s, self.restoring.quiet_until_s]
+        if self._is_stocked and self._can_look:
+            dues.append(self.noticing.next_due_s())
+        return min(*dues, self.saving.next_due_s(self.plan) if self.unsaved is not None else math.inf)

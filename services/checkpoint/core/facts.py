@@ -1,0 +1,133 @@
+"""What the parts of the checkpoint service tell each other.  Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from procsv.ipc.messaging.messages import Durable
+from procsv.ipc.shm.slot_file import SlotInfo
+from procsv.services.checkpoint.store.manifest import FileSum, Manifest
+
+
+class WriteMismatch(Exception):
+    """What was written is not what lies in the slot.  The text names the tensor or the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state that can be saved: in a slot, or staged as files by the trainer."""
+
+    sequence: int
+    step: int
+    incarnation: int
+    run: str
+    slot: SlotInfo | None
+    staged: str = ""  # the prefix of the staged files
+
+    @staticmethod
+    def of_slot(info: SlotInfo) -> State:
+        return State(info.sequence, info.step, info.incarnation, info.run, info)
+
+    @property
+    def name(self) -> str:
+        return str(self.slot.path) if self.slot is not None else self.staged
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What is on disk when a plan arrives."""
+
+    newest_step: int  # of the checkpoint that would be restored; -1 if there is none
+    top_sequence: int  # the highest that any manifest tells of
+    durable: Durable | None  # that checkpoint, if it is ours and was verified
+    kept: tuple[str, ...]
+    run_began: float | None = None  # Unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A checkpoint that the files speak of; its step and sequence are what they claim."""
+
+    path: str
+    step: int
+    sequence: int  # 0: not ours
+    listed: bool  # in the `checkpoint` file
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A checkpoint that was passed over."""
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search came to: a good checkpoint, or none."""
+
+    checkpoint: Candidate | None
+    kept: tuple[str, ...]
+    rejected: tuple[Rejection, ...]
+    exists: bool
+    error: str  # why there is none although something exists; "" otherwise
+
+
+# (name, inode, size, time of change in ns) of each file of a checkpoint but its manifest
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A checkpoint that has no manifest, or an older one: somebody else has written it, or is about to."""
+
+    path: str
+    signature: Signature
+    time: float  # of its index (Unix seconds)
+    listed: bool  # in the `checkpoint` file
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the directory shows.  `trouble`: it is gone or cannot be written to."""
+
+    strangers: tuple[Sighting, ...]
+    newest_step: int | None  # of the checkpoint that would be restored; -1 if there is none, None: nobody knows
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A stranger that was read whole and is on the disk; or `error` says what is wrong with it."""
+
+    path: str
+    signature: Signature
+    step: int
+    files: dict[str, FileSum]  # empty if it is of no use, or (without an error) has changed meanwhile
+    time: float  # Unix seconds
+    seconds: float  # that it took
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenIn:
+    """What became of a stranger; `durable` None: it has changed, or another Saver has its turn."""
+
+    examined: Examined
+    own: bool  # the supervised Saver's
+    durable: Durable | None
+    is_latest: bool = False
+
+
+def durable_of(manifest: Manifest, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
+    return Durable(
+        manifest.sequence,
+        manifest.step,
+        manifest.incarnation,
+        path,
+        manifest.reason,
+        manifest.bytes,
+        seconds,
+        kept,
+        manifest.time,
+    )

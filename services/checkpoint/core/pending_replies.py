@@ -1,0 +1,112 @@
+"""Who waits for a state to be on disk, and what are they told?
+
+Part of the core (core.py).  Pure.  A *wish* is a trainer's: this snapshot, durable, for that reason.  An *ending* is a
+watchdog's: all that a dead trainer left, or all of it at the end of the run, is to be settled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from procsv.ipc.messaging.messages import Reason, SaveFailed, Settled
+from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.services.checkpoint.core.actions import Reply
+from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.core.save_scheduler import Saving
+from procsv.services.checkpoint.core.states import States
+
+TRIES_AT_END_MAX = 3  # saves of the last state that may fail before the end of the run says so and goes on
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    asker: Heard
+    sequence: int
+    step: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """Somebody waits for Settled: after a trainer's death, or (`all_of_it`) at the end of the run."""
+
+    asker: Heard | None  # None: ourselves
+    incarnation: int
+    reason: Reason
+    all_of_it: bool
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The open wishes and endings."""
+
+    settled: bool = False  # the run is over and Settled has been said
+    _wants: list[_Want] = field(default_factory=list)
+    _endings: list[_Ending] = field(default_factory=list)
+
+    def want(self, asker: Heard, sequence: int, step: int, reason: Reason) -> None:
+        self._wants.append(_Want(asker, sequence, step, reason))
+
+    def trainer_ended(self, asker: Heard, incarnation: int, reason: Reason) -> None:
+        self._endings.append(_Ending(asker, incarnation, reason, all_of_it=False))
+
+    def run_ended(self, asker: Heard | None, reason: Reason) -> None:
+        self._endings.append(_Ending(asker, -1, reason, all_of_it=True))
+
+    @property
+    def reasons(self) -> list[Reason]:
+        """For which the newest state is to be saved."""
+        return [want.reason for want in self._wants] + [ending.reason for ending in self._endings]
+
+    def satisfy(self, states: States, saving: Saving) -> list[Reply]:
+        """Answers wishes that a durable state fulfils, and those whose snapshot is nowhere any more."""
+        replies, newest = [], states.newest_sequence
+        for want in list(self._wants):
+            if states.durable is not None and want.sequence <= states.durable_sequence:
+                replies.append(Reply(want.asker, states.durable))
+            elif want.sequence > newest and saving.current is None:
+                lost = SaveFailed(want.sequence, want.step, saving.last_error or "the snapshot is gone")
+                replies.append(Reply(want.asker, lost))
+            else:
+                continue
+            self._wants.remove(want)
+        return replies
+
+    def fail(self, state: State, failed: SaveFailed) -> list[Reply]:
+        """The save of `state` has failed: whoever wished for it, or for an older one, is told so."""
+        mine = [want for want in self._wants if want.sequence <= state.sequence]
+        self._wants = [want for want in self._wants if want.sequence > state.sequence]
+        return [Reply(want.asker, failed) for want in mine]
+
+    def settle(
+        self,
+        states: States,
+        saving: Saving,
+        after_failure: bool = False,
+        is_noticing: bool = False,
+        is_hopeless: bool = False,
+    ) -> list[Reply]:
+        """Answers who waits for a trainer's last state to be on disk.
+
+        `is_noticing`: what others have saved is still being taken in, which the end of the run waits for, too.
+        `is_hopeless`: what is in memory will never be saved.
+        """
+        replies = []
+        for ending in list(self._endings):
+            state = states.unsaved
+            mine = state is not None and (ending.all_of_it or state.incarnation <= ending.incarnation)
+            open_yet = mine or saving.current is not None
+            if open_yet and not is_hopeless and not (after_failure and _has_tried_enough(ending, saving.failures)):
+                continue
+            if ending.all_of_it and is_noticing:
+                continue
+            if ending.asker is not None:
+                replies.append(Reply(ending.asker, Settled(states.durable_step, saving.last_error if mine else "")))
+            self._endings.remove(ending)
+            self.settled = self.settled or ending.all_of_it
+        return replies
+
+
+def _has_tried_enough(ending: _Ending, failures: int) -> bool:
+    """A trainer's end is told of the first failure, and the save is tried on; the run's end has to give up."""
+    return failures >= (TRIES_AT_END_MAX if ending.all_of_it else 1)

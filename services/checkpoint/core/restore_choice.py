@@ -1,0 +1,176 @@
+"""What is a new trainer to start from?  The newest state there is; memory before disk where both hold it.
+
+Part of the core (core.py).  Pure.  A slot is answered with only after it was read against its checksums, a checkpoint
+only after it was verified; never "start from step 0" where there are checkpoints that cannot be used.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from procsv.ipc.messaging.messages import RestoreFrom, SaverPlan
+from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.services.checkpoint.core.actions import Action, Find, Reply, VerifySlot
+from procsv.services.checkpoint.core.facts import Found, State
+from procsv.services.checkpoint.core.states import States
+
+# A trainer that cannot take its state from memory waits for so many tries to save it, then gets an older checkpoint.
+TRIES_FOR_RESTORE_MAX = 3
+
+# What a dead trainer left lies in memory.  It is written once the next one has it: until then the processors and the
+# memory are for checking it and for getting it back.  No longer than this after the death, which is enough for a standby:
+# a cold start takes its time, and a machine that loses its power takes the memory with it.
+QUIET_S_MAX = 1.0
+
+
+@dataclass(slots=True)
+class _Question:
+    asker: Heard
+    durable_only: bool
+    after_look: int  # it is answered after the directory was looked at so many times: what a user has just saved counts
+    stage: str = "waiting"  # waiting, verifying, searching
+    saves_failed: int = 0
+    searched: Found | None = None
+
+
+@dataclass(slots=True)
+class Restoring:
+    """The trainer's open question, and what has been verified for it."""
+
+    states: States
+    expects_question: bool = True  # a trainer is about to ask what to start from: the answer is prepared
+    restored: int = 0  # highest incarnation of this run that has said Restored
+    avoid_step: int = -1  # states of this step and later are suspect: an older one is answered with, if there is one
+    served: str = ""  # the slot that a trainer was told to restore from, until it has
+    quiet_until_s: float = math.inf  # until when a crash's state is not written yet; inf: it is
+    _question: _Question | None = None
+    _searched_at: int = 0  # the durable sequence when the search began
+    _verified: State | None = None  # the slot that was last read against its checksums, and good
+    _verifying: set[State] = field(default_factory=set)
+
+    @property
+    def is_asked(self) -> bool:
+        return self._question is not None
+
+    # -- what happens -----------------------------------------------------------------------------------------
+    def ask(self, asker: Heard, durable_only: bool, after_look: int) -> None:
+        """A restart of the same question (a session built anew) takes the place of the one before."""
+        self._question, self.served = _Question(asker, durable_only, after_look), ""
+        if durable_only:
+            self.quiet_until_s = math.inf  # it waits for what is to be written
+
+    def has_restored(self, incarnation: int) -> None:
+        self.restored, self.served = max(self.restored, incarnation), ""
+        self.quiet_until_s = math.inf
+
+    def trainer_ended(self, clean: bool, avoid_step: int, now_s: float) -> None:
+        self.served, self.expects_question = "", not clean
+        self.avoid_step = avoid_step
+        # Of several that die one after the other the first counts: they cannot put it off for ever.
+        self.quiet_until_s = math.inf if clean else min(self.quiet_until_s, now_s + QUIET_S_MAX)
+
+    def is_quiet(self, now_s: float) -> bool:
+        """Whether what a crash has left is not to be written yet."""
+        if now_s >= self.quiet_until_s:
+            self.quiet_until_s = math.inf
+        return self.quiet_until_s < math.inf
+
+    def saved(self, state: State | None) -> None:
+        """A state was saved: it was read whole to be written, and there is a newer checkpoint now."""
+        if state is not None and state.slot is not None:
+            self._verified = state
+        if self._question is not None:
+            self._question.searched = None
+
+    def save_failed(self) -> None:
+        if self._question is not None:
+            self._question.saves_failed += 1
+
+    def verified(self, state: State) -> None:
+        """A slot may be restored from: answered, unless it is outdated in the meantime."""
+        self._verified = state
+        self.verify_ended(state)
+
+    def verify_ended(self, state: State) -> None:
+        self._verifying.discard(state)
+        self._back_to_waiting("verifying")
+
+    def found(self, found: Found) -> bool:
+        """The checkpoints have been looked through; False if a save in the meantime has outdated that."""
+        if self._searched_at != self.states.durable_sequence:
+            self._back_to_waiting("searching")
+            return False
+        if self._question is not None and self._question.stage == "searching":
+            self._question.stage, self._question.searched = "waiting", found
+        return True
+
+    def looking_failed(self, error: str) -> list[Action]:
+        """The directory could not be looked into: an error, never a fresh start."""
+        if self._question is None or self._question.stage not in ("waiting", "searching"):
+            return []
+        return [self._answer("checkpoint", "", -1, f"the checkpoints cannot be looked through: {error}")]
+
+    def _back_to_waiting(self, stage: str) -> None:
+        if self._question is not None and self._question.stage == stage:
+            self._question.stage = "waiting"
+
+    # -- decisions --------------------------------------------------------------------------------------------
+    def prepare(self) -> list[Action]:
+        """After a trainer's death, and at this service's start: reads the slot that will be asked for before it is."""
+        slot = self.states.newest_slot if self.expects_question else None
+        self.expects_question = False
+        return self._check(slot) if slot is not None else []
+
+    def _check(self, slot: State) -> list[Action]:
+        """Has a slot verified, unless it was or that is under way."""
+        if slot == self._verified or slot in self._verifying:
+            return []
+        self._verifying.add(slot)
+        return [VerifySlot(slot)]
+
+    def go_on(self, plan: SaverPlan | None, looks: int) -> list[Action]:
+        """Moves the trainer's question on.  `plan` None: what is on disk is not known yet."""
+        asked, states = self._question, self.states
+        if asked is None or asked.stage != "waiting" or plan is None or looks < asked.after_look:
+            return []
+        slot, staged = states.newest_slot, states.newest_staged
+        if self.avoid_step >= 0:
+            return self._go_back(asked, plan, looks)
+        newer_staged = staged is not None and (slot is None or staged.sequence > slot.sequence)
+        if asked.durable_only or (newer_staged and states.unsaved is staged):
+            if states.unsaved is not None and asked.saves_failed < TRIES_FOR_RESTORE_MAX:
+                return []  # first it is saved; then it is a checkpoint
+            slot = None
+        if slot is not None and slot.step >= states.newest_step:
+            if slot == self._verified:
+                return [self._answer("memory", slot.name, slot.step, "")]
+            asked.stage = "verifying"
+            return self._check(slot)
+        if asked.searched is None:
+            asked.stage, self._searched_at = "searching", states.durable_sequence
+            return [Find(plan)]
+        if (good := asked.searched.checkpoint) is not None:
+            return [self._answer("checkpoint", good.path, good.step, "")]
+        error = asked.searched.error
+        return [self._answer("checkpoint" if error else "fresh", "", -1, error)]
+
+    def _go_back(self, asked: _Question, plan: SaverPlan, looks: int) -> list[Action]:
+        """The newest state is suspect: a checkpoint before it, or, where there is none, that state after all."""
+        if asked.searched is None:
+            asked.stage, self._searched_at = "searching", self.states.durable_sequence
+            return [Find(plan, self.avoid_step)]
+        good, self.avoid_step = asked.searched.checkpoint, -1
+        if good is not None:
+            return [self._answer("checkpoint", good.path, good.step, "")]
+        asked.searched = None
+        return self.go_on(plan, looks)
+
+    def _answer(self, source: str, path: str, step: int, error: str) -> Action:
+        assert self._question is not None, "an answer without a question"
+        assert source in ("memory", "checkpoint", "fresh"), source
+        asker, self._question = self._question.asker, None
+        self.served = path if source == "memory" else ""
+        states = self.states
+        body = RestoreFrom(source, path, step, states.top_sequence, states.kept, error)  # type: ignore[arg-type]
+        return Reply(asker, body)

@@ -1,0 +1,99 @@
+"""When is a state saved, and why?  One at a time; by time, by wish, and again after a failure.
+
+Part of the core (core.py).  Pure.  It is always the newest state that is saved, and it satisfies every older wish.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from procsv.ipc.messaging.messages import Reason, SaverPlan
+from procsv.services.checkpoint.core.actions import Persist
+from procsv.services.checkpoint.core.facts import State
+
+RETRY_S_MIN = 1.0  # after a failed save; doubles up to:
+RETRY_S_MAX = 60.0
+
+_RANK: dict[Reason, int] = {"periodic": 0, "start": 1, "manual": 2, "crash": 3, "preempt": 4, "final": 5}
+
+
+def as_reason(want: str) -> Reason | None:
+    """The reason that a message asks for; None for "" and for what no trainer of this protocol says."""
+    return next((reason for reason in _RANK if reason == want), None)
+
+
+def retry_delay_s(failures: int) -> float:
+    """How long after the n-th failure in a row (from 1) the next try begins: 1, 2, 4, … 60 s."""
+    return min(RETRY_S_MAX, RETRY_S_MIN * 2.0 ** min(failures - 1, 10))
+
+
+@dataclass(slots=True)
+class Saving:
+    """The save that runs, and when the next one may and must begin.  Times are monotonic."""
+
+    current: Persist | None = None
+    failures: int = 0  # in a row
+    retry_s: float = 0.0  # not before
+    last_error: str = ""
+    cadence_from_s: float | None = None  # what the next periodic one is counted from
+    _retry_reason: Reason | None = None
+
+    @property
+    def state(self) -> State | None:
+        """What is being saved."""
+        return self.current.state if self.current is not None else None
+
+    def begin(self, state: State, reason: Reason, plan: SaverPlan) -> Persist:
+        self.current = Persist(state, reason, plan)
+        return self.current
+
+    def ended_well(self, now_s: float) -> None:
+        self.current = None
+        self.failures, self.retry_s, self._retry_reason, self.last_error = 0, 0.0, None, ""
+        self.cadence_from_s = now_s
+
+    def failed(self, error: str, now_s: float) -> State:
+        """It has failed; what it was that could not be saved."""
+        assert self.current is not None, "a save failed that was never begun"
+        state, self._retry_reason = self.current.state, self.current.reason
+        self.current, self.last_error = None, error
+        self.failures += 1
+        self.retry_s = now_s + retry_delay_s(self.failures)
+        return state
+
+    def not_begun(self, error: str) -> None:
+        """It could not even be looked what is on the disk already."""
+        self.failures += 1
+        self.last_error = error
+
+    def lost(self) -> None:
+        """There was nothing to save any more: another state takes its place, for the same reason."""
+        assert self.current is not None, "a save was lost that was never begun"
+        self._retry_reason, self.current = self.current.reason, None
+
+    def hurry(self) -> None:
+        """Somebody asks: tried now, whatever failed before."""
+        self.retry_s = 0.0
+
+    def why(self, reasons: Iterable[Reason], plan: SaverPlan, is_finishing: bool, now_s: float) -> Reason | None:
+        """Why a state is to be saved now, `reasons` and the time considered; None if it is not."""
+        found = list(reasons)
+        if self._retry_reason is not None:
+            found.append(self._retry_reason)
+        if not is_finishing and now_s >= self.cadence_due_s(plan):
+            found.append("periodic")
+        return max(found, key=_RANK.__getitem__, default=None)
+
+    def cadence_due_s(self, plan: SaverPlan | None) -> float:
+        """When the next periodic checkpoint is due."""
+        if plan is None or plan.save_secs <= 0 or self.cadence_from_s is None:
+            return math.inf
+        return self.cadence_from_s + plan.save_secs
+
+    def next_due_s(self, plan: SaverPlan | None) -> float:
+        """When time alone begins a save, if there is something to save."""
+        if self.current is not None:
+            return math.inf
+        return self.retry_s if self._retry_reason else max(self.retry_s, self.cadence_due_s(plan))

@@ -1,0 +1,134 @@
+"""Which states there are: in slots, staged as files, and on disk.  Facts, and what follows from them alone.
+
+Part of the core (core.py), which shows it everything that is seen.  `durable` is the newest state that is verified on
+disk; a state is *unsaved* if its sequence is higher.  Never decides when anything is saved, nor who is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from procsv.ipc.messaging.messages import Durable
+from procsv.ipc.shm.slot_file import SlotInfo
+from procsv.ipc.shm.slot_state import SlotState
+from procsv.services.checkpoint.core.facts import Found, State, Stock, TakenIn
+
+
+@dataclass(slots=True)
+class States:
+    """What is in memory, and what is known of the disk."""
+
+    run: str
+    lineage: frozenset[str] = frozenset()  # runs before this one in this logdir: their snapshots count
+
+    durable: Durable | None = None
+    durable_sequence: int = 0
+    newest_step: int = -1  # of the newest checkpoint, as far as its manifest or name says
+    kept: tuple[str, ...] = ()
+    top_sequence: int = 0  # the highest that was ever heard of
+    slots: tuple[SlotInfo, ...] = ()
+    staged: list[State] = field(default_factory=list)
+    _bad: set[tuple[str, int]] = field(default_factory=set)
+
+    # -- what is seen -----------------------------------------------------------------------------------------
+    def see(self, slots: Iterable[SlotInfo]) -> None:
+        """The slots that are there now, in whatever state."""
+        self.slots = tuple(slots)
+        self.heard_of(max((s.sequence for s in self.slots if self.is_ours(s.run)), default=0))
+
+    def heard_of(self, sequence: int) -> None:
+        self.top_sequence = max(self.top_sequence, sequence)
+
+    def take_staged(self, state: State) -> None:
+        self.heard_of(state.sequence)
+        if all(state.staged != other.staged for other in self.staged):
+            self.staged.append(state)
+
+    def stocked(self, stock: Stock) -> None:
+        """What was found on disk for a plan that is new."""
+        self.heard_of(stock.top_sequence)
+        if self.durable is None or stock.newest_step > self.newest_step:
+            self.newest_step = stock.newest_step
+        if not self.kept:
+            self.kept = stock.kept
+        if stock.durable is not None and stock.durable.sequence > self.durable_sequence:
+            self.durable, self.durable_sequence = stock.durable, stock.durable.sequence
+
+    def saved(self, durable: Durable) -> None:
+        self.durable, self.kept = durable, durable.all_paths
+        self.durable_sequence = max(self.durable_sequence, durable.sequence)
+        self.heard_of(durable.sequence)
+        self.newest_step = max(self.newest_step, durable.step)  # the program may have saved a later state by itself
+
+    def searched(self, found: Found) -> None:
+        """The checkpoints have been looked through: what is not good is not durable."""
+        good = found.checkpoint
+        self.kept = found.kept
+        if self.durable is not None and self.durable.path in {rejection.path for rejection in found.rejected}:
+            self.durable, self.durable_sequence = None, good.sequence if good else 0  # so it is saved once more
+        self.newest_step = good.step if good is not None else -1
+
+    def taken_in(self, taken: TakenIn) -> None:
+        """Somebody else's checkpoint has its manifest."""
+        if taken.durable is not None:
+            self.kept = taken.durable.all_paths
+            if taken.is_latest:
+                self.newest_step = taken.durable.step
+
+    def looked(self, step: int, is_outdated: bool) -> None:
+        """The newest checkpoint by a look at the directory; `is_outdated`: one of ours has come since that began."""
+        self.newest_step = max(self.newest_step, step) if is_outdated else step
+
+    def forget_disk(self) -> None:
+        """Checkpoints go to another place from now on."""
+        self.newest_step, self.kept = -1, ()
+
+    def lose(self, state: State, is_bad: bool) -> bool:
+        """A state could not be read; whether that it is bad is news (a save and a check may find the same)."""
+        is_news = (state.name, state.sequence) not in self._bad
+        if is_bad or state.slot is None:
+            self._bad.add((state.name, state.sequence))
+        return is_bad and is_news
+
+    # -- what follows -----------------------------------------------------------------------------------------
+    def is_ours(self, run: str) -> bool:
+        return run == self.run or run in self.lineage
+
+    def in_memory(self) -> list[State]:
+        ready = [info for info in self.slots if info.state is SlotState.READY and self.is_ours(info.run)]
+        slots = [State.of_slot(info) for info in ready]
+        return [s for s in [*slots, *self.staged] if (s.name, s.sequence) not in self._bad]
+
+    @property
+    def unsaved(self) -> State | None:
+        """The newest state that is in memory and not on disk."""
+        return _newest(s for s in self.in_memory() if s.sequence > self.durable_sequence)
+
+    @property
+    def newest_slot(self) -> State | None:
+        return _newest(s for s in self.in_memory() if s.slot is not None)
+
+    @property
+    def newest_staged(self) -> State | None:
+        return _newest(s for s in self.in_memory() if s.slot is None)
+
+    @property
+    def newest_sequence(self) -> int:
+        return max((s.sequence for s in self.in_memory()), default=0)
+
+    @property
+    def durable_step(self) -> int:
+        return max(self.newest_step, self.durable.step if self.durable is not None else -1)
+
+    def take_superseded(self, busy: State | None) -> list[State]:
+        """Staged states that nobody needs any more; they are forgotten.  `busy` is being saved."""
+        newest = self.newest_sequence
+        old = [s for s in self.staged if s != busy and (s.sequence <= self.durable_sequence or s.sequence < newest)]
+        for state in old:
+            self.staged.remove(state)
+        return old
+
+
+def _newest(states: Iterable[State]) -> State | None:
+    return max(states, key=lambda s: s.sequence, default=None)

@@ -1,0 +1,104 @@
+"""What the service's process touches besides messages: disk, slots, other processes, threads.
+
+Made by process.py for itself; the simulation puts a world that exists only in memory in its place.  Decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from procsv.base.atomic_file import replace_file
+from procsv.base.clock import Clock
+from procsv.base.errors import PeerError
+from procsv.base.processes import Stranger
+from procsv.base.run.paths import is_remote
+from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.shm.slot_file import SlotInfo, SlotReader, remove_slot, scan_slots
+from procsv.services.checkpoint.core.facts import Examined, Look, Sighting, State
+from procsv.services.checkpoint.fs_events import Watch
+from procsv.services.checkpoint.orphan_shutdown import LastOneOut
+from procsv.services.checkpoint.store import scan
+from procsv.services.checkpoint.store.local_store import Store
+from procsv.services.checkpoint.store.names import absolute_save_path
+from procsv.services.checkpoint.store.staged import find_staged, remove_staged
+from procsv.services.checkpoint.worker import Outcomes, Worker
+
+
+class Outside:
+    """The machine, as far as the checkpoint service needs it."""
+
+    def __init__(self, start: Start, clock: Clock) -> None:
+        self._start, self._clock = start, clock
+
+    def store(self) -> Store:
+        if is_remote(self._start.logdir):
+            from procsv.services.checkpoint.remote.store import RemoteStore
+
+            return RemoteStore(self._start, self._clock)
+        return Store(self._start, self._clock)
+
+    def worker(self, name: str, outcomes: Outcomes, niceness: int = 0) -> Worker:
+        return Worker(name, outcomes, niceness)
+
+    def slots(self) -> list[SlotInfo]:
+        """All slots with a whole header, in whatever state, newest first."""
+        return scan_slots(self._start.places.shm_dir, any_state=True)
+
+    def plan_in(self, slot: SlotInfo) -> SaverPlan | None:
+        """The plan that a snapshot carries; None if the slot is torn in the meantime: the next look tells."""
+        with contextlib.suppress(PeerError, OSError):
+            reader = SlotReader(slot)
+            try:
+                return reader.contents.plan
+            finally:
+                reader.close()
+        return None
+
+    def keep_plan(self, plan: SaverPlan) -> None:
+        """Notes a trainer's plan for the service that follows this one: staged files carry none."""
+        with contextlib.suppress(OSError):  # no room: the next trainer says it again
+            replace_file(self._start.places.saver_plan, msgspec.json.encode(plan), durable=False)
+
+    def kept_plan(self) -> SaverPlan | None:
+        try:
+            return msgspec.json.decode(self._start.places.saver_plan.read_bytes(), type=SaverPlan)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def remove_slot(self, slot: SlotInfo) -> None:
+        with contextlib.suppress(OSError):
+            remove_slot(slot.path, slot)
+
+    def staged(self) -> list[State]:
+        return find_staged(self._start.places, self._start.run)
+
+    def remove_staged(self, prefix: str) -> None:
+        remove_staged(Path(prefix), self._start.places)
+
+    def watch(self, on_change: Callable[[], None]) -> Watch:
+        """Hints that the checkpoints' directory has changed; any thread calls `on_change`."""
+        return Watch(on_change)
+
+    def look(self, plan: SaverPlan, watch: Watch) -> Look:
+        """The checkpoints' directory as it is now; from now on it is watched, if it was not.
+
+        Not one that is a URL: what others save there is seen when it is written to next.
+        """
+        if is_remote(self._start.logdir):
+            return Look((), None, "")
+        watch.keep(Path(absolute_save_path(plan)).parent)  # before the look: what comes after it is hinted at
+        return scan.look(plan)
+
+    def examine(self, sighting: Sighting) -> Examined:
+        return scan.examine(sighting, self._clock)
+
+    def stranger(self, pid: int) -> Stranger:
+        return Stranger(pid)
+
+    def last_one_out(self, trainers: list[Stranger], now_s: float) -> LastOneOut:
+        return LastOneOut(self._start, trainers, now_s)

@@ -1,0 +1,1 @@
+"""TensorFlow's checkpoint formats, read and written."""

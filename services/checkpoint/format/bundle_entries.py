@@ -1,0 +1,149 @@
+"""What the index of a V2 checkpoint says of each tensor, and under which key, as TensorFlow encodes it.
+
+Called by the bundle writer.  Pure.  The protos are few and small enough to be put down field by field: a field that
+has its default value is left out, as in every proto3 message.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from procsv.services.checkpoint.format.bundle_table import varint
+
+STRING = 7
+# TensorFlow's number for each type that lies in a file as it lies in memory, and the bytes of one element.
+DTYPES = {
+    "float32": (1, 4),
+    "float64": (2, 8),
+    "int32": (3, 4),
+    "uint8": (4, 1),
+    "int16": (5, 2),
+    "int8": (6, 1),
+    "complex64": (8, 8),
+    "int64": (9, 8),
+    "bool": (10, 1),
+    "qint8": (11, 1),
+    "quint8": (12, 1),
+    "qint32": (13, 4),
+    "bfloat16": (14, 2),
+    "qint16": (15, 2),
+    "quint16": (16, 2),
+    "uint16": (17, 2),
+    "complex128": (18, 16),
+    "float16": (19, 2),
+    "uint32": (22, 4),
+    "uint64": (23, 8),
+    "float8_e5m2": (24, 1),
+    "float8_e4m3fn": (25, 1),
+    "int4": (29, 1),
+    "uint4": (30, 1),
+}
+_FULL = -1  # the length of an extent that is "everything"
+
+
+class Unsupported(Exception):
+    """TensorFlow has to write this one.  The text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a partitioned tensor: (start, length) in each dimension of the full shape."""
+
+    full_shape: tuple[int, ...]
+    extents: tuple[tuple[int, int], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        pairs = zip(self.extents, self.full_shape, strict=True)
+        return tuple(size if length == _FULL else length for (_, length), size in pairs)
+
+    @property
+    def is_full(self) -> bool:
+        return self.shape == self.full_shape
+
+
+def parse_slice(spec: str) -> Slice:
+    """`shape_and_slice` as SaveV2 takes it: "7 10 0,3:-" is the first three of seven rows of ten."""
+    *sizes, extents = spec.split(" ")
+    try:
+        shape = tuple(int(size) for size in sizes)
+        parts = tuple(_parse_extent(extent) for extent in extents.split(":"))
+    except ValueError:
+        raise Unsupported(f"slice {spec!r}") from None
+    is_inside = len(shape) == len(parts) and all(
+        size >= 0 and (length == _FULL or (start >= 0 and length > 0 and start + length <= size))
+        for (start, length), size in zip(parts, shape, strict=False)
+    )
+    if not is_inside:
+        raise Unsupported(f"slice {spec!r}")
+    return Slice(shape, parts)
+
+
+def _parse_extent(text: str) -> tuple[int, int]:
+    if text == "-":
+        return 0, _FULL
+    start, length = text.split(",")
+    return int(start), int(length)
+
+
+def slice_key(key: bytes, piece: Slice) -> bytes:
+    """The key of a slice's own entry; such keys sort before, and never equal, a tensor's name."""
+    escaped = b"".join({0: b"\x00\xff", 255: b"\xff\x00"}.get(byte, bytes([byte])) for byte in key)
+    out = _ordered(0) + escaped + b"\x00\x01" + _ordered(len(piece.extents))
+    return out + b"".join(_ordered_signed(start) + _ordered_signed(length) for start, length in piece.extents)
+
+
+def _ordered(value: int) -> bytes:
+    data = value.to_bytes((value.bit_length() + 7) // 8, "big")
+    return bytes([len(data)]) + data
+
+
+def _ordered_signed(value: int) -> bytes:
+    """As many leading bits as there are bytes tell the length; inverted if the value is negative."""
+    size = 1
+    while not -(1 << (7 * size - 1)) <= value < 1 << (7 * size - 1):
+        size += 1
+    head = ((1 << size) - 1) << 7 * size
+    return ((value & (1 << 8 * size) - 1) ^ head).to_bytes(size, "big")
+
+
+def encode_header(num_shards: int) -> bytes:
+    """BundleHeaderProto: little-endian, version 1."""
+    return _number(1, num_shards) + _message(3, _number(1, 1))
+
+
+@dataclass(slots=True)
+class Entry:
+    """BundleEntryProto.  With `slices`: of the full tensor, whose bytes the slices' own entries tell of."""
+
+    dtype: int
+    shape: tuple[int, ...]
+    shard: int
+    offset: int = 0
+    size: int = 0
+    crc32c: int = 0  # masked
+    slices: tuple[Slice, ...] = ()
+
+    def encode(self) -> bytes:
+        dims = b"".join(_message(2, _number(1, size)) for size in self.shape)
+        out = _number(1, self.dtype) + _message(2, dims) + _number(3, self.shard)
+        out += _number(4, self.offset) + _number(5, self.size)
+        if self.crc32c:
+            out += b"\x35" + struct.pack("<I", self.crc32c)
+        return out + b"".join(_message(7, _encode_slice(piece)) for piece in self.slices)
+
+
+def _encode_slice(piece: Slice) -> bytes:
+    parts = [
+        b"" if length == _FULL else _number(1, start) + b"\x10" + varint(length) for start, length in piece.extents
+    ]
+    return b"".join(_message(1, part) for part in parts)
+
+
+def _number(field: int, value: int) -> bytes:
+    return varint(field << 3) + varint(value) if value else b""
+
+
+def _message(field: int, data: bytes) -> bytes:
+    return varint(field << 3 | 2) + varint(len(data)) + data

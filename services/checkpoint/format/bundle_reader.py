@@ -1,0 +1,229 @@
+"""Whether a TensorFlow checkpoint is whole, found out without TensorFlow.
+
+Called by the catalog for checkpoints that have no manifest, and by the writer's read-back.  Reads the V2
+format: `<prefix>.index` is a LevelDB table of one BundleEntryProto per tensor, each saying where in which
+`.data` file its bytes lie and what their CRC-32C is.  Never writes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+
+from procsv.base import progress_counter
+
+TABLE_MAGIC = 0xDB4775248B80FB57
+FOOTER_BYTES = 48
+_TRAILER_BYTES = 5  # after each block: its type and its checksum
+_CHUNK_BYTES = 4 * 2**20
+_STRING, _RESOURCE, _VARIANT = 7, 20, 21  # DataType numbers whose bytes are not simply their memory
+_MASK_DELTA = 0xA282EAD8
+
+
+class BadBundle(Exception):
+    """The checkpoint is not whole.  The text says what is wrong with which file."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleEntry:
+    """Where one tensor lies."""
+
+    dtype: int
+    shard: int
+    offset: int
+    size: int
+    crc32c: int  # masked
+    is_sliced: bool  # the tensor itself has no bytes; its slices have entries of their own
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A checkpoint's index."""
+
+    prefix: str
+    num_shards: int
+    entries: dict[bytes, BundleEntry]
+
+    def data_file(self, shard: int) -> Path:
+        return Path(f"{self.prefix}.data-{shard:05d}-of-{self.num_shards:05d}")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """(number, value) of a proto's fields."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        match tag & 7:
+            case 0:
+                value, at = _varint(data, at)
+                yield tag >> 3, value
+            case 1:
+                yield tag >> 3, data[at : at + 8]
+                at += 8
+            case 2:
+                size, at = _varint(data, at)
+                yield tag >> 3, data[at : at + size]
+                at += size
+            case 5:
+                yield tag >> 3, struct.unpack_from("<I", data, at)[0]
+                at += 4
+            case wire:
+                raise ValueError(f"wire type {wire}")
+
+
+def mask(crc: int) -> int:
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _block(data: bytes, offset: int, size: int) -> list[tuple[bytes, bytes]]:
+    """The (key, value) pairs of one table block, its checksum verified."""
+    end = offset + size
+    if end + _TRAILER_BYTES > len(data):
+        raise ValueError("a block lies outside the file")
+    if mask(google_crc32c.value(data[offset : end + 1])) != struct.unpack_from("<I", data, end + 1)[0]:
+        raise ValueError("a block does not match its checksum")
+    if data[end] != 0:
+        raise ValueError("a block is compressed")
+    restarts = struct.unpack_from("<I", data, end - 4)[0]
+    stop = end - 4 - 4 * restarts
+    pairs, key, at = [], b"", offset
+    while at < stop:
+        shared, at = _varint(data, at)
+        fresh, at = _varint(data, at)
+        length, at = _varint(data, at)
+        key = key[:shared] + data[at : at + fresh]
+        at += fresh
+        pairs.append((key, data[at : at + length]))
+        at += length
+    return pairs
+
+
+def _handle(data: bytes) -> tuple[int, int]:
+    offset, at = _varint(data, 0)
+    return offset, _varint(data, at)[0]
+
+
+def _entry(value: bytes) -> BundleEntry:
+    numbers = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}
+    sliced, elements = False, 1
+    for number, field in _fields(value):
+        if number == 2 and isinstance(field, bytes):
+            for dim_number, dim in _fields(field):
+                if dim_number == 2 and isinstance(dim, bytes):
+                    size = dict(_fields(dim)).get(1, 0)
+                    elements *= size if isinstance(size, int) else 0
+        elif number == 7:
+            sliced = True
+        elif isinstance(field, int):
+            numbers[number] = field
+    return BundleEntry(numbers[1], numbers[3], numbers[4], numbers[5], numbers[6], sliced, elements)
+
+
+def _parse_table(data: bytes) -> dict[bytes, bytes]:
+    if len(data) < FOOTER_BYTES or struct.unpack_from("<Q", data, len(data) - 8)[0] != TABLE_MAGIC:
+        raise ValueError("it does not end as a table does")
+    footer = data[-FOOTER_BYTES:]
+    _, at = _varint(footer, 0)
+    _, at = _varint(footer, at)
+    index, at = _varint(footer, at)
+    size, _ = _varint(footer, at)
+    table: dict[bytes, bytes] = {}
+    for _, handle in _block(data, index, size):
+        table.update(_block(data, *_handle(handle)))
+    return table
+
+
+def read_index(prefix: str) -> Bundle:
+    """The index of checkpoint `prefix`; BadBundle if it is damaged, OSError if it cannot be read."""
+    path = Path(prefix + ".index")
+    data = path.read_bytes()
+    try:
+        table = _parse_table(data)
+        header = dict(_fields(table.pop(b"")))
+        entries = {key: _entry(value) for key, value in table.items()}
+    except (ValueError, IndexError, KeyError, struct.error) as error:
+        raise BadBundle(f"{path.name} is damaged: {error}") from error
+    shards = header.get(1, 0)
+    assert isinstance(shards, int)
+    return Bundle(prefix, shards, entries)
+
+
+def check_structure(prefix: str) -> Bundle:
+    """The index, after making sure that every data file is there and holds all that the index lists."""
+    bundle = read_index(prefix)
+    needed = dict.fromkeys(range(bundle.num_shards), 0)
+    for entry in bundle.entries.values():
+        needed[entry.shard] = max(needed.get(entry.shard, 0), entry.offset + entry.size)
+    for shard, size in needed.items():
+        path = bundle.data_file(shard)
+        try:
+            there = path.stat().st_size
+        except FileNotFoundError:
+            raise BadBundle(f"{path.name} is missing") from None
+        if there < size:
+            raise BadBundle(f"{path.name} has {there} bytes; the index lists {size}")
+    return bundle
+
+
+def check_contents(bundle: Bundle) -> None:
+    """Reads every tensor against its checksum; BadBundle names the tensor."""
+    for shard in range(bundle.num_shards):
+        with bundle.data_file(shard).open("rb") as file:
+            for key, entry in bundle.entries.items():
+                if entry.shard == shard and not entry.is_sliced and not _is_intact(file.fileno(), entry):
+                    name = key.decode("utf-8", "backslashreplace")
+                    raise BadBundle(f"{bundle.data_file(shard).name}: {name} does not match its checksum")
+
+
+def _is_intact(fd: int, entry: BundleEntry) -> bool:
+    if entry.dtype in (_RESOURCE, _VARIANT):
+        return True  # serialized in a way of their own; TensorFlow checks them as it reads
+    if entry.dtype == _STRING:
+        return _string_crc(os.pread(fd, entry.size, entry.offset), entry.elements) == entry.crc32c
+    crc, at, end = 0, entry.offset, entry.offset + entry.size
+    while at < end:
+        chunk = os.pread(fd, min(_CHUNK_BYTES, end - at), at)
+        if not chunk:
+            return False
+        crc = google_crc32c.extend(crc, chunk)
+        at += len(chunk)
+        progress_counter.move()
+    return mask(crc) == entry.crc32c
+
+
+def _string_crc(data: bytes, elements: int) -> int:
+    """Checksum of a string tensor: of the lengths as integers, of their checksum, and of the bytes."""
+    crc = at = 0
+    try:
+        for _ in range(elements):
+            length, at = _varint(data, at)
+            crc = google_crc32c.extend(crc, struct.pack("<I" if length < 2**32 else "<Q", length))
+    except IndexError:
+        return -1
+    return mask(google_crc32c.extend(crc, data[at:]))
+
+
+def scalar_int(bundle: Bundle, key: str) -> int | None:
+    """The value of a one-element int32 or int64 tensor, the global step above all; None if there is none such."""
+    entry = bundle.entries.get(key.encode())
+    if entry is None or entry.elements != 1 or entry.is_sliced or (entry.dtype, entry.size) not in ((9, 8), (3, 4)):
+        return None
+    with bundle.data_file(entry.shard).open("rb") as file:
+        return int.from_bytes(os.pread(file.fileno(), entry.size, entry.offset), "little", signed=True)

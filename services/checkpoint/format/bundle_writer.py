@@ -1,0 +1,216 @@
+"""V2 checkpoints without TensorFlow: what SaveV2 and MergeV2Checkpoints would have written, byte for byte.
+
+Called by the writer, on the disk thread.  What this cannot write (`Unsupported`) is known before a file is touched.
+Never renames, never reads a file.  Makes nothing durable: it only lets the disk begin early.
+
+Each byte is taken out of the slot once, a chunk at a time; while the chunk is in the processor's cache it is
+compared with the checksum that the trainer took, enters the file's own checksums, and is written.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import google_crc32c
+import xxhash
+
+from procsv.base import disk
+from procsv.ipc.shm.slot_index import Contents, TensorEntry, unpack_strings
+from procsv.services.checkpoint.core.facts import WriteMismatch
+from procsv.services.checkpoint.format.bundle_entries import (
+    DTYPES,
+    STRING,
+    Entry,
+    Slice,
+    Unsupported,
+    encode_header,
+    parse_slice,
+    slice_key,
+)
+from procsv.services.checkpoint.format.bundle_reader import mask
+from procsv.services.checkpoint.format.bundle_table import encode_table, varint
+from procsv.services.checkpoint.store.manifest import FileSum
+
+CHUNK_BYTES = 2**20  # fits the processor's cache; crc32c takes only immutable bytes, so a chunk is copied there
+# So much written: the disk begins with it, while the rest is being written.  An fdatasync at that place, on a thread of its
+# own, halves the speed: it commits the file's growing size each time.
+BEHIND_BYTES = 8 * 2**20
+
+
+@dataclass(slots=True)
+class BundlePlan:
+    """What is to be written, all of it thought through."""
+
+    shards: tuple[tuple[TensorEntry, ...], ...]
+    slices: dict[tuple[int, int], Slice] = field(default_factory=dict)  # by shard and place in it; full ones are none
+
+    @property
+    def count(self) -> int:
+        return len(self.shards)
+
+
+def plan_bundle(contents: Contents) -> BundlePlan:
+    """Unsupported if TensorFlow has to write this, or to say what is wrong with it."""
+    if contents.save_op != "SaveV2":
+        raise Unsupported(contents.save_op)
+    plan = BundlePlan(contents.shards if contents.sharded else contents.shards[:1])
+    whole: set[bytes] = set()
+    parts: dict[bytes, tuple[str, tuple[int, ...]]] = {}
+    for number, shard in enumerate(plan.shards):
+        if not shard:
+            raise Unsupported("a shard without tensors")
+        for place, entry in enumerate(shard):
+            piece = _slice_of(entry)
+            key = entry.key.encode()
+            if piece is not None:
+                plan.slices[number, place] = piece
+                if parts.setdefault(key, (entry.dtype, piece.full_shape)) != (entry.dtype, piece.full_shape):
+                    raise Unsupported(f"slices of {entry.key} that do not agree")
+                key = slice_key(key, piece)
+            if not key or key in whole:
+                raise Unsupported(f"{entry.key!r} twice, or without a name")
+            whole.add(key)
+    if whole & parts.keys():
+        raise Unsupported("a tensor both whole and in slices")
+    return plan
+
+
+def _slice_of(entry: TensorEntry) -> Slice | None:
+    """The slice that an entry is; None if it is a whole tensor."""
+    if entry.dtype != "string":
+        if entry.dtype not in DTYPES:
+            raise Unsupported(entry.dtype)
+        if _elements(entry) * DTYPES[entry.dtype][1] != entry.size:
+            raise Unsupported(f"{entry.key}: {entry.size} bytes for {entry.shape} of {entry.dtype}")
+    if not entry.slice:
+        return None
+    piece = parse_slice(entry.slice)
+    if piece.shape != entry.shape:
+        raise Unsupported(f"{entry.key}: slice {entry.slice!r} of shape {entry.shape}")
+    return None if piece.is_full else piece
+
+
+def _elements(entry: TensorEntry) -> int:
+    count = 1
+    for size in entry.shape:
+        count *= size
+    return count
+
+
+class BundleWriter:
+    """One checkpoint in the making: its data files, one after the other, then its index."""
+
+    def __init__(self, plan: BundlePlan, memory: mmap.mmap, prefix: str) -> None:
+        self.files: dict[Path, FileSum] = {}  # what was handed to the kernel
+        self._plan = plan
+        self._memory = memory
+        self._prefix = prefix
+        self._entries: dict[bytes, Entry] = {}
+
+    def write_shard(self, number: int) -> Path:
+        """Writes one data file.  Killed within: a file without index, in a directory that is swept."""
+        path = Path(f"{self._prefix}.data-{number:05d}-of-{self._plan.count:05d}")
+        file = _DataFile(path)
+        try:
+            for place, entry in enumerate(self._plan.shards[number]):
+                self._put(file, number, entry, self._plan.slices.get((number, place)))
+            self.files[path] = file.finish()
+        finally:
+            file.close()
+        return path
+
+    def write_index(self) -> Path:
+        path = Path(self._prefix + ".index")
+        pairs = [(b"", encode_header(self._plan.count))]
+        pairs += [(key, self._entries[key].encode()) for key in sorted(self._entries)]
+        data = encode_table(pairs)
+        disk.write_file(path, (data,), durable=False)
+        self.files[path] = FileSum(len(data), xxhash.xxh3_128_hexdigest(data))
+        return path
+
+    def _put(self, file: _DataFile, shard: int, entry: TensorEntry, piece: Slice | None) -> None:
+        key = entry.key.encode()
+        dtype = STRING if entry.dtype == "string" else DTYPES[entry.dtype][0]
+        if piece is not None:
+            full = self._entries.setdefault(key, Entry(dtype, piece.full_shape, shard))
+            full.slices = (*full.slices, piece)
+            key = slice_key(key, piece)
+        offset = file.size
+        crc = self._put_strings(file, entry) if dtype == STRING else self._put_bytes(file, entry)
+        self._entries[key] = Entry(dtype, entry.shape, shard, offset, file.size - offset, mask(crc))
+
+    def _put_bytes(self, file: _DataFile, entry: TensorEntry) -> int:
+        crc, seen = 0, xxhash.xxh3_64()
+        for chunk in _chunks(self._memory, entry):
+            seen.update(chunk)
+            crc = google_crc32c.extend(crc, chunk)
+            file.append(chunk)
+        if seen.intdigest() != entry.hash:
+            raise _mismatch(entry)
+        return crc
+
+    def _put_strings(self, file: _DataFile, entry: TensorEntry) -> int:
+        """Their lengths, a checksum of those, and their bytes."""
+        packed = self._memory[entry.offset : entry.offset + entry.size]
+        if xxhash.xxh3_64_intdigest(packed) != entry.hash:
+            raise _mismatch(entry)
+        values = unpack_strings(packed)
+        if len(values) != _elements(entry):
+            raise WriteMismatch(f"{entry.key}: {len(values)} strings for shape {entry.shape}")
+        sizes = [len(value) for value in values]  # each less than 2**32: so says the packed form
+        crc = google_crc32c.value(struct.pack(f"<{len(sizes)}I", *sizes))
+        check = struct.pack("<I", mask(crc))
+        text = b"".join(values)
+        file.append(b"".join(varint(size) for size in sizes) + check)
+        file.append(text)
+        return int(google_crc32c.extend(google_crc32c.extend(crc, check), text))
+
+
+def _mismatch(entry: TensorEntry) -> WriteMismatch:
+    return WriteMismatch(f"{entry.key} does not match the checksum that was taken in the trainer")
+
+
+def _chunks(memory: mmap.mmap, entry: TensorEntry) -> Iterator[bytes]:
+    end = entry.offset + entry.size
+    for at in range(entry.offset, end, CHUNK_BYTES):
+        yield memory[at : min(at + CHUNK_BYTES, end)]
+
+
+class _DataFile:
+    """A file that is written from its beginning to its end, small pieces together."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = disk.create(path)
+        self._sum = xxhash.xxh3_128()
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._begun_bytes = 0  # the disk was told to begin with these
+        self.size = 0
+
+    def append(self, data: bytes) -> None:
+        self.size += len(data)
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes >= CHUNK_BYTES:
+            self._write()
+
+    def finish(self) -> FileSum:
+        self._write()
+        return FileSum(self.size, self._sum.hexdigest())
+
+    def _write(self) -> None:
+        data = b"".join(self._waiting)  # one chunk alone is not copied
+        self._waiting, self._waiting_bytes = [], 0
+        self._sum.update(data)
+        disk.write_all(self._fd, data)
+        if self.size - self._begun_bytes >= BEHIND_BYTES:
+            disk.begin_writing_back(self._fd, self._begun_bytes, self.size - self._begun_bytes)
+            self._begun_bytes = self.size
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,1 @@
+"""Checkpoints in a directory that only TensorFlow's filesystem layer can reach."""

@@ -1,0 +1,171 @@
+"""Files where TensorFlow's filesystem layer alone can reach them: gs://, s3://, hdfs://, file://, whatever is registered.
+
+Called by catalog.py and store.py, on the disk thread; imports TensorFlow when it is first used.  Assumes
+little: a file is there when it was closed, whole or not; nothing is renamed in one go; nothing can be synced.  Every
+error of TensorFlow's is an OSError here.  Paths are URLs, as strings: a pathlib.Path would lose a slash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import posixpath
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from procsv.services.checkpoint.format.tf_ops_writer import load
+from procsv.services.checkpoint.store.manifest import FileSum
+
+PIECE_BYTES = 8 * 2**20
+
+
+def directory_of(url: str) -> str:
+    return posixpath.dirname(url)
+
+
+def name_of(url: str) -> str:
+    return posixpath.basename(url)
+
+
+def join(directory: str, name: str) -> str:
+    """`name` in `directory`, or as it is if it is a whole path itself."""
+    return name if "://" in name else posixpath.join(directory, name)
+
+
+@contextlib.contextmanager
+def _as_os_error(url: str) -> Iterator[None]:
+    tf = load()
+    try:
+        yield
+    except tf.errors.NotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, error.message, url) from error
+    except tf.errors.ResourceExhaustedError as error:
+        raise OSError(errno.ENOSPC, error.message, url) from error
+    except tf.errors.OpError as error:
+        raise OSError(errno.EIO, error.message, url) from error
+
+
+def exists(url: str) -> bool:
+    with _as_os_error(url):
+        return bool(load().io.gfile.exists(url))
+
+
+def is_directory(url: str) -> bool:
+    with _as_os_error(url):
+        return bool(load().io.gfile.isdir(url))
+
+
+def names_in(directory: str) -> list[str]:
+    """The names in a directory; none if it is not there."""
+    try:
+        with _as_os_error(directory):
+            return sorted(str(name).rstrip("/") for name in load().io.gfile.listdir(directory))
+    except FileNotFoundError:
+        return []
+
+
+def make_dirs(directory: str) -> None:
+    with _as_os_error(directory):
+        load().io.gfile.makedirs(directory)
+
+
+def read(url: str) -> bytes:
+    """FileNotFoundError if it is not there."""
+    with _as_os_error(url), load().io.gfile.GFile(url, "rb") as file:
+        data: bytes = file.read()
+        return data
+
+
+def modified(url: str) -> float:
+    """When a file was last written (Unix seconds)."""
+    with _as_os_error(url):
+        return float(load().io.gfile.stat(url).mtime_nsec) / 1e9
+
+
+def size(url: str) -> int:
+    """Bytes; FileNotFoundError if it is not there."""
+    with _as_os_error(url):
+        return int(load().io.gfile.stat(url).length)
+
+
+def replace(url: str, data: bytes) -> None:
+    """Replaces a small file: in one go where the filesystem can, else a kill within leaves it garbled."""
+    load()
+    from tensorflow.python.lib.io import file_io
+
+    with _as_os_error(url):
+        if file_io.has_atomic_move(url):
+            new = posixpath.join(directory_of(url), f".{name_of(url)}.new")
+            remove(new)
+            _write(new, iter((data,)))
+            file_io.rename(new, url, overwrite=True)
+        else:
+            _write(url, iter((data,)))
+
+
+def upload(source: Path, url: str) -> None:
+    """Copies a local file there; an older one of the name goes first, for not every filesystem empties it."""
+    remove(url)
+    with source.open("rb") as file, _as_os_error(url):
+        _write(url, iter(lambda: file.read(PIECE_BYTES), b""))
+
+
+def copy(source: str, target: str) -> None:
+    """As `upload`, from one place there to another."""
+    remove(target)
+    with _as_os_error(target), load().io.gfile.GFile(source, "rb") as file:
+        _write(target, iter(lambda: file.read(PIECE_BYTES), b""))
+
+
+def _write(url: str, pieces: Iterator[bytes]) -> None:
+    with load().io.gfile.GFile(url, "wb") as file:
+        for piece in pieces:
+            file.write(piece)
+
+
+def sum_of(url: str) -> FileSum:
+    """Reads a file whole; FileNotFoundError if it is not there."""
+    digest, size = xxhash.xxh3_128(), 0
+    with _as_os_error(url), load().io.gfile.GFile(url, "rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            digest.update(piece)
+            size += len(piece)
+    return FileSum(size, digest.hexdigest())
+
+
+def remove(url: str) -> None:
+    """Nothing if it is not there."""
+    with contextlib.suppress(FileNotFoundError), _as_os_error(url):
+        load().io.gfile.remove(url)
+
+
+def remove_tree(directory: str) -> None:
+    with contextlib.suppress(FileNotFoundError), _as_os_error(directory):
+        load().io.gfile.rmtree(directory)
+
+
+def move(source: str, target: str) -> None:
+    """May be a copy and a deletion."""
+    with _as_os_error(source):
+        load().io.gfile.rename(source, target, overwrite=True)
+
+
+def read_tensors(path: str) -> int | None:
+    """Reads every tensor of a checkpoint, each against its checksum; the global step, if one is there.
+
+    OSError names what is wrong with it.
+    """
+    tf = load()
+    with _as_os_error(path):
+        try:
+            reader: Any = tf.compat.v1.train.NewCheckpointReader(path)
+            for key in reader.get_variable_to_shape_map():
+                reader.get_tensor(key)
+        except (ValueError, RuntimeError) as error:  # how the reader says that a file is garbled
+            raise OSError(errno.EIO, str(error), path) from error
+        if not reader.has_tensor("global_step") or reader.get_variable_to_shape_map()["global_step"]:
+            return None
+        return int(reader.get_tensor("global_step"))

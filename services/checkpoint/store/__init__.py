@@ -1,0 +1,1 @@
+"""Checkpoints on a local disk: written, found, verified, rotated."""

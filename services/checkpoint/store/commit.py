@@ -1,0 +1,345 @@
+"""How a checkpoint comes into place: the order of writes, and what a kill at each of them leaves.
+
+Called by the store, on the disk thread.  Works on files alone; knows nothing of TensorFlow, slots or messages.
+
+A *workshop* is a directory on the checkpoint's own filesystem; in it, `staging/<sequence>/` holds a checkpoint in the
+making and `replaced/<sequence>/` links to the files of the same name that it replaces.  Once a staging directory
+holds `intent.json`, all its files are complete and on disk, and the commit is carried to its end by whoever comes
+next; without it, the directory is swept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from procsv.base import disk
+from procsv.base.atomic_file import fsync_dir, replace_file
+from procsv.base.failpoints import declare, failpoint
+from procsv.base.run.checkpoint_lock import turn
+from procsv.services.checkpoint.store.manifest import (
+    BadCheckpoint,
+    Manifest,
+    encode_manifest,
+    read_manifest,
+    verify_file,
+)
+from procsv.services.checkpoint.store.names import all_files, base_of, manifest_of, placing_order
+from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state, write_state
+
+INTENT = "intent.json"
+
+declare(
+    "checkpoint.before_rename",
+    "checkpoint.before_directory_fsync",
+    "checkpoint.before_manifest",
+    "checkpoint.before_state",
+    "checkpoint.deleting_old",
+)
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """All that is needed to carry a commit to its end."""
+
+    path: str  # of the checkpoint, absolute, as the `checkpoint` file will list it
+    manifest: Manifest
+    state_file: str
+    save_path: str  # as the plan has it: decides whether paths are written relative
+    relative: bool
+    listed: tuple[str, ...]  # what the `checkpoint` file will list, oldest first; the last is `path`
+    delete: tuple[str, ...]  # older checkpoints that go once this one is in place
+    state_before: str | None  # what the `checkpoint` file says now, for an undo; None: there is none
+    replaces: bool  # there is a checkpoint of this name, which is set aside before any file is placed
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.path).parent
+
+
+class Workshop:
+    """`staging` and `replaced` on one filesystem."""
+
+    def __init__(self, home: Path) -> None:
+        self.staging = home / "staging"
+        self.replaced = home / "replaced"
+
+    def begin(self, sequence: int) -> Path:
+        """A new, empty staging directory."""
+        staging = self.staging / str(sequence)
+        if staging.exists():
+            disk.remove_tree(staging)
+        disk.make_dirs(staging)
+        # killed here or at any time before the intent is written: swept at the next start
+        return staging
+
+    def commit(self, staging: Path, intent: Intent) -> list[str]:
+        """Puts the files of `staging` into place; the old checkpoints that could not be deleted.
+
+        The contents of the files are on the disk.  On an error everything is as it was before; OSError passes through.
+        """
+        try:
+            fsync_dir(staging)  # the names of the files: an intent never outlives a loss of power that they do not
+            # killed here: no intent, so the next start sweeps the directory
+            replace_file(staging / INTENT, msgspec.json.encode(intent))
+            fsync_dir(staging.parent)
+        except BaseException:
+            disk.try_to_remove_tree(staging)
+            raise
+        try:
+            self._carry_out(staging, intent)
+        except Exception:
+            self._undo(staging, intent)
+            raise
+        undeleted = self._delete_old(intent)
+        self._tidy(staging)
+        return undeleted
+
+    def is_empty(self) -> bool:
+        """Whether nothing is left of any commit."""
+        return not any(self._own_directories(self.staging)) and not any(self._own_directories(self.replaced))
+
+    def recover(self) -> list[Intent]:
+        """Ends what a kill interrupted: carries out whole commits, undoes damaged ones, sweeps the rest.
+
+        The intents that were carried out, oldest first.  Killed here: the next start does the same again.
+        """
+        done = []
+        for staging in sorted(self._own_directories(self.staging), key=lambda p: int(p.name)):
+            intent = _read_intent(staging)
+            if intent is not None and self._is_newest(intent):
+                with turn(intent.directory):  # a trainer that outlived the last service may be saving by itself
+                    if self._take_up(staging, intent):
+                        done.append(intent)
+            self._tidy(staging)
+        for leftover in [*self._own_directories(self.replaced), *self.replaced.glob(".*.new")]:
+            disk.try_to_remove_tree(leftover)  # its commit was over: only the tidying was cut short
+        return done
+
+    def _take_up(self, staging: Path, intent: Intent) -> bool:
+        """Whether an interrupted commit is in place now; if not, nothing of it is."""
+        try:
+            _verify_wherever(staging, intent)
+        except (BadCheckpoint, OSError):
+            if not self._was_over(staging, intent):
+                self._undo(staging, intent)
+            return False
+        listed = _listed_since(intent)
+        self._carry_out(staging, msgspec.structs.replace(intent, listed=listed))
+        self._delete_old(intent)
+        return True
+
+    def _was_over(self, staging: Path, intent: Intent) -> bool:
+        """Whether this commit had come to its end, and power was lost over the tidying alone.
+
+        What is damaged then was acknowledged: it is for the catalog to judge and to report, not to be taken back.
+        """
+        names = list(intent.manifest.files)
+        if (self.replaced / staging.name).exists() or any((staging / name).exists() for name in names):
+            return False
+        if not all((intent.directory / name).exists() for name in names):
+            return False
+        with contextlib.suppress(BadCheckpoint):
+            there = read_manifest(manifest_of(intent.path))
+            return there is not None and there.sequence == intent.manifest.sequence
+        return False
+
+    def _own_directories(self, where: Path) -> Iterator[Path]:
+        if where.is_dir():
+            yield from [p for p in where.iterdir() if p.is_dir() and p.name.isdecimal()]
+
+    def _is_newest(self, intent: Intent) -> bool:
+        """False if a later commit has since put another checkpoint under the same name."""
+        with contextlib.suppress(BadCheckpoint):
+            there = read_manifest(manifest_of(intent.path))
+            return there is None or there.sequence <= intent.manifest.sequence
+        return True
+
+    def _carry_out(self, staging: Path, intent: Intent) -> None:
+        """From intent to `checkpoint` file.  Every line can be run again after a kill."""
+        failpoint("checkpoint.before_rename")
+        self._set_aside(intent)
+        # killed from here on: the files are whole, part of them here, part of them in place; the next start goes on
+        for name in placing_order(list(intent.manifest.files)):
+            with contextlib.suppress(FileNotFoundError):  # moved before the kill
+                disk.rename(staging / name, intent.directory / name)
+        for stale in _strangers(intent):
+            disk.unlink_if_there(stale)  # of the old checkpoint of this name, linked in `replaced`
+        failpoint("checkpoint.before_directory_fsync")
+        fsync_dir(intent.directory)
+        # killed here: complete, but nothing says so; TensorFlow still reads the one before
+        failpoint("checkpoint.before_manifest")
+        replace_file(manifest_of(intent.path), encode_manifest(intent.manifest))
+        # killed here: complete and verifiable, but not the latest yet
+        failpoint("checkpoint.before_state")
+        write_state(Path(intent.state_file), intent.save_path, list(intent.listed), intent.relative)
+        # killed here: durable in every way, only not yet acknowledged, and too many old ones are kept
+
+    def _delete_old(self, intent: Intent) -> list[str]:
+        undeleted = []
+        for path in set(intent.delete) - set(intent.listed):
+            try:
+                failpoint("checkpoint.deleting_old")
+                delete_checkpoint(path)
+            except OSError:
+                undeleted.append(path)  # an old one that stays harms nobody; the next commit tries again
+        # killed here, or the power is lost, which may bring any of the files back: the intent is still there, and they go
+        for directory in {Path(path).parent for path in intent.delete}:
+            with contextlib.suppress(
+                OSError
+            ):  # gone, with all that was in it; or on a disk of which the next commit tells
+                fsync_dir(directory)
+        return undeleted
+
+    def _set_aside(self, intent: Intent) -> None:
+        """Links the files of an older checkpoint of the same name into `replaced`, so that an error can be undone."""
+        kept = self.replaced / str(intent.manifest.sequence)
+        if kept.exists():
+            return  # linked before a kill: what is in place may be new by now
+        old = all_files(intent.path)
+        if not old:
+            return
+        making = _making(kept)
+        disk.remove_tree(making)
+        disk.make_dirs(making)
+        for path in old:
+            disk.link_or_copy(path, making / path.name)
+        disk.fsync_files(making)  # copies, where the filesystem has no links
+        fsync_dir(making)
+        disk.rename(making, kept)
+        # killed here: links to files that are still in place; harmless
+        fsync_dir(self.replaced)
+
+    def _undo(self, staging: Path, intent: Intent) -> None:
+        """Takes back what was placed and puts the older checkpoint of this name, if any, into place again."""
+        kept = self.replaced / str(intent.manifest.sequence)
+        is_placed = kept.exists() or not intent.replaces  # else what is in place is still the older one, untouched
+        for name in intent.manifest.files if is_placed else ():
+            if not (staging / name).exists():
+                disk.unlink_if_there(intent.directory / name)
+        with contextlib.suppress(BadCheckpoint):
+            there = read_manifest(manifest_of(intent.path)) if is_placed else None
+            if there is not None and there.sequence == intent.manifest.sequence:
+                disk.unlink_if_there(manifest_of(intent.path))
+        if kept.exists():
+            for path in kept.iterdir():
+                disk.rename(path, intent.directory / path.name)
+        fsync_dir(intent.directory)
+        _put_state_back(Path(intent.state_file), intent.state_before)
+        # killed before this: the intent is still there, and does not verify: undone again at the next start
+        self._tidy(staging)
+
+    def _tidy(self, staging: Path) -> None:
+        """Removes the traces of a commit, the intent last of all that matters."""
+        kept = self.replaced / staging.name
+        disk.try_to_remove_tree(_making(kept))
+        disk.try_to_remove_tree(kept)
+        # killed here: carried out once more at the next start, which changes nothing
+        with contextlib.suppress(OSError):
+            disk.unlink_if_there(staging / INTENT)
+        disk.try_to_remove_tree(staging)
+
+
+def _making(kept: Path) -> Path:
+    """Where the links to the files of an older checkpoint are made, before they count as `kept`."""
+    return kept.with_name(f".{kept.name}.new")
+
+
+def _listed_since(intent: Intent) -> tuple[str, ...]:
+    """What the `checkpoint` file is to list when an interrupted commit is carried out.
+
+    That is what the intent says, unless somebody else (a Saver in the trainer) has written it since: its latest stays so.
+    """
+    now = read_text(Path(intent.state_file))
+    if now is None or now == intent.state_before:
+        return intent.listed
+    try:
+        state = read_state(Path(intent.state_file))
+    except GarbledStateFile:
+        return intent.listed
+    assert state is not None, "it was read just now"
+    there = [
+        str(intent.directory / path) for path in state.all_paths if str(intent.directory / path) not in intent.delete
+    ]
+    latest = str(intent.directory / state.latest)
+    if latest in intent.listed:
+        return intent.listed
+    return (*(p for p in there if p != latest), *(p for p in intent.listed if p not in there), latest)
+
+
+def read_text(path: Path) -> str | None:
+    """What the `checkpoint` file says, byte for byte in latin-1: it may be garbled."""
+    try:
+        return path.read_bytes().decode("latin-1")
+    except FileNotFoundError:
+        return None
+
+
+def _put_state_back(path: Path, before: str | None) -> None:
+    if read_text(path) == before:
+        return
+    if before is None:
+        disk.unlink_if_there(path)
+    else:
+        replace_file(path, before.encode("latin-1"))
+
+
+def _read_intent(staging: Path) -> Intent | None:
+    try:
+        return msgspec.json.decode((staging / INTENT).read_bytes(), type=Intent)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _verify_wherever(staging: Path, intent: Intent) -> None:
+    """Each file either still in staging or already in place."""
+    for name, expected in intent.manifest.files.items():
+        staged = staging / name
+        verify_file(staged if staged.exists() else intent.directory / name, expected)
+
+
+def _strangers(intent: Intent) -> list[Path]:
+    """Files under the checkpoint's name that are not its own: of an older one with other shards, or with a .meta."""
+    own = set(intent.manifest.files) | {manifest_of(intent.path).name}
+    return [path for path in all_files(intent.path) if path.name not in own]
+
+
+def delete_checkpoint(path: str) -> None:
+    """Removes a checkpoint: first its index, without which nobody takes it for one; last its manifest.
+
+    Killed in between: a manifest without an index, by which the next start knows what to remove.
+    """
+    for file in all_files(path):
+        disk.unlink_if_there(file)
+
+
+def delete_surely(path: str) -> None:
+    """As `delete_checkpoint`, where no intent has it done again: no loss of power leaves an index without its data, or data
+    that no manifest tells of.
+    """
+    files = all_files(path)
+    index = [file for file in files if file.name.endswith(".index")]
+    manifest = [file for file in files if file == manifest_of(path)]
+    for part in (index, [file for file in files if file not in (*index, *manifest)], manifest):
+        for file in part:
+            disk.unlink_if_there(file)
+        fsync_dir(Path(path).parent)
+
+
+def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
+    """Removes what interrupted deletions left: manifests, with their files, whose index is gone."""
+    for manifest_path in directory.glob("*.manifest.json"):
+        if not manifest_path.name.startswith(basename):
+            continue
+        path = str(directory / manifest_path.name[: -len(".manifest.json")])
+        try:
+            manifest = read_manifest(manifest_path)
+        except (BadCheckpoint, OSError):
+            continue
+        if manifest is None or base_of(path) in {base_of(p) for p in listed}:
+            continue
+        index = [name for name in manifest.files if name.endswith(".index")]
+        if index and not (directory / index[0]).exists():
+            delete_surely(path)

@@ -1,0 +1,96 @@
+"""What a checkpoint's files are called.  Pure, but for the calls that look into a directory.
+
+Called by everything here that touches files.  Never changes one.
+
+A checkpoint is named by its *path*, as TensorFlow's `checkpoint` file lists it: the prefix `dir/model.ckpt-7`
+(V2 format, or one V1 file of that name), or `dir/model.ckpt-7-?????-of-00002` (V1, sharded).
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from pathlib import Path
+
+from procsv.ipc.messaging.messages import SaverPlan
+
+MANIFEST_SUFFIX = ".manifest.json"
+META_SUFFIX = ".meta"
+_V1_SHARDS = re.compile(r"-\?{5}-of-\d{5}$")
+_STEP = re.compile(r"-(\d+)$")
+_DATA = re.compile(r"\.data-\d{5}-of-\d{5}$")
+
+
+def base_of(path: str) -> str:
+    """The prefix to which `.meta` and the manifest's suffix are added."""
+    return _V1_SHARDS.sub("", path)
+
+
+def manifest_of(path: str) -> Path:
+    return Path(base_of(path) + MANIFEST_SUFFIX)
+
+
+def meta_of(path: str) -> Path:
+    return Path(base_of(path) + META_SUFFIX)
+
+
+def step_in_name(path: str) -> int:
+    """The step that the name ends with; -1 if it has none."""
+    match = _STEP.search(base_of(path))
+    return int(match[1]) if match else -1
+
+
+def model_files(path: str) -> list[Path]:
+    """The files of a checkpoint that hold tensors and are there: data before index."""
+    if _V1_SHARDS.search(path):
+        return sorted(Path(p) for p in glob.glob(glob.escape(base_of(path)) + path[len(base_of(path)) :]))  # noqa: PTH207  glob.escape knows no Path
+    data = sorted(Path(p) for p in glob.glob(glob.escape(path) + ".data-?????-of-?????"))  # noqa: PTH207
+    return data + [p for p in (Path(path + ".index"), Path(path)) if p.is_file()]
+
+
+def all_files(path: str) -> list[Path]:
+    """Every file of a checkpoint that is there; the index, without which it is none, comes first."""
+    files = model_files(path)[::-1] + [p for p in (meta_of(path), manifest_of(path)) if p.is_file()]
+    return sorted(files, key=lambda p: not p.name.endswith(".index"))
+
+
+def has_files(path: str) -> bool:
+    """Whether TensorFlow would take `path` for a checkpoint: its index, or its V1 file, exists."""
+    if _V1_SHARDS.search(path):
+        return bool(model_files(path))
+    return Path(path + ".index").is_file() or Path(path).is_file()
+
+
+def placing_order(names: list[str]) -> list[str]:
+    """The order in which files are moved into place: data, index, meta."""
+    return sorted(names, key=lambda n: (n.endswith(META_SUFFIX), n.endswith(".index"), n))
+
+
+def absolute_save_path(plan: SaverPlan) -> str:
+    return os.path.abspath(plan.save_path)  # noqa: PTH100  a Path would lose nothing but the caller's spelling
+
+
+def state_file_of(plan: SaverPlan) -> Path:
+    return Path(absolute_save_path(plan)).parent / plan.latest_filename
+
+
+def checkpoints_by_name(save_path: str) -> list[str]:
+    """Paths of checkpoints of this basename that lie in its directory, newest step first, an unnumbered one last."""
+    directory, name = Path(save_path).parent, Path(save_path).name
+    numbered = re.compile(re.escape(name) + r"(-\d+)?\.index$")
+    try:
+        found = [str(directory / p.name[: -len(".index")]) for p in directory.iterdir() if numbered.match(p.name)]
+    except FileNotFoundError:
+        return []
+    return sorted(found, key=step_in_name, reverse=True)
+
+
+def has_leftovers(save_path: str) -> bool:
+    """Whether anything says that this basename was saved before: data without index, or rejected checkpoints."""
+    directory, name = Path(save_path).parent, Path(save_path).name
+    leftover = re.compile(re.escape(name) + r"(-\d+)?(\.rejected(\.\d+)?|\.data-\d{5}-of-\d{5}|\.manifest\.json)$")
+    try:
+        return any(leftover.match(p.name) for p in directory.iterdir())
+    except FileNotFoundError:
+        return False

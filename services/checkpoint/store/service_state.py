@@ -1,0 +1,58 @@
+"""`procsv/checkpoints.json`: the little that the service must not forget between runs.
+
+Called by the store.  Forgotten, it costs little: one checkpoint more or less is kept for good, and a snapshot that an
+earlier run has left in shared memory is taken for a stranger's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+
+import msgspec
+
+from procsv.base import disk
+from procsv.base.atomic_file import replace_file
+
+NAME = "checkpoints.json"
+
+
+class _Contents(msgspec.Struct):
+    runs: list[str] = []  # whose snapshots in shared memory belong to this logdir
+    next_keep: dict[str, float] = {}  # by basename: when the next checkpoint is to be kept for good (Unix seconds)
+
+
+class Memory:
+    """The file in `home`; read anew each time, for nobody else writes it."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / NAME
+
+    def _read(self) -> _Contents:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_Contents)
+        except (OSError, msgspec.DecodeError):
+            return _Contents()
+
+    def _write(self, contents: _Contents) -> None:
+        with contextlib.suppress(OSError):  # a logdir that cannot be written: said by the first save
+            disk.make_dirs(self._path.parent)
+            replace_file(self._path, msgspec.json.encode(contents))
+
+    def runs(self) -> set[str]:
+        return set(self._read().runs)
+
+    def note_runs(self, runs: list[str]) -> None:
+        contents = self._read()
+        contents.runs = runs
+        self._write(contents)
+
+    def next_keep(self, base: str, unknown: float) -> float:
+        return self._read().next_keep.get(base, unknown)
+
+    def note_next_keep(self, base: str, next_keep: float) -> None:
+        contents = self._read()
+        if next_keep != contents.next_keep.get(base) and next_keep != math.inf:
+            contents.next_keep[base] = next_keep
+            self._write(contents)

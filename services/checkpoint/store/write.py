@@ -1,0 +1,78 @@
+"""Checkpoint files from the tensors in a slot, and their read-back.
+
+Called by the store, on the disk thread.  Writes the V2 format itself (bundle_writer.py), so that the service starts at
+once and stays small; leaves the rest to TensorFlow's ops, imported when such a snapshot first comes.  Knows nothing of
+where checkpoints go or how they are named.
+"""
+
+from __future__ import annotations
+
+import glob
+import mmap
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from procsv.base import disk, progress_counter
+from procsv.base.failpoints import declare, failpoint
+from procsv.ipc.shm.slot_index import Contents
+from procsv.services.checkpoint.core.facts import WriteMismatch
+from procsv.services.checkpoint.format.bundle_entries import Unsupported
+from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure
+from procsv.services.checkpoint.format.bundle_writer import BundleWriter, plan_bundle
+from procsv.services.checkpoint.store.manifest import BadCheckpoint, FileSum, verify_file
+
+declare("checkpoint.mid_write")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Files that lie in the kernel's cache, and perhaps on the disk."""
+
+    path: str  # as Saver.save would have returned it
+    sums: dict[str, FileSum] = field(default_factory=dict)  # by file name; none where TensorFlow has written
+
+
+def write(contents: Contents, memory: mmap.mmap, prefix: str) -> Written:
+    """Writes what Saver.save would have written for `prefix`; WriteMismatch if the slot is not what it was."""
+    try:
+        plan = plan_bundle(contents)
+    except Unsupported:
+        from procsv.services.checkpoint.format import tf_ops_writer
+
+        with progress_counter.out_of_sight():
+            return Written(tf_ops_writer.write(contents, memory, prefix, _break_in_the_middle))
+    bundle = BundleWriter(plan, memory, prefix)
+    for number in range(plan.count):
+        bundle.write_shard(number)
+        _break_in_the_middle(prefix)
+    bundle.write_index()
+    return Written(prefix, {path.name: its_sum for path, its_sum in bundle.files.items()})
+
+
+def read_back(contents: Contents, memory: mmap.mmap, written: Written) -> None:
+    """Reads the files again; WriteMismatch if they do not hold what was taken out of the slot.
+
+    What we have written was compared with the slot's checksums on the way: here each file must be the same bytes, and
+    the index must read well.  What TensorFlow has written is compared with the slot, tensor by tensor.
+
+    That proves what the kernel holds and is about to put on the disk: no write was short, no byte turned on the way through
+    this process.  What the disk makes of it only a later reading can tell, which checks against the same sums.
+    """
+    if not written.sums:
+        from procsv.services.checkpoint.format import tf_ops_writer
+
+        with progress_counter.out_of_sight():
+            tf_ops_writer.read_back(contents, memory, written.path)
+        return
+    try:
+        check_structure(written.path)
+        for name, expected in written.sums.items():
+            verify_file(Path(written.path).parent / name, expected)
+    except (BadBundle, BadCheckpoint) as error:
+        raise WriteMismatch(str(error)) from error
+
+
+def _break_in_the_middle(prefix: str) -> None:
+    if failpoint("checkpoint.mid_write"):  # torn: half of what was written is missing
+        for path in glob.glob(glob.escape(prefix) + ".data-*"):  # noqa: PTH207  glob.escape knows no Path
+            disk.truncate(Path(path), Path(path).stat().st_size // 2)

@@ -1,0 +1,1 @@
+"""Programs that read checkpoints in a process of their own."""

@@ -1,0 +1,159 @@
+"""`python -m procsv.services.checkpoint.tools.compare DIR DIR [RTOL]`: do two runs end with the same variables?  As JSON.
+
+Run by `procsv drill`.  Files that are the same, byte by byte, hold the same variables; for all others the newest checkpoint of
+each directory is read with TensorFlow's own reader, so that slices, strings and old formats are compared as a program would
+see them.  Only reads.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure
+from procsv.services.checkpoint.store.catalog import listed_paths
+from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state
+
+WORST_SHOWN_MAX = 20
+
+
+class Difference(msgspec.Struct, kw_only=True):
+    """One variable that is not the same in both."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    elements: int  # that differ
+    max_abs: float | None  # None: it is of no number type, or the shapes differ
+    max_rel: float | None
+    is_close: bool  # within the tolerance
+
+
+class Comparison(msgspec.Struct, kw_only=True):
+    first: str  # prefix of the checkpoint
+    second: str
+    variables: int
+    only_in_first: list[str]
+    only_in_second: list[str]
+    different: list[Difference]  # the worst first
+    different_count: int
+    is_identical: bool
+    is_close: bool  # identical, or every difference is within the tolerance
+
+
+def compare(first: str, second: str, rtol: float) -> Comparison:
+    """The newest checkpoints of two directories; FileNotFoundError if one has none."""
+    if (same := _same_files(first, second)) is not None:
+        return same
+    import tensorflow as tf
+
+    prefixes = [tf.train.latest_checkpoint(directory) for directory in (first, second)]
+    for directory, prefix in zip((first, second), prefixes, strict=True):
+        if prefix is None:
+            raise FileNotFoundError(f"there is no checkpoint in {directory}")
+    one, other = (tf.train.load_checkpoint(prefix) for prefix in prefixes)
+    names = [set(reader.get_variable_to_shape_map()) for reader in (one, other)]
+    common = sorted(names[0] & names[1])
+    found = [_difference(name, one.get_tensor(name), other.get_tensor(name), rtol) for name in common]
+    different = sorted((one for one in found if one is not None), key=_badness, reverse=True)
+    alone = [sorted(names[0] - names[1]), sorted(names[1] - names[0])]
+    return Comparison(
+        first=prefixes[0],
+        second=prefixes[1],
+        variables=len(common),
+        only_in_first=alone[0],
+        only_in_second=alone[1],
+        different=different[:WORST_SHOWN_MAX],
+        different_count=len(different),
+        is_identical=not different and not any(alone),
+        is_close=all(one.is_close for one in different) and not any(alone),
+    )
+
+
+def _same_files(first: str, second: str) -> Comparison | None:
+    """What two checkpoints have in common whose files are the same; None: TensorFlow has to read them."""
+    try:
+        one, other = (check_structure(_newest(Path(directory))) for directory in (first, second))
+        pairs = [(Path(f"{one.prefix}.index"), Path(f"{other.prefix}.index"))]
+        pairs += [(one.data_file(shard), other.data_file(shard)) for shard in range(one.num_shards)]
+        if not all(filecmp.cmp(*pair, shallow=False) for pair in pairs):
+            return None
+    except (OSError, BadBundle, GarbledStateFile):
+        return None
+    return Comparison(
+        first=one.prefix,
+        second=other.prefix,
+        variables=sum(b"\0" not in key for key in one.entries),  # slices have keys of their own
+        only_in_first=[],
+        only_in_second=[],
+        different=[],
+        different_count=0,
+        is_identical=True,
+        is_close=True,
+    )
+
+
+def _newest(directory: Path) -> str:
+    """The prefix that the directory's `checkpoint` file names; FileNotFoundError if there is none."""
+    state = read_state(directory / "checkpoint")
+    if state is None:
+        raise FileNotFoundError(directory / "checkpoint")
+    return listed_paths(state, directory)[0]
+
+
+def _badness(one: Difference) -> tuple[bool, float]:
+    return not one.is_close, one.max_rel if one.max_rel is not None else float("inf")
+
+
+def _difference(name: str, first: Any, second: Any, rtol: float) -> Difference | None:
+    a, b = np.asarray(first), np.asarray(second)
+    if a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() and a.dtype != object:
+        return None
+    one = Difference(
+        name=name,
+        dtype=str(a.dtype),
+        shape=list(a.shape),
+        elements=max(a.size, b.size),
+        max_abs=None,
+        max_rel=None,
+        is_close=False,
+    )
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return one
+    if a.dtype == object or a.dtype.kind in "SUb":
+        one.elements = int(np.sum(a != b))
+        return one if one.elements else None
+    with np.errstate(all="ignore"):
+        kind = np.complex128 if a.dtype.kind == "c" else np.float64
+        wide_a, wide_b = a.astype(kind), b.astype(kind)
+        gap = np.abs(wide_a - wide_b)
+        size = np.maximum(np.abs(wide_a), np.abs(wide_b))
+        relative = np.where(gap == 0, 0.0, gap / size)
+    same = (gap == 0) | (np.isnan(wide_a) & np.isnan(wide_b))
+    one.elements = int(np.sum(~same))
+    one.max_abs, one.max_rel = float(np.nanmax(gap, initial=0.0)), float(np.nanmax(relative, initial=0.0))
+    one.is_close = bool(np.all(same | (relative <= rtol)))
+    return one
+
+
+def main(argv: list[str]) -> int:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    rtol = float(argv[2]) if len(argv) > 2 else 0.0
+    try:
+        found = compare(argv[0], argv[1], rtol)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

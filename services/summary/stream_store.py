@@ -1,0 +1,112 @@
+"""All streams of a run on the disk: those being written, and those a killed process left behind.
+
+Called by process.py, from one thread.  Never decides what is news; that is core.py's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from procsv.base.errors import PeerError
+from procsv.base.run.paths import Places
+from procsv.ipc.messaging.event_backlog import PARCEL_GLOB, parcel_writer
+from procsv.ipc.messaging.messages import Written
+from procsv.services.summary.core import incarnation_of
+from procsv.services.summary.stream_file import Position, Stream, say
+
+
+class Shelf:
+    """The streams by name."""
+
+    def __init__(self, places: Places, run: str) -> None:
+        self._places = places
+        self._run = run
+        self._streams: dict[str, Stream] = {}
+        self._trouble = ""  # what was last said about the disk
+        self._unmended = self._left_behind()  # name -> note, and why the disk does not let us go on from it
+
+    # -- what another process left -------------------------------------------------------------------------
+    def _left_behind(self) -> dict[str, tuple[Position, str]]:
+        found: dict[str, tuple[Position, str]] = {}
+        for path in sorted(self._places.run_dir.glob("events.*.pos")):
+            try:
+                position = msgspec.json.decode(path.read_bytes(), type=Position)
+                incarnation_of(position.writer)
+            except (OSError, msgspec.DecodeError, PeerError) as error:
+                say(f"{path} is no note of ours: {error}")  # its stream is unknown then, and opened again
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            else:
+                found[position.writer] = (position, "the event file is being mended")
+        return found
+
+    def mend(self) -> list[tuple[str, int]]:
+        """Mends files that were left with a torn end; (name, through) of each stream that can go on now.
+
+        A stream of another run is mended and ended: its trainer is dead, and a new one may use its name.
+        """
+        mended: list[tuple[str, int]] = []
+        for writer, (position, trouble) in list(self._unmended.items()):
+            stream = Stream(self._places, position.run, writer, Path(position.logdir), position.suffix)
+            try:
+                stream.take_over(position)
+            except OSError as error:
+                if str(error) != trouble:
+                    say(f"cannot mend {position.file}: {error}; trying again")
+                self._unmended[writer] = (position, str(error))
+                continue
+            del self._unmended[writer]
+            if position.run == self._run:
+                self._streams[writer] = stream
+                mended.append((writer, stream.through))
+            else:
+                stream.end()
+        return mended
+
+    def not_now(self, writer: str) -> Written | None:
+        """The answer for a stream that is not mended yet: nothing is taken, and nothing is known to be missing."""
+        if writer not in self._unmended:
+            return None
+        position, error = self._unmended[writer]
+        return Written(writer, position.through if position.run == self._run else 0, error)
+
+    def sweep(self, incarnation: int) -> None:
+        """Removes the parcels of trainers before `incarnation`; they may have died before sending them."""
+        for directory in (self._places.shm_dir, self._places.run_dir):
+            for path in directory.glob(PARCEL_GLOB):
+                with contextlib.suppress(OSError, PeerError):
+                    if incarnation_of(parcel_writer(path.name)) < incarnation:
+                        path.unlink()
+
+    # -- what core.py decides ------------------------------------------------------------------------------
+    def open(self, writer: str, logdir: str, suffix: str) -> None:
+        self._streams[writer] = Stream(self._places, self._run, writer, Path(logdir), suffix)
+
+    def append(self, writer: str, records: Sequence[bytes | Path], wall_s: float) -> str:
+        """Why the records are not in the file; "" if they are, and noted."""
+        stream = self._streams[writer]
+        try:
+            stream.append(records, wall_s)
+        except OSError as error:
+            trouble = f"{stream.logdir}: {error}"
+            if trouble != self._trouble:
+                say(f"{trouble}; the records are kept and tried again")
+            self._trouble = trouble
+            return trouble
+        if self._trouble:
+            say("records are getting to their files again")
+            self._trouble = ""
+        return ""
+
+    def end(self, writer: str) -> None:
+        self._streams.pop(writer).end()
+
+    def close(self) -> None:
+        """Lets go; streams that were not ended keep their notes, and the next process goes on from them."""
+        for stream in self._streams.values():
+            stream.end(forget=False)
+        self._streams.clear()
