@@ -23,11 +23,11 @@ from procsv.base.output import keep_output_going
 from procsv.base.run.paths import make_private_dir
 from procsv.base.stack_dump import arm_log
 from procsv.faults.pending import Injected
-from procsv.ipc.messaging.endpoint import ServerDoor
+from procsv.ipc.messaging.endpoint import Address, Received, ServerEndpoint
 from procsv.ipc.messaging.messages import Inject
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Address, Heard, Server, Waiter, new_context
-from procsv.ipc.shm.heartbeat import Phase, PulseWriter
+from procsv.ipc.messaging.zmq_transport import Server, Waiter, new_context
+from procsv.ipc.shm.heartbeat import HeartbeatWriter, Phase
 
 TICK_S_MAX = 1.0  # the loop looks around at least this often
 HEARD_MAX = (
@@ -39,7 +39,7 @@ PREDECESSOR_WAIT_S = 60.0  # how long the service of an earlier run may take to 
 class Service(Protocol):
     """What a service supplies.  All calls come from the main thread."""
 
-    def handle(self, heard: Heard) -> None:
+    def handle(self, received: Received) -> None:
         """A message that is news.  The service acknowledges it (tools.server.acknowledge) when it has taken effect."""
 
     def tick(self, now_s: float) -> float:
@@ -60,8 +60,8 @@ class Tools:
 
     start: Start
     clock: Clock
-    server: ServerDoor
-    pulse: PulseWriter
+    server: ServerEndpoint
+    heartbeat: HeartbeatWriter
     wake: Callable[[], None]  # makes the loop tick soon; any thread may call it
 
 
@@ -72,44 +72,44 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    clock, places = SystemClock(), start.places
-    make_private_dir(places.run_dir)
-    make_private_dir(places.shm_dir)
-    pulse = PulseWriter(places.pulse(start.role, start.incarnation))
-    pulse.phase = Phase.CONNECT
-    lock = FileLock(places.service_lock(start.role))
-    _wait_for_lock(lock, start, clock, pulse)
+    clock, paths = SystemClock(), start.paths
+    make_private_dir(paths.run_dir)
+    make_private_dir(paths.shm_dir)
+    heartbeat = HeartbeatWriter(paths.heartbeat(start.role, start.incarnation))
+    heartbeat.phase = Phase.CONNECT
+    lock = FileLock(paths.service_lock(start.role))
+    _wait_for_lock(lock, start, clock, heartbeat)
     context = new_context()
     try:
         server = Server(
-            context, places.service_socket(start.role), Address(start.run, start.role, start.incarnation), clock
+            context, paths.service_socket(start.role), Address(start.run, start.role, start.incarnation), clock
         )
     except UserError as error:
         print(f"procsv {start.role}: {error}", file=sys.stderr)
         return error.exit_code
     wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    pulse.phase = Phase.IDLE
-    tools = Tools(start, clock, server, pulse, lambda: os.eventfd_write(wake_fd, 1))
+    heartbeat.phase = Phase.IDLE
+    tools = Tools(start, clock, server, heartbeat, lambda: os.eventfd_write(wake_fd, 1))
     service = make(tools)
     try:
         _loop(service, tools, server, wake_fd)
     finally:
         service.close()
         server.close()
-        pulse.close()
+        heartbeat.close()
         context.term()
         lock.release()
     return 0
 
 
-def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, pulse: PulseWriter) -> None:
+def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, heartbeat: HeartbeatWriter) -> None:
     """A service of the run before may still be saving what a killed trainer left: it is given its time."""
     deadline_s = clock.monotonic() + PREDECESSOR_WAIT_S
     pause = threading.Event()
     while not lock.try_acquire(f"procsv {start.role} service", clock.wall()):
         if start.lifeline_fd >= 0 and _is_cut(start.lifeline_fd):  # it has served nobody, and another serves by now
             raise SystemExit(f"procsv {start.role}: whoever ran the run is dead")
-        pulse.beat(clock.monotonic())
+        heartbeat.beat(clock.monotonic())
         if clock.monotonic() > deadline_s:
             holder = lock.holder()
             raise SystemExit(f"procsv {start.role}: process {holder.pid if holder else '?'} still holds {lock.path}")
@@ -125,8 +125,8 @@ def _loop(service: Service, tools: Tools, server: Server, wake_fd: int) -> None:
         waiter.add(lifeline)
     while not service.is_finished():
         now_s = tools.clock.monotonic()
-        tools.pulse.refused = server.refused
-        tools.pulse.beat(now_s)
+        tools.heartbeat.refused = server.refused
+        tools.heartbeat.beat(now_s)
         injected.tick(now_s)
         pause_s = min(TICK_S_MAX, max(0.0, service.tick(now_s)))
         if service.is_finished():
@@ -138,14 +138,14 @@ def _loop(service: Service, tools: Tools, server: Server, wake_fd: int) -> None:
             waiter.remove(lifeline)
             service.orphaned()
         for _ in range(HEARD_MAX):
-            if (heard := server.receive()) is None:
+            if (received := server.receive()) is None:
                 break
-            if isinstance(heard.body, Inject):
-                server.acknowledge(heard)
-                injected.take(heard.body, now_s)
+            if isinstance(received.body, Inject):
+                server.acknowledge(received)
+                injected.take(received.body, now_s)
                 injected.moment()
             else:
-                service.handle(heard)
+                service.handle(received)
         server.tick()
 
 

@@ -49,7 +49,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Received:
     """A message that is news: from whom (`who`, the key to answer with), and what."""
 
     who: bytes
@@ -69,7 +69,7 @@ class Put(Enum):
     NOBODY = auto()  # a server knows of no such connection
 
 
-class Door(ABC):
+class Endpoint(ABC):
     """What server and client share: encoding, acknowledgement, counting of what was dropped."""
 
     def __init__(self, me: Address, clock: Clock) -> None:
@@ -93,10 +93,10 @@ class Door(ABC):
     @abstractmethod
     def _acknowledge(self, who: bytes, seq: int) -> None: ...
 
-    def acknowledge(self, heard: Heard) -> None:
+    def acknowledge(self, received: Received) -> None:
         """Tells the sender that `heard` has taken effect."""
-        if heard.seq:
-            self._acknowledge(heard.who, heard.seq)
+        if received.seq:
+            self._acknowledge(received.who, received.seq)
 
     def _envelope(self, seq: int, re: int, body: Message) -> bytes:
         return encode(Envelope(PROTOCOL, self.me.run, self.me.role, self.me.incarnation, seq, re, body))  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ class Door(ABC):
         """Counts a message that is not heard.  `why` may hold what a peer has said: only so many are told apart."""
         self.dropped[why if why in self.dropped or len(self.dropped) < DROPPED_REASONS_MAX else "other"] += 1
 
-    def _open(self, data: bytes, who: bytes, peer: Peer) -> Heard | None:
+    def _open(self, data: bytes, who: bytes, peer: Peer) -> Received | None:
         """Checks a message at the door, once: version, run, incarnation, repetition."""
         try:
             message = decode(data)
@@ -127,14 +127,14 @@ class Door(ABC):
         if question := peer.outbox.answers(message.re):
             peer.inbox.settle(question)  # our answer has arrived: not before may the question be acknowledged again
         answered = peer.outbox.acknowledge(message.re) if message.re else None
-        return Heard(who, message.role, message.incarnation, message.seq, message.re, message.body, answered)
+        return Received(who, message.role, message.incarnation, message.seq, message.re, message.body, answered)
 
     def _is_outdated(self, message: Envelope) -> bool:
         """Whether somebody of a later incarnation has spoken, on whatever connection."""
         return False
 
 
-class ServerDoor(Door):
+class ServerEndpoint(Endpoint):
     """The end that others connect to; it knows each connection by a key, `who`."""
 
     def __init__(self, me: Address, clock: Clock) -> None:
@@ -142,7 +142,7 @@ class ServerDoor(Door):
         self.peers: dict[bytes, Peer] = {}  # in the order in which they were first heard
         self._newest: dict[str, int] = {}  # role -> the highest incarnation that was heard
 
-    def receive(self) -> Heard | None:
+    def receive(self) -> Received | None:
         """The next message that is news, or None when nothing waits."""
         for _ in range(GARBAGE_MAX):
             taken = self._take()
@@ -158,25 +158,25 @@ class ServerDoor(Door):
             peer = self.peers.get(who)
             if peer is None:
                 peer = Peer()  # remembered below, once it has said something that makes sense
-            heard = self._open(frames[0], who, peer)
-            if heard is None:
+            received = self._open(frames[0], who, peer)
+            if received is None:
                 continue
             self.peers[who] = peer
-            self._newest[heard.role] = heard.incarnation
-            return heard
+            self._newest[received.role] = received.incarnation
+            return received
         return None
 
     def _is_outdated(self, message: Envelope) -> bool:
         return message.incarnation < self._newest.get(message.role, 0)
 
-    def tell(self, who: bytes, body: Message, re: int = 0) -> int:
+    def send_reliable(self, who: bytes, body: Message, re: int = 0) -> int:
         """Says `body` until `who` acknowledges it.  Its sequence number."""
         peer = self.peers[who]
         seq = peer.outbox.add(body, re, self._clock.monotonic())
         self._send(who, seq, re, body)
         return seq
 
-    def tell_all(self, body: Message, roles: Iterable[str]) -> None:
+    def broadcast(self, body: Message, roles: Iterable[str]) -> None:
         """Says `body` to every peer of these roles, reliably; an older incarnation of a role is not told."""
         roles = set(roles)
         newest: dict[str, int] = {}
@@ -184,16 +184,16 @@ class ServerDoor(Door):
             newest[peer.role] = max(newest.get(peer.role, 0), peer.incarnation)
         for who, peer in list(self.peers.items()):
             if peer.role in roles and peer.incarnation == newest[peer.role]:
-                self.tell(who, body)
+                self.send_reliable(who, body)
 
-    def say(self, who: bytes, body: Message, re: int = 0) -> None:
+    def send(self, who: bytes, body: Message, re: int = 0) -> None:
         """Says `body` once."""
         if re and (peer := self.peers.get(who)) is not None:
             peer.inbox.settle(re)
         self._send(who, 0, re, body)
 
     def _acknowledge(self, who: bytes, seq: int) -> None:
-        self.say(who, Ack(), re=seq)
+        self.send(who, Ack(), re=seq)
 
     def _send(self, who: bytes, seq: int, re: int, body: Message) -> None:
         put = self._put([who, self._envelope(seq, re, body)])
@@ -227,7 +227,7 @@ class ServerDoor(Door):
         return sum(len(p.outbox) for p in self.peers.values() if p.role == role)
 
 
-class ClientDoor(Door):
+class ClientEndpoint(Endpoint):
     """The end that connects; its server may not be there yet, and may come and go."""
 
     def __init__(self, me: Address, clock: Clock) -> None:
@@ -240,7 +240,7 @@ class ClientDoor(Door):
     def _new_connections(self) -> int:
         """How many connections were made since the last call."""
 
-    def receive(self) -> Heard | None:
+    def receive(self) -> Received | None:
         """The next message that is news, or None when nothing waits."""
         while (frames := self._take()) is not None:
             if failpoint("channel.receive"):
@@ -249,24 +249,24 @@ class ClientDoor(Door):
             if len(frames) != 1:
                 self.drop("wrong number of frames")
                 continue
-            heard = self._open(frames[0], b"", self.peer)
-            if heard is not None:
-                return heard
+            received = self._open(frames[0], b"", self.peer)
+            if received is not None:
+                return received
         return None
 
-    def tell(self, body: Message, re: int = 0) -> int:
+    def send_reliable(self, body: Message, re: int = 0) -> int:
         """Says `body` until the server acknowledges it.  Its sequence number."""
         seq = self.peer.outbox.add(body, re, self._clock.monotonic())
         self._send(seq, re, body)
         return seq
 
-    def say(self, body: Message, re: int = 0) -> bool:
+    def send(self, body: Message, re: int = 0) -> bool:
         """Says `body` once; False if nobody is connected."""
         self.peer.inbox.settle(re)
         return self._send(0, re, body)
 
     def _acknowledge(self, who: bytes, seq: int) -> None:
-        self.say(Ack(), re=seq)
+        self.send(Ack(), re=seq)
 
     def _send(self, seq: int, re: int, body: Message) -> bool:
         return self._put([self._envelope(seq, re, body)]) is Put.TAKEN

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from procsv.base.clock import FakeClock
 from procsv.base.errors import ProcsvBug
-from procsv.ipc.messaging.endpoint import Address, ClientDoor, Put, ServerDoor
+from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, ServerEndpoint
 
 
 class _Mailbox:
@@ -98,7 +98,7 @@ class FakeNetwork:
                 client.meet(server)
 
 
-class FakeServer(ServerDoor):
+class FakeServer(ServerEndpoint):
     """Server, in memory.  `close` and being killed are the same to those who were connected."""
 
     def __init__(self, network: FakeNetwork, path: Path, me: Address, clock: FakeClock) -> None:
@@ -125,7 +125,7 @@ class FakeServer(ServerDoor):
         self._network.shut(self)
 
 
-class FakeClient(ClientDoor):
+class FakeClient(ClientEndpoint):
     """Client, in memory."""
 
     def __init__(self, network: FakeNetwork, path: Path, me: Address, clock: FakeClock) -> None:

@@ -41,7 +41,7 @@ class Hello(Message, frozen=True):
 
 
 # -- trainer -> checkpoint service -------------------------------------------------------------------------
-class SaverPlan(Message, frozen=True):
+class CheckpointPlan(Message, frozen=True):
     """Trainer -> checkpoint: how this run's checkpoints are named and kept.  Before anything else it asks.
 
     Answered by Ack.  If lost: resent; Restore and Snapshot wait behind it.
@@ -186,11 +186,11 @@ class Rejected(Message, frozen=True):
 
 
 # -- watchdog (or the trainer's own host) -> services ------------------------------------------------------
-class TrainerEnded(Message, frozen=True):
+class TrainerExited(Message, frozen=True):
     """Watchdog -> checkpoint: the trainer of this incarnation is dead and reaped.
 
     Its newest READY slot is saved: at once if `clean`, else once the next trainer has it, and after a second at the
-    latest.  Answered by Settled when nothing of it is left unsaved.
+    latest.  Answered by FlushDone when nothing of it is left unsaved.
     """
 
     incarnation: int
@@ -198,8 +198,8 @@ class TrainerEnded(Message, frozen=True):
     avoid_step: int = -1  # what resumed from this step crashed again and again: the next one is to get an older state
 
 
-class Settled(Message, frozen=True):
-    """Checkpoint -> watchdog.  Answers TrainerEnded and Finish: what of the trainer could be saved, is.
+class FlushDone(Message, frozen=True):
+    """Checkpoint -> watchdog.  Answers TrainerExited and Finish: what of the trainer could be saved, is.
 
     `error` is not "" if the newest state could not be made durable.
     """
@@ -209,7 +209,7 @@ class Settled(Message, frozen=True):
 
 
 class Finish(Message, frozen=True):
-    """Watchdog or host -> service: the run is over.  Save what is unsaved, tidy up, answer Settled, exit 0."""
+    """Watchdog or host -> service: the run is over.  Save what is unsaved, tidy up, answer FlushDone, exit 0."""
 
 
 # -- trainer -> summary service ----------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class Written(Message, frozen=True):
     error: str  # why records are not getting to the file ("" if they are); they are kept and tried again
 
 
-class Figures(Message, frozen=True):
+class RunMetrics(Message, frozen=True):
     """Watchdog -> summary: figures of the run itself, for TensorBoard.  Said once; a lost one is replaced by the next."""
 
     wall_s: float  # Unix seconds
@@ -274,7 +274,7 @@ class GraphText(Message, frozen=True):
 
 
 # -- trainer -> watchdog -----------------------------------------------------------------------------------
-class Recovered(Message, frozen=True):
+class FirstStepDone(Message, frozen=True):
     """Trainer -> watchdog: the first step after the start has ended (READY).  Answered by Ack.
 
     `ended_s` is the monotonic time of that end, comparable within one boot.
@@ -347,7 +347,7 @@ class RestartTrainer(Message, frozen=True):
 Body = (
     Ack
     | Hello
-    | SaverPlan
+    | CheckpointPlan
     | Restore
     | RestoreFrom
     | Restored
@@ -358,16 +358,16 @@ Body = (
     | SaveFailed
     | Unwritable
     | Rejected
-    | TrainerEnded
-    | Settled
+    | TrainerExited
+    | FlushDone
     | Finish
     | OpenWriter
     | Records
     | CloseWriter
     | Written
     | GraphText
-    | Figures
-    | Recovered
+    | RunMetrics
+    | FirstStepDone
     | Loaded
     | Note
     | StopTraining

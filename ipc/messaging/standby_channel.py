@@ -23,38 +23,38 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
-class Become(msgspec.Struct, frozen=True, tag=True):
+class BecomeTrainer(msgspec.Struct, frozen=True, tag=True):
     """Watchdog -> standby: be trainer `incarnation`.  Brings log and writer's lock.  Answered by Begun."""
 
     incarnation: int
 
 
-class Begun(msgspec.Struct, frozen=True, tag=True):
+class TrainerBegun(msgspec.Struct, frozen=True, tag=True):
     """Standby -> watchdog: log and lock are taken over; what happens to this process now happens to the trainer."""
 
     incarnation: int
 
 
-Word = Waiting | Become | Begun
+Word = Waiting | BecomeTrainer | TrainerBegun
 
 _decoder: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)
 
 
-class Line:
+class StandbyChannel:
     """One end.  Packets are whole or not there; sending never blocks, since at most two are ever under way."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
 
     @staticmethod
-    def pair() -> tuple[Line, Line]:
+    def pair() -> tuple[StandbyChannel, StandbyChannel]:
         """Both ends; neither is inherited by anybody who is not given it."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return Line(one), Line(other)
+        return StandbyChannel(one), StandbyChannel(other)
 
     @staticmethod
-    def inherited(fd: int) -> Line:
-        return Line(socket.socket(fileno=fd))
+    def inherited(fd: int) -> StandbyChannel:
+        return StandbyChannel(socket.socket(fileno=fd))
 
     @property
     def fd(self) -> int:

@@ -16,7 +16,7 @@ import msgspec
 
 import procsv
 from procsv.base.errors import ProcsvBug
-from procsv.base.run.paths import Places, local_home
+from procsv.base.run.paths import RunPaths, local_home
 
 VARIABLE = "PROCSV_START"
 MODULES = {
@@ -51,8 +51,8 @@ class Start(msgspec.Struct, frozen=True):
     asked_at: float = 0.0  # Unix time at which somebody said `procsv launch`; 0.0: nobody knows
 
     @property
-    def places(self) -> Places:
-        return Places(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir))
+    def paths(self) -> RunPaths:
+        return RunPaths(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir))
 
     def argv(self) -> list[str]:
         """The command line; in `ps` it says role, logdir and target."""

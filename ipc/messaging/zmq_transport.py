@@ -18,8 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
-from procsv.ipc.messaging.delivery import RESEND_S
-from procsv.ipc.messaging.endpoint import Address, ClientDoor, Heard, Peer, Put, ServerDoor
+from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, ServerEndpoint
 
 QUEUE_MESSAGES_MAX = 10_000  # per connection inside ZeroMQ; beyond it a send fails and the outbox keeps it
 CUT_OFF_BYTES = 2 * MESSAGE_BYTES_MAX  # a peer that sends more is cut off; what is between is dropped and counted
@@ -58,7 +57,7 @@ class _Socket:
             return None
 
 
-class Server(ServerDoor):
+class Server(ServerEndpoint):
     """A ROUTER bound to a unix socket in a directory of ours."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path, me: Address, clock: Clock) -> None:
@@ -110,7 +109,7 @@ class Server(ServerDoor):
             self.path.unlink(missing_ok=True)
 
 
-class Client(ClientDoor):
+class Client(ClientEndpoint):
     """A DEALER connected to a server; it may not be there yet, and may come and go."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path, me: Address, clock: Clock) -> None:
@@ -189,6 +188,3 @@ class Waiter:
 
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
     return zmq.Context(io_threads=1)
-
-
-__all__ = ["RESEND_S", "Address", "Client", "Heard", "Peer", "Server", "Waiter", "new_context"]

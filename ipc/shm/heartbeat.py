@@ -90,7 +90,7 @@ class Snapshots:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     phase: Phase
     step: int  # global step as last read; -1 before the first reading
     work: int  # what it has got done: runs of the session, durable checkpoints, records written
@@ -101,7 +101,7 @@ class Beat:
     moved: int = 0  # how far the jobs that a service has have come; 0: it has none, or none that could say
 
 
-class PulseWriter:
+class HeartbeatWriter:
     """The writing end.  One process writes; any of its threads, one at a time."""
 
     def __init__(self, path: Path) -> None:
@@ -151,15 +151,15 @@ class PulseWriter:
         self._map.close()
 
 
-class PulseReader:
+class HeartbeatReader:
     """The reading end; the file may not be there yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._map: mmap.mmap | None = None
-        self._last: Beat | None = None
+        self._last: Heartbeat | None = None
 
-    def read(self) -> Beat | None:
+    def read(self) -> Heartbeat | None:
         """The last whole beat; None before the first, and if its writer is just in the middle of one: look again."""
         if self._map is None and not self._open():
             return self._last
@@ -172,7 +172,7 @@ class PulseReader:
             if magic == _MAGIC and guard == again != 0 and guard % 2 == 0:
                 snapshots = Snapshots(Spacing(spacing), *costs)
                 times = beat_ns / 1e9, extended_ns / 1e9
-                self._last = Beat(Phase(phase), step, work, *times, snapshots, refused, moved)
+                self._last = Heartbeat(Phase(phase), step, work, *times, snapshots, refused, moved)
                 break
         return self._last
 

@@ -1,6 +1,6 @@
 """Snapshot slots: files on the shared-memory filesystem that outlive the trainer that fills them.
 
-The one gate to mmap for snapshots.  `Arena` is the trainer's end (begin, fill, publish), `SlotReader` the
+The one gate to mmap for snapshots.  `SlotPool` is the trainer's end (begin, fill, publish), `SlotReader` the
 checkpoint service's and the next trainer's.  Owned by the run, not by a process: nothing here is unlinked
 because somebody exits.  States and their rules are in slot_state.py; WRITING and READING also hold a flock on the
 file, exclusive and shared, which the kernel lets go when its process dies.
@@ -164,8 +164,8 @@ class SlotReader:
 class SlotWriter:
     """A slot in state WRITING.  Fill `memory` from HEADER_BYTES on, then publish; or abandon."""
 
-    def __init__(self, arena: Arena, slot: _OwnSlot) -> None:
-        self._arena = arena
+    def __init__(self, pool: SlotPool, slot: _OwnSlot) -> None:
+        self._pool = pool
         self._slot = slot
 
     @property
@@ -192,10 +192,10 @@ class SlotWriter:
         info = SlotInfo(
             self._slot.path,
             SlotState.WRITING,
-            self._arena.incarnation,
+            self._pool.incarnation,
             sequence,
             step,
-            self._arena.run,
+            self._pool.run,
             end,
             len(toc),
             xxhash.xxh3_64_intdigest(toc),
@@ -273,7 +273,7 @@ def _map(fd: int, path: Path) -> mmap.mmap:
         ) from error
 
 
-class Arena:
+class SlotPool:
     """The slots of one trainer incarnation."""
 
     def __init__(self, shm_dir: Path, run: str, incarnation: int) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan
 
 TENSOR_ALIGNMENT_BYTES = 64  # what TensorFlow wants of memory that it is to use without copying
 
@@ -30,7 +30,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 class Contents(msgspec.Struct, frozen=True):
     """The table of contents of one snapshot."""
 
-    plan: SaverPlan
+    plan: CheckpointPlan
     save_op: Literal["SaveV2", "SaveSlices", "Save"]
     sharded: bool
     shards: tuple[tuple[TensorEntry, ...], ...]  # as many as the Saver has save ops, in the order of their numbers
@@ -43,7 +43,7 @@ def prefix_of(contents: Contents) -> str:
     return checkpoint_prefix(contents.plan, contents.named_step)
 
 
-def checkpoint_prefix(plan: SaverPlan, named_step: int) -> str:
+def checkpoint_prefix(plan: CheckpointPlan, named_step: int) -> str:
     if named_step < 0:
         return plan.save_path
     return f"{plan.save_path}-{named_step:08d}" if plan.pad_step_number else f"{plan.save_path}-{named_step}"

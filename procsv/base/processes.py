@@ -136,7 +136,7 @@ class Child:
         return self.exit
 
 
-class Stranger:
+class ExternalProcess:
     """A process that is not our child, known by its pid while it was surely alive (it had just spoken to us)."""
 
     def __init__(self, pid: int) -> None:

@@ -151,9 +151,9 @@ def _find_spec(name: str, part: str, where: list[str], is_top: bool) -> ModuleSp
 
 
 def _not_found(target: Target, name: str, parent: str, where: list[str]) -> str:
-    places = [place for place in dict.fromkeys(where) if place and Path(place).exists()]
-    shown = ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
-    searched = places if parent else places[:1]  # at the top level: the user's own, not all that is installed
+    paths = [place for place in dict.fromkeys(where) if place and Path(place).exists()]
+    shown = ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
+    searched = paths if parent else paths[:1]  # at the top level: the user's own, not all that is installed
     nearby = [module.name for module in iter_modules(searched) if not module.name.startswith("__")]
     prefix = f"{parent}." if parent else ""
     near = _near(name, [f"{prefix}{other}" for other in nearby])

@@ -23,7 +23,7 @@ from procsv.base.run.run_file import read_run
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from procsv.base.run.paths import Places
+    from procsv.base.run.paths import RunPaths
     from procsv.ipc.messaging.start import Start
 
 LOOK_S = 0.05
@@ -32,7 +32,7 @@ LOOK_S = 0.05
 def launch_detached(start: Start) -> int:
     """Exit code: 0 as soon as the program has been started, or the watchdog's own if it has ended before."""
     start = msgspec.structs.replace(start, options={**start.options, "detached": "1"})
-    log = _new_log(start.places)
+    log = _new_log(start.paths)
     with log.open("ab") as output:
         process = subprocess.Popen(
             start.argv(),
@@ -56,24 +56,24 @@ def launch_detached(start: Start) -> int:
     return 0
 
 
-def _new_log(places: Places) -> Path:
+def _new_log(paths: RunPaths) -> Path:
     try:
-        places.logs.mkdir(parents=True, exist_ok=True)
+        paths.logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LogdirLocked(f"the logdir {places.logdir} cannot be written: {error.strerror}") from error
+        raise LogdirLocked(f"the logdir {paths.logdir} cannot be written: {error.strerror}") from error
     numbers = [0]
     with contextlib.suppress(OSError):
-        names = [path.name for path in places.logs.iterdir()]
+        names = [path.name for path in paths.logs.iterdir()]
         numbers += [int(found[1]) for name in names if (found := re.fullmatch(r"watchdog\.(\d+)\.log", name))]
-    return places.log("watchdog", max(numbers) + 1)
+    return paths.log("watchdog", max(numbers) + 1)
 
 
 def _has_begun(start: Start) -> bool:
     """Whether the run is this one, and its program has been started."""
-    run = read_run(start.places.run_json)
+    run = read_run(start.paths.run_json)
     if run is None or run.run != start.run:
         return False
     return any(
         entry["event"] == "spawned" and entry["role"] == "trainer" and entry["incarnation"] == run.incarnation
-        for entry in read_journal(start.places.journal)
+        for entry in read_journal(start.paths.journal)
     )

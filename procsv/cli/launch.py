@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from procsv.base.errors import LogdirLocked
-from procsv.base.run.paths import check_socket_paths, find_places, is_remote
+from procsv.base.run.paths import check_socket_paths, find_paths, is_remote
 from procsv.base.target import find_target
 from procsv.cli.config import load_config
 from procsv.cli.detach import launch_detached
@@ -280,23 +280,23 @@ def make_start(
 ) -> Start:
     """What the watchdog is told, having checked the target and the logdir; UserError says what is wrong."""
     found = find_target(target, Path.cwd())
-    places = find_places(logdir or Path("runs") / found.name)
-    check_socket_paths(places)
+    paths = find_paths(logdir or Path("runs") / found.name)
+    check_socket_paths(paths)
     try:
-        places.logdir.mkdir(parents=True, exist_ok=True)
+        paths.logdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LogdirLocked(f"the logdir {places.logdir} cannot be made: {error.strerror}") from error
+        raise LogdirLocked(f"the logdir {paths.logdir} cannot be made: {error.strerror}") from error
     if logdir is not None and is_remote(logdir):
         click.echo(
-            f"procsv: checkpoints and events go to {logdir}; journal, logs and reports to {places.home}", err=True
+            f"procsv: checkpoints and events go to {logdir}; journal, logs and reports to {paths.home}", err=True
         )
     return Start(
         role="watchdog",
         run=secrets.token_hex(8),
         incarnation=1,
-        logdir=logdir.rstrip("/") if logdir is not None and is_remote(logdir) else str(places.logdir),
-        run_dir=str(places.run_dir),
-        shm_dir=str(places.shm_dir),
+        logdir=logdir.rstrip("/") if logdir is not None and is_remote(logdir) else str(paths.logdir),
+        run_dir=str(paths.run_dir),
+        shm_dir=str(paths.shm_dir),
         grace_s=grace_s,
         snapshot_secs=snapshot_s,
         target=target,

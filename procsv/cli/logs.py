@@ -40,8 +40,8 @@ def command(directory: str, follow: bool, role: str) -> None:
     run = find_run(directory)
     log = newest_log(run, role)
     if log is None:
-        roles = sorted({path.name.split(".")[0] for path in run.places.logs.glob("*.*.log")})
-        raise UserError(f"there is no log of {role!r} in {run.places.logs}; there are: {', '.join(roles) or 'none'}")
+        roles = sorted({path.name.split(".")[0] for path in run.paths.logs.glob("*.*.log")})
+        raise UserError(f"there is no log of {role!r} in {run.paths.logs}; there are: {', '.join(roles) or 'none'}")
     out = sys.stdout.buffer
     try:
         if follow:
@@ -57,10 +57,10 @@ def newest_log(run: RunFile, role: str) -> Path | None:
     """The log of the highest incarnation."""
     found = [
         int(match[1])
-        for path in run.places.logs.glob("*.log*")
+        for path in run.paths.logs.glob("*.log*")
         if (match := re.fullmatch(rf"{re.escape(role)}\.(\d+)\.log(\.1)?", path.name))
     ]
-    return run.places.log(role, max(found)) if found else None
+    return run.paths.log(role, max(found)) if found else None
 
 
 def _follow(run: RunFile, role: str, log: Path, out: BinaryIO) -> None:

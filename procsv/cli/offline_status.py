@@ -10,7 +10,7 @@ from typing import Any
 from procsv.base.clock import SystemClock
 from procsv.base.locks import FileLock
 from procsv.base.run.run_file import RunFile
-from procsv.ipc.shm.heartbeat import Beat, PulseReader
+from procsv.ipc.shm.heartbeat import Heartbeat, HeartbeatReader
 from procsv.ipc.shm.slot_file import scan_slots
 
 SERVICES = ("checkpoint", "summary")
@@ -18,24 +18,24 @@ SERVICES = ("checkpoint", "summary")
 
 def look_at(run: RunFile) -> dict[str, Any]:
     """The fields of `status --json` that run.json does not have, or has of earlier."""
-    reader = PulseReader(run.places.pulse("trainer", run.incarnation))
+    reader = HeartbeatReader(run.paths.heartbeat("trainer", run.incarnation))
     beat = reader.read()
     reader.close()
-    slots = (slot.step for slot in scan_slots(run.places.shm_dir) if slot.run == run.run)
+    slots = (slot.step for slot in scan_slots(run.paths.shm_dir) if slot.run == run.run)
     return {
         "step": max(run.step, beat.step if beat is not None else run.step),
         "memory_step": max(slots, default=run.memory_step),
         "snapshots": beat.snapshots.as_status() if beat is not None and beat.snapshots.spacing else None,
-        "processes": [] if run.places.control_socket.exists() else _processes(run, beat),
+        "processes": [] if run.paths.control_socket.exists() else _processes(run, beat),
     }
 
 
-def _processes(run: RunFile, beat: Beat | None) -> list[dict[str, Any]]:
+def _processes(run: RunFile, beat: Heartbeat | None) -> list[dict[str, Any]]:
     """The trainer that is its own host, and its services, known by the locks that they hold."""
     phase = beat.phase.name.lower() if beat is not None else ""
     rows = [{"role": "trainer", "pid": run.pid, "state": run.state, "phase": phase, **_usage(run.pid)}]
     for role in SERVICES:
-        lock = FileLock(run.places.service_lock(role))
+        lock = FileLock(run.paths.service_lock(role))
         holder = lock.holder() if lock.is_held() else None
         if holder is not None:
             rows.append({"role": role, "pid": holder.pid, "state": "serving", "phase": "", **_usage(holder.pid)})

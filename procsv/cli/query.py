@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from procsv.base.errors import UserError
-from procsv.base.run.paths import find_places, is_remote
+from procsv.base.run.paths import find_paths, is_remote
 from procsv.base.run.run_file import FINAL_STATES, NO_STEP, RunFile, find_run_in, host_is_alive
 from procsv.base.run.saved_step import saved_step
 
@@ -22,22 +22,22 @@ ASK_S_MAX = 0.7  # `status` answers within one second, whatever the trainer does
 
 def find_run(directory: str) -> RunFile:
     """The run in `directory`; UserError if there has never been one."""
-    path, places = directory, find_places(directory)
-    run = find_run_in(places)
+    path, paths = directory, find_paths(directory)
+    run = find_run_in(paths)
     if run is not None:
         return run if run.state in FINAL_STATES or host_is_alive(run) else _after_its_host(run)
-    if not places.logdir.is_dir():
+    if not paths.logdir.is_dir():
         raise UserError(
             f"nothing was run on this machine in {path}" if is_remote(path) else f"there is no directory {path}"
         )
-    if places.run_json.exists():
-        raise UserError(f"{places.run_json} cannot be read: it is of another version of procsv, or damaged")
+    if paths.run_json.exists():
+        raise UserError(f"{paths.run_json} cannot be read: it is of another version of procsv, or damaged")
     raise UserError(f"{path} is not the logdir of a run: it has no procsv/run.json")
 
 
 def _after_its_host(run: RunFile) -> RunFile:
     """Whoever ran it was killed; what its services saved after that stands in no run.json, but beside the checkpoints."""
-    saved = NO_STEP if is_remote(run.logdir) else saved_step(run.places.logdir)
+    saved = NO_STEP if is_remote(run.logdir) else saved_step(run.paths.logdir)
     durable_step = max(run.durable_step, saved)
     return msgspec.structs.replace(run, durable_step=durable_step, step=max(run.step, durable_step))
 
@@ -45,9 +45,10 @@ def _after_its_host(run: RunFile) -> RunFile:
 def ask(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | None:
     """The watchdog's answer, or None if there is none within `limit_s`."""
     from procsv.base.clock import SystemClock
-    from procsv.ipc.messaging.zmq_transport import Address, Client, Waiter, new_context
+    from procsv.ipc.messaging.endpoint import Address
+    from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 
-    socket_path = run.places.control_socket
+    socket_path = run.paths.control_socket
     if not socket_path.exists():
         return None
     clock, context = SystemClock(), new_context()
@@ -56,13 +57,13 @@ def ask(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | N
         waiter = Waiter()
         waiter.add(client)
         until_s = clock.monotonic() + limit_s
-        seq = client.tell(question)
+        seq = client.send_reliable(question)
         while (left_s := until_s - clock.monotonic()) > 0:
             waiter.wait(left_s)
             client.tick()
-            while (heard := client.receive()) is not None:
-                if heard.re == seq:
-                    return heard.body
+            while (received := client.receive()) is not None:
+                if received.re == seq:
+                    return received.body
     finally:
         client.close(linger_ms=0)
         context.term()

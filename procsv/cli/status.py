@@ -45,7 +45,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
     shown |= look_at(run) if shown["running"] else {"processes": [], "snapshots": None}
     if not alive:
         shown["next_restart_in"] = shown["next_save_in"] = None
-        if not run.places.shm_dir.is_dir():
+        if not run.paths.shm_dir.is_dir():
             shown["memory_step"] = NO_STEP  # it has gone with whoever ran it
         if run.state not in FINAL_STATES:
             shown["state"] = INTERRUPTED

@@ -36,7 +36,7 @@ def command(directory: str, now: bool) -> None:
     if pidfd is None:
         click.echo(f"nobody runs {run.logdir}: {_how(run)}")
         return
-    is_alone = not run.places.control_socket.exists()
+    is_alone = not run.paths.control_socket.exists()
     try:
         _ask(run, now, pidfd)
         click.echo(f"stopping {run.target} (process {run.pid}){' now' if now else ''} …")
@@ -63,7 +63,7 @@ def _open(run: RunFile) -> int | None:
 def _ask(run: RunFile, now: bool, pidfd: int) -> None:
     if ask(run, StopRun(now), ASK_S_MAX) is not None:
         return
-    if not run.places.control_socket.exists():  # a Supervisor without a watchdog, or something deleted the socket
+    if not run.paths.control_socket.exists():  # a Supervisor without a watchdog, or something deleted the socket
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
     elif not select.select([pidfd], [], [], 0)[0]:
         raise UserError(f"process {run.pid} does not answer; is it stopped? `kill -CONT {run.pid}` would wake it", 1)
@@ -71,7 +71,7 @@ def _ask(run: RunFile, now: bool, pidfd: int) -> None:
 
 def _see_service_out(run: RunFile) -> bool:
     """A host that the signal has killed leaves the saving to the service, which ends after it; False if that takes too long."""
-    lock, clock = FileLock(run.places.service_lock("checkpoint")), SystemClock()
+    lock, clock = FileLock(run.paths.service_lock("checkpoint")), SystemClock()
     until_s, pause = clock.monotonic() + SAVE_S_MAX, threading.Event()
     while lock.is_held():
         if clock.monotonic() > until_s:

@@ -65,7 +65,7 @@ def preempt(run: RunFile, name: str, profile: Profile, clock: Clock) -> Outcome:
         family.close()
     if killed:
         _switch_off(run)
-    after = read_run(run.places.run_json) or run
+    after = read_run(run.paths.run_json) or run
     saved_step, saved_at = _last_saved(run)
     return Outcome(
         profile=name,
@@ -81,15 +81,15 @@ def preempt(run: RunFile, name: str, profile: Profile, clock: Clock) -> Outcome:
 
 
 def _last_saved(run: RunFile) -> tuple[int, float | None]:
-    saved = [entry for entry in read_journal(run.places.journal) if entry["event"] == "checkpoint_durable"]
+    saved = [entry for entry in read_journal(run.paths.journal) if entry["event"] == "checkpoint_durable"]
     return (int(saved[-1]["step"]), float(saved[-1]["time"])) if saved else (NO_STEP, None)
 
 
 def _switch_off(run: RunFile) -> None:
     """What a machine forgets that is switched off: shared memory, and the runtime directory."""
-    remove_shm_files(run.places)
-    remove_run_files(run.places)
-    remove_dirs(run.places)
+    remove_shm_files(run.paths)
+    remove_run_files(run.paths)
+    remove_dirs(run.paths)
 
 
 class _Family:

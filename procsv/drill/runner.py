@@ -18,7 +18,7 @@ import msgspec
 
 from procsv.base.clock import SystemClock
 from procsv.base.errors import UserError
-from procsv.base.run.paths import find_places
+from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
 from procsv.drill.default_plan import default_plan
 from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, weigh
@@ -106,7 +106,7 @@ def _launch(argv: Sequence[str], output: Path, logdir: Path, say: Say) -> int:
             try:
                 return process.wait(LOOK_S)
             except subprocess.TimeoutExpired:
-                run = read_run(find_places(logdir).run_json)
+                run = read_run(find_paths(logdir).run_json)
                 if run is not None and run.step > step:
                     step = run.step
                     say(f"  step {step}")

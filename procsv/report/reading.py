@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from procsv.base.errors import UserError
 from procsv.base.run.journal import read_journal
-from procsv.base.run.paths import find_places
+from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import NO_STEP, find_run_in, host_is_alive
 from procsv.report.account import Account
 from procsv.report.time_ledger import take_account
@@ -33,18 +33,16 @@ class Story:
 
 def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
     """The story of the run in `directory`; UserError if there is none."""
-    places = find_places(directory)
-    if not places.logdir.is_dir():
+    paths = find_paths(directory)
+    if not paths.logdir.is_dir():
         raise UserError(f"there is no directory {directory}")
-    run = find_run_in(places)
+    run = find_run_in(paths)
     is_running, until_s, step = False, None, NO_STEP
     if run is not None and run.ended_at is None:
         is_running, step = host_is_alive(run), run.step
-        until_s = clock.wall() if is_running else places.run_json.stat().st_mtime  # it is written every second
-    account = take_account(read_journal(places.journal), until_s, step, is_running)
+        until_s = clock.wall() if is_running else paths.run_json.stat().st_mtime  # it is written every second
+    account = take_account(read_journal(paths.journal), until_s, step, is_running)
     if account is None:
-        raise UserError(
-            f"{directory} is not the logdir of a run: it has no {places.journal.relative_to(places.logdir)}"
-        )
+        raise UserError(f"{directory} is not the logdir of a run: it has no {paths.journal.relative_to(paths.logdir)}")
     target, args = (run.target, run.args) if run is not None else ("", ())
-    return Story(str(places.logdir), target, args, is_running, account)
+    return Story(str(paths.logdir), target, args, is_running, account)

@@ -23,7 +23,7 @@ import psutil
 from procsv.base.clock import SystemClock
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.journal import read_journal
-from procsv.base.run.paths import find_places
+from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
 from procsv.report.account import Account
 from procsv.report.reading import read_story
@@ -71,7 +71,7 @@ class Run:
 
     def step(self) -> int:
         """The global step as last read, from run.json; -1 if there is none yet."""
-        run = read_run(find_places(self.logdir).run_json)
+        run = read_run(find_paths(self.logdir).run_json)
         return run.step if run is not None else -1
 
     def account(self) -> Account:
@@ -154,10 +154,10 @@ class Run:
             with contextlib.suppress(psutil.Error):
                 if "procsv" in " ".join(psutil.Process(pid).cmdline()):
                     psutil.Process(pid).kill()
-        places = find_places(self.logdir)
-        remove_shm_files(places)
-        remove_run_files(places, keep=frozenset())
-        remove_dirs(places)
+        paths = find_paths(self.logdir)
+        remove_shm_files(paths)
+        remove_run_files(paths, keep=frozenset())
+        remove_dirs(paths)
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:

@@ -56,7 +56,7 @@ def _open(start: Start, clock: Clock, signals: Signals, console: Console) -> Ope
             raise Unwanted(signals.take()[0].source)
 
     what = shlex.join(("procsv launch", start.target, *start.args)).replace("'procsv launch'", "procsv launch", 1)
-    return open_run(start.places, clock, start.grace_s, wait, console.say, what)
+    return open_run(start.paths, clock, start.grace_s, wait, console.say, what)
 
 
 def _run(
@@ -73,7 +73,7 @@ def _run(
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
     processes = Processes(start, clock, argv, environment)
     reactor = Reactor(facts, core, start, processes, console, clock, signals)
-    reactor.ledger.append(
+    reactor.records.append(
         "run_started",
         WATCHDOG,
         1,
@@ -99,9 +99,9 @@ def _leave(start: Start, opened: Opened, reactor: Reactor, processes: Processes,
     last = reactor.close()
     processes.clear_tree()
     processes.close()
-    reactor.ledger.write_run(last, durable=True)
-    reactor.ledger.close()
-    remove_run(start.places, opened.lock, left.keep_memory)
+    reactor.records.write_run(last, durable=True)
+    reactor.records.close()
+    remove_run(start.paths, opened.lock, left.keep_memory)
 
 
 def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None:
@@ -113,7 +113,7 @@ def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None
             safe = f"step {task.durable_step} is on disk" if task.durable_step >= 0 else "there was nothing to save"
             console.say(f"stopped{_at(task.step)}; {safe}. The same command goes on from there")
         case _:
-            console.say(f"reports of the crashes: {start.places.crashes}; journal: {start.places.journal}")
+            console.say(f"reports of the crashes: {start.paths.crashes}; journal: {start.paths.journal}")
 
 
 def _at(step: int) -> str:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import psutil
 
 from procsv.base.locks import FileLock
-from procsv.base.run.paths import find_places
+from procsv.base.run.paths import find_paths
 from scripts.benchmarks.settings import Trial
 
 Result: TypeAlias = dict[str, Any]
@@ -92,8 +92,8 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
 
 def clear(logdir: Path) -> None:
     """Removes what a run leaves that was killed with all its processes, as `end_tree` does."""
-    places = find_places(logdir)
-    for folder in (places.shm_dir, places.run_dir):
+    paths = find_paths(logdir)
+    for folder in (paths.shm_dir, paths.run_dir):
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -132,10 +132,10 @@ def tail(log: Path, lines: int = 30) -> str:
 
 def check_nothing_left(logdir: Path) -> None:
     """TrialFailed if a run that has ended left sockets, locks or shared memory; they are not ours to remove."""
-    places = find_places(logdir)
+    paths = find_paths(logdir)
     left = [
-        path for folder in (places.run_dir, places.shm_dir) if folder.exists() for path in (folder, *folder.iterdir())
+        path for folder in (paths.run_dir, paths.shm_dir) if folder.exists() for path in (folder, *folder.iterdir())
     ]
     if left:
-        held = FileLock(places.run_lock).is_held()
+        held = FileLock(paths.run_lock).is_held()
         raise TrialFailed(f"left behind{' (still running)' if held else ''}: {', '.join(map(str, left))}")

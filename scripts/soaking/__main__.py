@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from procsv.base.run.paths import find_places
+from procsv.base.run.paths import find_paths
 from tests.support.launched import Launched, launched, procsv
 
 ROLES = ("trainer", "trainer", "checkpoint", "summary")
@@ -47,9 +47,9 @@ class Watch:
         with contextlib.suppress(psutil.Error):
             watchdog = psutil.Process(run.process.pid)
             rss, descriptors = watchdog.memory_info().rss, watchdog.num_fds()
-            places = find_places(run.logdir)
-            shm = len(list(places.shm_dir.glob("*")))
-            logs, run_files = len(list(places.logs.glob("*"))), sorted(p.name for p in places.run_dir.glob("*"))
+            paths = find_paths(run.logdir)
+            shm = len(list(paths.shm_dir.glob("*")))
+            logs, run_files = len(list(paths.logs.glob("*"))), sorted(p.name for p in paths.run_dir.glob("*"))
             self._descriptors = descriptors if self._descriptors is None else min(self._descriptors, descriptors)
             self._check(rss <= WATCHDOG_BYTES_MAX, f"the watchdog has {rss / 2**20:.0f} MiB")
             self._check(descriptors <= self._descriptors + DESCRIPTORS_GROWTH_MAX, f"{descriptors} descriptors")
@@ -103,11 +103,11 @@ def soak(logdir: Path, minutes: float, every_s: float, seed: int) -> list[str]:
 
 def _after(logdir: Path) -> list[str]:
     """What is left, and what is not there any more."""
-    places, wrong = find_places(logdir), []
+    paths, wrong = find_paths(logdir), []
     deadline_s, pause = time.monotonic() + 40, threading.Event()
-    while (places.shm_dir.exists() or places.run_dir.exists()) and time.monotonic() < deadline_s:
+    while (paths.shm_dir.exists() or paths.run_dir.exists()) and time.monotonic() < deadline_s:
         pause.wait(0.1)  # after a kill of the watchdog the checkpoint service is the last one out
-    wrong += [f"left: {path}" for path in (places.shm_dir, places.run_dir) if path.exists()]
+    wrong += [f"left: {path}" for path in (paths.shm_dir, paths.run_dir) if path.exists()]
     listing = procsv("checkpoints", str(logdir), "--verify")
     if listing.returncode:
         wrong.append(listing.stdout + listing.stderr)

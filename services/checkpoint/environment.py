@@ -14,12 +14,12 @@ import msgspec
 from procsv.base.atomic_file import replace_file
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
-from procsv.base.processes import Stranger
+from procsv.base.processes import ExternalProcess
 from procsv.base.run.paths import is_remote
-from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_file import SlotInfo, SlotReader, remove_slot, scan_slots
-from procsv.services.checkpoint.core.facts import Examined, Look, Sighting, State
+from procsv.services.checkpoint.core.facts import Look, Sighting, State, Verified
 from procsv.services.checkpoint.fs_events import Watch
 from procsv.services.checkpoint.orphan_shutdown import LastOneOut
 from procsv.services.checkpoint.store import scan
@@ -29,7 +29,7 @@ from procsv.services.checkpoint.store.staged import find_staged, remove_staged
 from procsv.services.checkpoint.worker import Outcomes, Worker
 
 
-class Outside:
+class Environment:
     """The machine, as far as the checkpoint service needs it."""
 
     def __init__(self, start: Start, clock: Clock) -> None:
@@ -47,9 +47,9 @@ class Outside:
 
     def slots(self) -> list[SlotInfo]:
         """All slots with a whole header, in whatever state, newest first."""
-        return scan_slots(self._start.places.shm_dir, any_state=True)
+        return scan_slots(self._start.paths.shm_dir, any_state=True)
 
-    def plan_in(self, slot: SlotInfo) -> SaverPlan | None:
+    def plan_in(self, slot: SlotInfo) -> CheckpointPlan | None:
         """The plan that a snapshot carries; None if the slot is torn in the meantime: the next look tells."""
         with contextlib.suppress(PeerError, OSError):
             reader = SlotReader(slot)
@@ -59,14 +59,14 @@ class Outside:
                 reader.close()
         return None
 
-    def keep_plan(self, plan: SaverPlan) -> None:
+    def keep_plan(self, plan: CheckpointPlan) -> None:
         """Notes a trainer's plan for the service that follows this one: staged files carry none."""
         with contextlib.suppress(OSError):  # no room: the next trainer says it again
-            replace_file(self._start.places.saver_plan, msgspec.json.encode(plan), durable=False)
+            replace_file(self._start.paths.saver_plan, msgspec.json.encode(plan), durable=False)
 
-    def kept_plan(self) -> SaverPlan | None:
+    def kept_plan(self) -> CheckpointPlan | None:
         try:
-            return msgspec.json.decode(self._start.places.saver_plan.read_bytes(), type=SaverPlan)
+            return msgspec.json.decode(self._start.paths.saver_plan.read_bytes(), type=CheckpointPlan)
         except (OSError, msgspec.DecodeError):
             return None
 
@@ -75,16 +75,16 @@ class Outside:
             remove_slot(slot.path, slot)
 
     def staged(self) -> list[State]:
-        return find_staged(self._start.places, self._start.run)
+        return find_staged(self._start.paths, self._start.run)
 
     def remove_staged(self, prefix: str) -> None:
-        remove_staged(Path(prefix), self._start.places)
+        remove_staged(Path(prefix), self._start.paths)
 
     def watch(self, on_change: Callable[[], None]) -> Watch:
         """Hints that the checkpoints' directory has changed; any thread calls `on_change`."""
         return Watch(on_change)
 
-    def look(self, plan: SaverPlan, watch: Watch) -> Look:
+    def look(self, plan: CheckpointPlan, watch: Watch) -> Look:
         """The checkpoints' directory as it is now; from now on it is watched, if it was not.
 
         Not one that is a URL: what others save there is seen when it is written to next.
@@ -94,11 +94,11 @@ class Outside:
         watch.keep(Path(absolute_save_path(plan)).parent)  # before the look: what comes after it is hinted at
         return scan.look(plan)
 
-    def examine(self, sighting: Sighting) -> Examined:
+    def examine(self, sighting: Sighting) -> Verified:
         return scan.examine(sighting, self._clock)
 
-    def stranger(self, pid: int) -> Stranger:
-        return Stranger(pid)
+    def stranger(self, pid: int) -> ExternalProcess:
+        return ExternalProcess(pid)
 
-    def last_one_out(self, trainers: list[Stranger], now_s: float) -> LastOneOut:
+    def last_one_out(self, trainers: list[ExternalProcess], now_s: float) -> LastOneOut:
         return LastOneOut(self._start, trainers, now_s)

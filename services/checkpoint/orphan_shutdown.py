@@ -11,7 +11,7 @@ import contextlib
 import signal
 
 from procsv.base.locks import FileLock
-from procsv.base.processes import Stranger
+from procsv.base.processes import ExternalProcess
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.ipc.messaging.start import Start
 
@@ -24,7 +24,7 @@ class LastOneOut:
 
     look_again_s = LOOK_AGAIN_S
 
-    def __init__(self, start: Start, trainers: list[Stranger], now_s: float) -> None:
+    def __init__(self, start: Start, trainers: list[ExternalProcess], now_s: float) -> None:
         self._start = start
         self._kill_at_s = now_s + start.grace_s
         self._give_up_s = now_s + start.grace_s + OTHERS_S_MAX
@@ -34,7 +34,7 @@ class LastOneOut:
 
     def _wake_others(self) -> None:
         """One that is stopped (SIGSTOP) would not hear that it is to end."""
-        FileLock(self._start.places.service_lock("summary")).wake()
+        FileLock(self._start.paths.service_lock("summary")).wake()
 
     def may_finish(self, now_s: float) -> bool:
         """True once: when no trainer is left that could still hand over a snapshot."""
@@ -50,24 +50,24 @@ class LastOneOut:
 
     def _is_trainer_gone(self) -> bool:
         # The lock is inherited by the trainer's whole tree, and tells of one that never said Hello, too.
-        is_held = FileLock(self._start.places.writer_lock).is_held()
+        is_held = FileLock(self._start.paths.writer_lock).is_held()
         return not is_held and all(trainer.has_ended() for trainer in self._trainers)
 
     def is_alone(self, now_s: float) -> bool:
         """Whether the summary service is gone as well, or will not go."""
-        is_held = FileLock(self._start.places.service_lock("summary")).is_held()
+        is_held = FileLock(self._start.paths.service_lock("summary")).is_held()
         return not is_held or now_s >= self._give_up_s
 
     def tidy(self, keep_memory: bool, now_wall_s: float) -> None:
         """Removes the run's files, unless a new run has begun; snapshots stay if they could not be saved."""
-        places = self._start.places
-        lock = FileLock(places.run_lock)
+        paths = self._start.paths
+        lock = FileLock(paths.run_lock)
         with contextlib.suppress(OSError):
             if not lock.try_acquire("procsv checkpoint service, tidying up", now_wall_s):
                 return
             # killed here or below: a stale lock is no lock, and the next launch clears the rest
             if not keep_memory:
-                remove_shm_files(places)
-            remove_run_files(places, keep=frozenset({places.run_lock}))
+                remove_shm_files(paths)
+            remove_run_files(paths, keep=frozenset({paths.run_lock}))
             lock.release()
-            remove_dirs(places)
+            remove_dirs(paths)

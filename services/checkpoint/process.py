@@ -12,10 +12,19 @@ from typing import TypeVar
 
 from procsv.base import progress_counter
 from procsv.base.failpoints import declare, failpoint
-from procsv.base.processes import Stranger
+from procsv.base.processes import ExternalProcess
 from procsv.base.run.paths import is_remote
-from procsv.ipc.messaging.messages import Durable, Finish, Hello, Rejected, SaverPlan, Snapshot, Staged, TrainerEnded
-from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.messages import (
+    CheckpointPlan,
+    Durable,
+    Finish,
+    Hello,
+    Rejected,
+    Snapshot,
+    Staged,
+    TrainerExited,
+)
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,
@@ -35,8 +44,8 @@ from procsv.services.checkpoint.core.actions import (
     VerifySlot,
 )
 from procsv.services.checkpoint.core.core import Core
-from procsv.services.checkpoint.core.facts import Examined, Found, State, TakenIn
-from procsv.services.checkpoint.environment import Outside
+from procsv.services.checkpoint.core.facts import Adopted, Found, State, Verified
+from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.orphan_shutdown import LastOneOut
 from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone
 from procsv.services.checkpoint.worker import Outcomes
@@ -56,10 +65,10 @@ declare("checkpoint.start", "checkpoint.receive", "checkpoint.before_ack", "chec
 class CheckpointService:
     """A procsv.services.runtime.Service."""
 
-    def __init__(self, tools: Tools, outside: Outside | None = None) -> None:
+    def __init__(self, tools: Tools, environment: Environment | None = None) -> None:
         failpoint("checkpoint.start")
         self._tools = tools
-        self._outside = outside or Outside(tools.start, tools.clock)
+        self._outside = environment or Environment(tools.start, tools.clock)
         self._store = self._outside.store()
         self._outcomes = Outcomes(tools.wake)
         self._disk = self._outside.worker("disk", self._outcomes, NICENESS)
@@ -69,37 +78,37 @@ class CheckpointService:
         self._is_change_posted = False
         self._core = Core(tools.start.run, self._store.lineage(), is_restarted=tools.start.incarnation > 1)
         self._last_one_out: LastOneOut | None = None
-        self._trainers: dict[int, Stranger] = {}  # by incarnation
+        self._trainers: dict[int, ExternalProcess] = {}  # by incarnation
         self._newest_trainer = 0
         self._said: dict[bool, Durable] = {}  # the newest that were announced: a user's save, and one of ours
         self._rejected: list[Rejected] = []  # all that was announced, for who comes later
-        self._finish: Heard | None = None
+        self._finish: Received | None = None
         self._finished_by_s = 0.0
         self._disk.do(_unseen(self._store.open), lambda _: None, lambda _: None)
         self._core.staged_seen(self._outside.staged())
         self._look()
 
     # -- what the skeleton calls ------------------------------------------------------------------------------
-    def handle(self, heard: Heard) -> None:
+    def handle(self, received: Received) -> None:
         now_s = self._tools.clock.monotonic()
         self._look()
-        match heard.body:
+        match received.body:
             case Hello():
-                self._on_hello(heard, heard.body)
+                self._on_hello(received, received.body)
             case Finish():
-                self._finish = heard
-                self._do(self._core.finish(heard, now_s))
-            case TrainerEnded():
-                self._tools.server.forget("trainer", heard.body.incarnation)
-                for incarnation in [i for i in self._trainers if i <= heard.body.incarnation]:
+                self._finish = received
+                self._do(self._core.finish(received, now_s))
+            case TrainerExited():
+                self._tools.server.forget("trainer", received.body.incarnation)
+                for incarnation in [i for i in self._trainers if i <= received.body.incarnation]:
                     self._trainers.pop(incarnation).close()
-                self._do(self._core.handle(heard, now_s))
+                self._do(self._core.handle(received, now_s))
             case body:
-                if isinstance(body, SaverPlan):
+                if isinstance(body, CheckpointPlan):
                     self._outside.keep_plan(body)
                 elif isinstance(body, (Snapshot, Staged)):
                     failpoint("checkpoint.receive")
-                self._do(self._core.handle(heard, now_s))
+                self._do(self._core.handle(received, now_s))
 
     def tick(self, now_s: float) -> float:
         self._outcomes.deliver()
@@ -146,7 +155,7 @@ class CheckpointService:
         self._is_change_posted = False
         self._do(self._core.changed(self._tools.clock.monotonic()))
 
-    def _look_around(self, plan: SaverPlan) -> None:
+    def _look_around(self, plan: CheckpointPlan) -> None:
         def failed(error: Exception) -> None:
             self._do(self._core.look_failed(_text(error), self._tools.clock.monotonic()))
 
@@ -157,7 +166,7 @@ class CheckpointService:
         sighting = action.sighting
 
         def failed(error: Exception) -> None:
-            examined = Examined(sighting.path, sighting.signature, -1, {}, sighting.time, 0.0, _text(error))
+            examined = Verified(sighting.path, sighting.signature, -1, {}, sighting.time, 0.0, _text(error))
             self._do(self._core.examined(examined, self._tools.clock.monotonic()))
 
         self._examiner.do(lambda: self._outside.examine(sighting), self._after(self._core.examined), failed)
@@ -166,7 +175,7 @@ class CheckpointService:
         examined, incarnation = action.examined, self._newest_trainer
 
         def failed(error: Exception) -> None:  # printed by the worker; it is tried again
-            self._do(self._core.taken_in(TakenIn(examined, action.own, None), self._tools.clock.monotonic()))
+            self._do(self._core.taken_in(Adopted(examined, action.own, None), self._tools.clock.monotonic()))
 
         self._disk.do(
             _unseen(lambda: self._store.take_in(action.plan, examined, action.own, incarnation)),
@@ -184,30 +193,30 @@ class CheckpointService:
             if plan is not None:
                 self._do(self._core.plan_seen(plan, self._tools.clock.monotonic()))
 
-    def _on_hello(self, heard: Heard, hello: Hello) -> None:
-        known = self._trainers.get(heard.incarnation)
-        if heard.role == "trainer" and (known is None or known.pid != hello.pid):
+    def _on_hello(self, received: Received, hello: Hello) -> None:
+        known = self._trainers.get(received.incarnation)
+        if received.role == "trainer" and (known is None or known.pid != hello.pid):
             if known is not None:
                 known.close()
-            self._newest_trainer = max(self._newest_trainer, heard.incarnation)
-            self._trainers[heard.incarnation] = self._outside.stranger(hello.pid)
-        self._tools.server.acknowledge(heard)
-        if heard.role in ("trainer", "watchdog"):
+            self._newest_trainer = max(self._newest_trainer, received.incarnation)
+            self._trainers[received.incarnation] = self._outside.stranger(hello.pid)
+        self._tools.server.acknowledge(received)
+        if received.role in ("trainer", "watchdog"):
             for said in self._said.values():
-                self._tools.server.tell(heard.who, said)  # perhaps it was not there when it was said
+                self._tools.server.send_reliable(received.who, said)  # perhaps it was not there when it was said
             for rejected in self._rejected:
-                self._tools.server.tell(heard.who, rejected)
+                self._tools.server.send_reliable(received.who, rejected)
 
     def _is_answer_open(self) -> bool:
         peer = self._tools.server.peers.get(self._finish.who) if self._finish is not None else None
         return peer is not None and len(peer.outbox) > 0
 
     def _beat(self) -> None:
-        pulse = self._tools.pulse
-        pulse.phase = Phase.SAVE if self._core.is_saving else Phase.IDLE
-        pulse.work = self._core.durable_count
-        pulse.step = self._core.states.newest_step
-        pulse.moved = self._moved()
+        heartbeat = self._tools.heartbeat
+        heartbeat.phase = Phase.SAVE if self._core.is_saving else Phase.IDLE
+        heartbeat.work = self._core.durable_count
+        heartbeat.step = self._core.states.newest_step
+        heartbeat.moved = self._moved()
 
     def _moved(self) -> int:
         """How far the jobs have come, each of which moves the count; 0 if there are none, or none that could."""
@@ -228,13 +237,13 @@ class CheckpointService:
                     server.acknowledge(to)
             case Reply(to, body):
                 if to.who in server.peers:  # else it is dead, and nobody asks any more
-                    server.tell(to.who, body, re=to.seq)
+                    server.send_reliable(to.who, body, re=to.seq)
             case Announce(body):
                 if isinstance(body, Durable):
                     self._said[bool(body.sequence)] = body
                 elif isinstance(body, Rejected) and len(self._rejected) < REJECTED_MAX:
                     self._rejected.append(body)
-                server.tell_all(body, ("trainer", "watchdog"))
+                server.broadcast(body, ("trainer", "watchdog"))
             case Persist():
                 self._persist(action)
             case TakeStock(plan):
@@ -281,7 +290,7 @@ class CheckpointService:
 
         self._disk.do(job, self._after(self._core.saved), failed)
 
-    def _find(self, plan: SaverPlan, before: int) -> Found:
+    def _find(self, plan: CheckpointPlan, before: int) -> Found:
         found = self._store.find(plan, before)
         failpoint("checkpoint.serving_restore")
         return found

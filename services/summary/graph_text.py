@@ -16,8 +16,8 @@ from typing import BinaryIO
 
 from procsv.base.atomic_file import replace_file
 from procsv.base.failpoints import declare, failpoint
+from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import GraphText
-from procsv.ipc.messaging.zmq_transport import Heard
 
 RETRY_S = 2.0  # a full disk is looked at again after this long
 PIECE_BYTES = 64 * 1024  # of a GraphDef is printed at once
@@ -97,23 +97,23 @@ class GraphPrinter:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._jobs: queue.SimpleQueue[tuple[Heard, GraphText] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Received, GraphText] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.pending = 0  # asked for, not yet handed out by `done`
         self.error = ""  # why the job in hand does not get done
 
-    def add(self, heard: Heard, job: GraphText) -> None:
+    def add(self, received: Received, job: GraphText) -> None:
         self.pending += 1
-        self._jobs.put((heard, job))
+        self._jobs.put((received, job))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="graph text", daemon=True)
             self._thread.start()
 
-    def done(self) -> list[Heard]:
+    def done(self) -> list[Received]:
         """The requests that are to be acknowledged now."""
-        found: list[Heard] = []
+        found: list[Received] = []
         while not self._done.empty():
             found.append(self._done.get())
         self.pending -= len(found)
@@ -121,9 +121,9 @@ class GraphPrinter:
 
     def _run(self) -> None:
         while not self._stopping.is_set() and (job := self._jobs.get()) is not None:
-            heard, message = job
+            received, message = job
             if self._print(Path(message.parcel), Path(message.path)):
-                self._done.put(heard)
+                self._done.put(received)
                 self._wake()
 
     def _print(self, parcel: Path, path: Path) -> bool:

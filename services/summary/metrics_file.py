@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from procsv.ipc.messaging.messages import Figures
+from procsv.ipc.messaging.messages import RunMetrics
 from procsv.services.summary.event_file import EventFile, new_name
 from procsv.services.summary.stream_file import say
 
@@ -22,7 +22,7 @@ class FigureFile:
         self._file: EventFile | None = None
         self._trouble = ""
 
-    def write(self, figures: Figures, wall_s: float) -> None:
+    def write(self, figures: RunMetrics, wall_s: float) -> None:
         """One record; `wall_s` names the file."""
         try:
             if self._file is None:
@@ -39,7 +39,7 @@ class FigureFile:
             self._file.close()
 
 
-def encode(figures: Figures) -> bytes:
+def encode(figures: RunMetrics) -> bytes:
     """A serialized Event: wall_time = 1, step = 2, summary = 5 {value = 1 {tag = 1, simple_value = 2}}."""
     summary = b"".join(
         _field(1, _field(1, tag.encode()) + b"\x15" + struct.pack("<f", value)) for tag, value in figures.values.items()

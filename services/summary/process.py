@@ -13,19 +13,28 @@ from collections.abc import Iterator
 
 from procsv.base.errors import PeerError
 from procsv.base.failpoints import declare, failpoint
-from procsv.ipc.messaging.messages import CloseWriter, Figures, Finish, GraphText, Hello, OpenWriter, Records, Settled
-from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.messages import (
+    CloseWriter,
+    Finish,
+    FlushDone,
+    GraphText,
+    Hello,
+    OpenWriter,
+    Records,
+    RunMetrics,
+)
 from procsv.ipc.shm.heartbeat import LOOP_AT_DISK
 from procsv.services.runtime import Tools
 from procsv.services.summary.core import Action, Append, Close, Discard, Open, Reply, SummaryCore, Sweep
 from procsv.services.summary.graph_text import GraphPrinter
 from procsv.services.summary.metrics_file import FigureFile
-from procsv.services.summary.stream_store import Shelf
+from procsv.services.summary.stream_store import StreamStore
 
 TICK_S = 1.0
 TICK_S_ENDING = 0.05  # while it waits for the trainer, for the graph or for an acknowledgement
 ALONE_S = 2.0  # an orphan to whom no trainer has spoken waits this long for one to connect again
-SETTLED_WAIT_S = 2.0  # for Settled to be acknowledged, before the process ends all the same
+SETTLED_WAIT_S = 2.0  # for FlushDone to be acknowledged, before the process ends all the same
 
 declare("summary.after_flush_before_ack")
 
@@ -55,16 +64,18 @@ class TrainerWatch:
 class SummaryService:
     """The callbacks of runtime.Service."""
 
-    def __init__(self, tools: Tools, shelf: Shelf | None = None, trainer: TrainerWatch | None = None) -> None:
+    def __init__(
+        self, tools: Tools, stream_store: StreamStore | None = None, trainer: TrainerWatch | None = None
+    ) -> None:
         """`shelf` and `trainer`: put in by the simulation, which has another disk and other processes."""
         self._tools = tools
-        places = tools.start.places
-        self._core = SummaryCore((places.shm_dir, places.run_dir))
-        self._shelf = shelf or Shelf(places, tools.start.run)
-        self._figures = FigureFile(places.home)
+        paths = tools.start.paths
+        self._core = SummaryCore((paths.shm_dir, paths.run_dir))
+        self._shelf = stream_store or StreamStore(paths, tools.start.run)
+        self._figures = FigureFile(paths.home)
         self._graphs = GraphPrinter(tools.wake)
         self._trainer = trainer or TrainerWatch()
-        self._finish: Heard | None = None  # the run is over; Settled is said when all is on the disk
+        self._finish: Received | None = None  # the run is over; FlushDone is said when all is on the disk
         self._is_settled = False
         self._orphan_s: float | None = None  # since when nobody runs the run
         self._end_s = 0.0  # the latest moment of an end that has begun
@@ -73,17 +84,17 @@ class SummaryService:
             self._mend()
 
     # -- runtime.Service -----------------------------------------------------------------------------------
-    def handle(self, heard: Heard) -> None:
-        if heard.role == "trainer" and self._core.is_stale(heard.incarnation):
+    def handle(self, received: Received) -> None:
+        if received.role == "trainer" and self._core.is_stale(received.incarnation):
             return
         try:
             with self._at_disk():
-                self._dispatch(heard)
+                self._dispatch(received)
         except PeerError as error:
             self._tools.server.drop(str(error)[:60])
 
     def tick(self, now_s: float) -> float:
-        self._tools.pulse.work = self._core.records_written
+        self._tools.heartbeat.work = self._core.records_written
         with self._at_disk():
             self._mend()
         for request in self._graphs.done():
@@ -101,14 +112,14 @@ class SummaryService:
     @contextlib.contextmanager
     def _at_disk(self) -> Iterator[None]:
         """What may wait for a disk, however long: the pulse says so, as the loop does not come round meanwhile."""
-        pulse, clock = self._tools.pulse, self._tools.clock
-        pulse.moved = LOOP_AT_DISK
-        pulse.beat(clock.monotonic())
+        heartbeat, clock = self._tools.heartbeat, self._tools.clock
+        heartbeat.moved = LOOP_AT_DISK
+        heartbeat.beat(clock.monotonic())
         try:
             yield
         finally:
-            pulse.moved = 0
-            pulse.beat(clock.monotonic())
+            heartbeat.moved = 0
+            heartbeat.beat(clock.monotonic())
 
     def orphaned(self) -> None:
         self._orphan_s = self._tools.clock.monotonic()
@@ -124,34 +135,34 @@ class SummaryService:
         self._figures.close()
 
     # -- messages ------------------------------------------------------------------------------------------
-    def _dispatch(self, heard: Heard) -> None:
-        match heard.body:
+    def _dispatch(self, received: Received) -> None:
+        match received.body:
             case Hello(pid=pid):
-                if heard.role == "trainer":
+                if received.role == "trainer":
                     self._trainer.watch(pid)
-                    self._do(self._core.trainer(heard.incarnation))
-                    self._tools.server.forget("trainer", heard.incarnation - 1)
-                self._tools.server.acknowledge(heard)
+                    self._do(self._core.trainer(received.incarnation))
+                    self._tools.server.forget("trainer", received.incarnation - 1)
+                self._tools.server.acknowledge(received)
             case OpenWriter() | Records() | CloseWriter() as body:
-                if heard.role != "trainer":
-                    raise PeerError(f"{type(body).__name__} from {heard.role}")
+                if received.role != "trainer":
+                    raise PeerError(f"{type(body).__name__} from {received.role}")
                 if (not_now := self._shelf.not_now(body.writer)) is not None:
-                    self._tools.server.say(heard.who, not_now, re=heard.seq)
+                    self._tools.server.send(received.who, not_now, re=received.seq)
                     return
-                self._do(self._core.trainer(heard.incarnation), 0)
-                self._do(self._decide(heard.who, body), heard.seq)
+                self._do(self._core.trainer(received.incarnation), 0)
+                self._do(self._decide(received.who, body), received.seq)
             case GraphText() as body:
                 self._core.check_parcel(body.parcel)
-                self._graphs.add(heard, body)
-            case Figures() as body:
-                if heard.role != "watchdog":
-                    raise PeerError(f"Figures from {heard.role}")
+                self._graphs.add(received, body)
+            case RunMetrics() as body:
+                if received.role != "watchdog":
+                    raise PeerError(f"Figures from {received.role}")
                 self._figures.write(body, self._tools.clock.wall())
             case Finish():
-                self._finish, self._is_settled = heard, False
+                self._finish, self._is_settled = received, False
                 self._end_s = self._tools.clock.monotonic() + self._tools.start.grace_s
             case _:
-                self._tools.server.acknowledge(heard)
+                self._tools.server.acknowledge(received)
 
     def _decide(self, who: bytes, body: OpenWriter | Records | CloseWriter) -> list[Action]:
         match body:
@@ -167,7 +178,7 @@ class SummaryService:
             match action:
                 case Reply(who=who, body=body):
                     failpoint("summary.after_flush_before_ack")  # killed here: it is said again and found written
-                    self._tools.server.say(who, body, re=re)
+                    self._tools.server.send(who, body, re=re)
                 case Append():
                     error = self._shelf.append(action.writer, action.records, self._tools.clock.wall())
                     self._do(self._core.failed(action, error) if error else self._core.appended(action), re)
@@ -179,20 +190,20 @@ class SummaryService:
                     for parcel in parcels:
                         parcel.unlink(missing_ok=True)
                 case Sweep(incarnation=incarnation):
-                    self._shelf.sweep(incarnation)
+                    self._shelf.purge(incarnation)
 
     def _mend(self) -> None:
         for writer, through in self._shelf.mend():
             self._core.recovered(writer, through)
 
     # -- the end -------------------------------------------------------------------------------------------
-    def _go_on_finishing(self, finish: Heard, now_s: float) -> None:
+    def _go_on_finishing(self, finish: Received, now_s: float) -> None:
         if not self._is_settled:
             if self._graphs.pending and now_s < self._end_s:
                 return
             error = self._core.error() or self._graphs.error
             self._do(self._core.close_all())
-            self._tools.server.tell(finish.who, Settled(-1, error), re=finish.seq)
+            self._tools.server.send_reliable(finish.who, FlushDone(-1, error), re=finish.seq)
             self._is_settled, self._end_s = True, now_s + SETTLED_WAIT_S
         peer = self._tools.server.peers.get(finish.who)
         self._is_finished = peer is None or not len(peer.outbox) or now_s >= self._end_s

@@ -27,7 +27,7 @@ import msgspec
 
 from procsv.base.atomic_file import replace_file
 from procsv.base.failpoints import declare, failpoint
-from procsv.base.run.paths import Places
+from procsv.base.run.paths import RunPaths
 from procsv.services.summary.event_file import EventFile, new_name
 
 declare("summary.after_write")
@@ -51,7 +51,7 @@ class Position(msgspec.Struct, frozen=True):
 class Stream:
     """One stream: where its records go, and how far they have got."""
 
-    places: Places
+    paths: RunPaths
     run: str
     writer: str
     logdir: Path
@@ -94,7 +94,7 @@ class Stream:
     # -- the note ------------------------------------------------------------------------------------------
     @property
     def _note_path(self) -> Path:
-        return self.places.event_position(self.writer)
+        return self.paths.event_position(self.writer)
 
     def _position(self, path: Path, offset: int) -> bytes:
         here = Position(self.run, self.writer, str(self.logdir), self.suffix, str(path), self.through, offset)

@@ -12,18 +12,18 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.errors import PeerError
-from procsv.base.run.paths import Places
+from procsv.base.run.paths import RunPaths
 from procsv.ipc.messaging.event_backlog import PARCEL_GLOB, parcel_writer
 from procsv.ipc.messaging.messages import Written
 from procsv.services.summary.core import incarnation_of
 from procsv.services.summary.stream_file import Position, Stream, say
 
 
-class Shelf:
+class StreamStore:
     """The streams by name."""
 
-    def __init__(self, places: Places, run: str) -> None:
-        self._places = places
+    def __init__(self, paths: RunPaths, run: str) -> None:
+        self._paths = paths
         self._run = run
         self._streams: dict[str, Stream] = {}
         self._trouble = ""  # what was last said about the disk
@@ -32,7 +32,7 @@ class Shelf:
     # -- what another process left -------------------------------------------------------------------------
     def _left_behind(self) -> dict[str, tuple[Position, str]]:
         found: dict[str, tuple[Position, str]] = {}
-        for path in sorted(self._places.run_dir.glob("events.*.pos")):
+        for path in sorted(self._paths.run_dir.glob("events.*.pos")):
             try:
                 position = msgspec.json.decode(path.read_bytes(), type=Position)
                 incarnation_of(position.writer)
@@ -51,7 +51,7 @@ class Shelf:
         """
         mended: list[tuple[str, int]] = []
         for writer, (position, trouble) in list(self._unmended.items()):
-            stream = Stream(self._places, position.run, writer, Path(position.logdir), position.suffix)
+            stream = Stream(self._paths, position.run, writer, Path(position.logdir), position.suffix)
             try:
                 stream.take_over(position)
             except OSError as error:
@@ -74,9 +74,9 @@ class Shelf:
         position, error = self._unmended[writer]
         return Written(writer, position.through if position.run == self._run else 0, error)
 
-    def sweep(self, incarnation: int) -> None:
+    def purge(self, incarnation: int) -> None:
         """Removes the parcels of trainers before `incarnation`; they may have died before sending them."""
-        for directory in (self._places.shm_dir, self._places.run_dir):
+        for directory in (self._paths.shm_dir, self._paths.run_dir):
             for path in directory.glob(PARCEL_GLOB):
                 with contextlib.suppress(OSError, PeerError):
                     if incarnation_of(parcel_writer(path.name)) < incarnation:
@@ -84,7 +84,7 @@ class Shelf:
 
     # -- what core.py decides ------------------------------------------------------------------------------
     def open(self, writer: str, logdir: str, suffix: str) -> None:
-        self._streams[writer] = Stream(self._places, self._run, writer, Path(logdir), suffix)
+        self._streams[writer] = Stream(self._paths, self._run, writer, Path(logdir), suffix)
 
     def append(self, writer: str, records: Sequence[bytes | Path], wall_s: float) -> str:
         """Why the records are not in the file; "" if they are, and noted."""

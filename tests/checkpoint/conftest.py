@@ -18,11 +18,12 @@ import xxhash
 
 from procsv.base.clock import SystemClock
 from procsv.base.processes import Child, spawn
-from procsv.base.run.paths import Places, make_private_dir
-from procsv.ipc.messaging.messages import Ack, Hello, Message, SaverPlan
+from procsv.base.run.paths import RunPaths, make_private_dir
+from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.messages import Ack, CheckpointPlan, Hello, Message
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Address, Client, Heard, Waiter, new_context
-from procsv.ipc.shm.slot_file import HEADER_BYTES, Arena, SlotInfo
+from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
+from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotInfo, SlotPool
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
 from procsv.services.checkpoint.store.local_store import Store
 
@@ -32,7 +33,7 @@ WAIT_S = 60.0
 Tensors = dict[str, Any]
 
 
-def a_plan(logdir: Path, **changes: Any) -> SaverPlan:
+def a_plan(logdir: Path, **changes: Any) -> CheckpointPlan:
     fields: dict[str, Any] = {
         "save_path": str(logdir / "model.ckpt"),
         "latest_filename": "checkpoint",
@@ -43,7 +44,7 @@ def a_plan(logdir: Path, **changes: Any) -> SaverPlan:
         "save_relative_paths": False,
         "meta_path": "",
     }
-    return SaverPlan(**(fields | changes))
+    return CheckpointPlan(**(fields | changes))
 
 
 def dtype_name(value: np.ndarray[Any, Any]) -> str:
@@ -51,8 +52,8 @@ def dtype_name(value: np.ndarray[Any, Any]) -> str:
 
 
 def publish(
-    arena: Arena,
-    plan: SaverPlan,
+    pool: SlotPool,
+    plan: CheckpointPlan,
     shards: list[list[tuple[str, str, Any]]] | Tensors,
     sequence: int,
     step: int,
@@ -65,7 +66,7 @@ def publish(
     """Fills a slot with (key, slice, value) triples and makes it READY."""
     if isinstance(shards, dict):
         shards = [[(key, "", value) for key, value in shards.items()]]
-    writer = arena.begin()
+    writer = pool.begin()
     assert writer is not None, "no free slot"
     at, listed = HEADER_BYTES, []
     for shard in shards:
@@ -103,41 +104,41 @@ class TrainerStandIn:
     role: str
     incarnation: int
     context: Any = field(default_factory=new_context)
-    heard: list[Heard] = field(default_factory=list)
+    received: list[Received] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clock = SystemClock()
         address = Address(self.run.id, self.role, self.incarnation)
-        self.client = Client(self.context, self.run.places.service_socket("checkpoint"), address, self.clock)
+        self.client = Client(self.context, self.run.paths.service_socket("checkpoint"), address, self.clock)
         self.waiter = Waiter()
         self.waiter.add(self.client)
-        self.plan: SaverPlan | None = None
+        self.plan: CheckpointPlan | None = None
         self.pid = os.getpid()
 
     def tell(self, body: Message) -> int:
-        return self.client.tell(body)
+        return self.client.send_reliable(body)
 
-    def until(self, seen: Callable[[Heard], bool], what: str = "the expected message") -> Heard:
+    def until(self, seen: Callable[[Received], bool], what: str = "the expected message") -> Received:
         """Waits for a message, all that came before it included."""
         deadline_s = self.clock.monotonic() + WAIT_S
         at = 0
         while True:
-            for heard in self.heard[at:]:
-                if seen(heard):
-                    return heard
-            at = len(self.heard)
-            assert self.clock.monotonic() < deadline_s, f"{what} did not come; heard {[h.body for h in self.heard]}"
+            for received in self.received[at:]:
+                if seen(received):
+                    return received
+            at = len(self.received)
+            assert self.clock.monotonic() < deadline_s, f"{what} did not come; heard {[h.body for h in self.received]}"
             self.turn()
 
     def turn(self, wait_s: float = 0.1) -> None:
         if self.client.tick():
-            self.client.tell(Hello(self.pid))
+            self.client.send_reliable(Hello(self.pid))
             if self.plan is not None:
-                self.client.tell(self.plan)
+                self.client.send_reliable(self.plan)
         self.waiter.wait(wait_s)
-        while (heard := self.client.receive()) is not None:
-            self.heard.append(heard)
-            self.client.acknowledge(heard)
+        while (received := self.client.receive()) is not None:
+            self.received.append(received)
+            self.client.acknowledge(received)
 
     def until_body(self, kind: type[Message], seen: Callable[[Any], bool] = lambda _: True) -> Any:
         return self.until(lambda h: isinstance(h.body, kind) and seen(h.body), kind.__name__).body
@@ -160,11 +161,11 @@ class Run:
     """A logdir, its places, and the service processes started in it."""
 
     logdir: Path
-    places: Places
+    paths: RunPaths
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     services: list[Child] = field(default_factory=list)
     talkers: list[TrainerStandIn] = field(default_factory=list)
-    arenas: list[Arena] = field(default_factory=list)
+    arenas: list[SlotPool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.lifeline = os.pipe()
@@ -175,8 +176,8 @@ class Run:
             "run": self.id,
             "incarnation": len(self.services) + 1,
             "logdir": str(self.logdir),
-            "run_dir": str(self.places.run_dir),
-            "shm_dir": str(self.places.shm_dir),
+            "run_dir": str(self.paths.run_dir),
+            "shm_dir": str(self.paths.shm_dir),
             "lifeline_fd": self.lifeline[0],
             "grace_s": 5.0,
         }
@@ -187,7 +188,7 @@ class Run:
         env = start.environment({**os.environ, "PYTHONPATH": str(ROOT), "PROCSV_FAILPOINTS": failpoints})
         fds = (start.lifeline_fd,) if start.lifeline_fd >= 0 else ()
         argv = [sys.executable, *start.argv()[1:]]
-        child = spawn(argv, env=env, log=self.places.log("checkpoint", start.incarnation), pass_fds=fds, cwd=ROOT)
+        child = spawn(argv, env=env, log=self.paths.log("checkpoint", start.incarnation), pass_fds=fds, cwd=ROOT)
         self.services.append(child)
         return child
 
@@ -211,7 +212,9 @@ class Run:
             for talker in self.talkers:
                 talker.turn(0.02)
 
-    def trainer(self, incarnation: int = 1, role: str = "trainer", plan: SaverPlan | None = None) -> TrainerStandIn:
+    def trainer(
+        self, incarnation: int = 1, role: str = "trainer", plan: CheckpointPlan | None = None
+    ) -> TrainerStandIn:
         talker = TrainerStandIn(self, role, incarnation)
         talker.plan = plan
         self.talkers.append(talker)
@@ -220,14 +223,14 @@ class Run:
     def watchdog(self) -> TrainerStandIn:
         return self.trainer(1, "watchdog")
 
-    def arena(self, incarnation: int = 1, size: int = 100_000) -> Arena:
-        arena = Arena(self.places.shm_dir, self.id, incarnation)
-        arena.reserve(size)
-        self.arenas.append(arena)
-        return arena
+    def pool(self, incarnation: int = 1, size: int = 100_000) -> SlotPool:
+        pool = SlotPool(self.paths.shm_dir, self.id, incarnation)
+        pool.reserve(size)
+        self.arenas.append(pool)
+        return pool
 
     def log(self) -> str:
-        return "".join(p.read_text() for p in sorted(self.places.logs.glob("*.log")))
+        return "".join(p.read_text() for p in sorted(self.paths.logs.glob("*.log")))
 
     def cut_lifeline(self) -> None:
         if self.lifeline[1] >= 0:
@@ -235,8 +238,8 @@ class Run:
             self.lifeline = (self.lifeline[0], -1)
 
     def close(self) -> None:
-        for arena in self.arenas:
-            arena.close()
+        for pool in self.arenas:
+            pool.close()
         for talker in self.talkers:
             talker.close()
         for child in self.services:
@@ -248,7 +251,7 @@ class Run:
             child.reap()
         self.cut_lifeline()
         os.close(self.lifeline[0])
-        for directory in (self.places.shm_dir, self.places.run_dir):
+        for directory in (self.paths.shm_dir, self.paths.run_dir):
             shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -257,16 +260,16 @@ def run(tmp_path: Path) -> Iterator[Run]:
     logdir = tmp_path / "logdir"
     logdir.mkdir()
     name = f"procsv-test-{secrets.token_hex(6)}"
-    places = Places(logdir, Path(tempfile.gettempdir()) / name, Path("/dev/shm") / name)
-    for path in (places.run_dir, places.shm_dir):
+    paths = RunPaths(logdir, Path(tempfile.gettempdir()) / name, Path("/dev/shm") / name)
+    for path in (paths.run_dir, paths.shm_dir):
         make_private_dir(path)
-    a_run = Run(logdir, places)
+    a_run = Run(logdir, paths)
     yield a_run
     a_run.close()
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Callable[..., SaverPlan]:
+def plan(tmp_path: Path) -> Callable[..., CheckpointPlan]:
     return lambda **changes: a_plan(tmp_path / "logdir", **changes)
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procsv.ipc.shm.slot_file import Arena, SlotReader
+from procsv.ipc.shm.slot_file import SlotPool, SlotReader
 from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.format import tf_ops_writer
 from procsv.services.checkpoint.format.bundle_entries import DTYPES, Unsupported, parse_slice
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[Any, bool]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_both_writers_make_the_same_files(name: str, run: Any, plan: Any, publish: Any, tmp_path: Path) -> None:
     values, sharded = CASES[name]
-    reader = SlotReader(publish(run.arena(size=4_000_000), plan(), values, 1, 7, sharded=sharded))
+    reader = SlotReader(publish(run.pool(size=4_000_000), plan(), values, 1, 7, sharded=sharded))
 
     theirs, ours = both(reader, tmp_path)
 
@@ -103,12 +103,12 @@ TENSORS = st.dictionaries(TEXT, st.lists(st.integers(0, 3), max_size=3).map(lamb
 def test_names_and_shapes_of_any_kind_make_the_same_files(
     tensors: Any, run: Any, plan: Any, publish: Any, tmp_path_factory: Any
 ) -> None:
-    arena = Arena(run.places.shm_dir, run.id, 1)
-    arena.reserve(1000)
-    reader = SlotReader(publish(arena, plan(), tensors, 1, 7))
+    pool = SlotPool(run.paths.shm_dir, run.id, 1)
+    pool.reserve(1000)
+    reader = SlotReader(publish(pool, plan(), tensors, 1, 7))
     theirs, ours = both(reader, tmp_path_factory.mktemp("any"))
     reader.close()
-    arena.unlink()
+    pool.unlink()
     assert ours == theirs
 
 
@@ -137,7 +137,7 @@ def test_a_table_is_read_as_it_was_written(pairs: dict[bytes, bytes], big: bool)
     ],
 )
 def test_what_makes_no_sense_is_left_to_tensorflow(shards: Any, dtypes: Any, run: Any, plan: Any, publish: Any) -> None:
-    reader = SlotReader(publish(run.arena(), plan(), shards, 1, 7, sharded=True, dtypes=dtypes))
+    reader = SlotReader(publish(run.pool(), plan(), shards, 1, 7, sharded=True, dtypes=dtypes))
     with pytest.raises(Unsupported):
         plan_bundle(reader.contents)
     reader.close()
@@ -154,7 +154,7 @@ def test_a_slice_that_is_none_is_left_to_tensorflow(spec: str) -> None:
 def test_a_byte_that_the_disk_has_changed_is_noticed_when_it_is_read_back(
     name: str, at: int, run: Any, plan: Any, publish: Any, tmp_path: Path
 ) -> None:
-    reader = SlotReader(publish(run.arena(), plan(), {"a": np.arange(1000), "b": np.ones(3)}, 1, 7))
+    reader = SlotReader(publish(run.pool(), plan(), {"a": np.arange(1000), "b": np.ones(3)}, 1, 7))
     written = write.write(reader.contents, reader.map, str(tmp_path / "model.ckpt-7"))
     data = bytearray((tmp_path / name).read_bytes())
     data[at] ^= 4
@@ -170,7 +170,7 @@ def test_a_byte_that_has_changed_in_the_slot_is_noticed_while_it_is_written(
     key: str, run: Any, plan: Any, publish: Any, tmp_path: Path
 ) -> None:
     strings = np.array([b"one", b"two"], dtype=object)
-    reader = SlotReader(publish(run.arena(), plan(), {"a": np.arange(1000), "s": strings}, 1, 7))
+    reader = SlotReader(publish(run.pool(), plan(), {"a": np.arange(1000), "s": strings}, 1, 7))
     at = next(entry.offset for entry in reader.contents.shards[0] if entry.key == key)
     reader.map[at + 3] ^= 1
 

@@ -20,13 +20,13 @@ tf1 = tf.compat.v1
 @pytest.fixture
 def save(run: Any, store: Any, plan: Any, publish: Any) -> Callable[..., Any]:
     """Saves steps 1, 2, …; the checkpoints' paths."""
-    arena = run.arena()
+    pool = run.pool()
 
     def do(*steps: int, its_plan: Any = None) -> list[str]:
         paths = []
         for step in steps:
             values = {"a": np.full(500, step, np.float32), "global_step": np.array(step, np.int64)}
-            info = publish(arena, its_plan or plan(), values, step, step)
+            info = publish(pool, its_plan or plan(), values, step, step)
             paths.append(store.persist(State.of_slot(info), "periodic", its_plan or plan()).path)
         return paths
 

@@ -30,7 +30,7 @@ ERRORS = [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT]
 
 @pytest.fixture
 def make_case(run: Any, plan: Any, publish: Any, tmp_path: Path) -> Iterator[Callable[[bool, int], Commits]]:
-    directory = run.places.shm_dir / "logdir"  # in memory: many commits
+    directory = run.paths.shm_dir / "logdir"  # in memory: many commits
     directory.mkdir()
     (tmp_path / "meta").write_bytes(b"graph")
 

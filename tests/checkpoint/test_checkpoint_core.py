@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from procsv.ipc.messaging.messages import (
+    CheckpointPlan,
     Durable,
     Finish,
+    FlushDone,
     Message,
     Rejected,
     Restore,
     Restored,
     RestoreFrom,
     SaveFailed,
-    SaverPlan,
-    Settled,
     Snapshot,
     Staged,
-    TrainerEnded,
+    TrainerExited,
 )
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,
@@ -34,14 +34,14 @@ from procsv.services.checkpoint.core.actions import (
 )
 from procsv.services.checkpoint.core.core import NOTICING_S_MAX, Core
 from procsv.services.checkpoint.core.facts import (
+    Adopted,
     Candidate,
-    Examined,
+    DiskState,
     Found,
     Look,
     Sighting,
     State,
-    Stock,
-    TakenIn,
+    Verified,
 )
 from procsv.services.checkpoint.core.pending_replies import TRIES_AT_END_MAX
 from procsv.services.checkpoint.core.restore_choice import QUIET_S_MAX
@@ -65,7 +65,7 @@ def test_a_checkpoint_is_due_when_save_secs_have_passed_since_the_last_one() -> 
 
 def test_nothing_is_saved_by_time_when_save_secs_is_0() -> None:
     desk = Desk()
-    desk.say(SaverPlan("/l/model.ckpt", "checkpoint", 0.0, 5, 1.0, False, False, ""))
+    desk.say(CheckpointPlan("/l/model.ckpt", "checkpoint", 0.0, 5, 1.0, False, False, ""))
     desk.core.stocked(NOTHING, 0.0)
     desk.snapshot(slot(1, 10))
     assert desk.after(1e6) == []
@@ -157,30 +157,30 @@ def test_a_slot_that_was_overwritten_is_no_failure() -> None:
 def test_a_dead_trainers_newest_state_is_saved_then_settled(clean: bool, reason: str) -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    desk.say(TrainerEnded(1, clean), role="watchdog")
+    desk.say(TrainerExited(1, clean), role="watchdog")
     desk.after(QUIET_S_MAX)
     persist = only(desk.out, Persist)
     assert reason == persist.reason
-    assert [Settled(10, "")] == bodies(desk.saved(persist), Settled)
+    assert [FlushDone(10, "")] == bodies(desk.saved(persist), FlushDone)
 
 
 def test_a_trainer_that_left_nothing_is_settled_at_once() -> None:
-    assert [Settled(-1, "")] == bodies(Desk().say(TrainerEnded(1, False)), Settled)
+    assert [FlushDone(-1, "")] == bodies(Desk().say(TrainerExited(1, False)), FlushDone)
 
 
 def test_settled_says_what_could_not_be_saved_and_the_save_is_tried_on() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    desk.say(TrainerEnded(1, False))
+    desk.say(TrainerExited(1, False))
     only(desk.after(QUIET_S_MAX), Persist)
-    assert [Settled(-1, "no room")] == bodies(desk.see(desk.core.save_failed("no room", desk.now_s)), Settled)
+    assert [FlushDone(-1, "no room")] == bodies(desk.see(desk.core.save_failed("no room", desk.now_s)), FlushDone)
     assert only(desk.after(1.0), Persist).reason == "crash"
 
 
 def test_a_crashs_state_is_written_once_the_next_trainer_has_it() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    out = desk.say(TrainerEnded(1, False))
+    out = desk.say(TrainerExited(1, False))
     assert not [a for a in out if isinstance(a, Persist)], "training's memory is for the restore now"
     desk.see(desk.core.slot_verified(only(out, VerifySlot).state, 0.0))
     desk.say(Restore(False), 2)
@@ -191,27 +191,27 @@ def test_a_crashs_state_is_written_once_the_next_trainer_has_it() -> None:
 def test_a_crashs_state_is_written_after_a_second_whoever_dies_meanwhile() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    desk.say(TrainerEnded(1, False))
+    desk.say(TrainerExited(1, False))
     assert desk.core.next_due_s() == QUIET_S_MAX
     assert not [a for a in desk.after(QUIET_S_MAX / 2) if isinstance(a, Persist)]
     desk.say(Restore(False), 2)
-    desk.say(TrainerEnded(2, False))
+    desk.say(TrainerExited(2, False))
     assert only(desk.after(QUIET_S_MAX / 2), Persist).state.sequence == 1
     assert desk.core.next_due_s() > desk.now_s, "the service would look again at once, for ever"
 
 
 def test_a_quiet_that_nobody_needed_is_over_all_the_same() -> None:
     desk = Desk().begun()
-    desk.say(TrainerEnded(1, False))
+    desk.say(TrainerExited(1, False))
     desk.after(QUIET_S_MAX)
     assert desk.core.next_due_s() > desk.now_s
 
 
-@pytest.mark.parametrize("body", [Restore(durable_only=True), Finish(), TrainerEnded(1, clean=True)])
+@pytest.mark.parametrize("body", [Restore(durable_only=True), Finish(), TrainerExited(1, clean=True)])
 def test_a_crashs_state_is_written_at_once_where_somebody_waits_for_it_on_disk(body: Message) -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    desk.say(TrainerEnded(1, False))
+    desk.say(TrainerExited(1, False))
     assert only(desk.say(body, 2), Persist).state.sequence == 1
 
 
@@ -227,9 +227,9 @@ def test_the_end_of_the_run_tries_some_times_before_it_gives_up() -> None:
     desk.snapshot(slot(1, 10))
     assert only(desk.say(Finish()), Persist).reason == "final"
     for _ in range(TRIES_AT_END_MAX - 1):
-        assert bodies(desk.see(desk.core.save_failed("no room", desk.now_s)), Settled) == []
+        assert bodies(desk.see(desk.core.save_failed("no room", desk.now_s)), FlushDone) == []
         only(desk.after(60.0), Persist)
-    assert [Settled(-1, "no room")] == bodies(desk.see(desk.core.save_failed("no room", desk.now_s)), Settled)
+    assert [FlushDone(-1, "no room")] == bodies(desk.see(desk.core.save_failed("no room", desk.now_s)), FlushDone)
     assert desk.core.settled
 
 
@@ -237,7 +237,7 @@ def test_the_end_waits_for_a_save_that_runs() -> None:
     desk = Desk().begun()
     persist = only(desk.snapshot(slot(1, 10), "manual"), Persist)
     assert desk.say(Finish()) == []
-    assert [Settled(10, "")] == bodies(desk.saved(persist), Settled)
+    assert [FlushDone(10, "")] == bodies(desk.saved(persist), FlushDone)
     assert desk.core.settled
 
 
@@ -253,7 +253,7 @@ def test_what_is_durable_already_is_not_saved_again_after_a_restart() -> None:
     desk.ready(slot(4, 40))
     desk.core.plan_seen(PLAN, 0.0)
     there = durable_of(State.of_slot(slot(4, 40)))
-    told = desk.see(desk.core.stocked(Stock(40, 4, there, there.all_paths), 0.0))
+    told = desk.see(desk.core.stocked(DiskState(40, 4, there, there.all_paths), 0.0))
     assert told == [Announce(there)]  # the service before it may have died before it could say so
 
 
@@ -281,7 +281,7 @@ def test_staged_files_newer_than_every_slot_are_saved_before_a_restore_is_answer
 # -- the end, and what the program has saved last --------------------------------------------------------------
 def looking_by_itself() -> Desk:
     """The run began at 0.5 s, and whoever has the desk looks around."""
-    desk = Desk().begun(Stock(-1, 0, None, (), 0.5))
+    desk = Desk().begun(DiskState(-1, 0, None, (), 0.5))
     desk.leaves_looks = True
     return desk
 
@@ -296,11 +296,11 @@ def test_the_end_waits_for_what_the_program_has_saved_as_long_as_one_after_the_o
     for n, stranger in enumerate(strangers, 1):
         assert only(out, Examine).sighting == stranger
         desk.after(NOTICING_S_MAX - 0.5)  # a disk that takes its time
-        examined = Examined(stranger.path, stranger.signature, n, {"index": FileSum(9, "00")}, n, 0.1, "")
+        examined = Verified(stranger.path, stranger.signature, n, {"index": FileSum(9, "00")}, n, 0.1, "")
         assert only(desk.core.examined(examined, desk.now_s), TakeIn).examined == examined
         assert not desk.core.settled
         durable = Durable(0, n, 1, stranger.path, "manual", 9, 0.1, ())
-        assert only(desk.core.taken_in(TakenIn(examined, False, durable), desk.now_s), LookAround)
+        assert only(desk.core.taken_in(Adopted(examined, False, durable), desk.now_s), LookAround)
         out = desk.core.looked(Look(strangers[n:], None, ""), desk.now_s)
     assert desk.core.settled
 

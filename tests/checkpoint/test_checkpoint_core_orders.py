@@ -14,7 +14,7 @@ from procsv.ipc.messaging.messages import (
     Restored,
     RestoreFrom,
     Snapshot,
-    TrainerEnded,
+    TrainerExited,
 )
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,
@@ -27,7 +27,7 @@ from procsv.services.checkpoint.core.actions import (
     TakeStock,
     VerifySlot,
 )
-from procsv.services.checkpoint.core.facts import Candidate, Found, Look, State, Stock
+from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, Look, State
 from tests.support.core_desk import PLAN, Desk, durable_of, slot
 
 
@@ -46,7 +46,7 @@ class World:
         self.tell(PLAN)
 
     def tell(self, body: Message) -> None:
-        role = "watchdog" if isinstance(body, (TrainerEnded, Finish)) else "trainer"
+        role = "watchdog" if isinstance(body, (TrainerExited, Finish)) else "trainer"
         self.open[self.desk.seq + 1] = body
         if isinstance(body, Restore):
             self.last_asked = self.desk.seq + 1
@@ -100,7 +100,7 @@ class World:
                     Snapshot(str(info.path), info.sequence, info.step, self.rng.choice(["", "", "manual", "final"]))
                 )
             case 3:
-                self.tell(TrainerEnded(self.incarnation, self.rng.random() < 0.3))
+                self.tell(TrainerExited(self.incarnation, self.rng.random() < 0.3))
                 self.incarnation += 1
                 self.tell(Restore(self.rng.random() < 0.3))
             case 4:
@@ -129,7 +129,7 @@ class World:
                 else:
                     self.take(core.save_failed("bad luck", now_s))
             case TakeStock():
-                self.take(core.stocked(Stock(self.newest_step, self.on_disk, None, ()), now_s))
+                self.take(core.stocked(DiskState(self.newest_step, self.on_disk, None, ()), now_s))
             case LookAround():
                 self.take(core.looked(Look((), self.newest_step, ""), now_s))
             case VerifySlot(state):

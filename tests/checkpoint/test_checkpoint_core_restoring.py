@@ -7,7 +7,7 @@ from procsv.ipc.messaging.messages import (
     Restore,
     Restored,
     RestoreFrom,
-    TrainerEnded,
+    TrainerExited,
 )
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.actions import (
@@ -20,7 +20,7 @@ from procsv.services.checkpoint.core.actions import (
     VerifySlot,
 )
 from procsv.services.checkpoint.core.core import Core
-from procsv.services.checkpoint.core.facts import Candidate, Found, Rejection, State, Stock
+from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, Rejection, State
 from procsv.services.checkpoint.core.restore_choice import QUIET_S_MAX, TRIES_FOR_RESTORE_MAX
 from tests.support.core_desk import NO_CHECKPOINT, NOTHING, PLAN, Desk, bodies, only, slot
 
@@ -36,7 +36,7 @@ def test_restore_waits_for_the_plan_and_for_what_is_on_disk() -> None:
 def test_memory_is_preferred_and_does_not_wait_for_the_save_that_runs() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    desk.say(TrainerEnded(1, False))
+    desk.say(TrainerExited(1, False))
     only(desk.after(QUIET_S_MAX), Persist)
     assert desk.say(Restore(False), 2) == []
     verify = only(desk.out, VerifySlot)
@@ -53,7 +53,7 @@ def test_memory_is_preferred_and_does_not_wait_for_the_save_that_runs() -> None:
 def test_a_dead_trainers_state_is_verified_before_anybody_asks() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    verify = only(desk.say(TrainerEnded(1, False)), VerifySlot)
+    verify = only(desk.say(TrainerExited(1, False)), VerifySlot)
     assert bodies(desk.core.slot_verified(verify.state, 0.0), RestoreFrom) == []
     out = desk.say(Restore(False), 2)
     assert [(body.source, body.step) for body in bodies(out, RestoreFrom)] == [("memory", 10)]
@@ -85,7 +85,7 @@ def test_a_slot_that_was_verified_and_filled_again_is_verified_again() -> None:
 def test_a_slot_that_both_the_save_and_the_check_find_bad_is_rejected_once() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    out = desk.say(TrainerEnded(1, False))
+    out = desk.say(TrainerExited(1, False))
     state = only(out, VerifySlot).state
     only(desk.after(QUIET_S_MAX), Persist)
     out = desk.core.verify_lost(state, "w does not match", True, 0.0) + desk.core.save_lost(state, "w", True, 0.0)
@@ -93,7 +93,7 @@ def test_a_slot_that_both_the_save_and_the_check_find_bad_is_rejected_once() -> 
 
 
 def test_a_checkpoint_of_a_later_step_is_preferred_to_memory() -> None:
-    desk = Desk().begun(Stock(50, 9, None, ("/l/model.ckpt-50",)))
+    desk = Desk().begun(DiskState(50, 9, None, ("/l/model.ckpt-50",)))
     desk.ready(slot(10, 40))
     only(desk.say(Restore(False)), Find)
     found = Found(Candidate("/l/model.ckpt-50", 50, 9, True), ("/l/model.ckpt-50",), (), True, "")
@@ -102,7 +102,7 @@ def test_a_checkpoint_of_a_later_step_is_preferred_to_memory() -> None:
 
 
 def test_memory_is_taken_when_the_later_checkpoint_turns_out_bad() -> None:
-    desk = Desk().begun(Stock(50, 9, None, ()))
+    desk = Desk().begun(DiskState(50, 9, None, ()))
     desk.ready(slot(10, 40))
     desk.say(Restore(False))
     rejected = (Rejection("/l/model.ckpt-50", "truncated"),)
@@ -122,7 +122,7 @@ def test_a_bad_slot_is_rejected_and_the_next_one_verified() -> None:
 
 
 def test_checkpoints_of_which_none_is_good_are_an_error_never_a_fresh_start() -> None:
-    desk = Desk().begun(Stock(50, 9, None, ()))
+    desk = Desk().begun(DiskState(50, 9, None, ()))
     desk.say(Restore(False))
     answer = bodies(desk.core.found(Found(None, (), (), True, "none is good"), 0.0), RestoreFrom)[0]
     assert (answer.source, answer.error) == ("checkpoint", "none is good")
@@ -171,7 +171,7 @@ def test_a_previous_runs_snapshot_is_restored_and_saved_and_a_strangers_removed(
 def test_old_slots_are_unlinked_once_durable_and_a_newer_trainer_has_restored() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    desk.say(TrainerEnded(1, False))
+    desk.say(TrainerExited(1, False))
     persist = only(desk.after(QUIET_S_MAX), Persist)
     desk.say(Restore(False), 2)
     desk.core.slot_verified(only(desk.out, VerifySlot).state, 0.0)
@@ -183,7 +183,7 @@ def test_old_slots_are_unlinked_once_durable_and_a_newer_trainer_has_restored() 
 def test_a_slot_that_a_trainer_was_told_of_stays_until_it_has_restored() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    desk.say(TrainerEnded(1, False))
+    desk.say(TrainerExited(1, False))
     persist = only(desk.after(QUIET_S_MAX), Persist)
     desk.say(Restored("fresh", "", 0), 2)
     desk.say(Restore(False), 3)
@@ -205,9 +205,9 @@ def found(step: int) -> Found:
 
 
 def test_after_a_suspect_state_the_checkpoint_before_it_is_answered_although_the_slot_is_good() -> None:
-    desk = Desk().begun(Stock(840, 84, None, ("/l/model.ckpt-800", "/l/model.ckpt-840")))
+    desk = Desk().begun(DiskState(840, 84, None, ("/l/model.ckpt-800", "/l/model.ckpt-840")))
     desk.ready(slot(84, 840))
-    desk.say(TrainerEnded(1, False, avoid_step=840), role="watchdog")
+    desk.say(TrainerExited(1, False, avoid_step=840), role="watchdog")
     assert only(desk.say(Restore(False), incarnation=2), Find).before == 840
     answer = only(bodies(desk.see(desk.core.found(found(800), 0.0)), RestoreFrom), RestoreFrom)
 
@@ -215,8 +215,8 @@ def test_after_a_suspect_state_the_checkpoint_before_it_is_answered_although_the
 
 
 def test_a_suspect_state_with_none_before_it_is_used_after_all() -> None:
-    desk = Desk().begun(Stock(840, 84, None, ("/l/model.ckpt-840",)))
-    desk.say(TrainerEnded(1, False, avoid_step=840), role="watchdog")
+    desk = Desk().begun(DiskState(840, 84, None, ("/l/model.ckpt-840",)))
+    desk.say(TrainerExited(1, False, avoid_step=840), role="watchdog")
     desk.say(Restore(False), incarnation=2)
     again = desk.see(desk.core.found(Found(None, ("/l/model.ckpt-840",), (), True, "none before it"), 0.0))
     assert only(again, Find).before == -1
@@ -226,8 +226,8 @@ def test_a_suspect_state_with_none_before_it_is_used_after_all() -> None:
 
 
 def test_suspicion_ends_with_the_trainer_that_it_was_about() -> None:
-    desk = Desk().begun(Stock(840, 84, None, ("/l/model.ckpt-840",)))
-    desk.say(TrainerEnded(1, False, avoid_step=840), role="watchdog")
-    desk.say(TrainerEnded(2, False), role="watchdog")
+    desk = Desk().begun(DiskState(840, 84, None, ("/l/model.ckpt-840",)))
+    desk.say(TrainerExited(1, False, avoid_step=840), role="watchdog")
+    desk.say(TrainerExited(2, False), role="watchdog")
 
     assert only(desk.say(Restore(False), incarnation=3), Find).before == -1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from procsv.ipc.messaging.messages import Durable, SaverPlan, UserSave
-from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable, UserSave
 from procsv.services.checkpoint.core.actions import Acknowledge, Action, Examine, LookAround, MakeOwn, TakeIn
 from procsv.services.checkpoint.core.external_saves import (
     BUSY_S,
@@ -16,10 +16,10 @@ from procsv.services.checkpoint.core.external_saves import (
     RESCAN_S,
     Noticing,
 )
-from procsv.services.checkpoint.core.facts import Examined, Look, Sighting, TakenIn
+from procsv.services.checkpoint.core.facts import Adopted, Look, Sighting, Verified
 from procsv.services.checkpoint.store.manifest import FileSum
 
-PLAN = SaverPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
+PLAN = CheckpointPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 RUN_BEGAN = 1000.0
 
 
@@ -27,8 +27,8 @@ def stranger(name: str = "model.ckpt-7", *, version: int = 1, time: float = 2000
     return Sighting(f"/l/{name}", ((f"{name}.index", version, 10, version),), time, listed)
 
 
-def word_of(path: str, seq: int = 1) -> Heard:
-    return Heard(b"t", "trainer", 1, seq, 0, UserSave(path), None)
+def word_of(path: str, seq: int = 1) -> Received:
+    return Received(b"t", "trainer", 1, seq, 0, UserSave(path), None)
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Directory:
         assert isinstance(action, Examine)
         sighting = action.sighting
         files = {} if error or is_changed else {"model.ckpt-7.index": FileSum(10, "00")}
-        examined = Examined(sighting.path, sighting.signature, 7, files, sighting.time, 0.1, error)
+        examined = Verified(sighting.path, sighting.signature, 7, files, sighting.time, 0.1, error)
         return self.noticing.examined(examined, PLAN)
 
     def take_in(self, action: Action, is_in: bool = True) -> None:
@@ -68,7 +68,7 @@ class Directory:
         if is_in:
             self.there = [s for s in self.there if s.path != examined.path]  # it has its manifest now
             durable = Durable(0, 7, 1, examined.path, "manual", 10, 0.1, ())
-        self.noticing.taken_in(TakenIn(examined, action.own, durable), self.now_s)
+        self.noticing.taken_in(Adopted(examined, action.own, durable), self.now_s)
 
 
 def test_the_directory_is_looked_at_every_few_seconds_and_soon_after_a_hint_but_never_without_pause() -> None:

@@ -62,7 +62,7 @@ class Played:
 @pytest.fixture
 def directory(run: Any) -> Iterator[Path]:
     """In memory: thousands of directories are made."""
-    top: Path = run.places.shm_dir / "logdir"
+    top: Path = run.paths.shm_dir / "logdir"
     top.mkdir()
     yield top
     shutil.rmtree(top)

@@ -17,17 +17,17 @@ from procsv.base.processes import spawn
 from procsv.ipc.messaging.messages import (
     Durable,
     Finish,
+    FlushDone,
     Rejected,
     Restore,
     Restored,
     RestoreFrom,
     SaveFailed,
-    Settled,
     Snapshot,
     Staged,
-    TrainerEnded,
+    TrainerExited,
 )
-from procsv.ipc.shm.heartbeat import Phase, PulseReader
+from procsv.ipc.shm.heartbeat import HeartbeatReader, Phase
 from procsv.services.checkpoint import process
 
 pytestmark = pytest.mark.fault
@@ -46,7 +46,7 @@ def test_a_snapshot_becomes_a_checkpoint_that_a_new_trainer_is_pointed_to(run: A
     trainer = run.trainer(plan=plan())
     assert trainer.ask(Restore(False)) == RestoreFrom("fresh", "", -1, 0, (), "")
     trainer.ask_ack(Restored("fresh", "", 0))
-    info = publish(run.arena(), plan(), VALUES, 1, 7)
+    info = publish(run.pool(), plan(), VALUES, 1, 7)
 
     durable = trainer.ask(Snapshot(str(info.path), 1, 7, "manual"))
 
@@ -57,10 +57,10 @@ def test_a_snapshot_becomes_a_checkpoint_that_a_new_trainer_is_pointed_to(run: A
     assert (disk.source, disk.path, disk.step) == ("checkpoint", durable.path, 7)
     watchdog = run.watchdog()
     assert watchdog.until_body(Durable).path == durable.path
-    assert watchdog.ask(TrainerEnded(1, True)) == Settled(7, "")
-    assert watchdog.ask(Finish()) == Settled(7, "")
+    assert watchdog.ask(TrainerExited(1, True)) == FlushDone(7, "")
+    assert watchdog.ask(Finish()) == FlushDone(7, "")
     assert run.wait_ended(service).code == 0
-    assert not run.places.service_socket("checkpoint").exists()
+    assert not run.paths.service_socket("checkpoint").exists()
 
 
 def values_of(step: int) -> dict[str, Any]:
@@ -84,10 +84,10 @@ def test_a_service_killed_at_any_moment_is_followed_by_one_that_saves_again(
     first = run.start_service(failpoints="" if serves else f"{moment}={once_before}1*kill")
     one = plan(max_to_keep=1)
     trainer = run.trainer(plan=one)
-    arena = run.arena()
-    earlier = publish(arena, one, values_of(6), 1, 6)
+    pool = run.pool()
+    earlier = publish(pool, one, values_of(6), 1, 6)
     assert_holds(trainer.ask(Snapshot(str(earlier.path), 1, 6, "manual")).path, 6)
-    info = publish(arena, one, values_of(7), 2, 7)
+    info = publish(pool, one, values_of(7), 2, 7)
     if serves:
         first.signal(signal.SIGKILL)
         run.wait_ended(first)
@@ -115,26 +115,28 @@ def test_a_service_killed_at_any_moment_is_followed_by_one_that_saves_again(
     assert_holds(answer.path, 7)
     assert run.watchdog().ask(Finish()).error == ""
     assert run.wait_ended(run.services[-1]).code == 0
-    assert [h.re for h in trainer.heard if h.re == seq and isinstance(h.body, Durable)] == [seq], "acknowledged twice"
+    assert [h.re for h in trainer.received if h.re == seq and isinstance(h.body, Durable)] == [seq], (
+        "acknowledged twice"
+    )
     left = {p.name for p in run.logdir.iterdir() if not p.name.startswith("model.ckpt-7.")}
     served_one = {p.name for p in run.logdir.glob("model.ckpt-6.*") if serves}
     assert left - served_one <= {"checkpoint", "procsv"}
-    assert {p.name for p in run.places.home.iterdir() if p.name != "staging"} <= {
+    assert {p.name for p in run.paths.home.iterdir() if p.name != "staging"} <= {
         "checkpoints.json",
         "logs",
         "replaced",
     }
-    assert not any(list((run.places.home / n).glob("*")) for n in ("staging", "replaced"))
+    assert not any(list((run.paths.home / n).glob("*")) for n in ("staging", "replaced"))
 
 
 def test_a_dead_trainers_state_is_saved_and_given_to_the_next_from_memory(run: Any, plan: Any, publish: Any) -> None:
     run.start_service()
     trainer, watchdog = run.trainer(plan=plan()), run.watchdog()
     trainer.ask_ack(Restored("fresh", "", 0))
-    info = publish(run.arena(), plan(), VALUES, 1, 7)
+    info = publish(run.pool(), plan(), VALUES, 1, 7)
     trainer.ask_ack(Snapshot(str(info.path), 1, 7, ""))
 
-    assert watchdog.ask(TrainerEnded(1, False)) == Settled(7, "")
+    assert watchdog.ask(TrainerExited(1, False)) == FlushDone(7, "")
 
     assert watchdog.until_body(Durable).reason == "crash"
     second = run.trainer(2, plan=plan())
@@ -142,13 +144,13 @@ def test_a_dead_trainers_state_is_saved_and_given_to_the_next_from_memory(run: A
     assert (answer.source, answer.path, answer.step) == ("memory", str(info.path), 7)
     assert info.path.exists()
     second.ask_ack(Restored("memory", str(info.path), 7))
-    run.until(lambda: not list(run.places.shm_dir.glob("slot.*")), "the end of the old slots")
+    run.until(lambda: not list(run.paths.shm_dir.glob("slot.*")), "the end of the old slots")
 
 
 def test_a_full_disk_is_reported_and_the_save_succeeds_when_there_is_room(run: Any, plan: Any, publish: Any) -> None:
     run.start_service(failpoints="checkpoint.before_rename=1*enospc;checkpoint.before_manifest=1*eio")
     trainer = run.trainer(plan=plan())
-    info = publish(run.arena(), plan(), VALUES, 1, 7)
+    info = publish(run.pool(), plan(), VALUES, 1, 7)
 
     assert "No space left" in trainer.ask(Snapshot(str(info.path), 1, 7, "manual")).error
     assert trainer.until_body(SaveFailed, lambda f: "Input/output" in f.error).sequence == 1
@@ -158,7 +160,7 @@ def test_a_full_disk_is_reported_and_the_save_succeeds_when_there_is_room(run: A
 def test_a_write_that_is_torn_is_noticed_by_reading_back_and_done_again(run: Any, plan: Any, publish: Any) -> None:
     run.start_service(failpoints="checkpoint.mid_write=1*torn")
     trainer = run.trainer(plan=plan())
-    info = publish(run.arena(), plan(), VALUES, 1, 7)
+    info = publish(run.pool(), plan(), VALUES, 1, 7)
 
     assert "the index lists" in trainer.ask(Snapshot(str(info.path), 1, 7, "manual")).error
     assert trainer.until_body(Durable).path == newest(run)
@@ -167,8 +169,8 @@ def test_a_write_that_is_torn_is_noticed_by_reading_back_and_done_again(run: Any
 def test_a_slot_that_is_damaged_is_rejected_and_the_older_one_restored(run: Any, plan: Any, publish: Any) -> None:
     run.start_service()
     watchdog = run.watchdog()
-    arena = run.arena()
-    older, newer = publish(arena, plan(), VALUES, 1, 6), publish(arena, plan(), VALUES, 2, 7)
+    pool = run.pool()
+    older, newer = publish(pool, plan(), VALUES, 1, 6), publish(pool, plan(), VALUES, 2, 7)
     with newer.path.open("r+b") as file:
         file.seek(4096 + 11)
         file.write(b"!")
@@ -181,7 +183,7 @@ def test_a_slot_that_is_damaged_is_rejected_and_the_older_one_restored(run: Any,
 
 def test_staged_files_are_moved_in_and_their_directory_removed(run: Any, plan: Any) -> None:
     run.start_service()
-    staged = run.places.shm_dir / "staged.3"
+    staged = run.paths.shm_dir / "staged.3"
     staged.mkdir()
     prefix = str(staged / "model.ckpt-9")
     tf.raw_ops.SaveV2(prefix=prefix, tensor_names=["x"], shape_and_slices=[""], tensors=[np.ones(3, np.float32)])
@@ -196,7 +198,7 @@ def test_staged_files_are_moved_in_and_their_directory_removed(run: Any, plan: A
 def test_a_previous_runs_snapshot_is_restored_by_the_next_run(run: Any, plan: Any, publish: Any) -> None:
     first = run.start_service()
     run.trainer(plan=plan()).ask(Restore(False))
-    info = publish(run.arena(), plan(), VALUES, 5, 70)
+    info = publish(run.pool(), plan(), VALUES, 5, 70)
     first.signal(signal.SIGKILL)
     run.wait_ended(first)
     run.id = "another"
@@ -208,7 +210,7 @@ def test_a_previous_runs_snapshot_is_restored_by_the_next_run(run: Any, plan: An
 
 
 def test_a_snapshot_of_a_logdir_that_was_deleted_is_not_restored(run: Any, plan: Any, publish: Any) -> None:
-    info = publish(run.arena(), plan(), VALUES, 5, 70)
+    info = publish(run.pool(), plan(), VALUES, 5, 70)
     run.id = "another"
     run.start_service()
 
@@ -233,17 +235,17 @@ def test_the_last_one_out_saves_and_leaves_nothing(run: Any, plan: Any, publish:
     child = spawn([sys.executable, "-c", "input()"], env=dict(os.environ), log=None)
     trainer.pid = child.pid
     trainer.ask(Restore(False))
-    publish(run.arena(), plan(), VALUES, 1, 7)
-    (run.places.shm_dir / "meta.1").write_bytes(b"")
-    (run.places.run_dir / "trainer.1.pulse").write_bytes(b"")
+    publish(run.pool(), plan(), VALUES, 1, 7)
+    (run.paths.shm_dir / "meta.1").write_bytes(b"")
+    (run.paths.run_dir / "trainer.1.pulse").write_bytes(b"")
 
     run.wait_ended(child)
     run.cut_lifeline()
 
     assert run.wait_ended(service).code == 0
     assert newest(run).endswith("-7")
-    assert not run.places.run_dir.exists()
-    assert not run.places.shm_dir.exists()
+    assert not run.paths.run_dir.exists()
+    assert not run.paths.shm_dir.exists()
 
 
 def test_a_trainer_that_outlives_its_grace_is_killed_by_the_last_one_out(run: Any, plan: Any) -> None:
@@ -257,22 +259,22 @@ def test_a_trainer_that_outlives_its_grace_is_killed_by_the_last_one_out(run: An
 
     assert run.wait_ended(child).signal == signal.SIGKILL
     assert run.wait_ended(service).code == 0
-    assert not run.places.run_dir.exists()
+    assert not run.paths.run_dir.exists()
 
 
 def test_the_pulse_says_what_is_done_and_the_socket_answers_while_saving(run: Any, plan: Any, publish: Any) -> None:
     run.start_service(failpoints="checkpoint.temporary_created=1*sleep(1.5)")
     trainer = run.trainer(plan=plan())
-    info = publish(run.arena(), plan(), VALUES, 1, 7)
+    info = publish(run.pool(), plan(), VALUES, 1, 7)
     seq = trainer.tell(Snapshot(str(info.path), 1, 7, "manual"))
-    reader = PulseReader(run.places.pulse("checkpoint", 1))
+    reader = HeartbeatReader(run.paths.heartbeat("checkpoint", 1))
     while (beat := reader.read()) is None or beat.phase is not Phase.SAVE:
         trainer.turn(0.02)
 
     memory = run.trainer(2, plan=plan()).ask(Restore(False))
 
     assert memory.source == "memory"
-    assert not [h for h in trainer.heard if h.re == seq]
+    assert not [h for h in trainer.received if h.re == seq]
     trainer.until(lambda h: h.re == seq and isinstance(h.body, Durable))
     while (beat := reader.read()) is None or beat.work != 1:
         trainer.turn(0.02)
@@ -282,7 +284,7 @@ def test_the_pulse_says_what_is_done_and_the_socket_answers_while_saving(run: An
 def test_what_works_at_the_disk_comes_after_everybody_else(run: Any, plan: Any, publish: Any) -> None:
     service = run.start_service()
     trainer = run.trainer(plan=plan())
-    info = publish(run.arena(), plan(), VALUES, 1, 7)
+    info = publish(run.pool(), plan(), VALUES, 1, 7)
     trainer.ask(Snapshot(str(info.path), 1, 7, "manual"))
 
     threads = [psutil.Process(thread.id) for thread in psutil.Process(service.pid).threads()]
@@ -296,7 +298,7 @@ def test_what_works_at_the_disk_comes_after_everybody_else(run: Any, plan: Any, 
 
 def test_a_run_that_is_over_at_once_ends_cleanly(run: Any) -> None:
     service = run.start_service()
-    assert run.watchdog().ask(Finish()) == Settled(-1, "")
+    assert run.watchdog().ask(Finish()) == FlushDone(-1, "")
     assert run.wait_ended(service).code == 0
     assert "Traceback" not in run.log()
 

@@ -62,7 +62,7 @@ def make(listed: list[tuple[Any, tuple[int, ...], int]], step: int, chance: np.r
 
 @pytest.fixture
 def top(run: Any) -> Iterator[Path]:
-    directory = run.places.shm_dir / "logdir"
+    directory = run.paths.shm_dir / "logdir"
     directory.mkdir()
     yield directory
     directory.rmdir()

@@ -42,13 +42,13 @@ class Place:
         return store
 
     def save(self, store: RemoteStore, step: int, named: bool = True) -> str:
-        arena = self.run.arena(size=4000)
+        pool = self.run.pool(size=4000)
         values = {"a": np.full(50, step, np.float32), "global_step": np.array(step, np.int64)}
-        info = self.publish(arena, self.plan, values, step, step, named=named)
+        info = self.publish(pool, self.plan, values, step, step, named=named)
         try:
             durable = store.persist(State.of_slot(info), "periodic", self.plan)
         finally:
-            arena.unlink()
+            pool.unlink()
         self.acknowledged = step
         return durable.path
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from procsv.base.clock import SystemClock
 from procsv.base.run.checkpoint_lock import turn
-from procsv.ipc.messaging.messages import Durable, Finish, Restore, Restored, Settled, Snapshot, Unwritable, UserSave
+from procsv.ipc.messaging.messages import Durable, Finish, FlushDone, Restore, Restored, Snapshot, Unwritable, UserSave
 from procsv.services.checkpoint.fs_events import Watch, filesystem_of, is_of_interest
 from procsv.services.checkpoint.store.manifest import read_manifest, verify_files
 from procsv.services.checkpoint.store.names import manifest_of
@@ -57,11 +57,11 @@ def program() -> Iterator[Program]:
 @pytest.fixture
 def snapshot(run: Any, publish: Any) -> Callable[..., Durable]:
     """Has the service save a snapshot of ours."""
-    arena = run.arena()
+    pool = run.pool()
 
     def do(trainer: Any, sequence: int, step: int) -> Durable:
         values = {"x": np.full(SIZE, step, np.float32), "global_step": np.array(step, np.int64)}
-        info = publish(arena, trainer.plan, values, sequence, step)
+        info = publish(pool, trainer.plan, values, sequence, step)
         answer = trainer.ask(Snapshot(str(info.path), sequence, step, "manual"))
         assert isinstance(answer, Durable)
         return answer
@@ -154,7 +154,7 @@ def test_a_new_trainer_starts_from_what_the_last_one_has_just_saved_if_that_is_l
     trainer.ask(Restore(False))
     trainer.ask_ack(Restored("fresh", "", 0))
     values = {"x": np.ones(SIZE, np.float32), "global_step": np.array(5, np.int64)}
-    info = publish(run.arena(), plan(), values, 1, 5)
+    info = publish(run.pool(), plan(), values, 1, 5)
     trainer.ask_ack(Snapshot(str(info.path), 1, 5, ""))
 
     saved = program.save(program.saver(), 9, run.logdir / "model.ckpt")
@@ -163,7 +163,7 @@ def test_a_new_trainer_starts_from_what_the_last_one_has_just_saved_if_that_is_l
     assert (answer.source, answer.path, answer.step) == ("checkpoint", saved, 9)
     late = program.save(program.saver(), 11, run.logdir / "model.ckpt")
     watchdog = run.watchdog()
-    assert watchdog.ask(Finish()) == Settled(11, "")  # the last moments count, too
+    assert watchdog.ask(Finish()) == FlushDone(11, "")  # the last moments count, too
     assert Path(late + ".manifest.json").exists()
     assert run.wait_ended(service).code == 0
 

@@ -169,8 +169,8 @@ def test_files_are_byte_identical_to_those_of_saver_save(
         save_op, shards, dtypes = read_shards(session)
     sharded_ = bool(saver._sharded)
     assert len(shards) == (2 if sharded_ else 1)
-    arena = run.arena()
-    info = publish(arena, its_plan, shards, 1, 3, save_op=save_op, sharded=sharded_, dtypes=dtypes)
+    pool = run.pool()
+    info = publish(pool, its_plan, shards, 1, 3, save_op=save_op, sharded=sharded_, dtypes=dtypes)
 
     store.persist(State.of_slot(info), "manual", its_plan)
 
@@ -178,7 +178,7 @@ def test_files_are_byte_identical_to_those_of_saver_save(
 
 
 def test_a_saver_restores_what_was_written(run: Any, store: Any, plan: Any, publish: Any) -> None:
-    info = publish(run.arena(), plan(), {"a": np.full(10, 7.0), "global_step": np.array(9, np.int64)}, 4, 9)
+    info = publish(run.pool(), plan(), {"a": np.full(10, 7.0), "global_step": np.array(9, np.int64)}, 4, 9)
 
     durable = store.persist(State.of_slot(info), "periodic", plan())
 
@@ -194,7 +194,7 @@ def test_a_saver_restores_what_was_written(run: Any, store: Any, plan: Any, publ
 def test_a_slot_whose_bytes_have_changed_is_never_written_as_a_checkpoint(
     run: Any, store: Any, plan: Any, publish: Any
 ) -> None:
-    info = publish(run.arena(), plan(), {"a": np.full(10, 7.0), "b": np.zeros(3)}, 1, 9)
+    info = publish(run.pool(), plan(), {"a": np.full(10, 7.0), "b": np.zeros(3)}, 1, 9)
     with info.path.open("r+b") as file:
         file.seek(4096 + 3)
         file.write(b"!")

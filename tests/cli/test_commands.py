@@ -19,12 +19,12 @@ import pytest
 
 from procsv.base.locks import FileLock
 from procsv.base.processes import identify
-from procsv.base.run.paths import find_places
+from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile, read_run, write_run
 from procsv.cli.main import COMMANDS
 from procsv.cli.query import find_run
 from procsv.cli.status import read_status
-from procsv.ipc.shm.heartbeat import Phase, PulseWriter
+from procsv.ipc.shm.heartbeat import HeartbeatWriter, Phase
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,14 +43,14 @@ def procsv(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[s
 
 def a_run(logdir: Path, **changes: object) -> RunFile:
     """run.json in `logdir`, as a host would have left it that is dead now."""
-    places = find_places(logdir)
+    paths = find_paths(logdir)
     me = identify(os.getpid())
     run = RunFile(
         run="0123456789abcdef",
         target="train.py",
-        logdir=str(places.logdir),
-        run_dir=str(places.run_dir),
-        shm_dir=str(places.shm_dir),
+        logdir=str(paths.logdir),
+        run_dir=str(paths.run_dir),
+        shm_dir=str(paths.shm_dir),
         pid=me.pid,
         started=me.started - 1.0,
         boot=me.boot,
@@ -60,9 +60,9 @@ def a_run(logdir: Path, **changes: object) -> RunFile:
         durable_step=800,
         started_at=12.5,
     )
-    places.home.mkdir(parents=True)
+    paths.home.mkdir(parents=True)
     run = msgspec.structs.replace(run, **changes)
-    write_run(places.run_json, run, durable=False)
+    write_run(paths.run_json, run, durable=False)
     return run
 
 
@@ -194,12 +194,12 @@ def test_status_of_a_host_that_does_not_answer_takes_less_than_a_second(tmp_path
     """A watchdog that is stopped, say: the files answer."""
     run = a_run(tmp_path)
     me = identify(os.getpid())  # alive, and with a socket on which nobody answers
-    write_run(run.places.run_json, msgspec.structs.replace(run, started=me.started), durable=False)
+    write_run(run.paths.run_json, msgspec.structs.replace(run, started=me.started), durable=False)
     import socket
 
-    run.places.run_dir.mkdir(parents=True)
+    run.paths.run_dir.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(run.places.control_socket))
+        silent.bind(str(run.paths.control_socket))
         silent.listen()
         status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
         took_s = []
@@ -209,17 +209,17 @@ def test_status_of_a_host_that_does_not_answer_takes_less_than_a_second(tmp_path
             took_s.append(time.monotonic() - begun_s)
         assert min(took_s) < 1.0
     assert status["step"] == 840
-    run.places.control_socket.unlink()
-    run.places.run_dir.rmdir()
+    run.paths.control_socket.unlink()
+    run.paths.run_dir.rmdir()
 
 
 def test_status_of_a_supervisor_without_a_watchdog_reads_its_pulse(tmp_path: Path) -> None:
     me = identify(os.getpid())
     run = a_run(tmp_path, started=me.started, step=0)
-    run.places.run_dir.mkdir(parents=True)
-    pulse, lock = PulseWriter(run.places.pulse("trainer", 3)), FileLock(run.places.service_lock("summary"))
-    pulse.phase, pulse.step = Phase.STEP, 860
-    pulse.beat(time.monotonic())
+    run.paths.run_dir.mkdir(parents=True)
+    heartbeat, lock = HeartbeatWriter(run.paths.heartbeat("trainer", 3)), FileLock(run.paths.service_lock("summary"))
+    heartbeat.phase, heartbeat.step = Phase.STEP, 860
+    heartbeat.beat(time.monotonic())
     assert lock.try_acquire("the service", time.time())
     status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
 
@@ -228,9 +228,9 @@ def test_status_of_a_supervisor_without_a_watchdog_reads_its_pulse(tmp_path: Pat
     assert (rows["trainer"]["pid"], rows["trainer"]["phase"], set(rows)) == (me.pid, "step", {"trainer", "summary"})
     assert rows["trainer"]["rss"] > 0
     assert "860" in procsv("status", str(tmp_path)).stdout
-    pulse.close()
+    heartbeat.close()
     lock.release()
-    shutil.rmtree(run.places.run_dir)
+    shutil.rmtree(run.paths.run_dir)
 
 
 def test_stop_says_that_nobody_runs_the_run(tmp_path: Path) -> None:
@@ -245,8 +245,8 @@ def test_stop_says_that_nobody_runs_the_run(tmp_path: Path) -> None:
 def test_stop_of_a_supervisor_without_a_watchdog_waits_until_its_service_has_saved(tmp_path: Path) -> None:
     host = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     run = a_run(tmp_path, pid=host.pid, started=identify(host.pid).started)
-    run.places.run_dir.mkdir(parents=True)
-    lock = FileLock(run.places.service_lock("checkpoint"))
+    run.paths.run_dir.mkdir(parents=True)
+    lock = FileLock(run.paths.service_lock("checkpoint"))
     assert lock.try_acquire("the service", time.time())
     with subprocess.Popen(
         [sys.executable, "-m", "procsv.cli.main", "stop", str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -256,14 +256,14 @@ def test_stop_of_a_supervisor_without_a_watchdog_waits_until_its_service_has_sav
         lock.release()
         said, _ = stopping.communicate(timeout=60)
     assert (stopping.returncode, "step 850 is on disk" in said) == (0, True), said
-    shutil.rmtree(run.places.run_dir)
+    shutil.rmtree(run.paths.run_dir)
 
 
 def test_logs_shows_the_newest_incarnation_of_a_role(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    run.places.logs.mkdir()
+    run.paths.logs.mkdir()
     for number in (2, 10):
-        run.places.log("trainer", number).write_text(f"incarnation {number}\n")
+        run.paths.log("trainer", number).write_text(f"incarnation {number}\n")
 
     assert procsv("logs", str(tmp_path)).stdout == "incarnation 10\n"
     assert procsv("logs", str(tmp_path), "-f").stdout == "incarnation 10\n"
@@ -274,8 +274,8 @@ def test_logs_shows_the_newest_incarnation_of_a_role(tmp_path: Path) -> None:
 
 def test_a_logdir_that_was_moved_is_read_where_it_lies_now(tmp_path: Path) -> None:
     run = a_run(tmp_path / "before", state="done", exit_code=0)
-    run.places.logs.mkdir()
-    run.places.log("trainer", 3).write_text("the last words\n")
+    run.paths.logs.mkdir()
+    run.paths.log("trainer", 3).write_text("the last words\n")
     (tmp_path / "before").rename(tmp_path / "after")
 
     assert procsv("logs", str(tmp_path / "after")).stdout == "the last words\n"

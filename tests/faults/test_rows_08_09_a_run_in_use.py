@@ -23,7 +23,8 @@ from procsv.base.run.journal import read_journal
 from procsv.cli.query import find_run
 from procsv.cli.status import read_status
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
-from procsv.ipc.messaging.zmq_transport import Address, Client, Waiter, new_context
+from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 from tests.support.launched import environment, procsv
 
 pytestmark = pytest.mark.fault
@@ -93,7 +94,7 @@ def send_garbage(run: Detached) -> int:
     """To every socket of the run; how many messages that are none of the run's."""
     sent = 0
     context, waiter = new_context(), Waiter()
-    for path in sorted(find_run(str(run.logdir)).places.run_dir.glob("*.sock")):
+    for path in sorted(find_run(str(run.logdir)).paths.run_dir.glob("*.sock")):
         client = Client(context, path, Address("", "cli", 1), SystemClock())
         waiter.add(client)
         while not client.tick():
@@ -112,8 +113,8 @@ def send_garbage(run: Detached) -> int:
 def test_row_08_row_09_row_32_a_detached_run_is_frozen_insulted_asked_to_end_restarted_crashed_and_stopped(
     tmp_path: Path,
 ) -> None:
-    heard = tmp_path / "heard"
-    command = f"{sys.executable} -c \"import sys; open(sys.argv[1], 'a').write(sys.stdin.read())\" {heard}"
+    received = tmp_path / "heard"
+    command = f"{sys.executable} -c \"import sys; open(sys.argv[1], 'a').write(sys.stdin.read())\" {received}"
     program = ("procsv.examples.digits", "--steps", "1000000", "--step-ms", "4")
     with detached(tmp_path, "--on-event", command, "--backoff", "0.1s..1s", *program) as run:
         run.until_ready(1)
@@ -132,7 +133,7 @@ def test_row_08_row_09_row_32_a_detached_run_is_frozen_insulted_asked_to_end_res
     logs = sorted((run.logdir / "procsv" / "logs").glob("trainer.*.log"), key=lambda path: int(path.name.split(".")[1]))
     assert len(logs) == 4
     assert (tmp_path / "followed").read_text() == "".join(path.read_text() for path in logs)
-    told = [json.loads(line)["event"] for line in heard.read_text().splitlines()]
+    told = [json.loads(line)["event"] for line in received.read_text().splitlines()]
     assert sorted(told) == ["exited", "preempt_notice", "stopped"]  # the crash; a SIGTERM by somebody; the end
     assert find_run(str(run.logdir)).exit_code == 75
     assert "stopped at step" in procsv("logs", str(run.logdir), "--role", "watchdog").stdout

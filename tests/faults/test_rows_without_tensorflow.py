@@ -232,8 +232,8 @@ if incarnation == 1:
 
 
 def test_a_trainer_over_its_memory_limit_saves_and_is_started_again_free_of_charge(tmp_path: Path) -> None:
-    heard = tmp_path / "heard"
-    command = f"{sys.executable} -c \"import sys; open(sys.argv[1], 'a').write(sys.stdin.read())\" {heard}"
+    received = tmp_path / "heard"
+    command = f"{sys.executable} -c \"import sys; open(sys.argv[1], 'a').write(sys.stdin.read())\" {received}"
     limit = {"memory-limit": str(250 * 2**20), "backoff-min-s": "60", "backoff-max-s": "60", "on-event": command}
     with running(tmp_path, TRAINS + GROWS, **limit) as run:
         assert run.wait_end() == 0
@@ -242,7 +242,7 @@ def test_a_trainer_over_its_memory_limit_saves_and_is_started_again_free_of_char
     assert "of memory, and may use 250.0 MiB" in restarting["why"]
     ended = trainers(run, "exited")[0]
     assert (ended["cause"], ended["code"]) == ("stopped", 75)
-    told = [json.loads(line) for line in heard.read_text().splitlines()]
+    told = [json.loads(line) for line in received.read_text().splitlines()]
     assert [entry["event"] for entry in told] == [
         "run_completed"
     ]  # before the run ended, and a planned restart is no news

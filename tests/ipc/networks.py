@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from procsv.base.clock import FakeClock, SystemClock
-from procsv.ipc.messaging.endpoint import Address, ClientDoor, Heard, ServerDoor
+from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Received, ServerEndpoint
 from procsv.ipc.messaging.memory_transport import FakeClient, FakeNetwork, FakeServer
 from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context
@@ -21,13 +21,13 @@ DEADLINE_S = 20.0
 class Wire(Protocol):
     """A network with one server path."""
 
-    def server(self, incarnation: int = 1, run: str = RUN) -> ServerDoor: ...
-    def client(self, role: str = "trainer", incarnation: int = 1, run: str = RUN) -> ClientDoor: ...
-    def restart(self, server: ServerDoor) -> ServerDoor: ...
-    def raw(self, client: ClientDoor, frames: list[bytes]) -> None: ...
+    def server(self, incarnation: int = 1, run: str = RUN) -> ServerEndpoint: ...
+    def client(self, role: str = "trainer", incarnation: int = 1, run: str = RUN) -> ClientEndpoint: ...
+    def restart(self, server: ServerEndpoint) -> ServerEndpoint: ...
+    def raw(self, client: ClientEndpoint, frames: list[bytes]) -> None: ...
     def wait(self) -> None: ...
     def close(self) -> None: ...
-    def drop_client(self, client: ClientDoor) -> None: ...
+    def drop_client(self, client: ClientEndpoint) -> None: ...
 
 
 class RealWire:
@@ -50,18 +50,18 @@ class RealWire:
         self._clients.append(client)
         return client
 
-    def restart(self, server: ServerDoor) -> Server:
+    def restart(self, server: ServerEndpoint) -> Server:
         assert isinstance(server, Server)
         self._servers.remove(server)
         server.socket.close(0)  # as a kill would: the file stays
         return self.server(server.me.incarnation + 1, server.me.run)
 
-    def drop_client(self, client: ClientDoor) -> None:
+    def drop_client(self, client: ClientEndpoint) -> None:
         assert isinstance(client, Client)
         self._clients.remove(client)
         client.close(0)
 
-    def raw(self, client: ClientDoor, frames: list[bytes]) -> None:
+    def raw(self, client: ClientEndpoint, frames: list[bytes]) -> None:
         assert isinstance(client, Client)
         client.socket.send_multipart(frames)
 
@@ -95,16 +95,16 @@ class FakeWire:
     def client(self, role: str = "trainer", incarnation: int = 1, run: str = RUN) -> FakeClient:
         return FakeClient(self.network, self._path, Address(run, role, incarnation), self.clock)
 
-    def restart(self, server: ServerDoor) -> FakeServer:
+    def restart(self, server: ServerEndpoint) -> FakeServer:
         assert isinstance(server, FakeServer)
         server.close()
         return self.server(server.me.incarnation + 1, server.me.run)
 
-    def drop_client(self, client: ClientDoor) -> None:
+    def drop_client(self, client: ClientEndpoint) -> None:
         assert isinstance(client, FakeClient)
         client.close()
 
-    def raw(self, client: ClientDoor, frames: list[bytes]) -> None:
+    def raw(self, client: ClientEndpoint, frames: list[bytes]) -> None:
         assert isinstance(client, FakeClient)
         client.put_raw(frames)
 
@@ -123,10 +123,10 @@ class Talk:
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self.server: ServerDoor | None = None
-        self.clients: list[ClientDoor] = []
-        self.at_server: list[Heard] = []
-        self.at_clients: list[Heard] = []
+        self.server: ServerEndpoint | None = None
+        self.clients: list[ClientEndpoint] = []
+        self.at_server: list[Received] = []
+        self.at_clients: list[Received] = []
         self.acknowledges = True
 
     def restart(self) -> None:
@@ -137,18 +137,18 @@ class Talk:
     def turn(self) -> None:
         self.wire.wait()
         if self.server is not None:
-            while (heard := self.server.receive()) is not None:
-                self.at_server.append(heard)
+            while (received := self.server.receive()) is not None:
+                self.at_server.append(received)
                 if self.acknowledges:
-                    self.server.acknowledge(heard)
+                    self.server.acknowledge(received)
             self.server.tick()
         for client in self.clients:
             if client.tick():
-                client.tell(Hello(os.getpid()))
-            while (heard := client.receive()) is not None:
-                self.at_clients.append(heard)
+                client.send_reliable(Hello(os.getpid()))
+            while (received := client.receive()) is not None:
+                self.at_clients.append(received)
                 if self.acknowledges:
-                    client.acknowledge(heard)
+                    client.acknowledge(received)
 
     def until(self, what: Callable[[], object]) -> None:
         end_s = time.monotonic() + DEADLINE_S
@@ -159,10 +159,10 @@ class Talk:
     def until_all_said(self) -> None:
         self.until(lambda: not any(len(client.peer.outbox) for client in self.clients))
 
-    def heard(self, kind: type) -> list[Heard]:
+    def received(self, kind: type) -> list[Received]:
         """What the server has heard of one kind."""
-        return [heard for heard in self.at_server if isinstance(heard.body, kind)]
+        return [received for received in self.at_server if isinstance(received.body, kind)]
 
-    def answers(self, kind: type) -> list[Heard]:
+    def answers(self, kind: type) -> list[Received]:
         """What the clients have heard of one kind."""
-        return [heard for heard in self.at_clients if isinstance(heard.body, kind)]
+        return [received for received in self.at_clients if isinstance(received.body, kind)]

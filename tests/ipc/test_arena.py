@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from procsv.base.errors import PeerError
 from procsv.ipc.shm import slot_file as arena_module
-from procsv.ipc.shm.slot_file import HEADER_BYTES, Arena, NoRoom, SlotInfo, SlotReader, remove_slot, scan_slots
+from procsv.ipc.shm.slot_file import HEADER_BYTES, NoRoom, SlotInfo, SlotPool, SlotReader, remove_slot, scan_slots
 from procsv.ipc.shm.slot_index import TENSOR_ALIGNMENT_BYTES, align
 from procsv.ipc.shm.slot_state import SlotState
 from tests.ipc.snapshots import RUN, fill, flip, publish, read
@@ -37,15 +37,15 @@ def shm(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def arena(shm: Path) -> Iterator[Arena]:
-    arena = Arena(shm, RUN, 1)
-    arena.reserve(1000)
-    yield arena
-    arena.close()
+def pool(shm: Path) -> Iterator[SlotPool]:
+    pool = SlotPool(shm, RUN, 1)
+    pool.reserve(1000)
+    yield pool
+    pool.close()
 
 
-def snapshot(arena: Arena, sequence: int, data: bytes = b"weights") -> SlotInfo:
-    writer = arena.begin()
+def snapshot(pool: SlotPool, sequence: int, data: bytes = b"weights") -> SlotInfo:
+    writer = pool.begin()
     assert writer is not None
     return publish(writer, sequence, {"w": data})
 
@@ -54,9 +54,9 @@ def snapshot(arena: Arena, sequence: int, data: bytes = b"weights") -> SlotInfo:
 @given(tensors=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.binary(max_size=3000), max_size=8))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 def test_what_is_published_is_read_back(shm: Path, tensors: dict[str, bytes]) -> None:
-    arena = Arena(shm, RUN, 3)
-    arena.reserve(0, count=1)
-    writer = arena.begin()
+    pool = SlotPool(shm, RUN, 3)
+    pool.reserve(0, count=1)
+    writer = pool.begin()
     assert writer is not None
     writer.make_room(sum(len(data) + TENSOR_ALIGNMENT_BYTES for data in tensors.values()))
     published = publish(writer, 7, tensors, step=70)
@@ -64,18 +64,18 @@ def test_what_is_published_is_read_back(shm: Path, tensors: dict[str, bytes]) ->
     assert scan_slots(shm) == [published]
     assert (published.incarnation, published.sequence, published.step, published.run) == (3, 7, 70, RUN)
     assert read(published) == tensors
-    arena.unlink()
+    pool.unlink()
 
 
-def test_slots_are_the_owner_s_alone_and_their_memory_is_reserved(arena: Arena) -> None:
-    for path in arena.paths:
+def test_slots_are_the_owner_s_alone_and_their_memory_is_reserved(pool: SlotPool) -> None:
+    for path in pool.paths:
         info = path.stat()
         assert info.st_mode & 0o777 == 0o600
         assert info.st_blocks * 512 >= HEADER_BYTES + 1000
 
 
-def test_every_tensor_begins_where_tensorflow_wants_it(arena: Arena) -> None:
-    writer = arena.begin()
+def test_every_tensor_begins_where_tensorflow_wants_it(pool: SlotPool) -> None:
+    writer = pool.begin()
     assert writer is not None
     contents, _ = fill(writer, {"a": b"x", "b": b"y" * 65, "c": b""})
     assert [entry.offset % TENSOR_ALIGNMENT_BYTES for entry in contents.shards[0]] == [0, 0, 0]
@@ -88,18 +88,18 @@ def test_align_moves_up_by_less_than_an_alignment(offset: int) -> None:
 
 
 def test_the_newest_comes_first(shm: Path) -> None:
-    arena = Arena(shm, RUN, 1)
-    arena.reserve(100, count=3)
+    pool = SlotPool(shm, RUN, 1)
+    pool.reserve(100, count=3)
     for sequence in (5, 9, 7):
-        snapshot(arena, sequence)
+        snapshot(pool, sequence)
     assert [info.sequence for info in scan_slots(shm)] == [9, 7, 5]
-    arena.close()
+    pool.close()
 
 
-def test_a_slot_that_is_being_written_is_not_ready_and_what_it_held_is_forgotten(shm: Path, arena: Arena) -> None:
-    snapshot(arena, 1)
-    snapshot(arena, 2)
-    writer = arena.begin()
+def test_a_slot_that_is_being_written_is_not_ready_and_what_it_held_is_forgotten(shm: Path, pool: SlotPool) -> None:
+    snapshot(pool, 1)
+    snapshot(pool, 2)
+    writer = pool.begin()
     assert writer is not None
 
     assert [info.sequence for info in scan_slots(shm)] == [2]
@@ -108,15 +108,15 @@ def test_a_slot_that_is_being_written_is_not_ready_and_what_it_held_is_forgotten
         if info.path == writer.path:
             with pytest.raises(PeerError):
                 SlotReader(info)
-    arena.close()  # the trainer is dead: nobody holds the slot
+    pool.close()  # the trainer is dead: nobody holds the slot
     with pytest.raises(PeerError, match="table of contents"):
         SlotReader(next(info for info in scan_slots(shm) if info.path == writer.path))
 
 
-def test_an_abandoned_slot_is_free_again(shm: Path, arena: Arena) -> None:
-    snapshot(arena, 1)
+def test_an_abandoned_slot_is_free_again(shm: Path, pool: SlotPool) -> None:
+    snapshot(pool, 1)
     for _ in range(3):
-        writer = arena.begin()
+        writer = pool.begin()
         assert writer is not None
         writer.abandon()
 
@@ -125,37 +125,37 @@ def test_an_abandoned_slot_is_free_again(shm: Path, arena: Arena) -> None:
 
 
 # -- what is never overwritten ---------------------------------------------------------------------------------
-def test_the_newest_ready_slot_is_never_the_one_to_be_written(shm: Path, arena: Arena) -> None:
-    newest = snapshot(arena, 1)
+def test_the_newest_ready_slot_is_never_the_one_to_be_written(shm: Path, pool: SlotPool) -> None:
+    newest = snapshot(pool, 1)
     for sequence in range(2, 50):
-        writer = arena.begin()
+        writer = pool.begin()
         assert writer is not None
         assert writer.path != newest.path
         assert read(newest) == {"w": b"%d" % (sequence - 1) if sequence > 2 else b"weights"}
         newest = publish(writer, sequence, {"w": b"%d" % sequence})
 
 
-def test_while_a_slot_is_written_no_second_one_is_to_be_had(arena: Arena) -> None:
-    snapshot(arena, 1)
-    assert arena.begin() is not None
-    assert arena.begin() is None
+def test_while_a_slot_is_written_no_second_one_is_to_be_had(pool: SlotPool) -> None:
+    snapshot(pool, 1)
+    assert pool.begin() is not None
+    assert pool.begin() is None
 
 
-def test_a_slot_that_is_read_is_not_written(shm: Path, arena: Arena) -> None:
-    older = snapshot(arena, 1)
+def test_a_slot_that_is_read_is_not_written(shm: Path, pool: SlotPool) -> None:
+    older = snapshot(pool, 1)
     reader = SlotReader(older)
-    snapshot(arena, 2)
+    snapshot(pool, 2)
 
-    assert arena.begin() is None
+    assert pool.begin() is None
     reader.let_go()
-    writer = arena.begin()
+    writer = pool.begin()
     assert writer is not None
     assert writer.path == older.path
     reader.close()
 
 
-def test_what_was_mapped_before_it_was_let_go_stays_what_it_was(arena: Arena) -> None:
-    info = snapshot(arena, 1, b"before")
+def test_what_was_mapped_before_it_was_let_go_stays_what_it_was(pool: SlotPool) -> None:
+    info = snapshot(pool, 1, b"before")
     reader = SlotReader(info)
     entry = reader.contents.shards[0][0]
     with memoryview(reader.map) as view:
@@ -164,10 +164,10 @@ def test_what_was_mapped_before_it_was_let_go_stays_what_it_was(arena: Arena) ->
     assert read(info) == {"w": b"before"}
 
 
-def test_a_reader_is_told_when_its_slot_has_moved_on(shm: Path, arena: Arena) -> None:
-    first = snapshot(arena, 1)
-    snapshot(arena, 2)
-    writer = arena.begin()
+def test_a_reader_is_told_when_its_slot_has_moved_on(shm: Path, pool: SlotPool) -> None:
+    first = snapshot(pool, 1)
+    snapshot(pool, 2)
+    writer = pool.begin()
     assert writer is not None
     with pytest.raises(PeerError, match="being written again"):
         SlotReader(first)
@@ -179,8 +179,8 @@ def test_a_reader_is_told_when_its_slot_has_moved_on(shm: Path, arena: Arena) ->
         SlotReader(first)
 
 
-def test_a_slot_with_the_same_number_but_another_content_is_not_what_was_announced(arena: Arena) -> None:
-    info = snapshot(arena, 1)
+def test_a_slot_with_the_same_number_but_another_content_is_not_what_was_announced(pool: SlotPool) -> None:
+    info = snapshot(pool, 1)
     with pytest.raises(PeerError, match="no longer holds"):
         SlotReader(dataclasses.replace(info, incarnation=2))
 
@@ -188,9 +188,9 @@ def test_a_slot_with_the_same_number_but_another_content_is_not_what_was_announc
 # -- damage ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("at", range(HEADER_USED_BYTES))
 def test_a_damaged_header_never_passes_for_another_snapshot(shm: Path, at: int) -> None:
-    arena = Arena(shm, RUN, 1)
-    arena.reserve(1000, count=1)
-    whole = snapshot(arena, 5)
+    pool = SlotPool(shm, RUN, 1)
+    pool.reserve(1000, count=1)
+    whole = snapshot(pool, 5)
     for mask in (1, 2, 0x80, 0xFF):
         flip(whole.path, at, mask)
         assert scan_slots(shm) == []
@@ -201,7 +201,7 @@ def test_a_damaged_header_never_passes_for_another_snapshot(shm: Path, at: int) 
             assert dataclasses.replace(info, state=SlotState.READY) == whole
         flip(whole.path, at, mask)
     assert scan_slots(shm) == [whole]
-    arena.unlink()
+    pool.unlink()
 
 
 @given(head=st.binary(min_size=0, max_size=HEADER_USED_BYTES + 20))
@@ -213,9 +213,9 @@ def test_a_file_of_any_bytes_is_no_slot(shm: Path, head: bytes) -> None:
     assert scan_slots(shm, any_state=True) == []
 
 
-def test_every_byte_of_the_data_and_of_the_table_is_checked(shm: Path, arena: Arena) -> None:
+def test_every_byte_of_the_data_and_of_the_table_is_checked(shm: Path, pool: SlotPool) -> None:
     tensors = {"kernel": bytes(range(100)), "bias": b"\0" * 7}
-    writer = arena.begin()
+    writer = pool.begin()
     assert writer is not None
     info = publish(writer, 1, tensors)
     reader = SlotReader(info)
@@ -236,8 +236,8 @@ def test_every_byte_of_the_data_and_of_the_table_is_checked(shm: Path, arena: Ar
     assert read(info) == tensors
 
 
-def test_a_slot_that_was_cut_short_is_a_peer_error(arena: Arena) -> None:
-    info = snapshot(arena, 1)
+def test_a_slot_that_was_cut_short_is_a_peer_error(pool: SlotPool) -> None:
+    info = snapshot(pool, 1)
     os.truncate(info.path, info.toc_offset + 3)
     with pytest.raises(PeerError, match="table of contents"):
         SlotReader(info)
@@ -246,8 +246,10 @@ def test_a_slot_that_was_cut_short_is_a_peer_error(arena: Arena) -> None:
         SlotReader(info)
 
 
-def test_a_table_of_contents_of_another_version_is_a_peer_error(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = arena.begin()
+def test_a_table_of_contents_of_another_version_is_a_peer_error(
+    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = pool.begin()
     assert writer is not None
     contents, end = fill(writer, {"w": b"x"})
     with monkeypatch.context() as patch:
@@ -258,9 +260,9 @@ def test_a_table_of_contents_of_another_version_is_a_peer_error(arena: Arena, mo
 
 
 # -- room ------------------------------------------------------------------------------------------------------
-def test_a_slot_grows_for_a_larger_snapshot_and_for_its_table(shm: Path, arena: Arena) -> None:
+def test_a_slot_grows_for_a_larger_snapshot_and_for_its_table(shm: Path, pool: SlotPool) -> None:
     big = os.urandom(50_000)
-    writer = arena.begin()
+    writer = pool.begin()
     assert writer is not None
     writer.make_room(len(big) + 100 * TENSOR_ALIGNMENT_BYTES)
     info = publish(writer, 1, {f"a tensor with a long name {n}": big[n * 500 : (n + 1) * 500] for n in range(100)})
@@ -281,36 +283,36 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 def test_where_there_is_no_room_nothing_is_kept_and_the_text_says_how_much_there_is(shm: Path) -> None:
-    arena = Arena(shm, RUN, 1)
+    pool = SlotPool(shm, RUN, 1)
     with files_of_at_most(1_000_000), pytest.raises(NoRoom, match=r"cannot hold a snapshot of \d+ bytes .* are free"):
-        arena.reserve(2_000_000)
+        pool.reserve(2_000_000)
 
     assert list(shm.iterdir()) == []
-    assert arena.paths == []
-    assert arena.begin() is None
+    assert pool.paths == []
+    assert pool.begin() is None
 
 
-def test_a_slot_that_cannot_grow_is_abandoned_and_the_older_snapshot_stands(shm: Path, arena: Arena) -> None:
-    info = snapshot(arena, 1)
-    writer = arena.begin()
+def test_a_slot_that_cannot_grow_is_abandoned_and_the_older_snapshot_stands(shm: Path, pool: SlotPool) -> None:
+    info = snapshot(pool, 1)
+    writer = pool.begin()
     assert writer is not None
     with files_of_at_most(1_000_000), pytest.raises(NoRoom):
         writer.make_room(2_000_000)
     writer.abandon()
 
     assert scan_slots(shm) == [info]
-    assert snapshot(arena, 2).path == writer.path
+    assert snapshot(pool, 2).path == writer.path
 
 
 def test_what_a_full_disk_gave_of_what_was_asked_is_given_back(
-    shm: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+    shm: Path, pool: SlotPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def give_some(fd: int, offset: int, size: int) -> None:
         os.ftruncate(fd, size // 2)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", give_some)
-    writer = arena.begin()
+    writer = pool.begin()
     assert writer is not None
     before = writer.path.stat().st_size
     with pytest.raises(NoRoom):
@@ -324,17 +326,17 @@ def test_memory_that_cannot_be_mapped_is_no_room_either(shm: Path, monkeypatch: 
 
     monkeypatch.setattr(mmap, "mmap", refuse)
     with pytest.raises(NoRoom, match="cannot map"):
-        Arena(shm, RUN, 1).reserve(1000)
+        SlotPool(shm, RUN, 1).reserve(1000)
     assert list(shm.iterdir()) == []
 
 
 # -- from one trainer to the next --------------------------------------------------------------------------------
-def test_the_next_trainer_takes_over_the_slots_but_never_the_newest_snapshot(shm: Path, arena: Arena) -> None:
-    snapshot(arena, 1)
-    newest = snapshot(arena, 2)
-    arena.close()  # dead
+def test_the_next_trainer_takes_over_the_slots_but_never_the_newest_snapshot(shm: Path, pool: SlotPool) -> None:
+    snapshot(pool, 1)
+    newest = snapshot(pool, 2)
+    pool.close()  # dead
 
-    second = Arena(shm, RUN, 2)
+    second = SlotPool(shm, RUN, 2)
     second.reserve(1000)
     assert newest.path not in second.paths
     assert len(second.paths) == 2
@@ -351,51 +353,51 @@ def arena_paths(shm: Path) -> list[Path]:
     return sorted(shm.glob("slot.*"))
 
 
-def test_a_slot_that_a_trainer_restored_from_is_never_written_again(shm: Path, arena: Arena) -> None:
-    older, newest = snapshot(arena, 1), snapshot(arena, 2)
-    arena.close()
-    second = Arena(shm, RUN, 2)
+def test_a_slot_that_a_trainer_restored_from_is_never_written_again(shm: Path, pool: SlotPool) -> None:
+    older, newest = snapshot(pool, 1), snapshot(pool, 2)
+    pool.close()
+    second = SlotPool(shm, RUN, 2)
     second.reserve(1000, never=frozenset({str(older.path)}))
 
     assert not {older.path, newest.path} & set(second.paths)
     second.close()
 
 
-def test_slots_that_are_too_small_or_in_use_are_left_alone(shm: Path, arena: Arena) -> None:
-    older, _ = snapshot(arena, 1), snapshot(arena, 2)
+def test_slots_that_are_too_small_or_in_use_are_left_alone(shm: Path, pool: SlotPool) -> None:
+    older, _ = snapshot(pool, 1), snapshot(pool, 2)
     reader = SlotReader(older)
-    second = Arena(shm, RUN, 2)
+    second = SlotPool(shm, RUN, 2)
     second.reserve(1000)
     assert older.path not in second.paths
     second.close()
     reader.close()
 
-    third = Arena(shm, RUN, 3)
+    third = SlotPool(shm, RUN, 3)
     third.reserve(1_000_000)
     assert older.path not in third.paths
     third.close()
 
 
-def test_numbers_of_slots_that_are_there_already_are_passed_over(shm: Path, arena: Arena) -> None:
-    snapshot(arena, 1)
-    arena.close()
-    again = Arena(shm, RUN, 1)  # the same incarnation, a second time
+def test_numbers_of_slots_that_are_there_already_are_passed_over(shm: Path, pool: SlotPool) -> None:
+    snapshot(pool, 1)
+    pool.close()
+    again = SlotPool(shm, RUN, 1)  # the same incarnation, a second time
     again.reserve(1000, count=3)
     assert len(set(again.paths)) == 3
     again.close()
 
 
 # -- removal -----------------------------------------------------------------------------------------------------
-def test_a_slot_is_removed_if_it_is_still_what_it_was(shm: Path, arena: Arena) -> None:
-    info = snapshot(arena, 1)
+def test_a_slot_is_removed_if_it_is_still_what_it_was(shm: Path, pool: SlotPool) -> None:
+    info = snapshot(pool, 1)
     assert not remove_slot(info.path, dataclasses.replace(info, sequence=2))
     assert remove_slot(info.path, info)
     assert not info.path.exists()
     assert remove_slot(info.path, info), "one that is gone already is removed"
 
 
-def test_a_slot_that_is_written_or_read_is_not_removed(arena: Arena) -> None:
-    writer = arena.begin()
+def test_a_slot_that_is_written_or_read_is_not_removed(pool: SlotPool) -> None:
+    writer = pool.begin()
     assert writer is not None
     assert not remove_slot(writer.path)
     info = publish(writer, 1, {"w": b"x"})
@@ -406,11 +408,11 @@ def test_a_slot_that_is_written_or_read_is_not_removed(arena: Arena) -> None:
 
 
 def test_a_slot_that_was_removed_under_the_hands_of_who_adopts_it_is_not_adopted(
-    shm: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+    shm: Path, pool: SlotPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot(arena, 1)
-    snapshot(arena, 2)
-    arena.close()
+    snapshot(pool, 1)
+    snapshot(pool, 2)
+    pool.close()
     flock = fcntl.flock
 
     def remove_first(fd: int, how: int) -> None:
@@ -418,7 +420,7 @@ def test_a_slot_that_was_removed_under_the_hands_of_who_adopts_it_is_not_adopted
             path.unlink()
         flock(fd, how)
 
-    second = Arena(shm, RUN, 2)
+    second = SlotPool(shm, RUN, 2)
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", remove_first)
         second.reserve(1000)
@@ -426,8 +428,8 @@ def test_a_slot_that_was_removed_under_the_hands_of_who_adopts_it_is_not_adopted
     second.close()
 
 
-def test_hashes_are_of_the_bytes_as_they_lie_there(arena: Arena) -> None:
-    info = snapshot(arena, 1, b"abc")
+def test_hashes_are_of_the_bytes_as_they_lie_there(pool: SlotPool) -> None:
+    info = snapshot(pool, 1, b"abc")
     reader = SlotReader(info)
     assert reader.contents.shards[0][0].hash == xxhash.xxh3_64_intdigest(b"abc")
     reader.close()

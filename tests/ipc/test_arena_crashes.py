@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.shm.slot_file import Arena, SlotInfo, remove_slot, scan_slots
+from procsv.ipc.shm.slot_file import SlotInfo, SlotPool, remove_slot, scan_slots
 from procsv.ipc.shm.slot_state import SlotState
 from tests.ipc.snapshots import RUN, publish, read
 from tests.support.programs import running
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.fault
 TRAINER = """
     import sys
     from pathlib import Path
-    from procsv.ipc.shm.slot_file import Arena
+    from procsv.ipc.shm.slot_file import SlotPool
     from procsv.base.failpoints import failpoint
     from tests.ipc.snapshots import RUN, fill
     shm, incarnation, first, last = Path(sys.argv[1]), *map(int, sys.argv[2:])
-    arena = Arena(shm, RUN, incarnation)
+    arena = SlotPool(shm, RUN, incarnation)
     arena.reserve(200_000)
     for sequence in range(first, last):
         writer = arena.begin()
@@ -67,8 +67,8 @@ def states(shm: Path) -> list[int]:
     return [struct.unpack_from("=I", path.read_bytes(), 16)[0] for path in sorted(shm.glob("slot.*"))]
 
 
-def snapshot(arena: Arena, sequence: int) -> SlotInfo:
-    writer = arena.begin()
+def snapshot(pool: SlotPool, sequence: int) -> SlotInfo:
+    writer = pool.begin()
     assert writer is not None
     return publish(writer, sequence, expected(sequence))
 
@@ -83,7 +83,7 @@ def test_a_slot_whose_trainer_was_killed_over_it_is_torn_and_the_one_before_coun
         assert read(newest) == expected(3)
 
     torn = next(path for path in shm.glob("slot.*") if path != newest.path)
-    second = Arena(shm, RUN, 2)
+    second = SlotPool(shm, RUN, 2)
     second.reserve(200_000)
     assert torn in second.paths, "the dead trainer's lock is gone, and the torn slot is used again"
     assert newest.path not in second.paths
@@ -108,21 +108,21 @@ def test_wherever_a_trainer_is_killed_the_newest_snapshot_is_whole(shm: Path, af
 
 
 def test_a_slot_that_another_process_reads_is_not_written_until_that_process_is_dead(shm: Path) -> None:
-    arena = Arena(shm, RUN, 1)
-    arena.reserve(200_000)
-    older = snapshot(arena, 1)
+    pool = SlotPool(shm, RUN, 1)
+    pool.reserve(200_000)
+    older = snapshot(pool, 1)
     with running(READER, shm, 1) as service:
         assert service.wait_said("holding") == str(older.path)
-        newest = snapshot(arena, 2)
-        assert arena.begin() is None
+        newest = snapshot(pool, 2)
+        assert pool.begin() is None
         assert not remove_slot(older.path)
         assert read(newest) == expected(2)
 
         service.kill()
-        writer = arena.begin()
+        writer = pool.begin()
         assert writer is not None
         assert writer.path == older.path
-    arena.close()
+    pool.close()
 
 
 def test_a_snapshot_that_is_read_outlives_its_trainer(shm: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_snapshot_that_is_read_outlives_its_trainer(shm: Path) -> None:
         with running(READER, shm, 2) as service:
             service.wait_said("holding")
             trainer.kill()
-            second = Arena(shm, RUN, 2)
+            second = SlotPool(shm, RUN, 2)
             second.reserve(200_000)
             for sequence in range(3, 8):
                 snapshot(second, sequence)
@@ -144,9 +144,9 @@ def test_nobody_removes_a_slot_under_a_trainer_that_writes_to_it(shm: Path) -> N
     source = """
         import sys
         from pathlib import Path
-        from procsv.ipc.shm.slot_file import Arena
+        from procsv.ipc.shm.slot_file import SlotPool
         from tests.ipc.snapshots import RUN, publish
-        arena = Arena(Path(sys.argv[1]), RUN, 1)
+        arena = SlotPool(Path(sys.argv[1]), RUN, 1)
         arena.reserve(1000, count=1)
         writer = arena.begin()
         print("writing", writer.path)

@@ -12,17 +12,17 @@ import pytest
 from procsv.base.errors import ProcsvBug
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX, encode
 from procsv.ipc.messaging.delivery import UNACKED_MAX
-from procsv.ipc.messaging.endpoint import DROPPED_REASONS_MAX, ClientDoor, ServerDoor
+from procsv.ipc.messaging.endpoint import DROPPED_REASONS_MAX, ClientEndpoint, ServerEndpoint
 from procsv.ipc.messaging.messages import (
     PROTOCOL,
     Ack,
     Body,
     Envelope,
     Finish,
+    FlushDone,
     Hello,
     Note,
     Rejected,
-    Settled,
     Status,
     StatusRequest,
 )
@@ -37,7 +37,7 @@ def talk(request: pytest.FixtureRequest) -> Iterator[Talk]:
         wire.close()
 
 
-def meet(talk: Talk, role: str = "trainer", incarnation: int = 1) -> tuple[ServerDoor, ClientDoor]:
+def meet(talk: Talk, role: str = "trainer", incarnation: int = 1) -> tuple[ServerEndpoint, ClientEndpoint]:
     """A server (the one that is there, if there is one) and a client whose Hello it has acknowledged."""
     if talk.server is None:
         talk.server = talk.wire.server()
@@ -52,13 +52,13 @@ def note(number: int) -> Note:
 
 
 def notes(talk: Talk) -> list[str]:
-    return [heard.body.event for heard in talk.at_server if isinstance(heard.body, Note)]
+    return [received.body.event for received in talk.at_server if isinstance(received.body, Note)]
 
 
 def test_what_is_told_before_the_server_is_there_is_heard_once_it_is(talk: Talk) -> None:
     client = talk.wire.client()
     talk.clients = [client]
-    client.tell(note(1))
+    client.send_reliable(note(1))
     talk.turn()
     assert talk.at_server == []
 
@@ -70,7 +70,7 @@ def test_what_is_told_before_the_server_is_there_is_heard_once_it_is(talk: Talk)
 
 def test_a_client_that_comes_after_the_server_is_heard(talk: Talk) -> None:
     _, client = meet(talk)
-    client.tell(note(1))
+    client.send_reliable(note(1))
     talk.until_all_said()
 
     assert notes(talk) == ["note 1"]
@@ -79,10 +79,10 @@ def test_a_client_that_comes_after_the_server_is_heard(talk: Talk) -> None:
 def test_what_is_said_to_nobody_is_lost_and_says_so(talk: Talk) -> None:
     client = talk.wire.client()
     talk.clients = [client]
-    assert client.say(note(1)) is False
+    assert client.send(note(1)) is False
 
     _, other = meet(talk)
-    assert other.say(note(2)) is True
+    assert other.send(note(2)) is True
     talk.until(lambda: notes(talk))
     assert notes(talk) == ["note 2"]
 
@@ -90,13 +90,13 @@ def test_what_is_said_to_nobody_is_lost_and_says_so(talk: Talk) -> None:
 def test_the_introduction_is_the_first_word_on_every_new_connection(talk: Talk) -> None:
     client = talk.wire.client()
     talk.clients = [client]
-    client.tell(note(1))
+    client.send_reliable(note(1))
     talk.server = talk.wire.server()
     talk.until(lambda: notes(talk))
     assert isinstance(talk.at_server[0].body, Hello)
 
     talk.acknowledges = False
-    client.tell(note(2))
+    client.send_reliable(note(2))
     talk.restart()
     talk.at_server.clear()
     talk.until(lambda: "note 2" in notes(talk))
@@ -106,7 +106,7 @@ def test_the_introduction_is_the_first_word_on_every_new_connection(talk: Talk) 
 def test_what_a_killed_server_had_not_acknowledged_is_said_to_the_next(talk: Talk) -> None:
     _, client = meet(talk)
     talk.acknowledges = False
-    client.tell(note(1))
+    client.send_reliable(note(1))
     talk.until(lambda: notes(talk))
     assert len(client.peer.outbox) == 1
 
@@ -120,10 +120,10 @@ def test_what_a_killed_server_had_not_acknowledged_is_said_to_the_next(talk: Tal
 
 def test_what_a_server_acknowledged_is_not_said_to_the_next(talk: Talk) -> None:
     _, client = meet(talk)
-    client.tell(note(1))
+    client.send_reliable(note(1))
     talk.until_all_said()
     talk.restart()
-    client.tell(note(2))
+    client.send_reliable(note(2))
     talk.until_all_said()
 
     assert notes(talk) == ["note 1", "note 2"]
@@ -132,21 +132,21 @@ def test_what_a_server_acknowledged_is_not_said_to_the_next(talk: Talk) -> None:
 def test_a_message_that_took_no_effect_is_not_acknowledged_however_often_it_is_said(talk: Talk) -> None:
     server, client = meet(talk)
     talk.acknowledges = False
-    client.tell(note(1))
+    client.send_reliable(note(1))
     talk.until(lambda: server.dropped["seen before"] >= 1)  # said again after RESEND_S
 
     assert len(client.peer.outbox) == 1
     assert notes(talk) == ["note 1"]
 
-    server.acknowledge(next(heard for heard in talk.at_server if isinstance(heard.body, Note)))
+    server.acknowledge(next(received for received in talk.at_server if isinstance(received.body, Note)))
     talk.until_all_said()
 
 
 def test_a_lost_acknowledgement_is_given_again_and_the_message_is_handled_once(talk: Talk) -> None:
     server, client = meet(talk)
-    client.tell(note(1))
+    client.send_reliable(note(1))
     talk.until_all_said()
-    seq = next(heard.seq for heard in talk.at_server if isinstance(heard.body, Note))
+    seq = next(received.seq for received in talk.at_server if isinstance(received.body, Note))
     talk.at_clients.clear()
     talk.wire.raw(client, [envelope(note(1), seq=seq)])  # as if the first acknowledgement had not come
     talk.until(lambda: talk.answers(Ack))
@@ -158,14 +158,14 @@ def test_a_lost_acknowledgement_is_given_again_and_the_message_is_handled_once(t
 def test_an_answer_names_the_question_and_counts_as_its_acknowledgement(talk: Talk) -> None:
     server, client = meet(talk)
     talk.acknowledges = False
-    seq = client.tell(Finish())
-    talk.until(lambda: talk.heard(Finish))
-    question = talk.heard(Finish)[0]
-    server.tell(question.who, Settled(7, ""), re=question.seq)
-    talk.until(lambda: talk.answers(Settled))
+    seq = client.send_reliable(Finish())
+    talk.until(lambda: talk.received(Finish))
+    question = talk.received(Finish)[0]
+    server.send_reliable(question.who, FlushDone(7, ""), re=question.seq)
+    talk.until(lambda: talk.answers(FlushDone))
 
-    answer = talk.answers(Settled)[0]
-    assert (answer.re, answer.answers, answer.body) == (seq, Finish(), Settled(7, ""))
+    answer = talk.answers(FlushDone)[0]
+    assert (answer.re, answer.answers, answer.body) == (seq, Finish(), FlushDone(7, ""))
     assert not len(client.peer.outbox)
     client.acknowledge(answer)
     talk.until(lambda: not server.unsaid("trainer"))
@@ -176,7 +176,7 @@ def test_news_is_told_to_every_peer_of_the_newest_incarnation_of_the_roles_named
     meet(talk, "trainer", 2)
     meet(talk, "watchdog", 1)
     meet(talk, "cli", 1)
-    server.tell_all(Rejected("/l/model.ckpt-1", "torn"), ("trainer", "watchdog"))
+    server.broadcast(Rejected("/l/model.ckpt-1", "torn"), ("trainer", "watchdog"))
     talk.until(lambda: len(talk.answers(Rejected)) == 2 and not server.unsaid("watchdog"))
     talk.turn()
 
@@ -188,7 +188,7 @@ def test_news_is_told_to_every_peer_of_the_newest_incarnation_of_the_roles_named
 def test_nothing_that_an_older_incarnation_says_is_heard(talk: Talk) -> None:
     server, old = meet(talk, "trainer", 1)
     meet(talk, "trainer", 2)
-    old.tell(note(1))
+    old.send_reliable(note(1))
     talk.until(lambda: server.dropped["an older incarnation"])
 
     assert notes(talk) == []
@@ -206,9 +206,9 @@ def test_the_command_line_belongs_to_no_run_and_gets_its_answer(talk: Talk) -> N
     talk.server = talk.wire.server()
     command = talk.wire.client("cli", run="")
     talk.clients = [command]
-    seq = command.tell(StatusRequest())
-    talk.until(lambda: talk.heard(StatusRequest))
-    talk.server.say(talk.heard(StatusRequest)[0].who, Status(b"{}"), re=seq)
+    seq = command.send_reliable(StatusRequest())
+    talk.until(lambda: talk.received(StatusRequest))
+    talk.server.send(talk.received(StatusRequest)[0].who, Status(b"{}"), re=seq)
     talk.until(lambda: talk.answers(Status))
 
 
@@ -220,7 +220,7 @@ def test_garbage_is_counted_and_survived(talk: Talk, frames: list[bytes]) -> Non
     server, client = meet(talk)
     talk.wire.raw(client, frames)
     talk.until(lambda: server.dropped.total())
-    client.tell(note(1))
+    client.send_reliable(note(1))
     talk.until_all_said()
 
     assert notes(talk) == ["note 1"]
@@ -246,7 +246,7 @@ def test_however_many_ways_there_are_to_be_wrong_the_counters_stay_few(talk: Tal
 def test_a_message_over_the_limit_is_our_own_bug_and_is_not_sent(talk: Talk) -> None:
     _, client = meet(talk)
     with pytest.raises(ProcsvBug):
-        client.say(Note("x" * MESSAGE_BYTES_MAX, {}))
+        client.send(Note("x" * MESSAGE_BYTES_MAX, {}))
 
 
 def test_a_peer_whose_role_speaks_on_a_later_connection_is_forgotten(talk: Talk) -> None:
@@ -254,7 +254,7 @@ def test_a_peer_whose_role_speaks_on_a_later_connection_is_forgotten(talk: Talk)
     talk.clients.clear()
     talk.wire.drop_client(first)
     meet(talk)
-    server.tell_all(Rejected("p", "w"), ("trainer",))
+    server.broadcast(Rejected("p", "w"), ("trainer",))
     talk.until(lambda: len(server.peers) == 1)
     talk.until(lambda: not server.unsaid("trainer"))
 
@@ -263,7 +263,7 @@ def test_the_only_peer_of_its_role_is_kept_though_it_cannot_be_reached(talk: Tal
     server, client = meet(talk)
     talk.clients.clear()
     talk.wire.drop_client(client)
-    server.tell_all(Rejected("p", "w"), ("trainer",))
+    server.broadcast(Rejected("p", "w"), ("trainer",))
     for _ in range(5):
         talk.turn()
 
@@ -273,9 +273,9 @@ def test_the_only_peer_of_its_role_is_kept_though_it_cannot_be_reached(talk: Tal
 def test_a_peer_that_is_forgotten_is_told_nothing_more(talk: Talk) -> None:
     server, client = meet(talk)
     talk.acknowledges = False
-    server.tell_all(Rejected("p", "w"), ("trainer",))
+    server.broadcast(Rejected("p", "w"), ("trainer",))
     server.forget("trainer", client.me.incarnation)
-    server.tell_all(Rejected("p", "w"), ("trainer",))
+    server.broadcast(Rejected("p", "w"), ("trainer",))
 
     assert (server.peers, server.unsaid("trainer")) == ({}, 0)
 
@@ -283,9 +283,9 @@ def test_a_peer_that_is_forgotten_is_told_nothing_more(talk: Talk) -> None:
 def test_messages_without_end_to_a_peer_that_never_answers_are_our_own_bug() -> None:
     client = FakeWire().client()
     for _ in range(UNACKED_MAX):
-        client.tell(note(1))
+        client.send_reliable(note(1))
     with pytest.raises(ProcsvBug):
-        client.tell(note(1))
+        client.send_reliable(note(1))
 
 
 def envelope(body: Body, seq: int = 1, run: str = RUN, protocol: int = PROTOCOL) -> bytes:

@@ -15,8 +15,9 @@ import zmq
 from procsv.base.clock import SystemClock
 from procsv.base.errors import UserError
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
+from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.messages import Ack, Hello, Note
-from procsv.ipc.messaging.zmq_transport import CUT_OFF_BYTES, Address, Client, Server, Waiter, new_context
+from procsv.ipc.messaging.zmq_transport import CUT_OFF_BYTES, Client, Server, Waiter, new_context
 from tests.ipc.networks import RUN, RealWire, Talk
 from tests.support.programs import running, until
 
@@ -154,18 +155,18 @@ def test_a_peer_that_sends_too_much_is_cut_off_and_the_others_are_served(talk: T
         talk.until(lambda: events.poll(0))
         hog.disable_monitor()
         events.close(0)
-    client.tell(Note("still here", {}))
+    client.send_reliable(Note("still here", {}))
     talk.until_all_said()
 
-    assert [type(heard.body) for heard in talk.at_server] == [Hello, Note]
+    assert [type(received.body) for received in talk.at_server] == [Hello, Note]
 
 
 def test_a_message_of_almost_the_limit_arrives(talk: Talk) -> None:
     talk.server = talk.wire.server()
     client = talk.wire.client()
     talk.clients = [client]
-    client.tell(Note("x" * (MESSAGE_BYTES_MAX - 1000), {}))
-    talk.until(lambda: talk.heard(Note))
+    client.send_reliable(Note("x" * (MESSAGE_BYTES_MAX - 1000), {}))
+    talk.until(lambda: talk.received(Note))
 
 
 def test_who_speaks_no_zeromq_at_all_is_survived(talk: Talk, path: Path) -> None:
@@ -186,7 +187,7 @@ def test_what_a_server_that_was_killed_left_open_is_said_to_the_one_started_in_i
     talk.clients = [client]
     with running(SERVER, path, RUN, 1, "no") as first:
         first.wait_said("bound")
-        client.tell(Note("precious", {}))
+        client.send_reliable(Note("precious", {}))
         talk.until(lambda: client.connections)
         talk.turn()
         first.wait_said("heard")
@@ -198,8 +199,8 @@ def test_what_a_server_that_was_killed_left_open_is_said_to_the_one_started_in_i
         second.wait_said("bound")
         talk.until_all_said()
         assert client.connections == 2
-        assert {type(heard.body) for heard in talk.at_clients} == {Ack}
-        assert {heard.incarnation for heard in talk.at_clients} == {2}
+        assert {type(received.body) for received in talk.at_clients} == {Ack}
+        assert {received.incarnation for received in talk.at_clients} == {2}
 
 
 @pytest.mark.fault
@@ -224,7 +225,7 @@ def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, pat
                 number += client.say(Note("x" * 10_000, {}))
     """
     with running(source, path, RUN) as trainer:
-        talk.until(lambda: len(talk.heard(Note)) > 10)
+        talk.until(lambda: len(talk.received(Note)) > 10)
         trainer.kill()
     before = len(talk.at_server)
     client = talk.wire.client("trainer", 2)
@@ -244,7 +245,7 @@ def test_waiting_ends_with_news_on_a_channel(ends: Ends, path: Path) -> None:
 
     assert waiter.wait(10.0) == [client]  # its connection is made
     assert client.tick()
-    client.tell(Hello(1))
+    client.send_reliable(Hello(1))
     assert waiter.wait(10.0) == [server]
 
 
@@ -275,7 +276,7 @@ def test_a_client_that_has_more_to_say_is_not_waited_for(ends: Ends, path: Path)
     clock, waiter = SystemClock(), Waiter()
     client = ends.client()
     waiter.add(client)
-    client.tell(Note("early", {}))
+    client.send_reliable(Note("early", {}))
     server = ends.server()
     until(client.tick, lambda: waiter.wait(1.0))
 

@@ -128,10 +128,10 @@ def test_a_message_damaged_on_its_way_is_a_message_or_a_peer_error(data: st.Data
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(whole[: data.draw(st.integers(0, len(whole)))])
     try:
-        heard = decode(damaged)
+        received = decode(damaged)
     except PeerError:
         return
-    assert isinstance(heard.body, BODIES)
+    assert isinstance(received.body, BODIES)
 
 
 @settings(max_examples=50)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from procsv.base.errors import ProcsvBug
 from procsv.ipc.messaging.delivery import RESEND_S, UNACKED_MAX, Inbox, Outbox
-from procsv.ipc.messaging.endpoint import ServerDoor
+from procsv.ipc.messaging.endpoint import ServerEndpoint
 from procsv.ipc.messaging.memory_transport import FakeClient
 from procsv.ipc.messaging.messages import Finish, Hello, Note
 from tests.ipc.networks import FakeWire, Talk
@@ -149,20 +149,20 @@ class BadNetwork(RuleBasedStateMachine):
         self.new_trainer()
 
     @property
-    def server(self) -> ServerDoor:
+    def server(self) -> ServerEndpoint:
         assert self.talk.server is not None
         return self.talk.server
 
     def turn(self) -> None:
         self.talk.turn()
-        for heard in self.talk.at_server:
-            assert heard.incarnation >= self.newest_heard, "an older incarnation took effect"
-            self.newest_heard = heard.incarnation
-            if isinstance(heard.body, Note):
-                self.handled["server", self.server.me.incarnation, heard.body.event] += 1
-        for heard in self.talk.at_clients:
-            if isinstance(heard.body, Note):
-                self.handled["client", self.trainers, heard.body.event] += 1
+        for received in self.talk.at_server:
+            assert received.incarnation >= self.newest_heard, "an older incarnation took effect"
+            self.newest_heard = received.incarnation
+            if isinstance(received.body, Note):
+                self.handled["server", self.server.me.incarnation, received.body.event] += 1
+        for received in self.talk.at_clients:
+            if isinstance(received.body, Note):
+                self.handled["client", self.trainers, received.body.event] += 1
         self.talk.at_server.clear()
         self.talk.at_clients.clear()
 
@@ -192,14 +192,14 @@ class BadNetwork(RuleBasedStateMachine):
     def client_tells(self) -> None:
         text = f"c{next(self.numbers)}"
         self.told.add(text)
-        self.talk.clients[0].tell(Note(text, {}))
+        self.talk.clients[0].send_reliable(Note(text, {}))
 
     @rule()
     def server_tells(self) -> None:
         text = f"s{next(self.numbers)}"
         if any(peer.incarnation == self.trainers for peer in self.server.peers.values()):
             self.news.add(text)
-        self.server.tell_all(Note(text, {}), ("trainer",))
+        self.server.broadcast(Note(text, {}), ("trainer",))
 
     @rule(loss=st.floats(0, 0.9), duplication=st.floats(0, 1), delay_s=st.floats(0, 5))
     def weather(self, loss: float, duplication: float, delay_s: float) -> None:

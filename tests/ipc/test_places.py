@@ -12,9 +12,9 @@ from procsv.base.errors import UserError
 from procsv.base.run.paths import (
     SHM_ROOT,
     SOCKET_PATH_BYTES_MAX,
-    Places,
+    RunPaths,
     check_socket_paths,
-    find_places,
+    find_paths,
     local_home,
     logdir_hash,
     make_private_dir,
@@ -40,39 +40,39 @@ def test_every_spelling_of_a_logdir_is_one_run(logdir: Path, monkeypatch: pytest
         logdir.parent / "link" / ".",
         f"{logdir}//",
     ]
-    assert {find_places(spelling) for spelling in spellings} == {find_places(logdir)}
+    assert {find_paths(spelling) for spelling in spellings} == {find_paths(logdir)}
 
 
 def test_two_logdirs_are_two_runs(logdir: Path) -> None:
-    assert find_places(logdir).run_dir != find_places(logdir.parent).run_dir
+    assert find_paths(logdir).run_dir != find_paths(logdir.parent).run_dir
     assert logdir_hash(logdir) != logdir_hash(logdir.parent)
     assert len(logdir_hash(logdir)) == 16
 
 
 def test_a_logdir_that_is_not_there_yet_is_the_same_run_when_it_is(tmp_path: Path) -> None:
-    before = find_places(tmp_path / "new")
+    before = find_paths(tmp_path / "new")
     assert not (tmp_path / "new").exists()
     (tmp_path / "new").mkdir()
-    assert find_places(tmp_path / "new") == before
+    assert find_paths(tmp_path / "new") == before
 
 
 def test_a_logdir_whose_name_is_not_utf_8_has_its_places(tmp_path: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     odd.mkdir()
-    assert find_places(odd).logdir == odd
+    assert find_paths(odd).logdir == odd
 
 
 def test_finding_makes_nothing(logdir: Path) -> None:
-    places = find_places(logdir)
+    paths = find_paths(logdir)
     assert list(logdir.iterdir()) == []
-    assert not places.run_dir.exists()
-    assert not places.shm_dir.exists()
+    assert not paths.run_dir.exists()
+    assert not paths.shm_dir.exists()
 
 
 def test_the_run_directory_lies_where_the_system_keeps_such(logdir: Path) -> None:
-    places = find_places(logdir)
-    assert places.run_dir == Path(os.environ["XDG_RUNTIME_DIR"]) / f"procsv-{logdir_hash(logdir)}"
-    assert places.shm_dir.parent in (SHM_ROOT, places.run_dir)
+    paths = find_paths(logdir)
+    assert paths.run_dir == Path(os.environ["XDG_RUNTIME_DIR"]) / f"procsv-{logdir_hash(logdir)}"
+    assert paths.shm_dir.parent in (SHM_ROOT, paths.run_dir)
 
 
 @pytest.mark.parametrize("runtime", ["", "/nowhere/at/all", "/proc/version"])
@@ -80,32 +80,32 @@ def test_without_a_runtime_directory_it_lies_in_the_temporary_one(
     logdir: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-    assert find_places(logdir).run_dir == Path(tempfile.gettempdir()) / f"procsv-{os.getuid()}-{logdir_hash(logdir)}"
+    assert find_paths(logdir).run_dir == Path(tempfile.gettempdir()) / f"procsv-{os.getuid()}-{logdir_hash(logdir)}"
 
 
 def test_without_shared_memory_snapshots_lie_in_the_run_directory(
     logdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("procsv.base.run.paths.SHM_ROOT", logdir / "no shm here")
-    places = find_places(logdir)
-    assert places.shm_dir == places.run_dir / "shm"
+    paths = find_paths(logdir)
+    assert paths.shm_dir == paths.run_dir / "shm"
 
 
 def test_every_path_of_a_run_lies_in_one_of_its_directories(logdir: Path) -> None:
-    places = find_places(logdir)
-    in_logdir = [places.run_json, places.journal, places.logs, places.crashes, places.staging, places.log("trainer", 1)]
+    paths = find_paths(logdir)
+    in_logdir = [paths.run_json, paths.journal, paths.logs, paths.crashes, paths.staging, paths.log("trainer", 1)]
     in_run = [
-        places.control_socket,
-        places.service_socket("summary"),
-        places.run_lock,
-        places.writer_lock,
-        places.service_lock("summary"),
-        places.pulse("trainer", 1),
-        places.last_words(1),
-        places.event_position("1-0"),
+        paths.control_socket,
+        paths.service_socket("summary"),
+        paths.run_lock,
+        paths.writer_lock,
+        paths.service_lock("summary"),
+        paths.heartbeat("trainer", 1),
+        paths.last_words(1),
+        paths.event_position("1-0"),
     ]
-    assert all(path.is_relative_to(places.home) for path in in_logdir)
-    assert all(path.parent == places.run_dir for path in in_run)
+    assert all(path.is_relative_to(paths.home) for path in in_logdir)
+    assert all(path.parent == paths.run_dir for path in in_run)
     assert len(set(in_logdir + in_run)) == len(in_logdir + in_run)
 
 
@@ -154,12 +154,12 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyt
 def test_a_socket_path_that_the_system_would_not_take_is_found_before_anything_starts(tmp_path: Path) -> None:
     room = SOCKET_PATH_BYTES_MAX - len("/checkpoint.sock")
     fits = Path("/" + "x" * (room - 1))
-    check_socket_paths(Places(tmp_path, fits, tmp_path))
+    check_socket_paths(RunPaths(tmp_path, fits, tmp_path))
     with pytest.raises(UserError, match=f"has {SOCKET_PATH_BYTES_MAX + 1} bytes") as caught:
-        check_socket_paths(Places(tmp_path, fits.with_name(fits.name + "x"), tmp_path))
+        check_socket_paths(RunPaths(tmp_path, fits.with_name(fits.name + "x"), tmp_path))
     assert caught.value.exit_code == 73
     with pytest.raises(UserError):  # bytes, not letters
-        check_socket_paths(Places(tmp_path, Path("/" + "ä" * (room // 2 + 1)), tmp_path))
+        check_socket_paths(RunPaths(tmp_path, Path("/" + "ä" * (room // 2 + 1)), tmp_path))
 
 
 def test_a_logdir_that_is_a_url_has_a_home_on_this_machine_wherever_it_is_asked_from(
@@ -169,7 +169,7 @@ def test_a_logdir_that_is_a_url_has_a_home_on_this_machine_wherever_it_is_asked_
     home = local_home("gs://bucket/a/run")
     assert home.parent == tmp_path / "state" / "procsv"
     assert home.name.startswith("run-")
-    assert find_places("gs://bucket/a/run/").logdir == home
+    assert find_paths("gs://bucket/a/run/").logdir == home
     assert local_home("gs://bucket/b/run") != home
     monkeypatch.chdir(tmp_path)
     assert local_home("gs://bucket/a/run") == home

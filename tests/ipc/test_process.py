@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from procsv.base.clock import SystemClock
-from procsv.base.processes import Child, Exit, Identity, Stranger, boot_id, descendants, identify, spawn
+from procsv.base.processes import Child, Exit, ExternalProcess, Identity, boot_id, descendants, identify, spawn
 from procsv.ipc.messaging.zmq_transport import Waiter
 from tests.support.programs import ROOT, running, until
 
@@ -250,7 +250,7 @@ def test_a_name_that_looks_like_its_own_status_line_confuses_nobody(nursery: Nur
 def test_a_stranger_is_watched_and_ended_with_its_tree() -> None:
     with running(FAMILY, "stay") as program:
         near, far = map(int, program.wait_said("family").split())
-        stranger = Stranger(program.pid)
+        stranger = ExternalProcess(program.pid)
         assert not stranger.has_ended()
         stranger.signal_tree(signal.SIGKILL)
         assert program.wait() == -signal.SIGKILL
@@ -265,5 +265,5 @@ def test_a_stranger_is_watched_and_ended_with_its_tree() -> None:
 def test_a_stranger_that_was_dead_before_it_was_looked_at_has_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait(20.0)
-    assert Stranger(process.pid).has_ended()
+    assert ExternalProcess(process.pid).has_ended()
     assert descendants(process.pid) == []

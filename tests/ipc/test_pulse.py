@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procsv.ipc.shm.heartbeat import Beat, Phase, PulseReader, PulseWriter, Snapshots, Spacing
+from procsv.ipc.shm.heartbeat import Heartbeat, HeartbeatReader, HeartbeatWriter, Phase, Snapshots, Spacing
 from tests.support.programs import running, until
 
 GUARD_AT = 8
@@ -20,8 +20,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "trainer.1.pulse"
 
 
-def beating(path: Path, step: int = 7) -> PulseWriter:
-    writer = PulseWriter(path)
+def beating(path: Path, step: int = 7) -> HeartbeatWriter:
+    writer = HeartbeatWriter(path)
     writer.phase, writer.step = Phase.STEP, step
     writer.beat(1.0)
     return writer
@@ -34,21 +34,21 @@ def set_guard(path: Path, guard: int) -> None:
 
 
 def test_a_reader_that_comes_first_sees_nothing_and_then_the_first_beat(path: Path) -> None:
-    reader = PulseReader(path)
+    reader = HeartbeatReader(path)
     assert reader.read() is None
     path.touch()
     assert reader.read() is None, "a file that is not whole yet"
     path.unlink()
-    writer = PulseWriter(path)
+    writer = HeartbeatWriter(path)
     assert reader.read() is None, "no beat yet"
     writer.beat(2.5)
-    assert reader.read() == Beat(Phase.IMPORT, -1, 0, 2.5, 0.0)
+    assert reader.read() == Heartbeat(Phase.IMPORT, -1, 0, 2.5, 0.0)
     reader.close()
     writer.close()
 
 
 def test_how_snapshots_are_spaced_is_in_the_beat_and_why_can_be_read_by_people(path: Path) -> None:
-    writer, reader = PulseWriter(path), PulseReader(path)
+    writer, reader = HeartbeatWriter(path), HeartbeatReader(path)
     for spacing in Spacing:
         writer.snapshots = Snapshots(spacing, 2.5, 12, 0.0011, 0.001, 0.02)
         writer.beat(1.0)
@@ -75,21 +75,21 @@ def test_how_snapshots_are_spaced_is_in_the_beat_and_why_can_be_read_by_people(p
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_beaten_is_read(path: Path, phase: Phase, step: int, work: int, now_s: int, extended_s: int) -> None:
-    writer, reader = PulseWriter(path), PulseReader(path)
+    writer, reader = HeartbeatWriter(path), HeartbeatReader(path)
     writer.phase, writer.step, writer.work, writer.extended_s = phase, step, work, float(extended_s)
     writer.beat(float(now_s))
-    assert reader.read() == Beat(phase, step, work, float(now_s), float(extended_s))
+    assert reader.read() == Heartbeat(phase, step, work, float(now_s), float(extended_s))
     reader.close()
     writer.close()
 
 
 def test_a_beat_that_was_cut_off_in_the_middle_leaves_the_last_one(path: Path) -> None:
-    writer, reader = beating(path), PulseReader(path)
+    writer, reader = beating(path), HeartbeatReader(path)
     whole = reader.read()
     set_guard(path, 3)  # odd: its writer was killed in the middle
     assert reader.read() == whole
 
-    late = PulseReader(path)
+    late = HeartbeatReader(path)
     assert late.read() is None, "who comes now cannot know"
     for one in (reader, late, writer):
         one.close()
@@ -97,7 +97,7 @@ def test_a_beat_that_was_cut_off_in_the_middle_leaves_the_last_one(path: Path) -
 
 def test_a_guard_of_zero_is_no_beat(path: Path) -> None:
     """Writing clears the guard for an instant, and zero is an even number."""
-    writer, reader = beating(path), PulseReader(path)
+    writer, reader = beating(path), HeartbeatReader(path)
     set_guard(path, 0)
     assert reader.read() is None
     writer.beat(2.0)
@@ -110,13 +110,13 @@ def test_a_guard_of_zero_is_no_beat(path: Path) -> None:
 
 def test_a_file_of_something_else_is_no_pulse(path: Path) -> None:
     path.write_bytes(b"\0" * 4096)
-    reader = PulseReader(path)
+    reader = HeartbeatReader(path)
     assert reader.read() is None
     reader.close()
 
 
 def test_a_closed_reader_may_read_again(path: Path) -> None:
-    writer, reader = beating(path), PulseReader(path)
+    writer, reader = beating(path), HeartbeatReader(path)
     assert reader.read() is not None
     reader.close()
     reader.close()
@@ -130,8 +130,8 @@ def test_a_pulse_is_whole_while_another_process_beats_as_fast_as_it_can_and_outl
     source = """
         import sys
         from pathlib import Path
-        from procsv.ipc.shm.heartbeat import Phase, PulseWriter
-        writer = PulseWriter(Path(sys.argv[1]))
+        from procsv.ipc.shm.heartbeat import Phase, HeartbeatWriter
+        writer = HeartbeatWriter(Path(sys.argv[1]))
         writer.phase = Phase.STEP
         for number in range(10**9):
             writer.step, writer.work, writer.extended_s = number, number, float(number)
@@ -139,7 +139,7 @@ def test_a_pulse_is_whole_while_another_process_beats_as_fast_as_it_can_and_outl
             if number == 1000:
                 print("beating")
     """
-    reader = PulseReader(path)
+    reader = HeartbeatReader(path)
     with running(source, path) as trainer:
         trainer.wait_said("beating")
         until(reader.read, lambda: None)  # who comes while its writer is off the processor in mid-beat looks again
@@ -147,7 +147,7 @@ def test_a_pulse_is_whole_while_another_process_beats_as_fast_as_it_can_and_outl
         for _ in range(20_000):
             beat = reader.read()
             assert beat is not None
-            assert beat == Beat(Phase.STEP, beat.step, beat.step, float(beat.step), float(beat.step))
+            assert beat == Heartbeat(Phase.STEP, beat.step, beat.step, float(beat.step), float(beat.step))
             assert beat.step >= last
             last = beat.step
         trainer.kill()

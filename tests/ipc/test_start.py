@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from procsv.base.errors import ProcsvBug
 from procsv.base.processes import spawn
-from procsv.base.run.paths import Places
+from procsv.base.run.paths import RunPaths
 from procsv.ipc.messaging.start import MODULES, VARIABLE, Start, take_start
 from tests.support.programs import ROOT
 
@@ -63,7 +63,7 @@ def test_the_command_line_says_role_logdir_and_target() -> None:
 
 
 def test_the_places_are_those_of_the_run() -> None:
-    assert a_start().places == Places(Path("/l"), Path("/r"), Path("/s"))
+    assert a_start().paths == RunPaths(Path("/l"), Path("/r"), Path("/s"))
 
 
 def test_who_is_started_by_hand_is_told_how_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

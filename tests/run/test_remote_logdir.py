@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from procsv.base.run.paths import find_places
+from procsv.base.run.paths import find_paths
 from tests.support.launched import environment, procsv
 
 pytestmark = pytest.mark.fault
@@ -51,7 +51,7 @@ def test_a_logdir_that_is_a_url_keeps_a_killed_run_under_launch_and_the_next_of_
     )
     assert done.returncode == 0, done.stderr
 
-    here = find_places(url)
+    here = find_paths(url)
     assert here.logdir.parent == state / "procsv"
     assert f"go to {url}" in done.stderr
     latest = tf.train.latest_checkpoint(url)

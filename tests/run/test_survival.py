@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from procsv.base.run.paths import find_places
+from procsv.base.run.paths import find_paths
 from tests.support.launched import NEWS_S_MAX, Launched, environment, launched, procsv
 
 pytestmark = pytest.mark.fault
@@ -108,7 +108,7 @@ def test_row_01_ten_kills_of_the_trainer_cost_what_came_after_the_last_snapshot_
     with launched(tmp_path / "digits", *args) as run:
         for kill in range(1, KILLS + 1):
             run.wait_event("ready", kill)
-            assert len(list(find_places(run.logdir).run_dir.glob("stacks.*"))) <= 1  # the dead leave none behind
+            assert len(list(find_paths(run.logdir).run_dir.glob("stacks.*"))) <= 1  # the dead leave none behind
             pause.wait(rng.uniform(0.0, 1.0))  # at a random moment of the training
             run.kill("trainer")
             run.wait_event("exited", kill)

@@ -112,7 +112,7 @@ class CoreActed:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Received:
     """A server has taken a message for news."""
 
     server: str
@@ -150,7 +150,7 @@ Fact = (
     | Appended
     | Journaled
     | CoreActed
-    | Heard
+    | Received
     | Asked
     | LaunchEnded
 )

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from procsv.base.processes import Exit
-from procsv.ipc.messaging.messages import Durable, Recovered
+from procsv.ipc.messaging.messages import Durable, FirstStepDone
 from procsv.watchdog.core.events import STANDBY, TRAINER, WATCHDOG, Ended, RecycleAsked, Said, Ticked
 from tests.simulation import history
 from tests.simulation.checkpoints import REPLACED, STAGING, is_safe, is_whole, saved_after
 from tests.simulation.program import value_at
-from tests.simulation.shelf import TORN_RECORD, VERSION
+from tests.simulation.stream_store import TORN_RECORD, VERSION
 from tests.simulation.trainer import Trainer
 from tests.simulation.world import STATUS_S_MAX, Violation, World
 
@@ -264,7 +264,7 @@ def _is_free(died: history.Died) -> bool:
 
 def _count(budget: Budget, event: Any) -> None:
     match event:
-        case Said("trainer", _, Recovered() as recovered):
+        case Said("trainer", _, FirstStepDone() as recovered):
             if not budget.was_ready or (recovered.restored_step < budget.durable_step and not budget.has_gone_back):
                 budget.durable_step = recovered.restored_step
             budget.was_ready = True
@@ -350,7 +350,7 @@ def i12_the_dead_are_not_heard(world: World, account: Account, fact: history.Fac
             account.newest_heard = {key: n for key, n in account.newest_heard.items() if key[0] != role}
             if role == TRAINER:
                 account.newest_trainer = incarnation
-        case history.Heard(server, role, incarnation, body):
+        case history.Received(server, role, incarnation, body):
             newest = account.newest_heard.get((server, role), 0)
             if incarnation < newest:
                 return f"{server} has heard {body} of {role} {incarnation}, after {newest}"

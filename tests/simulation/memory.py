@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import SlotInfo
 from procsv.ipc.shm.slot_state import SlotEvent, SlotState, next_state
 
@@ -29,7 +29,7 @@ class Slot:
 
     info: SlotInfo
     value: int = 0  # the model's variables
-    plan: SaverPlan | None = None
+    plan: CheckpointPlan | None = None
     is_good: bool = True
     writer: int = 0  # pid that holds the exclusive lock
     readers: list[int] = field(default_factory=list)  # pids that hold the shared one
@@ -94,9 +94,9 @@ class SimMemory:
 
 
 class SimArena:
-    """The slots of one trainer incarnation: procsv.ipc.shm.slot_file.Arena."""
+    """The slots of one trainer incarnation: procsv.ipc.shm.slot_file.SlotPool."""
 
-    def __init__(self, memory: SimMemory, run: str, incarnation: int, pid: int, plan: SaverPlan) -> None:
+    def __init__(self, memory: SimMemory, run: str, incarnation: int, pid: int, plan: CheckpointPlan) -> None:
         self._memory, self._run, self._incarnation, self._pid, self._plan = memory, run, incarnation, pid, plan
         self._own: list[Slot] = []
 

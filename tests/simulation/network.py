@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from procsv.base.clock import Clock
-from procsv.ipc.messaging.endpoint import COMMAND_LINE, Address, ClientDoor, Put, ServerDoor
+from procsv.ipc.messaging.endpoint import COMMAND_LINE, Address, ClientEndpoint, Put, ServerEndpoint
 from tests.simulation.clock import SimClock
 
 LATENCY_S = 0.0005
@@ -104,7 +104,7 @@ class SimNetwork:
         return f"{who.decode()} to {path.name}"
 
 
-class SimServer(ServerDoor):
+class SimServer(ServerEndpoint):
     """Server, in this network.  `wake`: something has come."""
 
     def __init__(self, network: SimNetwork, path: Path, me: Address, clock: Clock, wake: Callable[[], None]) -> None:
@@ -133,7 +133,7 @@ class SimServer(ServerDoor):
         self._network.unbind(self)
 
 
-class SimClient(ClientDoor):
+class SimClient(ClientEndpoint):
     """Client, in this network."""
 
     def __init__(self, network: SimNetwork, path: Path, me: Address, clock: Clock, wake: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from procsv.base.processes import Exit, Stranger
+from procsv.base.processes import Exit, ExternalProcess
 from tests.simulation.clock import Timer
 from tests.simulation.disk import Killed
 
@@ -119,7 +119,7 @@ class Process:
         """Closes its sockets; called once, at its death."""
 
 
-class SimStranger(Stranger):
+class SimStranger(ExternalProcess):
     """A process that somebody knows by its pid."""
 
     def __init__(self, world: World, pid: int) -> None:

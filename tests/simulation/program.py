@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan
 
 MODULUS = 2**61 - 1
 
@@ -57,8 +57,8 @@ class Program:
     grandchild: bool = False  # a crash leaves a grandchild behind
 
     @property
-    def plan(self) -> SaverPlan:
-        return SaverPlan(
+    def plan(self) -> CheckpointPlan:
+        return CheckpointPlan(
             "/logdir/model.ckpt", "checkpoint", self.save_secs, self.max_to_keep, 10000.0, False, False, ""
         )
 

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from procsv.base.processes import Exit, Stranger
-from procsv.ipc.messaging.endpoint import Address, Heard
-from procsv.ipc.messaging.messages import SaverPlan
+from procsv.base.processes import Exit, ExternalProcess
+from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.shm.heartbeat import Beat, Phase, PulseWriter
+from procsv.ipc.shm.heartbeat import Heartbeat, HeartbeatWriter, Phase
 from procsv.ipc.shm.slot_file import SlotInfo
 from procsv.services.checkpoint.core.actions import Action, Persist, VerifySlot
 from procsv.services.checkpoint.core.facts import Look, State
-from procsv.services.checkpoint.environment import Outside
+from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.fs_events import Watch
 from procsv.services.checkpoint.orphan_shutdown import LastOneOut
 from procsv.services.checkpoint.process import CheckpointService
@@ -28,8 +28,8 @@ from tests.simulation import history
 from tests.simulation.disk import Killed
 from tests.simulation.network import SimServer
 from tests.simulation.processes import Process, SimStranger
-from tests.simulation.shelf import SimShelf
 from tests.simulation.store import SimStore
+from tests.simulation.stream_store import SimShelf
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -41,7 +41,7 @@ THAW_LOOK_S = 1.0
 JOB_OPERATIONS_MAX = 40  # a save makes about 25 disk operations; a kill comes before any of them, or after
 
 
-class SimPulse(PulseWriter):
+class SimPulse(HeartbeatWriter):
     """A pulse without a mapped file."""
 
     def __init__(self) -> None:
@@ -51,8 +51,8 @@ class SimPulse(PulseWriter):
     def beat(self, now_s: float) -> None:
         self.beat_s = now_s
 
-    def read(self) -> Beat | None:
-        return Beat(self.phase, self.step, self.work, self.beat_s, self.extended_s) if self.beat_s else None
+    def read(self) -> Heartbeat | None:
+        return Heartbeat(self.phase, self.step, self.work, self.beat_s, self.extended_s) if self.beat_s else None
 
     def close(self) -> None:
         """There is no file."""
@@ -125,7 +125,7 @@ class SimWorker(Worker):
 class SimLastOneOut(LastOneOut):
     """Who sees to it that nothing is left when the watchdog is dead; the decisions are the real ones."""
 
-    def __init__(self, world: World, start: Start, trainers: list[Stranger], now_s: float) -> None:
+    def __init__(self, world: World, start: Start, trainers: list[ExternalProcess], now_s: float) -> None:
         self._world = world
         super().__init__(start, trainers, now_s)
 
@@ -153,7 +153,7 @@ class SimWatch(Watch):
         """Nothing was."""
 
 
-class SimOutside(Outside):
+class SimOutside(Environment):
     """What the checkpoint service touches."""
 
     def __init__(self, process: ServiceProcess, start: Start) -> None:
@@ -171,14 +171,14 @@ class SimOutside(Outside):
     def slots(self) -> list[SlotInfo]:
         return self._world.memory.infos()
 
-    def plan_in(self, slot: SlotInfo) -> SaverPlan | None:
+    def plan_in(self, slot: SlotInfo) -> CheckpointPlan | None:
         found = self._world.memory.slots.get(slot.path)
         return found.plan if found is not None else None
 
-    def keep_plan(self, plan: SaverPlan) -> None:
+    def keep_plan(self, plan: CheckpointPlan) -> None:
         self._world.kept_plan = plan
 
-    def kept_plan(self) -> SaverPlan | None:
+    def kept_plan(self) -> CheckpointPlan | None:
         return self._world.kept_plan
 
     def remove_slot(self, slot: SlotInfo) -> None:
@@ -194,14 +194,14 @@ class SimOutside(Outside):
     def watch(self, on_change: Callable[[], None]) -> Watch:
         return SimWatch(on_change)
 
-    def look(self, plan: SaverPlan, watch: Watch) -> Look:
+    def look(self, plan: CheckpointPlan, watch: Watch) -> Look:
         """Nobody but the service saves here."""
         return Look((), self._store.newest_step() if self._store is not None else None, "")
 
-    def stranger(self, pid: int) -> Stranger:
+    def stranger(self, pid: int) -> ExternalProcess:
         return SimStranger(self._world, pid)
 
-    def last_one_out(self, trainers: list[Stranger], now_s: float) -> LastOneOut:
+    def last_one_out(self, trainers: list[ExternalProcess], now_s: float) -> LastOneOut:
         return SimLastOneOut(self._world, self._told, trainers, now_s)
 
 
@@ -242,7 +242,7 @@ class ServiceProcess(Process):
     def __init__(self, world: World, start: Start, path: Path) -> None:
         super().__init__(world, start.role, start.incarnation)
         self._start, self._path = start, path
-        self.pulse = SimPulse()
+        self.heartbeat = SimPulse()
         self.workers: list[SimWorker] = []
         self.server: SimServer | None = None
         self._service: Service | None = None
@@ -280,11 +280,11 @@ class ServiceProcess(Process):
         if self.is_orphan and not self._has_heard_of_orphan:
             self._has_heard_of_orphan = True
             service.orphaned()
-        while (heard := server.receive()) is not None:
-            self._note(heard)
-            service.handle(heard)
+        while (received := server.receive()) is not None:
+            self._note(received)
+            service.handle(received)
         server.tick()
-        self.pulse.beat(now_s)
+        self.heartbeat.beat(now_s)
         pause_s = service.tick(now_s)
         if service.is_finished():
             service.close()
@@ -292,8 +292,8 @@ class ServiceProcess(Process):
             return
         self.wake(min(TICK_S_MAX, max(LOOP_S_MIN, pause_s)))
 
-    def _note(self, heard: Heard) -> None:
-        self.world.note(history.Heard(self.role, heard.role, heard.incarnation, type(heard.body).__name__))
+    def _note(self, received: Received) -> None:
+        self.world.note(history.Received(self.role, received.role, received.incarnation, type(received.body).__name__))
 
     def _begin(self) -> bool:
         """Serves, once the service of the run before has let go of the logdir."""
@@ -306,8 +306,8 @@ class ServiceProcess(Process):
         world, start = self.world, self._start
         me = Address(start.run, start.role, start.incarnation)
         self.server = SimServer(world.network, self._path, me, world.clock, self.wake)
-        self.pulse.phase = Phase.IDLE
-        tools = Tools(start, world.clock, self.server, self.pulse, self.wake)
+        self.heartbeat.phase = Phase.IDLE
+        tools = Tools(start, world.clock, self.server, self.heartbeat, self.wake)
         if self.role == "checkpoint":
             self._service = HostedCheckpoint(tools, self)
         else:

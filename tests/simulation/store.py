@@ -13,9 +13,9 @@ import re
 from typing import Any
 
 from procsv.base.clock import Clock
-from procsv.ipc.messaging.messages import Durable, Reason, SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Reason
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.facts import Candidate, Found, Rejection, State, Stock
+from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, Rejection, State
 from procsv.services.checkpoint.core.retention import Kept, Rule, first_keep, retain
 from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone, Store
 from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, Manifest
@@ -71,17 +71,17 @@ class SimStore(Store):
             self._workshop.recover()
             self._is_recovered = self._workshop.is_empty()
 
-    def take_stock(self, plan: SaverPlan) -> Stock:
+    def take_stock(self, plan: CheckpointPlan) -> DiskState:
         with contextlib.suppress(OSError):
             self._make_ready()
         candidates, kept, _, _ = self._listing()
         if not candidates:
-            return Stock(-1, 0, None, ())
+            return DiskState(-1, 0, None, ())
         top, newest = max(c.sequence for c in candidates), candidates[0]
         durable = None
         if newest.sequence and (self._follows or self._shared.infos()) and self._verify(newest.path) == "":
             durable = self._durable(self._workshop.manifest(newest.path), newest.path, 0.0, kept)
-        return Stock(newest.step, top, durable, kept)
+        return DiskState(newest.step, top, durable, kept)
 
     def _durable(self, manifest: Manifest | None, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
         assert manifest is not None, path
@@ -139,7 +139,7 @@ class SimStore(Store):
         return ""
 
     # -- restoring -------------------------------------------------------------------------------------------
-    def find(self, plan: SaverPlan, before: int = -1) -> Found:
+    def find(self, plan: CheckpointPlan, before: int = -1) -> Found:
         with contextlib.suppress(OSError):
             self._make_ready()
         found = self._find(plan, before)
@@ -151,7 +151,7 @@ class SimStore(Store):
         candidates = self._listing()[0]
         return candidates[0].step if candidates else -1
 
-    def _find(self, plan: SaverPlan, before: int) -> Found:
+    def _find(self, plan: CheckpointPlan, before: int) -> Found:
         candidates, kept, exists, trouble = self._listing()
         rejected: list[Rejection] = []
         for position, candidate in enumerate(candidates):
@@ -181,7 +181,9 @@ class SimStore(Store):
             if name in self._disk.files:
                 self._disk.rename(name, f"/logdir/{base}.rejected.{number}/{base_name(name)}")
 
-    def _relist(self, plan: SaverPlan, candidates: list[Candidate], position: int, garbled: bool) -> tuple[str, ...]:
+    def _relist(
+        self, plan: CheckpointPlan, candidates: list[Candidate], position: int, garbled: bool
+    ) -> tuple[str, ...]:
         good = candidates[position]
         older = [c for c in candidates[position + 1 :] if self._has_files(c.path)]
         older = [c for c in older if c.listed] if good.listed and not garbled else older
@@ -203,7 +205,7 @@ class SimStore(Store):
             raise SlotGone(str(gone)) from gone
 
     # -- saving ----------------------------------------------------------------------------------------------
-    def persist(self, state: State, reason: Reason, plan: SaverPlan | None) -> Durable:
+    def persist(self, state: State, reason: Reason, plan: CheckpointPlan | None) -> Durable:
         assert plan is not None
         content = ("variables", state.step, self._value(state))
         self._make_ready()
@@ -235,7 +237,7 @@ class SimStore(Store):
             raise SlotBad(f"slot {state.slot.path.name}: a tensor does not match its checksum")
         return int(slot.value)
 
-    def _put_in_place(self, path: str, staging: str, state: State, reason: Reason, plan: SaverPlan) -> Durable:
+    def _put_in_place(self, path: str, staging: str, state: State, reason: Reason, plan: CheckpointPlan) -> Durable:
         now = self._clock.wall()
         sums = {base_name(n): sum_of(self._disk.read(f"{staging}/{base_name(n)}")) for n in files_of(path)}
         manifest = Manifest(

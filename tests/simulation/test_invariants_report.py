@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from procsv.ipc.messaging.delivery import Inbox
-from procsv.ipc.messaging.endpoint import ServerDoor
+from procsv.ipc.messaging.endpoint import ServerEndpoint
 from procsv.ipc.messaging.messages import Durable
 from procsv.services.checkpoint.core.restore_choice import Restoring
 from procsv.services.summary.core import SummaryCore
@@ -17,7 +17,7 @@ from procsv.watchdog.core import trainer
 from procsv.watchdog.core.events import TRAINER, Ended, KillTree
 from procsv.watchdog.core.restart_policy import Cause, History
 from procsv.watchdog.core.run import Core
-from procsv.watchdog.core.trainer import Task
+from procsv.watchdog.core.trainer import TrainerSupervisor
 from tests.simulation import faults, memory, store
 from tests.simulation.checkpoints import SAVE_PATH
 from tests.simulation.commit import SimWorkshop
@@ -37,13 +37,13 @@ KILL_CHECKPOINT: Plan = [(12.0, faults.kill("checkpoint"))]
 
 
 def _restarts_beside_the_old_tree(patch: pytest.MonkeyPatch) -> None:
-    died = Task.died
+    died = TrainerSupervisor.died
 
-    def without_waiting(self: Task, ended: Ended, now_s: float) -> None:
+    def without_waiting(self: TrainerSupervisor, ended: Ended, now_s: float) -> None:
         died(self, ended, now_s)
         self._tree_is_gone = True
 
-    patch.setattr(Task, "died", without_waiting)
+    patch.setattr(TrainerSupervisor, "died", without_waiting)
 
 
 def _acknowledges_before_the_commit(patch: pytest.MonkeyPatch) -> None:
@@ -134,22 +134,22 @@ def _kills_the_trainer_with_the_service(patch: pytest.MonkeyPatch) -> None:
 
 
 def _does_not_answer_status(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Watchdog, "_heard_at_control", lambda self, heard: None)
+    patch.setattr(Watchdog, "_heard_at_control", lambda self, received: None)
 
 
 def _says_an_old_pid(patch: pytest.MonkeyPatch) -> None:
     def spawned(self: Core, event: Any) -> None:
         self.task.pid = self.task.pid or event.pid
 
-    died = Task.died
+    died = TrainerSupervisor.died
 
-    def keep_pid(self: Task, ended: Ended, now_s: float) -> None:
+    def keep_pid(self: TrainerSupervisor, ended: Ended, now_s: float) -> None:
         pid = self.pid
         died(self, ended, now_s)
         self.pid = pid
 
     patch.setattr(Core, "_spawned", spawned)
-    patch.setattr(Task, "died", keep_pid)
+    patch.setattr(TrainerSupervisor, "died", keep_pid)
 
 
 def _publishes_the_first_bytes_again(patch: pytest.MonkeyPatch) -> None:
@@ -163,18 +163,18 @@ def _publishes_the_first_bytes_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def _hears_the_dead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ServerDoor, "_is_outdated", lambda self, message: False)
+    patch.setattr(ServerEndpoint, "_is_outdated", lambda self, message: False)
     patch.setattr(Inbox, "is_news", lambda self, incarnation, seq: True)
 
 
 def _believes_the_dead(patch: pytest.MonkeyPatch) -> None:
-    said = Task.said
+    said = TrainerSupervisor.said
 
-    def believe(self: Task, words: Any, now_s: float) -> None:
+    def believe(self: TrainerSupervisor, words: Any, now_s: float) -> None:
         said(self, type(words)(words.role, self.incarnation, words.body, words.answers), now_s)
 
-    patch.setattr(Task, "said", believe)
-    patch.setattr(ServerDoor, "_is_outdated", lambda self, message: False)
+    patch.setattr(TrainerSupervisor, "said", believe)
+    patch.setattr(ServerEndpoint, "_is_outdated", lambda self, message: False)
     patch.setattr(Inbox, "is_news", lambda self, incarnation, seq: True)
 
 

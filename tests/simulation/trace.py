@@ -21,7 +21,7 @@ def show(fact: history.Fact) -> str:
             text = f"{role} {incarnation} starts (pid {pid})"
         case history.Died(role, incarnation, pid, exit, by):
             text = f"{role} {incarnation} (pid {pid}) is dead: {exit}, by {by}"
-        case history.Heard(server, role, incarnation, body):
+        case history.Received(server, role, incarnation, body):
             text = f"{server} hears {body} of {role} {incarnation}"
         case history.Journaled(event, role, incarnation, fields):
             text = f"journal: {event} {role} {incarnation} {fields}"

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procsv.base.processes import Exit
-from procsv.ipc.messaging.endpoint import Address, Heard
+from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import (
     Ack,
     Body,
     Durable,
+    FirstStepDone,
     Hello,
     Loaded,
     Message,
     Reason,
-    Recovered,
     Restore,
     Restored,
     RestoreFrom,
@@ -32,7 +32,7 @@ from procsv.ipc.messaging.messages import (
     StopTraining,
     Written,
 )
-from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.training.runtime.event_streams import EventStreams
 from procsv.training.runtime.grace import FORCED_SHARE, TRAINER_SHARE
@@ -82,7 +82,7 @@ class Trainer(Process):
         self._durable_sequence = self._sequence = 0
         self._asked_for = (-1, 0)
         self._snapshot_s = 0.0
-        self._arena: SimArena | None = None
+        self._pool: SimArena | None = None
         self._origin = ""
         self._streams = EventStreams(world.clock)
         self._streams.begin(world.memory.directory, incarnation)
@@ -101,13 +101,13 @@ class Trainer(Process):
         self.wake(0.05)
 
     # -- what others see -------------------------------------------------------------------------------------
-    def beat(self) -> Beat | None:
+    def beat(self) -> Heartbeat | None:
         """The pulse: written by the link's thread, which a frozen process does not run."""
         if not self._has_begun:
             return None
         if not self.is_frozen and not self.is_dead:
             self._beat_s = self.world.clock.now_s
-        return Beat(self.phase, self._read[0], self._runs, self._beat_s, 0.0)
+        return Heartbeat(self.phase, self._read[0], self._runs, self._beat_s, 0.0)
 
     def doom(self, error: ProgramError) -> None:
         """The program raises this where it is."""
@@ -153,29 +153,29 @@ class Trainer(Process):
             self._request_stop("preempt")
         for role, client in self._clients.items():
             self._greet(role, client)
-            while (heard := client.receive()) is not None:
-                self._hear(client, heard)
+            while (received := client.receive()) is not None:
+                self._hear(client, received)
         self._advance(now_s)
         if self.is_dead:
             return
         for message in self._streams.messages(now_s):
-            self._clients["summary"].say(message)
+            self._clients["summary"].send(message)
         self._plan_next_turn(now_s)
 
     def _greet(self, role: str, client: SimClient) -> None:
         if not client.tick():
             return
-        client.tell(Hello(self.pid))
-        if role == "checkpoint" and self._arena is not None:
-            client.tell(self.world.program.plan)
+        client.send_reliable(Hello(self.pid))
+        if role == "checkpoint" and self._pool is not None:
+            client.send_reliable(self.world.program.plan)
         if role == "summary":
             self._streams.on_connected()
         client.tick()
 
-    def _hear(self, client: SimClient, heard: Heard) -> None:
-        if heard.re in self._asked and client is self._clients["checkpoint"] and not isinstance(heard.body, Ack):
-            self._answers[heard.re] = heard.body
-        match heard.body:
+    def _hear(self, client: SimClient, received: Received) -> None:
+        if received.re in self._asked and client is self._clients["checkpoint"] and not isinstance(received.body, Ack):
+            self._answers[received.re] = received.body
+        match received.body:
             case Written() as written:
                 self._streams.on_written(written)
             case StopTraining(_, reason):
@@ -187,7 +187,7 @@ class Trainer(Process):
                 pass
             case _:
                 pass
-        client.acknowledge(heard)
+        client.acknowledge(received)
 
     def _plan_next_turn(self, now_s: float) -> None:
         dues = [self._until_s] if self.hung_s is None else []
@@ -256,7 +256,7 @@ class Trainer(Process):
         program = self.world.program
         yield self._import_s
         program.check_import(self.incarnation)
-        self._arena = SimArena(self.world.memory, self.run_id, self.incarnation, self.pid, program.plan)
+        self._pool = SimArena(self.world.memory, self.run_id, self.incarnation, self.pid, program.plan)
         self._tell("checkpoint", program.plan)
         self.phase = Phase.RESTORE
         yield from self._restore()
@@ -289,7 +289,7 @@ class Trainer(Process):
         self.is_ready, self.phase, self._read = True, Phase.STEP, (self.step, now_s)
         self.world.note(history.Ready(self.incarnation))
         origin = self.world.last_origin
-        self._tell("watchdog", Recovered(first_step, origin[0], origin[1], self.step, now_s))  # type: ignore[arg-type]
+        self._tell("watchdog", FirstStepDone(first_step, origin[0], origin[1], self.step, now_s))  # type: ignore[arg-type]
         self._tell("watchdog", Loaded())
         self._reserve()
         self._snapshot_s = now_s + self.world.program.snapshot_s
@@ -373,8 +373,8 @@ class Trainer(Process):
     def _reserve(self) -> None:
         if not self._is_reserved and not self.world.program.is_staging:
             self._is_reserved = True
-            assert self._arena is not None
-            self._arena.reserve(self.world.program.slots, self._never)
+            assert self._pool is not None
+            self._pool.reserve(self.world.program.slots, self._never)
 
     def _snapshot(self, want: str) -> int | None:
         """Captures now, copies beside the next steps, publishes; the sequence, None if no slot is free."""
@@ -386,8 +386,8 @@ class Trainer(Process):
             self._tell("checkpoint", Staged(prefix, sequence, step, want))  # type: ignore[arg-type]
             self._snapshot_s = self.world.clock.now_s + self.world.program.snapshot_s
             return sequence
-        assert self._arena is not None
-        slot = self._arena.begin()
+        assert self._pool is not None
+        slot = self._pool.begin()
         if slot is None:
             return None
         self._sequence = sequence
@@ -402,8 +402,8 @@ class Trainer(Process):
             again = lambda: self._publish(slot, sequence, step, value, want)  # noqa: E731
             self.world.clock.at(self.frozen_until_s, again)
             return
-        assert self._arena is not None
-        info = self._arena.publish(slot, sequence, step, value)
+        assert self._pool is not None
+        info = self._pool.publish(slot, sequence, step, value)
         self.world.note(history.Wrote(self.pid, self.incarnation))
         self._tell("checkpoint", Snapshot(str(info.path), sequence, step, want))  # type: ignore[arg-type]
         self.wake()
@@ -420,7 +420,7 @@ class Trainer(Process):
 
     # -- small things ----------------------------------------------------------------------------------------
     def _tell(self, role: str, body: Message) -> int:
-        return self._clients[role].tell(body)
+        return self._clients[role].send_reliable(body)
 
     def _add_record(self, what: str) -> None:
         self._records += 1

@@ -15,11 +15,20 @@ import msgspec
 
 from procsv.base.processes import Exit, Identity
 from procsv.base.run.run_file import RunFile
-from procsv.ipc.messaging.endpoint import Address, Heard
-from procsv.ipc.messaging.messages import Durable, Finish, Hello, Message, Settled, Status, StatusRequest, TrainerEnded
+from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.messages import (
+    Durable,
+    Finish,
+    FlushDone,
+    Hello,
+    Message,
+    Status,
+    StatusRequest,
+    TrainerExited,
+)
 from procsv.ipc.messaging.standby_channel import Waiting
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.shm.heartbeat import Beat
+from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.events import (
     SERVICES,
     STANDBY,
@@ -169,19 +178,19 @@ class Watchdog(Process):
         is_stopped = trainer is not None and trainer.is_frozen
         assert self.core is not None
         room = 2**40 if self.core.standby.is_due(self.world.clock.now_s) else None
-        quiet = [role for role, keeper in self.core.keepers.items() if keeper.is_quiet]
+        quiet = [role for role, service in self.core.services.items() if service.is_quiet]
         doing = {role: STOPPED if self.children[role].is_frozen else "" for role in quiet if role in self.children}
         return Ticked(self._beats(), self.world.memory.newest_step(), is_stopped, room, doing)
 
-    def _beats(self) -> dict[str, Beat]:
+    def _beats(self) -> dict[str, Heartbeat]:
         beats = {role: self._beat(process) for role, process in self.children.items()}
         return {role: beat for role, beat in beats.items() if beat is not None}
 
     @staticmethod
-    def _beat(process: Process) -> Beat | None:
+    def _beat(process: Process) -> Heartbeat | None:
         if isinstance(process, Trainer):
             return process.beat()
-        return process.pulse.read() if isinstance(process, ServiceProcess) else None
+        return process.heartbeat.read() if isinstance(process, ServiceProcess) else None
 
     # -- processes -------------------------------------------------------------------------------------------
     def child_died(self, process: Process, exit: Exit) -> None:
@@ -279,45 +288,45 @@ class Watchdog(Process):
         self.wake()
 
     def _hear(self) -> None:
-        while (heard := self.server.receive()) is not None:
-            self._heard_at_control(heard)
+        while (received := self.server.receive()) is not None:
+            self._heard_at_control(received)
         for role, client in self.clients.items():
             self._greet(client)
-            while (heard := client.receive()) is not None:
-                self._heard_from_service(role, client, heard)
+            while (received := client.receive()) is not None:
+                self._heard_from_service(role, client, received)
 
     def _greet(self, client: SimClient) -> None:
         if client.tick():
-            client.tell(Hello(self.pid))
+            client.send_reliable(Hello(self.pid))
             client.tick()
 
-    def _heard_at_control(self, heard: Heard) -> None:
-        if isinstance(heard.body, StatusRequest):
+    def _heard_at_control(self, received: Received) -> None:
+        if isinstance(received.body, StatusRequest):
             self._handle(self._reading())
-            self.server.say(heard.who, Status(msgspec.json.encode(self._status())), re=heard.seq)
+            self.server.send(received.who, Status(msgspec.json.encode(self._status())), re=received.seq)
             return
-        self.world.note(history.Heard(WATCHDOG, heard.role, heard.incarnation, type(heard.body).__name__))
-        if heard.role == TRAINER:
-            self._handle(Said(TRAINER, heard.incarnation, heard.body))
-        self.server.acknowledge(heard)
+        self.world.note(history.Received(WATCHDOG, received.role, received.incarnation, type(received.body).__name__))
+        if received.role == TRAINER:
+            self._handle(Said(TRAINER, received.incarnation, received.body))
+        self.server.acknowledge(received)
 
-    def _heard_from_service(self, role: str, client: SimClient, heard: Heard) -> None:
-        if isinstance(heard.answers, Hello):
-            self._handle(ServiceReady(role, heard.incarnation))
-        if isinstance(heard.body, Durable):
-            self.world.note(history.Acknowledged(heard.body, WATCHDOG))
+    def _heard_from_service(self, role: str, client: SimClient, received: Received) -> None:
+        if isinstance(received.answers, Hello):
+            self._handle(ServiceReady(role, received.incarnation))
+        if isinstance(received.body, Durable):
+            self.world.note(history.Acknowledged(received.body, WATCHDOG))
         asked = None
-        if isinstance(heard.body, Settled):
-            found = self._asked[role].pop(heard.re, None)
-            asked = found if isinstance(found, TrainerEnded | Finish) else None
-        self._handle(Said(role, heard.incarnation, heard.body, asked))
-        client.acknowledge(heard)
+        if isinstance(received.body, FlushDone):
+            found = self._asked[role].pop(received.re, None)
+            asked = found if isinstance(found, TrainerExited | Finish) else None
+        self._handle(Said(role, received.incarnation, received.body, asked))
+        client.acknowledge(received)
 
     def _tell(self, role: str, body: Message) -> None:
         if role == TRAINER:
-            self.server.tell_all(body, (TRAINER,))
+            self.server.broadcast(body, (TRAINER,))
         else:
-            self._asked[role][self.clients[role].tell(body)] = body
+            self._asked[role][self.clients[role].send_reliable(body)] = body
 
     # -- what the core says ----------------------------------------------------------------------------------
     def _perform(self, actions: list[Action]) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from procsv.base.processes import Exit
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.endpoint import Address
-from procsv.ipc.messaging.messages import SaverPlan, Status, StatusRequest
+from procsv.ipc.messaging.messages import CheckpointPlan, Status, StatusRequest
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.hangs.trainer_liveness import PHASE_S_MAX, Limits
 from procsv.watchdog.core.restart_policy import Policy
@@ -28,7 +28,7 @@ from tests.simulation.memory import SimMemory
 from tests.simulation.network import SimClient, SimNetwork
 from tests.simulation.processes import Process
 from tests.simulation.program import Program
-from tests.simulation.shelf import EventDisk
+from tests.simulation.stream_store import EventDisk
 from tests.simulation.trace import show
 from tests.simulation.trainer import Trainer
 from tests.simulation.watchdog import Watchdog
@@ -69,7 +69,7 @@ class World:
         self.run_json: RunFile | None = None
         self.last_incarnation = 0  # of any trainer in this logdir
         self.last_run = ""
-        self.kept_plan: SaverPlan | None = None  # in the run directory
+        self.kept_plan: CheckpointPlan | None = None  # in the run directory
         self.last_origin = ("fresh", "")
         self.calm_from_s = 0.0  # when the last disturbance is over
         self.cannot_spawn_until_s = 0.0
@@ -208,9 +208,9 @@ class World:
         def hear() -> None:
             if client.tick():
                 client.tick()
-            while (heard := client.receive()) is not None:
-                if isinstance(heard.body, Status):
-                    finish(heard.body)
+            while (received := client.receive()) is not None:
+                if isinstance(received.body, Status):
+                    finish(received.body)
 
         def finish(status: Status | None) -> None:
             if not done:
@@ -221,5 +221,5 @@ class World:
                     self.note(history.Asked(self.clock.now_s - asked_s, answer))
 
         client = SimClient(self.network, watchdog.control, Address("", "cli", 1), self.clock, hear)
-        client.tell(StatusRequest())
+        client.send_reliable(StatusRequest())
         self.clock.after(STATUS_S_MAX, lambda: finish(None))

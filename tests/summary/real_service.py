@@ -16,10 +16,11 @@ from tensorboard.compat.proto import event_pb2
 
 from procsv.base.clock import SystemClock
 from procsv.base.processes import Child, Exit, spawn
-from procsv.base.run.paths import Places
-from procsv.ipc.messaging.messages import Finish, Hello, Message, Settled, Written
+from procsv.base.run.paths import RunPaths
+from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Message, Written
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Address, Client, Heard, Waiter, new_context
+from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 from procsv.training.runtime.event_streams import EventStreams
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +53,7 @@ class Run:
 
     def __init__(self, base: Path, run: str = "run") -> None:
         self.logdir = base / "logs"
-        self.places = Places(self.logdir, base / "run", base / "shm")
+        self.paths = RunPaths(self.logdir, base / "run", base / "shm")
         self.clock = SystemClock()
         self.run = run
         self.incarnation = 0
@@ -63,7 +64,7 @@ class Run:
     def start(self, failpoints: str = "", **environment: str) -> Child:
         """A service, the earlier one being dead."""
         self.incarnation += 1
-        where = (str(self.logdir), str(self.places.run_dir), str(self.places.shm_dir))
+        where = (str(self.logdir), str(self.paths.run_dir), str(self.paths.shm_dir))
         start = Start("summary", self.run, self.incarnation, *where, lifeline_fd=self._lifeline, grace_s=5.0)
         more = {"PYTHONPATH": str(ROOT), "PROCSV_FAILPOINTS": failpoints} | environment
         self.service = spawn(
@@ -76,7 +77,7 @@ class Run:
 
     @property
     def log(self) -> Path:
-        return self.places.run_dir.parent / "summary.log"
+        return self.paths.run_dir.parent / "summary.log"
 
     def rss_mib(self) -> float:
         assert self.service is not None
@@ -119,12 +120,12 @@ class Trainer:
     def __init__(self, run: Run, incarnation: int = 1) -> None:
         self.run = run
         self.pid = os.getpid()  # that it says in its Hello
-        self.heard: list[Heard] = []
+        self.received: list[Received] = []
         self.streams = EventStreams(run.clock)
-        self.streams.begin(run.places.shm_dir, incarnation, run.places.run_dir)
+        self.streams.begin(run.paths.shm_dir, incarnation, run.paths.run_dir)
         self._context = new_context()
         self.client = Client(
-            self._context, run.places.service_socket("summary"), Address(run.run, "trainer", incarnation), run.clock
+            self._context, run.paths.service_socket("summary"), Address(run.run, "trainer", incarnation), run.clock
         )
         self._waiter = Waiter()
         self._waiter.add(self.client)
@@ -135,17 +136,17 @@ class Trainer:
     def turn(self, timeout_s: float = 0.02) -> None:
         """One round of the loop."""
         if self.client.tick():
-            self.client.tell(Hello(self.pid))
+            self.client.send_reliable(Hello(self.pid))
             self.streams.on_connected()
         for message in self.streams.messages(self.run.clock.monotonic()):
-            self.client.say(message)
+            self.client.send(message)
         if self._wake_fd in self._waiter.wait(timeout_s):
             os.eventfd_read(self._wake_fd)
-        while (heard := self.client.receive()) is not None:
-            self.heard.append(heard)
-            if isinstance(heard.body, Written):
-                self.streams.on_written(heard.body)
-            self.client.acknowledge(heard)
+        while (received := self.client.receive()) is not None:
+            self.received.append(received)
+            if isinstance(received.body, Written):
+                self.streams.on_written(received.body)
+            self.client.acknowledge(received)
 
     def until(self, what: Callable[[], Any], deadline_s: float = DEADLINE_S) -> None:
         """Turns until `what` is true; each round waits for news."""
@@ -157,13 +158,13 @@ class Trainer:
     def until_written(self) -> None:
         self.until(lambda: self.streams.unwritten_in_all == 0)
 
-    def answered(self, kind: type[Message]) -> list[Heard]:
-        return [heard for heard in self.heard if isinstance(heard.body, kind)]
+    def answered(self, kind: type[Message]) -> list[Received]:
+        return [received for received in self.received if isinstance(received.body, kind)]
 
     def finish(self) -> Exit:
         """Asks the service to end, as the run's owner; how it ended."""
-        self.client.tell(Finish())
-        self.until(lambda: self.answered(Settled))
+        self.client.send_reliable(Finish())
+        self.until(lambda: self.answered(FlushDone))
         return self.run.wait_ended()
 
     def close(self) -> None:

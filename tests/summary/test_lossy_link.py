@@ -110,10 +110,10 @@ def test_each_record_is_written_once_and_in_order(number: int) -> None:
         for message in there.arrived():
             for answer in service.hear(message):
                 back.put(answer)
-        for heard in back.arrived():
-            assert isinstance(heard, Written)
-            if heard.writer == backlog.writer:
-                backlog.on_written(heard.through, heard.error, back.now_s)
+        for received in back.arrived():
+            assert isinstance(received, Written)
+            if received.writer == backlog.writer:
+                backlog.on_written(received.through, received.error, back.now_s)
 
     assert service.file == records
     assert (backlog.dropped, backlog.unwritten) == (0, 0)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tensorboard.compat.proto import graph_pb2
 
-from procsv.ipc.messaging.messages import Ack, GraphText, OpenWriter, Records, Settled, Written
-from procsv.ipc.shm.heartbeat import PulseReader
+from procsv.ipc.messaging.messages import Ack, FlushDone, GraphText, OpenWriter, Records, Written
+from procsv.ipc.shm.heartbeat import HeartbeatReader
 from tests.summary.real_service import ROOT, Run, Trainer, TurningTrainer, event, event_files, records_in, steps_in
 
 pytestmark = pytest.mark.fault
@@ -37,9 +37,9 @@ def test_records_are_readable_when_they_are_acknowledged_and_the_service_ends_wi
     assert path.name.endswith(".v2")
     assert steps_in(path) == list(range(1, 1001))
     assert trainer.finish().code == 0
-    assert trainer.answered(Settled)[0].body == Settled(-1, "")
+    assert trainer.answered(FlushDone)[0].body == FlushDone(-1, "")
     assert steps_in(path) == list(range(1, 1001))
-    assert [p.name for p in run.places.run_dir.iterdir() if not p.name.endswith(".pulse")] == []
+    assert [p.name for p in run.paths.run_dir.iterdir() if not p.name.endswith(".pulse")] == []
 
 
 def test_the_service_takes_60_mib_at_most_also_after_large_records(run: Run, trainer: Trainer) -> None:
@@ -50,7 +50,7 @@ def test_the_service_takes_60_mib_at_most_also_after_large_records(run: Run, tra
 
     send(trainer, writer, 1001, 1002, size=100 * 2**20)
     assert run.rss_mib() < 60
-    assert list(run.places.shm_dir.iterdir()) == []
+    assert list(run.paths.shm_dir.iterdir()) == []
     (path,) = event_files(run.logdir)
     assert records_in(path)[-1] == event(1002, size=100 * 2**20)
 
@@ -78,14 +78,14 @@ def test_the_service_imports_no_tensorflow_and_no_numpy() -> None:
 def test_the_pulse_counts_the_records_that_are_written(run: Run, trainer: Trainer) -> None:
     run.start()
     send(trainer, trainer.streams.open(str(run.logdir), ""), 1, 42)
-    pulse = PulseReader(run.places.pulse("summary", 1))
+    heartbeat = HeartbeatReader(run.paths.heartbeat("summary", 1))
 
     def work() -> int:
-        beat = pulse.read()
+        beat = heartbeat.read()
         return beat.work if beat else 0
 
     trainer.until(lambda: work() == 42)
-    pulse.close()
+    heartbeat.close()
 
 
 def test_two_streams_are_two_files(run: Run, trainer: Trainer) -> None:
@@ -106,7 +106,7 @@ def test_a_closed_stream_leaves_no_note_and_the_next_is_a_new_file(run: Run, tra
         send(trainer, writer, first, first + 9)
         with TurningTrainer(trainer) as streams:
             assert streams.close(writer, 30.0)
-        trainer.until(lambda: not list(run.places.run_dir.glob("*.pos")))
+        trainer.until(lambda: not list(run.paths.run_dir.glob("*.pos")))
 
     assert [steps_in(p) for p in event_files(run.logdir)] == [list(range(1, 11)), list(range(11, 21))]
 
@@ -162,7 +162,7 @@ def test_a_note_that_is_swept_is_written_again(run: Run, trainer: Trainer) -> No
     run.start()
     writer = trainer.streams.open(str(run.logdir), "")
     send(trainer, writer, 1, 10)
-    (note,) = run.places.run_dir.glob("*.pos")
+    (note,) = run.paths.run_dir.glob("*.pos")
     note.unlink()
     send(trainer, writer, 11, 20)
     run.kill()
@@ -178,7 +178,7 @@ def test_a_service_that_has_lost_its_notes_goes_on_in_a_new_file(run: Run, train
     writer = trainer.streams.open(str(run.logdir), "")
     send(trainer, writer, 1, 10)
     run.kill()
-    for note in run.places.run_dir.glob("*.pos"):
+    for note in run.paths.run_dir.glob("*.pos"):
         note.unlink()
     run.start()
     send(trainer, writer, 11, 20)
@@ -210,18 +210,18 @@ def test_what_a_killed_run_left_torn_is_mended_and_its_note_is_not_taken_for_our
 def test_a_new_trainer_gets_a_new_file_and_what_the_dead_one_left_is_swept(run: Run, trainer: Trainer) -> None:
     run.start()
     send(trainer, trainer.streams.open(str(run.logdir), ""), 1, 10)
-    left = run.places.shm_dir / "event.1-0.11"
+    left = run.paths.shm_dir / "event.1-0.11"
     left.touch()
     second = Trainer(run, incarnation=2)
     try:
         send(second, second.streams.open(str(run.logdir), ""), 5, 15)
         assert not left.exists()
-        assert [p.name for p in run.places.run_dir.glob("*.pos")] == ["events.2-0.pos"]
-        answers = len(trainer.heard)
-        trainer.client.say(Records("1-0", 11, (event(11),), {}))
+        assert [p.name for p in run.paths.run_dir.glob("*.pos")] == ["events.2-0.pos"]
+        answers = len(trainer.received)
+        trainer.client.send(Records("1-0", 11, (event(11),), {}))
         send(second, second.streams.open(str(run.logdir / "eval"), ""), 1, 1)
         trainer.turn()
-        assert len(trainer.heard) == answers
+        assert len(trainer.received) == answers
     finally:
         second.close()
 
@@ -233,11 +233,11 @@ def test_words_that_make_no_sense_are_survived(run: Run, trainer: Trainer) -> No
     secret = run.logdir.parent / "secret"
     secret.write_text("kept")
     trainer.until(lambda: trainer.client.connections)
-    trainer.client.say(OpenWriter("../../x", str(run.logdir), ""))
-    trainer.client.say(OpenWriter("1-9", str(run.logdir), ""))
-    trainer.client.say(Records("1-9", 1, (b"",), {1: str(secret)}))
-    trainer.client.say(Written("1-9", 3, ""))
-    trainer.client.tell(GraphText(str(secret), str(run.logdir / "graph.pbtxt")))
+    trainer.client.send(OpenWriter("../../x", str(run.logdir), ""))
+    trainer.client.send(OpenWriter("1-9", str(run.logdir), ""))
+    trainer.client.send(Records("1-9", 1, (b"",), {1: str(secret)}))
+    trainer.client.send(Written("1-9", 3, ""))
+    trainer.client.send_reliable(GraphText(str(secret), str(run.logdir / "graph.pbtxt")))
     send(trainer, trainer.streams.open(str(run.logdir), ""), 1, 5)
 
     assert secret.read_text() == "kept"
@@ -253,7 +253,7 @@ def graph(nodes: int) -> graph_pb2.GraphDef:
 
 
 def acked(trainer: Trainer) -> list[object]:
-    return [heard.answers for heard in trainer.answered(Ack) if isinstance(heard.answers, GraphText)]
+    return [received.answers for received in trainer.answered(Ack) if isinstance(received.answers, GraphText)]
 
 
 def test_records_flow_while_a_large_graph_is_printed(run: Run, trainer: Trainer) -> None:
@@ -264,7 +264,7 @@ def test_records_flow_while_a_large_graph_is_printed(run: Run, trainer: Trainer)
     writer = trainer.streams.open(str(run.logdir), "")
     trainer.until(lambda: trainer.client.connections)
     parcel = trainer.streams.put_parcel(big.SerializeToString())
-    trainer.client.tell(GraphText(parcel, str(path)))
+    trainer.client.send_reliable(GraphText(parcel, str(path)))
     send(trainer, writer, 1, 2000)
     assert not path.exists(), "the records waited for the graph"
     assert not acked(trainer)
@@ -272,14 +272,14 @@ def test_records_flow_while_a_large_graph_is_printed(run: Run, trainer: Trainer)
     trainer.until(lambda: acked(trainer))
     assert run.rss_mib() < 60
     assert text_format.Parse(path.read_text(), graph_pb2.GraphDef()) == big
-    assert list(run.places.shm_dir.iterdir()) == []
+    assert list(run.paths.shm_dir.iterdir()) == []
 
 
 def test_the_text_of_a_graph_survives_a_kill_and_a_full_disk(run: Run, trainer: Trainer) -> None:
     run.start("summary.before_graph_text=kill")
     path = run.logdir / "graph.pbtxt"
     trainer.until(lambda: trainer.client.connections)
-    trainer.client.tell(GraphText(trainer.streams.put_parcel(graph(3).SerializeToString()), str(path)))
+    trainer.client.send_reliable(GraphText(trainer.streams.put_parcel(graph(3).SerializeToString()), str(path)))
     trainer.until(run.has_ended)
     run.wait_ended()
     run.start("summary.before_graph_text=1*enospc")
@@ -293,12 +293,12 @@ def test_what_is_no_graph_is_given_up_and_said(run: Run, trainer: Trainer) -> No
     trainer.until(lambda: trainer.client.connections)
     garbage = (b"\xff\xff\xff", b"\x0a\xff\xff\xff\xff\x7fabc", b"\x0a\x03\xff\xff\xff")
     for data in garbage:
-        trainer.client.tell(GraphText(trainer.streams.put_parcel(data), str(run.logdir / "graph.pbtxt")))
+        trainer.client.send_reliable(GraphText(trainer.streams.put_parcel(data), str(run.logdir / "graph.pbtxt")))
     trainer.until(lambda: len(acked(trainer)) == len(garbage))
 
     assert run.log.read_text().count("procsv summary:") == len(garbage)
     assert list(run.logdir.iterdir()) == []
-    assert list(run.places.shm_dir.iterdir()) == []
+    assert list(run.paths.shm_dir.iterdir()) == []
 
 
 def test_an_orphan_writes_what_its_trainer_says_and_ends_with_it(run: Run, trainer: Trainer) -> None:
@@ -315,7 +315,7 @@ def test_an_orphan_writes_what_its_trainer_says_and_ends_with_it(run: Run, train
         stands_in.communicate(b"\n")
     assert run.wait_ended().code == 0
     assert steps_in(*event_files(run.logdir)) == list(range(1, 11))
-    assert list(run.places.run_dir.glob("*.pos")) == []
+    assert list(run.paths.run_dir.glob("*.pos")) == []
 
 
 def test_an_orphan_whose_trainer_stays_ends_within_the_grace(run: Run, trainer: Trainer) -> None:

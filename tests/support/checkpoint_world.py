@@ -19,24 +19,24 @@ import numpy as np
 import xxhash
 
 from procsv.base.clock import FakeClock
-from procsv.ipc.messaging.endpoint import Address, Heard
+from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.memory_transport import FakeClient, FakeNetwork, FakeServer
 from procsv.ipc.messaging.messages import (
+    CheckpointPlan,
     Durable,
     Finish,
+    FlushDone,
     Hello,
     Restore,
     Restored,
     RestoreFrom,
-    SaverPlan,
-    Settled,
     Snapshot,
-    TrainerEnded,
+    TrainerExited,
 )
-from procsv.ipc.shm.heartbeat import PulseWriter
-from procsv.ipc.shm.slot_file import HEADER_BYTES, Arena, SlotReader, scan_slots
+from procsv.ipc.shm.heartbeat import HeartbeatWriter
+from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotPool, SlotReader, scan_slots
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings, unpack_strings
-from procsv.services.checkpoint.environment import Outside
+from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.format.bundle_entries import parse_slice, slice_key
 from procsv.services.checkpoint.format.bundle_reader import read_index
 from procsv.services.checkpoint.process import CheckpointService
@@ -90,7 +90,7 @@ class _InTurn:
         assert not self._jobs, "closed with jobs undone"
 
 
-class _Machine(Outside):
+class _Machine(Environment):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.workers: list[_InTurn] = []
@@ -105,7 +105,7 @@ class World:
     """Time passes in `turn` alone."""
 
     run: Any
-    plan: SaverPlan
+    plan: CheckpointPlan
     seed: int
     clock: FakeClock = field(default_factory=FakeClock)
     captured: dict[int, Captured] = field(default_factory=dict)  # by sequence
@@ -116,16 +116,16 @@ class World:
     incarnation: int = 0
     sequence: int = 0
     step: int = 0
-    arena: Arena | None = None
-    heard: list[Heard] = field(default_factory=list)  # by the trainer that lives
+    pool: SlotPool | None = None
+    received: list[Received] = field(default_factory=list)  # by the trainer that lives
 
     def __post_init__(self) -> None:
         self.network = FakeNetwork(self.clock, self.seed)
-        self.path = self.run.places.service_socket("checkpoint")
+        self.path = self.run.paths.service_socket("checkpoint")
         self.recording = Recording(self.logdir)
         self.recording.__enter__()
         self.watchdog = FakeClient(self.network, self.path, Address(self.run.id, "watchdog", 1), self.clock)
-        self.watchdog_heard: list[Heard] = []
+        self.watchdog_heard: list[Received] = []
         self.trainer: FakeClient | None = None
         self.server: FakeServer | None = None
         self.start_service()
@@ -137,9 +137,9 @@ class World:
     def close(self) -> None:
         self.recording.__exit__()
         self.kill_service()
-        if self.arena is not None:
-            self.arena.close()
-        for slot in self.run.places.shm_dir.glob("slot.*"):
+        if self.pool is not None:
+            self.pool.close()
+        for slot in self.run.paths.shm_dir.glob("slot.*"):
             slot.unlink()
         shutil.rmtree(self.logdir)
         self.logdir.mkdir()
@@ -149,9 +149,9 @@ class World:
         self.services += 1
         start = self.run.start(incarnation=self.services, lifeline_fd=-1, logdir=str(self.logdir))
         self.server = FakeServer(self.network, self.path, Address(self.run.id, "checkpoint", self.services), self.clock)
-        self.pulse = PulseWriter(self.run.places.pulse("checkpoint", self.services))
+        self.heartbeat = HeartbeatWriter(self.run.paths.heartbeat("checkpoint", self.services))
         self.machine = _Machine(start, self.clock)
-        tools = Tools(start, self.clock, self.server, self.pulse, lambda: None)
+        tools = Tools(start, self.clock, self.server, self.heartbeat, lambda: None)
         try:
             self.service = CheckpointService(tools, self.machine)
         except Killed:
@@ -160,7 +160,7 @@ class World:
     def kill_service(self) -> None:
         if self.server is not None:
             self.server.close()
-            self.pulse.close()
+            self.heartbeat.close()
         self.service = self.server = None
         self.recording.is_dead, self.recording.kill_at = False, -1
 
@@ -172,19 +172,19 @@ class World:
         assert self.trainer is not None
         self.trainer.close()
         self.trainer = None
-        if self.arena is not None:
-            self.arena.close()
-            self.arena = None
-        self.watchdog.tell(TrainerEnded(self.incarnation, False))
+        if self.pool is not None:
+            self.pool.close()
+            self.pool = None
+        self.watchdog.send_reliable(TrainerExited(self.incarnation, False))
 
     def start_trainer(self, durable_only: bool) -> RestoreFrom:
         """A new one, with the state that it is to start from."""
         self.incarnation += 1
-        self.heard = []
+        self.received = []
         self.trainer = FakeClient(
             self.network, self.path, Address(self.run.id, "trainer", self.incarnation), self.clock
         )
-        seq = self.trainer.tell(Restore(durable_only))
+        seq = self.trainer.send_reliable(Restore(durable_only))
         answer = self.until(lambda h: h.re == seq and isinstance(h.body, RestoreFrom)).body
         assert isinstance(answer, RestoreFrom)
         self.sequence, self.step = answer.sequence, max(answer.step, 0)
@@ -192,9 +192,9 @@ class World:
 
     def begin_training(self, answer: RestoreFrom, size: int) -> None:
         assert self.trainer is not None
-        self.trainer.tell(Restored(answer.source, answer.path, max(answer.step, 0)))
-        self.arena = Arena(self.run.places.shm_dir, self.run.id, self.incarnation)
-        self.arena.reserve(size, never=frozenset({answer.path}))
+        self.trainer.send_reliable(Restored(answer.source, answer.path, max(answer.step, 0)))
+        self.pool = SlotPool(self.run.paths.shm_dir, self.run.id, self.incarnation)
+        self.pool.reserve(size, never=frozenset({answer.path}))
 
     # -- time ---------------------------------------------------------------------------------------------------
     def turn(self) -> None:
@@ -205,33 +205,33 @@ class World:
             self._serve()
         except Killed:
             self.kill_service()
-        for client, heard in ((self.trainer, self.heard), (self.watchdog, self.watchdog_heard)):
+        for client, received in ((self.trainer, self.received), (self.watchdog, self.watchdog_heard)):
             if client is not None:
-                self._talk(client, heard)
+                self._talk(client, received)
 
     def _serve(self) -> None:
         if self.service is None or self.server is None:
             return
         self.service.tick(self.clock.monotonic())
-        while (heard := self.server.receive()) is not None:
-            self.service.handle(heard)
+        while (received := self.server.receive()) is not None:
+            self.service.handle(received)
         self.server.tick()
         for worker in self.machine.workers:
             worker.work()
 
-    def _talk(self, client: FakeClient, heard: list[Heard]) -> None:
+    def _talk(self, client: FakeClient, received: list[Received]) -> None:
         if client.tick():
-            client.tell(Hello(1))
+            client.send_reliable(Hello(1))
             if client is self.trainer:
-                client.tell(self.plan)
+                client.send_reliable(self.plan)
         while (news := client.receive()) is not None:
-            heard.append(news)
+            received.append(news)
             client.acknowledge(news)
             if isinstance(news.body, Durable):
                 self.acknowledged = max(self.acknowledged, news.body.sequence)
 
-    def until(self, seen: Callable[[Heard], bool], heard: list[Heard] | None = None) -> Heard:
-        among = self.heard if heard is None else heard
+    def until(self, seen: Callable[[Received], bool], received: list[Received] | None = None) -> Received:
+        among = self.received if received is None else received
         for _ in range(TURNS_MAX):
             for news in among:
                 if seen(news):
@@ -242,9 +242,9 @@ class World:
     # -- what a trainer does --------------------------------------------------------------------------------------
     def capture(self, shards: Shards, sharded: bool, want: str, torn: bool = False) -> int:
         """Fills a slot and says so; the number to which an answer comes, 0 if there was no slot."""
-        assert self.arena is not None
+        assert self.pool is not None
         assert self.trainer is not None
-        writer = self.arena.begin()
+        writer = self.pool.begin()
         if writer is None:
             return 0
         at, listed = HEADER_BYTES, []
@@ -272,7 +272,7 @@ class World:
         contents = Contents(self.plan, "SaveV2", sharded, tuple(listed), self.step, "test")
         info = writer.publish(self.sequence, self.step, contents, align(at))
         self.newest = self.sequence
-        return self.trainer.tell(Snapshot(str(info.path), self.sequence, self.step, want))  # type: ignore[arg-type]
+        return self.trainer.send_reliable(Snapshot(str(info.path), self.sequence, self.step, want))  # type: ignore[arg-type]
 
     # -- what must be so ------------------------------------------------------------------------------------------
     def check_restored(self, answer: RestoreFrom) -> None:
@@ -281,7 +281,7 @@ class World:
             assert (self.newest, answer.error) == (0, "")
             return
         if answer.source == "memory":
-            (info,) = [i for i in scan_slots(self.run.places.shm_dir) if str(i.path) == answer.path]
+            (info,) = [i for i in scan_slots(self.run.paths.shm_dir) if str(i.path) == answer.path]
             sequence, tensors = info.sequence, read_slot(SlotReader(info))
         else:
             sequence, tensors = sequence_of(answer.path), read_checkpoint(answer.path)
@@ -299,9 +299,9 @@ class World:
     def finish(self) -> None:
         """The run ends: whatever was captured last is a checkpoint, and the service has gone."""
         self.network.loss = self.network.duplication = self.network.delay_s_max = 0.0
-        seq = self.watchdog.tell(Finish())
-        answer = self.until(lambda h: h.re == seq and isinstance(h.body, Settled), self.watchdog_heard).body
-        assert isinstance(answer, Settled)
+        seq = self.watchdog.send_reliable(Finish())
+        answer = self.until(lambda h: h.re == seq and isinstance(h.body, FlushDone), self.watchdog_heard).body
+        assert isinstance(answer, FlushDone)
         assert answer.error == ""
         for _ in range(TURNS_MAX):
             if self.service is not None and self.service.is_finished():

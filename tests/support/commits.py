@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from procsv.base.clock import SystemClock
-from procsv.ipc.messaging.messages import Durable, SaverPlan
-from procsv.ipc.shm.slot_file import Arena, SlotReader
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.ipc.shm.slot_file import SlotPool, SlotReader
 from procsv.ipc.shm.slot_index import prefix_of
 from procsv.services.checkpoint.core.facts import Found, State
 from procsv.services.checkpoint.store import write
@@ -41,14 +41,14 @@ class Commits:
     """A logdir under test.  Step 3 has two shards; `named` False: every checkpoint has the same name."""
 
     run: Any
-    plan: SaverPlan
+    plan: CheckpointPlan
     publish: Callable[..., Any]
     named: bool = True
     staged: bool = False  # the files come from a Saver in the trainer, and lie on another filesystem
     told: Acknowledged | None = None
     bad: set[str] = field(default_factory=set)  # names of checkpoints that may be found damaged
     files: dict[str, list[Files]] = field(default_factory=dict)  # by path, what was ever whole there
-    _arena: Arena | None = None
+    _pool: SlotPool | None = None
 
     def store(self) -> Store:
         return Store(self.run.start(logdir=self.plan.save_path.rpartition("/")[0]), SystemClock())
@@ -99,12 +99,12 @@ class Commits:
         write_state(self.logdir / self.plan.latest_filename, self.plan.save_path, listed, relative=False)
 
     def _fill(self, step: int, sequence: int) -> Any:
-        if self._arena is not None:
-            self._arena.unlink()  # what it held is on disk, or its service was killed
-        self._arena = self.run.arena(size=4000)
+        if self._pool is not None:
+            self._pool.unlink()  # what it held is on disk, or its service was killed
+        self._pool = self.run.pool(size=4000)
         values = [("a", "", np.full(50, step, np.float32)), ("global_step", "", np.array(step, np.int64))]
         shards = [[value] for value in values] if step == 3 else [values]
-        return self.publish(self._arena, self.plan, shards, sequence, step, named=self.named, sharded=step == 3)
+        return self.publish(self._pool, self.plan, shards, sequence, step, named=self.named, sharded=step == 3)
 
     def remember(self, path: str) -> None:
         """The files of a checkpoint that is whole."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
+    CheckpointPlan,
     Durable,
     Finish,
     Message,
-    SaverPlan,
     Snapshot,
 )
-from procsv.ipc.messaging.zmq_transport import Heard
 from procsv.ipc.shm.slot_file import SlotInfo
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.actions import (
@@ -24,10 +24,10 @@ from procsv.services.checkpoint.core.actions import (
     Reply,
 )
 from procsv.services.checkpoint.core.core import Core
-from procsv.services.checkpoint.core.facts import Found, Look, State, Stock
+from procsv.services.checkpoint.core.facts import DiskState, Found, Look, State
 
-PLAN = SaverPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
-NOTHING = Stock(-1, 0, None, ())
+PLAN = CheckpointPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
+NOTHING = DiskState(-1, 0, None, ())
 NO_CHECKPOINT = Found(None, (), (), False, "")
 
 
@@ -64,10 +64,10 @@ class Desk:
     def say(self, body: Message, incarnation: int = 1, role: str = "trainer") -> list[Action]:
         self.seq += 1
         self.core.slots_seen(self.slots)
-        heard = Heard(b"t", role, incarnation, self.seq, 0, body, None)  # type: ignore[arg-type]
+        received = Received(b"t", role, incarnation, self.seq, 0, body, None)  # type: ignore[arg-type]
         if isinstance(body, Finish):
-            return self.see(self.core.finish(heard, self.now_s))
-        return self.see(self.core.handle(heard, self.now_s))
+            return self.see(self.core.finish(received, self.now_s))
+        return self.see(self.core.handle(received, self.now_s))
 
     def ready(self, *slots: SlotInfo) -> None:
         self.slots = list(slots)
@@ -82,7 +82,7 @@ class Desk:
         self.now_s += seconds
         return self.see(self.core.tick(self.now_s))
 
-    def begun(self, stock: Stock = NOTHING) -> Desk:
+    def begun(self, stock: DiskState = NOTHING) -> Desk:
         self.say(PLAN)
         self.see(self.core.stocked(stock, self.now_s))
         self.out.clear()

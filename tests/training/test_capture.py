@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.ipc.shm.slot_file import Arena, SlotReader, scan_slots
+from procsv.ipc.shm.slot_file import SlotPool, SlotReader, scan_slots
 from procsv.ipc.shm.slot_index import prefix_of, unpack_strings
 from procsv.training.graph.capture import Capture
 from procsv.training.graph.restore import CannotFeed, _feed_from_slot
@@ -18,7 +18,7 @@ from procsv.training.graph.save_config import plan_of
 from procsv.training.graph.saver_ops import Unsupported, read_restore_graph, read_save_graph
 from procsv.training.graph.session import Boundary, TrainingSession, adopt
 from procsv.training.graph.variable_views import TOGETHER_MAX, can_be_held, views_of
-from procsv.training.snapshots.backends import SlotWay
+from procsv.training.snapshots.backends import SlotBackend
 
 tf1 = tf.compat.v1
 RUN = "0123456789abcdef"
@@ -31,9 +31,9 @@ def shm() -> Iterator[Path]:
         yield Path(directory)
 
 
-def _way(shm: Path, saver: Any, graph: Any, step: Any, never: frozenset[str] = frozenset()) -> SlotWay:
+def _way(shm: Path, saver: Any, graph: Any, step: Any, never: frozenset[str] = frozenset()) -> SlotBackend:
     capture = Capture(read_save_graph(saver, graph), graph, step)
-    way = SlotWay(Arena(shm, RUN, 1), capture, plan_of(saver, "/tmp/none/model.ckpt", 1.0), True, "test", never)
+    way = SlotBackend(SlotPool(shm, RUN, 1), capture, plan_of(saver, "/tmp/none/model.ckpt", 1.0), True, "test", never)
     way.reserve()
     return way
 

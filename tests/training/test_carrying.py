@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from procsv.training.graph.session import Boundary, adopt
-from procsv.training.summaries.piggyback import Carrying, Errand, Split
+from procsv.training.summaries.piggyback import PendingFetch, PiggybackFetch, Split
 
 tf1 = tf.compat.v1
 
@@ -25,7 +25,7 @@ def numbers() -> Any:
 
 
 def along(op: Any, fetches: Any, feed_dict: Any = None) -> Split | None:
-    return Carrying(op, tf1.get_default_graph()).split(fetches, feed_dict)
+    return PiggybackFetch(op, tf1.get_default_graph()).split(fetches, feed_dict)
 
 
 def names(split: Split | None) -> list[str]:
@@ -33,32 +33,32 @@ def names(split: Split | None) -> list[str]:
     return [element.name for element in split.along]
 
 
-def carried(op: Any, fetches: Any, feed_dict: Any = None, runs: int = 1) -> tuple[Errand, list[Any]]:
+def carried(op: Any, fetches: Any, feed_dict: Any = None, runs: int = 1) -> tuple[PendingFetch, list[Any]]:
     """An errand for `op` that the last of so many runs takes along, and what the runs gave."""
-    carrying = Carrying(op, tf1.get_default_graph())
-    errand = Errand(carrying, op, lambda: 7)
+    carrying = PiggybackFetch(op, tf1.get_default_graph())
+    pending_fetch = PendingFetch(carrying, op, lambda: 7)
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         boundary = Boundary(lambda: None)
         adopt(session, boundary)
         results = [session.run(fetches, feed_dict) for _ in range(runs - 1)]
-        boundary.errand = errand
+        boundary.pending_fetch = pending_fetch
         results.append(session.run(fetches, feed_dict))
         results.append(session.run(fetches, feed_dict))
-    assert errand.is_over
-    return errand, results
+    assert pending_fetch.is_over
+    return pending_fetch, results
 
 
-def scalar(errand: Errand) -> float:
-    assert errand.error is None
-    return float(tf1.Summary.FromString(errand.value).value[0].simple_value)
+def scalar(pending_fetch: PendingFetch) -> float:
+    assert pending_fetch.error is None
+    return float(tf1.Summary.FromString(pending_fetch.value).value[0].simple_value)
 
 
 def test_it_shows_the_batch_that_the_step_had_and_takes_none() -> None:
     batch = numbers()
-    errand, results = carried(tf1.summary.scalar("batch", batch * 10), tf.identity(batch), runs=3)
+    pending_fetch, results = carried(tf1.summary.scalar("batch", batch * 10), tf.identity(batch), runs=3)
     assert results == [0, 1, 2, 3]
-    assert (scalar(errand), errand.step) == (20.0, 7)
+    assert (scalar(pending_fetch), pending_fetch.step) == (20.0, 7)
 
 
 def test_only_what_a_batch_is_needed_for_is_fetched() -> None:
@@ -72,32 +72,34 @@ def test_only_what_a_batch_is_needed_for_is_fetched() -> None:
 def test_a_summary_that_cannot_be_computed_fails_alone() -> None:
     batch = numbers()
     bad = tf.where(batch < 1, batch, np.nan)
-    errand, results = carried(tf1.summary.histogram("h", bad), tf.identity(batch), runs=2)
+    pending_fetch, results = carried(tf1.summary.histogram("h", bad), tf.identity(batch), runs=2)
     assert results == [0, 1, 2]
-    assert isinstance(errand.error, tf.errors.InvalidArgumentError)
-    assert "Nan in summary histogram" in str(errand.error)
+    assert isinstance(pending_fetch.error, tf.errors.InvalidArgumentError)
+    assert "Nan in summary histogram" in str(pending_fetch.error)
 
 
 def test_a_step_that_fails_says_so_itself() -> None:
     batch = numbers()
     fetch = tf1.assert_less(batch, 0.0)
-    errand = Errand(Carrying(tf1.summary.scalar("s", batch), tf1.get_default_graph()), None, lambda: 7)
+    pending_fetch = PendingFetch(
+        PiggybackFetch(tf1.summary.scalar("s", batch), tf1.get_default_graph()), None, lambda: 7
+    )
     with tf1.Session() as session:
         boundary = Boundary(lambda: None)
         adopt(session, boundary)
-        boundary.errand = errand
+        boundary.pending_fetch = pending_fetch
         with pytest.raises(tf.errors.InvalidArgumentError, match="assert"):
             session.run(fetch)
-    assert errand.is_over
-    assert errand.value is None
-    assert errand.error is None
+    assert pending_fetch.is_over
+    assert pending_fetch.value is None
+    assert pending_fetch.error is None
 
 
 def test_what_the_user_feeds_reaches_the_summary() -> None:
     fed = tf1.placeholder(tf.float32, [])
     train = tf1.assign_add(tf1.get_variable("v", []), fed)
-    errand, _ = carried(tf1.summary.scalar("fed", fed * 2), train, {fed: 4.0})
-    assert scalar(errand) == 8.0
+    pending_fetch, _ = carried(tf1.summary.scalar("fed", fed * 2), train, {fed: 4.0})
+    assert scalar(pending_fetch) == 8.0
 
 
 def test_a_run_that_does_not_do_what_the_summary_needs_does_not_take_it_along() -> None:
@@ -115,10 +117,10 @@ def test_an_update_that_the_summary_hangs_on_is_not_made_twice() -> None:
     with tf.control_dependencies([train]):
         hanging = tf1.summary.scalar("hanging", tf.constant(5.0))
     for summary, value in ((hanging, 5.0), (tf1.summary.scalar("updated", train), 2.0)):
-        assert not Carrying(summary, tf1.get_default_graph()).is_harmless_alone
-        errand, results = carried(summary, train, runs=2)
+        assert not PiggybackFetch(summary, tf1.get_default_graph()).is_harmless_alone
+        pending_fetch, results = carried(summary, train, runs=2)
         assert results == [1.0, 2.0, 3.0]
-        assert scalar(errand) == value
+        assert scalar(pending_fetch) == value
 
 
 @pytest.mark.parametrize("control_flow", ["v1", "v2"])
@@ -132,9 +134,9 @@ def test_what_cannot_be_fetched_goes_along_as_a_whole_as_far_as_it_must(control_
         return tf1.while_loop(lambda i, x: i < 3, doubled, [0, batch])[1]
 
     summary = tf1.summary.scalar("looped", _with_control_flow(control_flow, loop))
-    errand, results = carried(summary, tf.identity(batch), runs=2)
+    pending_fetch, results = carried(summary, tf.identity(batch), runs=2)
     assert results == [0, 1, 2]
-    assert scalar(errand) == 8.0
+    assert scalar(pending_fetch) == 8.0
 
 
 def _with_control_flow(version: str, build: Callable[[], Any]) -> Any:
@@ -155,5 +157,5 @@ def test_a_list_of_tensors_is_not_passed_from_run_to_run() -> None:
     used = tf.identity(handle)
     summary = tf1.summary.scalar("stacked", tf.reduce_sum(values))
     assert names(along(summary, [batch, used.op])) == [values.name]
-    errand, _ = carried(summary, [batch, used.op], runs=2)
-    assert scalar(errand) == 2.0
+    pending_fetch, _ = carried(summary, [batch, used.op], runs=2)
+    assert scalar(pending_fetch) == 2.0

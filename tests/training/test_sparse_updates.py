@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.ipc.shm.slot_file import Arena
+from procsv.ipc.shm.slot_file import SlotPool
 from procsv.training.graph.capture import Capture
 from procsv.training.graph.save_config import plan_of
 from procsv.training.graph.saver_ops import read_save_graph
-from procsv.training.snapshots.backends import SlotWay
+from procsv.training.snapshots.backends import SlotBackend
 
 tf1 = tf.compat.v1
 ROWS = np.array([1, 5, 7])
@@ -58,12 +58,12 @@ def test_no_sparse_update_changes_what_a_capture_holds(shm: Path) -> None:
         updates = _updates(table)
         capture = Capture(read_save_graph(tf1.train.Saver([table, plain]), graph), graph, None)
         plan = plan_of(tf1.train.Saver([table]), "/tmp/none/model.ckpt", 1.0)
-        way = SlotWay(Arena(shm, "0123456789abcdef", 1), capture, plan, False, "test")
+        way = SlotBackend(SlotPool(shm, "0123456789abcdef", 1), capture, plan, False, "test")
         way.reserve()
         number = [item.key for item in capture.distinct].index("table")
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
-            memory = way.arena.memories()[0]
+            memory = way.pool.memories()[0]
             for name, update in updates.items():
                 session.run(update)  # from here on reads of the table may be copies
                 held = capture.run(session, memory).arrays[number]

@@ -15,8 +15,8 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from procsv.base.run.paths import Places
-from procsv.ipc.messaging.standby_channel import Line, Waiting
+from procsv.base.run.paths import RunPaths
+from procsv.ipc.messaging.standby_channel import StandbyChannel, Waiting
 from procsv.ipc.messaging.start import Start
 from procsv.training.process.import_record import Loaded, Observer, sort_modules
 from tests.support.programs import DEADLINE_S, ROOT
@@ -77,15 +77,15 @@ def test_the_environment_counts_as_it_was_when_tensorflow_was_imported(monkeypat
 
 
 @contextlib.contextmanager
-def standing_by(tmp_path: Path, loaded: Loaded) -> Iterator[tuple[subprocess.Popen[bytes], Line, Path]]:
+def standing_by(tmp_path: Path, loaded: Loaded) -> Iterator[tuple[subprocess.Popen[bytes], StandbyChannel, Path]]:
     """A standby that imports `loaded`, its line, and its log."""
     (tmp_path / "run").mkdir()
-    places = Places(tmp_path, tmp_path / "run", tmp_path / "run")
-    places.loaded.write_bytes(msgspec.json.encode(loaded))
-    line, end = Line.pair()
+    paths = RunPaths(tmp_path, tmp_path / "run", tmp_path / "run")
+    paths.loaded.write_bytes(msgspec.json.encode(loaded))
+    line, end = StandbyChannel.pair()
     lifeline = os.pipe()
     start = Start(
-        role="standby", run="r", incarnation=1, logdir=str(tmp_path), run_dir=str(places.run_dir), shm_dir=str(tmp_path),
+        role="standby", run="r", incarnation=1, logdir=str(tmp_path), run_dir=str(paths.run_dir), shm_dir=str(tmp_path),
         lifeline_fd=lifeline[0], target=__file__, standby="warm", standby_fd=end.fd,
     )  # fmt: skip
     log = tmp_path / "log"
@@ -105,7 +105,7 @@ def standing_by(tmp_path: Path, loaded: Loaded) -> Iterator[tuple[subprocess.Pop
         line.close()
 
 
-def wait_ready(line: Line) -> Waiting:
+def wait_ready(line: StandbyChannel) -> Waiting:
     assert select.select([line.fd], [], [], DEADLINE_S)[0], "it never was ready"
     word = line.receive()
     assert isinstance(word, Waiting)

@@ -18,7 +18,7 @@ import tensorflow as tf
 import procsv
 from procsv.base.errors import LogdirLocked
 from procsv.base.run.journal import read_journal
-from procsv.base.run.paths import find_places
+from procsv.base.run.paths import find_paths
 from procsv.ipc.shm.slot_file import scan_slots
 from tests.support.launched import NEWS_S_MAX, environment
 
@@ -212,7 +212,7 @@ def test_a_service_that_dies_when_it_is_asked_to_finish_is_replaced_and_the_newe
             logdir=str(logdir), save_model_secs=600, snapshot_secs=0.05, final_checkpoint=False
         )
         with supervisor.managed_session() as session:
-            _train_until_in_memory(model, session, find_places(logdir).shm_dir, 5)
+            _train_until_in_memory(model, session, find_paths(logdir).shm_dir, 5)
             frozen = _services()["checkpoint"]
             frozen.send_signal(signal.SIGSTOP)  # it hears nothing of the end
             killer = threading.Thread(target=_kill_when_ended, args=(frozen, logdir))

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.training.snapshots.backends import SlotWay
+from procsv.training.snapshots.backends import SlotBackend
 from tests.support.launched import NEWS_S_MAX
 
 tf1 = tf.compat.v1
@@ -36,20 +36,20 @@ def test_a_capture_is_warmed_up_before_the_first_step_and_slots_are_reserved_and
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    reserve, warm_up = SlotWay.reserve, SlotWay.warm_up
+    reserve, warm_up = SlotBackend.reserve, SlotBackend.warm_up
 
-    def seen_reserve(way: SlotWay) -> None:
+    def seen_reserve(way: SlotBackend) -> None:
         reserve(way)
-        for path in way.arena.paths:
+        for path in way.pool.paths:
             assert path.stat().st_blocks * 512 >= path.stat().st_size >= 1_200_000, "memory that is not ours yet"
         order.append("reserved")
 
-    def seen_warm_up(way: SlotWay, session: Any) -> None:
+    def seen_warm_up(way: SlotBackend, session: Any) -> None:
         warm_up(way, session)
         order.append("warm")
 
-    monkeypatch.setattr(SlotWay, "reserve", seen_reserve)
-    monkeypatch.setattr(SlotWay, "warm_up", seen_warm_up)
+    monkeypatch.setattr(SlotBackend, "reserve", seen_reserve)
+    monkeypatch.setattr(SlotBackend, "warm_up", seen_warm_up)
 
     _train(tmp_path / "logdir", order, until="warm")
     assert order.index("reserved") < order.index("warm") < order.index("step"), "a fresh session"

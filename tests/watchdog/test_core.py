@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from procsv.base.processes import Exit
-from procsv.ipc.messaging.messages import Finish, Hello, Note, SaveFailed, Settled, StopTraining, TrainerEnded
-from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Note, SaveFailed, StopTraining, TrainerExited
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import CHECKPOINT, SUMMARY, TRAINER, NotSpawned, Said, TreeGone
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.restart_policy import LastWords, Policy
@@ -42,7 +42,7 @@ def test_training_that_is_done_ends_in_order_with_exit_code_0() -> None:
 
     assert world.exit_code == 0
     assert world.core.word == "done"
-    assert [type(body) for role, body in world.told if role == CHECKPOINT] == [TrainerEnded, Finish]
+    assert [type(body) for role, body in world.told if role == CHECKPOINT] == [TrainerExited, Finish]
     assert world.last("run_completed")["step"] == 840
     assert 0 < world.last("run_completed")["goodput"] <= 1
     assert not world.alive
@@ -84,7 +84,7 @@ def test_the_checkpoint_service_is_told_of_every_death() -> None:
     world = running()
     for incarnation in (1, 2, 3):
         world.crash()
-        assert (CHECKPOINT, TrainerEnded(incarnation, clean=False)) in world.told
+        assert (CHECKPOINT, TrainerExited(incarnation, clean=False)) in world.told
         world.durable(840 + incarnation)
         world.advance(2.0)
         world.train(850 + incarnation)
@@ -97,7 +97,7 @@ def test_a_checkpoint_service_that_dies_before_it_has_settled_is_told_again() ->
     world.advance(0.6)
     world.ready(CHECKPOINT)
 
-    assert [body for role, body in world.told if role == CHECKPOINT] == [TrainerEnded(1, clean=False)] * 2
+    assert [body for role, body in world.told if role == CHECKPOINT] == [TrainerExited(1, clean=False)] * 2
 
 
 def test_nothing_is_started_before_the_old_tree_is_gone() -> None:
@@ -153,7 +153,7 @@ def test_the_fifth_failure_waits_for_the_crash_save_before_it_gives_up() -> None
     assert (world.exit_code, world.core.word) == (None, "backoff")
 
     world.durable(900, "crash")
-    world.handle(Said(CHECKPOINT, 1, Settled(900, ""), TrainerEnded(5, clean=False)))
+    world.handle(Said(CHECKPOINT, 1, FlushDone(900, ""), TrainerExited(5, clean=False)))
     world.advance(2.0)
     assert world.alive[TRAINER].incarnation == 6
 
@@ -220,7 +220,7 @@ def test_a_stop_asks_waits_and_ends_with_75() -> None:
     assert world.exit_code == 75
     assert world.last("exited")["cause"] in ("stopped", "completed")
     assert world.last("stopped")["step"] == 840
-    assert (CHECKPOINT, TrainerEnded(1, clean=True)) in world.told
+    assert (CHECKPOINT, TrainerExited(1, clean=True)) in world.told
 
 
 def test_a_trainer_that_does_not_stop_is_killed_after_its_share_of_the_grace() -> None:
@@ -333,7 +333,7 @@ def test_a_service_that_never_comes_up_fails_the_run_and_says_so() -> None:
         world.end(CHECKPOINT, Exit(1, None))
         world.advance(30.0)
 
-    assert world.core.keepers[CHECKPOINT].state is ServiceState.LOST
+    assert world.core.services[CHECKPOINT].state is ServiceState.LOST
     assert any("checkpoint service failed 5 times" in text for text in world.said)
     world.advance(30.0)
     assert world.exit_code == 70
@@ -354,17 +354,17 @@ def test_a_checkpoint_service_may_be_killed_ten_times_while_it_starts() -> None:
 def test_deaths_in_the_middle_of_a_save_count_until_one_is_completed() -> None:
     world = running()
     for n in range(4):
-        world.alive[CHECKPOINT].beat = Beat(Phase.SAVE, 1, 0, 0.0, 0.0)
+        world.alive[CHECKPOINT].beat = Heartbeat(Phase.SAVE, 1, 0, 0.0, 0.0)
         world.end(CHECKPOINT, Exit(None, signal.SIGSEGV))
         world.advance(10.0)
         world.ready(CHECKPOINT)
-        assert world.core.keepers[CHECKPOINT].state is ServiceState.SERVING, n
+        assert world.core.services[CHECKPOINT].state is ServiceState.SERVING, n
     world.durable(1000)
-    world.alive[CHECKPOINT].beat = Beat(Phase.SAVE, 1, 0, 0.0, 0.0)
+    world.alive[CHECKPOINT].beat = Heartbeat(Phase.SAVE, 1, 0, 0.0, 0.0)
     world.end(CHECKPOINT, Exit(None, signal.SIGSEGV))
 
     assert world.exit_code is None
-    assert world.core.keepers[CHECKPOINT].state is not ServiceState.LOST
+    assert world.core.services[CHECKPOINT].state is not ServiceState.LOST
 
 
 def test_news_of_the_checkpoint_service_is_journaled_once() -> None:

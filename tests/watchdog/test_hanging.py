@@ -8,7 +8,7 @@ import sys
 from procsv.base.processes import Exit
 from procsv.base.stack_dump import DUMP_SIGNAL
 from procsv.ipc.messaging.messages import Hello
-from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import TRAINER, Said, TreeGone
 from procsv.watchdog.core.hangs.stack_parser import read_stacks, where_it_crashed, where_it_stood
 from procsv.watchdog.core.hangs.trainer_liveness import Limits
@@ -172,7 +172,7 @@ def test_silence_makes_a_trainer_suspect_and_kills_nobody() -> None:
 def test_a_start_that_hangs_is_found_too() -> None:
     world = World().ready()
     world.handle(Said(TRAINER, 1, Hello(1)))
-    world.alive[TRAINER].beat = Beat(Phase.RESTORE, -1, 0, world.now_s, 0.0)
+    world.alive[TRAINER].beat = Heartbeat(Phase.RESTORE, -1, 0, world.now_s, 0.0)
     world.advance(602.0)
 
     assert world.last("hang_detected")["phase"] == "restore"

@@ -9,7 +9,7 @@ import pytest
 
 from procsv.base.processes import Exit
 from procsv.base.stack_dump import DUMP_SIGNAL
-from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Beat, Phase
+from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Heartbeat, Phase
 from procsv.watchdog.core.events import CHECKPOINT, STOPPED, SUMMARY, TRAINER
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, PHASE_S_MAX, SERVICE_S_MAX, Limits
@@ -89,7 +89,7 @@ def test_a_service_that_hangs_five_times_with_no_job_done_fails_the_run_and_says
     for _ in range(5):
         wedge(world, CHECKPOINT)
 
-    assert world.core.keepers[CHECKPOINT].state is ServiceState.LOST
+    assert world.core.services[CHECKPOINT].state is ServiceState.LOST
     assert any("the checkpoint service hung 5 times with no job done" in text for text in world.said)
 
 
@@ -98,7 +98,7 @@ def test_each_hang_with_no_job_done_doubles_the_time_and_a_job_forgives() -> Non
     for seconds in (60.0, 120.0, 240.0):
         wedge(world, CHECKPOINT)
         assert seconds <= world.last("hang_detected")["seconds"] < seconds + 2.0
-    world.alive[CHECKPOINT].beat = Beat(Phase.IDLE, 1, 1, world.now_s, 0.0)  # a checkpoint is durable
+    world.alive[CHECKPOINT].beat = Heartbeat(Phase.IDLE, 1, 1, world.now_s, 0.0)  # a checkpoint is durable
     world.step(world.core.task.step + 1)
     wedge(world, CHECKPOINT)
     assert world.last("hang_detected")["seconds"] < SERVICE_S_MAX + 2.0
@@ -133,7 +133,7 @@ class Watched:
         self.liveness, self.now_s = ServiceLiveness(limits or Limits()), 0.0
         self.liveness.begin(0.0)
 
-    def show(self, beat: Beat | None, seconds: float, beats: bool = False, at_disk: bool = False) -> str:
+    def show(self, beat: Heartbeat | None, seconds: float, beats: bool = False, at_disk: bool = False) -> str:
         """For so long; `beats`: the loop comes round.  What is found wrong, and nothing if that is nothing."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
@@ -146,7 +146,7 @@ class Watched:
         return ""
 
 
-BUSY = Beat(Phase.SAVE, 10, 0, 0.0, 0.0, moved=1)
+BUSY = Heartbeat(Phase.SAVE, 10, 0, 0.0, 0.0, moved=1)
 
 
 def test_a_save_may_take_for_ever_as_long_as_it_moves() -> None:

@@ -21,7 +21,8 @@ import pytest
 from procsv.base.clock import SystemClock
 from procsv.base.run.journal import read_journal
 from procsv.base.run.run_file import RunFile, read_run
-from procsv.ipc.messaging.zmq_transport import Address, Client, Waiter, new_context
+from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -256,13 +257,13 @@ def test_the_watchdog_is_small_and_idle(tmp_path: Path) -> None:
 def test_row_31_a_deleted_control_socket_is_made_again(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE, socket_s=2.0) as run:
         run.begun()
-        places = run.file().places
-        places.control_socket.unlink()
+        paths = run.file().paths
+        paths.control_socket.unlink()
         command = [sys.executable, "-m", "procsv.cli.main", "status", str(run.logdir), "--json"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
         assert json.loads(done.stdout)["running"]  # from the file, meanwhile
-        run.until("the new socket", places.control_socket.exists)
+        run.until("the new socket", paths.control_socket.exists)
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 75
 
@@ -271,7 +272,7 @@ def test_row_32_garbage_at_the_control_socket_is_survived(tmp_path: Path) -> Non
     with launched(tmp_path, IDLE) as run:
         run.begun()
         context = new_context()
-        client = Client(context, run.file().places.control_socket, Address("", "cli", 1), SystemClock())
+        client = Client(context, run.file().paths.control_socket, Address("", "cli", 1), SystemClock())
         waiter = Waiter()
         waiter.add(client)
         while not client.tick():

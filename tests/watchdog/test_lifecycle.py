@@ -11,18 +11,18 @@ from procsv.watchdog.core.lifecycle import (
     LIVE,
     TERMINAL,
     TRANSITIONS,
-    Action,
-    Event,
     IllegalTransition,
     Lifecycle,
+    LifecycleAction,
+    LifecycleEvent,
     State,
 )
 
-UNLISTED = [pair for pair in itertools.product(State, Event) if pair not in TRANSITIONS]
+UNLISTED = [pair for pair in itertools.product(State, LifecycleEvent) if pair not in TRANSITIONS]
 
 
 @pytest.mark.parametrize(("state", "event"), list(TRANSITIONS))
-def test_every_listed_pair_leads_where_it_says(state: State, event: Event) -> None:
+def test_every_listed_pair_leads_where_it_says(state: State, event: LifecycleEvent) -> None:
     life = Lifecycle()
     life.state = state
 
@@ -31,7 +31,7 @@ def test_every_listed_pair_leads_where_it_says(state: State, event: Event) -> No
 
 
 @pytest.mark.parametrize(("state", "event"), UNLISTED)
-def test_every_unlisted_pair_raises_and_changes_nothing(state: State, event: Event) -> None:
+def test_every_unlisted_pair_raises_and_changes_nothing(state: State, event: LifecycleEvent) -> None:
     life = Lifecycle()
     life.state = state
 
@@ -42,7 +42,14 @@ def test_every_unlisted_pair_raises_and_changes_nothing(state: State, event: Eve
 
 def test_a_start_goes_through_its_phases() -> None:
     life = Lifecycle()
-    for event in (Event.IMPORTS, Event.HELLO, Event.RESTORES, Event.COMPILES, Event.READY, Event.STEPS):
+    for event in (
+        LifecycleEvent.IMPORTS,
+        LifecycleEvent.HELLO,
+        LifecycleEvent.RESTORES,
+        LifecycleEvent.COMPILES,
+        LifecycleEvent.READY,
+        LifecycleEvent.STEPS,
+    ):
         life.handle(event)
 
     assert life.state is State.RUNNING
@@ -51,24 +58,24 @@ def test_a_start_goes_through_its_phases() -> None:
 
 def test_the_error_of_a_missing_row_tells_how_it_came_there() -> None:
     life = Lifecycle()
-    life.handle(Event.HELLO)
-    life.handle(Event.CRASHED, "SIGSEGV at step 840")
+    life.handle(LifecycleEvent.HELLO)
+    life.handle(LifecycleEvent.CRASHED, "SIGSEGV at step 840")
 
     with pytest.raises(IllegalTransition, match=r"READY in BACKOFF; story: .*CRASHED\(SIGSEGV at step 840\) > BACKOFF"):
-        life.handle(Event.READY)
+        life.handle(LifecycleEvent.READY)
 
 
 def test_the_story_does_not_grow_without_end() -> None:
     life = Lifecycle()
     for _ in range(1000):
-        for event in (Event.RESTORES, Event.CRASHED, Event.DELAY_OVER):
+        for event in (LifecycleEvent.RESTORES, LifecycleEvent.CRASHED, LifecycleEvent.DELAY_OVER):
             life.handle(event)
 
     assert len(life.story) <= 40
 
 
 def test_nothing_is_spawned_but_from_backoff() -> None:
-    assert {state for (state, _), edge in TRANSITIONS.items() if Action.SPAWN in edge.do} == {State.BACKOFF}
+    assert {state for (state, _), edge in TRANSITIONS.items() if LifecycleAction.SPAWN in edge.do} == {State.BACKOFF}
 
 
 def test_terminal_states_have_no_way_out() -> None:
@@ -79,8 +86,8 @@ def test_terminal_states_have_no_way_out() -> None:
 
 @pytest.mark.parametrize("state", LIVE)
 def test_every_death_of_a_live_trainer_is_buried(state: State) -> None:
-    for event in (Event.FINISHED, Event.CHECKPOINTED, Event.CRASHED):
-        assert Action.BURY in TRANSITIONS[state, event].do
+    for event in (LifecycleEvent.FINISHED, LifecycleEvent.CHECKPOINTED, LifecycleEvent.CRASHED):
+        assert LifecycleAction.CLEAN_UP in TRANSITIONS[state, event].do
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -91,11 +98,17 @@ def test_a_random_walk_never_has_two_trainers(seed: int) -> None:
         was = life.state
         actions = life.handle(event)
         if (
-            event in (Event.FINISHED, Event.CHECKPOINTED, Event.CRASHED, Event.NOT_SPAWNED)
+            event
+            in (
+                LifecycleEvent.FINISHED,
+                LifecycleEvent.CHECKPOINTED,
+                LifecycleEvent.CRASHED,
+                LifecycleEvent.NOT_SPAWNED,
+            )
             and was is not State.UNKILLABLE
         ):
             alive -= 1
-        alive += Action.SPAWN in actions
+        alive += LifecycleAction.SPAWN in actions
         assert alive in (0, 1), f"seed={seed}: {life.story}"
         if life.is_over or life.state is State.UNKILLABLE:
             break

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.hangs.trainer_liveness import PHASE_S_MAX, Hang, Limits, Liveness, StepTimes
 
 
@@ -17,10 +17,10 @@ class Trainer:
         self.now_s = 1000.0
         self.liveness = Liveness(limits or Limits(), StepTimes(known_s))
         self.liveness.begin(self.now_s)
-        self.beat: Beat | None = None
+        self.beat: Heartbeat | None = None
 
     def says(self, phase: Phase, step: int = -1, work: int = 0, extended_s: float = 0.0) -> Trainer:
-        self.beat = Beat(phase, step, work, self.now_s, extended_s)
+        self.beat = Heartbeat(phase, step, work, self.now_s, extended_s)
         self.liveness.look(self.beat, self.now_s)
         return self
 

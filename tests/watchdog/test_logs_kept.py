@@ -9,7 +9,7 @@ import pytest
 
 from procsv.base.clock import SystemClock
 from procsv.base.processes import Exit
-from procsv.base.run.paths import find_places
+from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile
 from procsv.watchdog.core.events import Report
 from procsv.watchdog.edge import run_records
@@ -49,13 +49,13 @@ def test_more_than_a_gibibyte_is_not_kept(tmp_path: Path) -> None:
 
 def test_the_newest_crash_reports_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_records, "CRASHES_KEPT_MAX", 3)
-    places = find_places(tmp_path)
+    paths = find_paths(tmp_path)
     run = RunFile(
         run="0123456789abcdef",
         target="train.py",
         logdir=str(tmp_path),
-        run_dir=str(places.run_dir),
-        shm_dir=str(places.shm_dir),
+        run_dir=str(paths.run_dir),
+        shm_dir=str(paths.shm_dir),
         pid=1,
         started=0.0,
         boot="",
@@ -64,13 +64,13 @@ def test_the_newest_crash_reports_are_kept(tmp_path: Path, monkeypatch: pytest.M
         started_at=0.0,
     )
     said: list[str] = []
-    book = run_records.Ledger(places, SystemClock(), said.append)
+    book = run_records.RunRecords(paths, SystemClock(), said.append)
     for number in (8, 9, 10, 11):
         crash = Report(number, "", "killed", "", Exit(None, 9), None, -1, 0, -1)
-        book.write_report(crash, run, places.log("trainer", number))
+        book.write_report(crash, run, paths.log("trainer", number))
     book.close()
 
-    assert {path.name for path in places.crashes.iterdir()} == {
+    assert {path.name for path in paths.crashes.iterdir()} == {
         f"{n}.{form}" for n in (9, 10, 11) for form in ("json", "txt")
     }
     assert said == []

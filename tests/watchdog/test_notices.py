@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from procsv.watchdog.edge.event_hook import RUNNING_MAX, WAITING_MAX, Notices, concerns
+from procsv.watchdog.edge.event_hook import RUNNING_MAX, WAITING_MAX, EventHook, concerns
 
 pytestmark = pytest.mark.fault
 NEWS_S_MAX = 30.0
@@ -23,11 +23,11 @@ NEWS_S_MAX = 30.0
 class Desk:
     def __init__(self, tmp_path: Path) -> None:
         self.log, self.said = tmp_path / "on-event.log", list[str]()
-        self.notices: Notices
+        self.notices: EventHook
 
-    def command(self, source: str, *args: object, time_s: float = 30.0) -> Notices:
+    def command(self, source: str, *args: object, time_s: float = 30.0) -> EventHook:
         words = " ".join(f"'{word}'" for word in (sys.executable, "-c", source, *args))
-        self.notices = Notices(words, self.log, os.environ, self.said.append, time_s)
+        self.notices = EventHook(words, self.log, os.environ, self.said.append, time_s)
         return self.notices
 
     def wait(self) -> None:
@@ -50,12 +50,12 @@ def crash(number: int = 1, **more: Any) -> dict[str, Any]:
 
 
 def test_the_command_gets_the_event_as_json_and_its_name_in_the_environment(desk: Desk, tmp_path: Path) -> None:
-    heard = tmp_path / "heard"
+    received = tmp_path / "heard"
     source = 'import os, sys; open(sys.argv[1], "w").write(os.environ["PROCSV_EVENT"] + " " + sys.stdin.read())'
-    desk.command(source, heard).offer(crash(evidence="an 'é' \ud800"), time.monotonic())
+    desk.command(source, received).offer(crash(evidence="an 'é' \ud800"), time.monotonic())
     desk.wait()
 
-    name, _, text = heard.read_text().partition(" ")
+    name, _, text = received.read_text().partition(" ")
     assert name == "exited"
     assert json.loads(text)["cause"] == "killed"
     assert desk.said == []
@@ -84,7 +84,7 @@ def test_one_that_fails_or_cannot_be_started_is_said_once_and_its_words_are_kept
     assert "failed (exit code 3)" in desk.said[0]
     assert "no such host" in desk.log.read_text()
 
-    absent = Notices(str(tmp_path / "absent"), desk.log, os.environ, desk.said.append, 1.0)
+    absent = EventHook(str(tmp_path / "absent"), desk.log, os.environ, desk.said.append, 1.0)
     absent.offer(crash(), time.monotonic())
     absent.offer(crash(), time.monotonic())
     assert "cannot be started" in desk.said[-1]

@@ -14,7 +14,7 @@ from procsv.base.clock import FakeClock
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.locks import FileLock
 from procsv.base.processes import identify
-from procsv.base.run.paths import Places, find_places
+from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.watchdog.edge.acquire_run import Opened, open_run, remove_run
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    return find_places(tmp_path / "logdir")
+def paths(tmp_path: Path) -> RunPaths:
+    return find_paths(tmp_path / "logdir")
 
 
 def never(seconds: float) -> None:
     raise AssertionError("nothing to wait for")
 
 
-def open_it(places: Places, wait: Callable[[float], None] = never, clock: FakeClock | None = None) -> Opened:
-    return open_run(places, clock or FakeClock(), 25.0, wait, lambda text: None, "procsv launch train.py")
+def open_it(paths: RunPaths, wait: Callable[[float], None] = never, clock: FakeClock | None = None) -> Opened:
+    return open_run(paths, clock or FakeClock(), 25.0, wait, lambda text: None, "procsv launch train.py")
 
 
-def close_it(places: Places, opened: Opened) -> None:
-    remove_run(places, opened.lock, keep_memory=False)
-    assert not places.run_dir.exists()
-    assert not places.shm_dir.exists()
+def close_it(paths: RunPaths, opened: Opened) -> None:
+    remove_run(paths, opened.lock, keep_memory=False)
+    assert not paths.run_dir.exists()
+    assert not paths.shm_dir.exists()
 
 
-def a_run(places: Places, **changes: object) -> RunFile:
+def a_run(paths: RunPaths, **changes: object) -> RunFile:
     me = identify(os.getppid())
     run = RunFile(
         run="0123456789abcdef",
         target="train.py",
-        logdir=str(places.logdir),
-        run_dir=str(places.run_dir),
-        shm_dir=str(places.shm_dir),
+        logdir=str(paths.logdir),
+        run_dir=str(paths.run_dir),
+        shm_dir=str(paths.shm_dir),
         pid=me.pid,
         started=me.started,
         boot=me.boot,
@@ -60,102 +60,102 @@ def a_run(places: Places, **changes: object) -> RunFile:
     return msgspec.structs.replace(run, **changes)
 
 
-def test_a_fresh_logdir_is_made_and_starts_with_incarnation_1(places: Places) -> None:
-    opened = open_it(places)
+def test_a_fresh_logdir_is_made_and_starts_with_incarnation_1(paths: RunPaths) -> None:
+    opened = open_it(paths)
 
     assert opened.first_incarnation == 1
-    assert places.logs.is_dir()
-    assert places.run_dir.stat().st_mode & 0o777 == 0o700
-    assert places.shm_dir.stat().st_mode & 0o777 == 0o700
-    close_it(places, opened)
+    assert paths.logs.is_dir()
+    assert paths.run_dir.stat().st_mode & 0o777 == 0o700
+    assert paths.shm_dir.stat().st_mode & 0o777 == 0o700
+    close_it(paths, opened)
 
 
-def test_a_logdir_in_use_is_refused_with_who_since_when_and_what_to_do(places: Places) -> None:
-    opened = open_it(places)
+def test_a_logdir_in_use_is_refused_with_who_since_when_and_what_to_do(paths: RunPaths) -> None:
+    opened = open_it(paths)
     with pytest.raises(UserError) as caught:
-        open_it(places)
+        open_it(paths)
 
     assert caught.value.exit_code == 73
     for words in (f"process {os.getpid()}", "procsv launch train.py", "since 20", "procsv status", "procsv stop"):
         assert words in str(caught.value)
-    close_it(places, opened)
-    close_it(places, open_it(places))
+    close_it(paths, opened)
+    close_it(paths, open_it(paths))
 
 
-def test_a_live_host_whose_lock_file_is_gone_is_still_respected(places: Places) -> None:
-    close_it(places, open_it(places))
-    write_run(places.run_json, a_run(places), durable=False)
+def test_a_live_host_whose_lock_file_is_gone_is_still_respected(paths: RunPaths) -> None:
+    close_it(paths, open_it(paths))
+    write_run(paths.run_json, a_run(paths), durable=False)
     with pytest.raises(UserError, match=f"process {os.getppid()}"):
-        open_it(places)
-    assert not FileLock(places.run_lock).is_held()
+        open_it(paths)
+    assert not FileLock(paths.run_lock).is_held()
 
-    write_run(places.run_json, a_run(places, ended_at=13.0, state="done"), durable=False)
-    close_it(places, open_it(places))
+    write_run(paths.run_json, a_run(paths, ended_at=13.0, state="done"), durable=False)
+    close_it(paths, open_it(paths))
 
 
-def test_a_copy_of_a_logdir_in_use_is_free_and_waits_for_nobody(places: Places, tmp_path: Path) -> None:
-    others = find_places(tmp_path / "original")
+def test_a_copy_of_a_logdir_in_use_is_free_and_waits_for_nobody(paths: RunPaths, tmp_path: Path) -> None:
+    others = find_paths(tmp_path / "original")
     others.home.mkdir(parents=True)
     others.run_dir.mkdir(parents=True)
     write_run(others.run_json, a_run(others), durable=False)
     for name, step in (("model.ckpt-640", 640), ("model.ckpt-900", 900)):
         (others.logdir / f"{name}.manifest.json").write_text(f'{{"step": {step}}}')
     (others.logdir / "checkpoint").write_text(f'model_checkpoint_path: "{others.logdir}/model.ckpt-640"\n')
-    shutil.copytree(others.logdir, places.logdir)
+    shutil.copytree(others.logdir, paths.logdir)
     lock = FileLock(others.writer_lock)
     assert lock.try_acquire("the original's trainer", 0.0)
-    opened = open_it(places)
+    opened = open_it(paths)
     lock.release()
     assert (opened.first_incarnation, opened.saved_step) == (8, 640)
-    close_it(places, opened)
+    close_it(paths, opened)
     shutil.rmtree(others.run_dir)
 
 
-def test_the_trainers_numbers_go_on_and_survive_the_loss_of_run_json(places: Places) -> None:
-    places.logs.mkdir(parents=True)
-    write_run(places.run_json, a_run(places, ended_at=13.0), durable=False)
-    opened = open_it(places)
+def test_the_trainers_numbers_go_on_and_survive_the_loss_of_run_json(paths: RunPaths) -> None:
+    paths.logs.mkdir(parents=True)
+    write_run(paths.run_json, a_run(paths, ended_at=13.0), durable=False)
+    opened = open_it(paths)
     assert opened.first_incarnation == 8
-    close_it(places, opened)
+    close_it(paths, opened)
 
-    places.run_json.write_text("garbled")
-    (places.logs / "trainer.11.log").touch()
-    opened = open_it(places)
+    paths.run_json.write_text("garbled")
+    (paths.logs / "trainer.11.log").touch()
+    opened = open_it(paths)
     assert opened.first_incarnation == 12
-    close_it(places, opened)
+    close_it(paths, opened)
 
 
-def test_row_30_what_a_killed_run_left_dead_is_cleared_but_not_its_snapshots(places: Places) -> None:
-    close_it(places, open_it(places))
-    places.run_dir.mkdir(0o700)
-    places.shm_dir.mkdir(0o700)
+def test_row_30_what_a_killed_run_left_dead_is_cleared_but_not_its_snapshots(paths: RunPaths) -> None:
+    close_it(paths, open_it(paths))
+    paths.run_dir.mkdir(0o700)
+    paths.shm_dir.mkdir(0o700)
     with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(places.control_socket))
+        stale.bind(str(paths.control_socket))
     for name in ("run.lock", "writer.lock", "checkpoint.lock", "trainer.3.pulse", "last_words.3.json"):
-        (places.run_dir / name).write_text("stale")
-    (places.shm_dir / "slot.3.0").write_text("a snapshot")
-    opened = open_it(places)
+        (paths.run_dir / name).write_text("stale")
+    (paths.shm_dir / "slot.3.0").write_text("a snapshot")
+    opened = open_it(paths)
 
-    assert [path.name for path in places.run_dir.iterdir()] == ["run.lock"]
-    assert (places.shm_dir / "slot.3.0").read_text() == "a snapshot"
-    close_it(places, opened)
+    assert [path.name for path in paths.run_dir.iterdir()] == ["run.lock"]
+    assert (paths.shm_dir / "slot.3.0").read_text() == "a snapshot"
+    close_it(paths, opened)
 
 
-def test_row_31_a_file_in_a_sockets_place_is_never_deleted(places: Places) -> None:
-    opened = open_it(places)
-    places.control_socket.write_text("somebody's")
-    remove_run(places, opened.lock, keep_memory=False)
-    assert places.control_socket.read_text() == "somebody's"
+def test_row_31_a_file_in_a_sockets_place_is_never_deleted(paths: RunPaths) -> None:
+    opened = open_it(paths)
+    paths.control_socket.write_text("somebody's")
+    remove_run(paths, opened.lock, keep_memory=False)
+    assert paths.control_socket.read_text() == "somebody's"
 
-    places.control_socket.unlink()
-    places.run_dir.rmdir()
+    paths.control_socket.unlink()
+    paths.run_dir.rmdir()
 
 
 @pytest.mark.parametrize("left", ["writer.lock", "checkpoint.lock", "summary.lock"])
-def test_what_a_killed_run_left_alive_is_waited_for(places: Places, left: str) -> None:
-    close_it(places, open_it(places))
-    places.run_dir.mkdir(0o700)
-    lock, clock = FileLock(places.run_dir / left), FakeClock()
+def test_what_a_killed_run_left_alive_is_waited_for(paths: RunPaths, left: str) -> None:
+    close_it(paths, open_it(paths))
+    paths.run_dir.mkdir(0o700)
+    lock, clock = FileLock(paths.run_dir / left), FakeClock()
     said: list[str] = []
     assert lock.try_acquire("left over", 0.0)
 
@@ -163,68 +163,68 @@ def test_what_a_killed_run_left_alive_is_waited_for(places: Places, left: str) -
         if clock.advance(1.0) >= 20.0:
             lock.let_go()
 
-    opened = open_run(places, clock, 25.0, wait, said.append, "procsv launch")
+    opened = open_run(paths, clock, 25.0, wait, said.append, "procsv launch")
     assert len(said) == 1
     assert f"process {os.getpid()}" in said[0]
-    close_it(places, opened)
+    close_it(paths, opened)
 
 
-def test_what_never_ends_is_a_refusal_that_names_it(places: Places) -> None:
-    close_it(places, open_it(places))
-    places.run_dir.mkdir(0o700)
-    lock, clock = FileLock(places.writer_lock), FakeClock()
+def test_what_never_ends_is_a_refusal_that_names_it(paths: RunPaths) -> None:
+    close_it(paths, open_it(paths))
+    paths.run_dir.mkdir(0o700)
+    lock, clock = FileLock(paths.writer_lock), FakeClock()
     assert lock.try_acquire("left over", 0.0)
 
     def wait(seconds: float) -> None:
         clock.advance(1.0)
 
     with pytest.raises(UserError, match=rf"still alive: trainer \(process {os.getpid()}\)") as caught:
-        open_it(places, wait, clock)
+        open_it(paths, wait, clock)
 
     assert caught.value.exit_code == 73
     assert clock.now_s <= 42.0
     lock.release()
-    FileLock(places.run_lock).path.unlink()
-    places.run_dir.rmdir()
+    FileLock(paths.run_lock).path.unlink()
+    paths.run_dir.rmdir()
 
 
-def test_services_that_remove_the_run_directory_as_they_leave_do_not_take_our_lock_with_it(places: Places) -> None:
-    close_it(places, open_it(places))
-    places.run_dir.mkdir(0o700)
-    lock = FileLock(places.service_lock("checkpoint"))
+def test_services_that_remove_the_run_directory_as_they_leave_do_not_take_our_lock_with_it(paths: RunPaths) -> None:
+    close_it(paths, open_it(paths))
+    paths.run_dir.mkdir(0o700)
+    lock = FileLock(paths.service_lock("checkpoint"))
     assert lock.try_acquire("left over", 0.0)
 
     def wait(seconds: float) -> None:
-        for path in places.run_dir.iterdir():
+        for path in paths.run_dir.iterdir():
             path.unlink()
-        places.run_dir.rmdir()
+        paths.run_dir.rmdir()
         lock.let_go()
 
-    opened = open_it(places, wait)
-    assert FileLock(places.run_lock).is_held()
+    opened = open_it(paths, wait)
+    assert FileLock(paths.run_lock).is_held()
     with pytest.raises(UserError):
-        open_it(places)
-    close_it(places, opened)
+        open_it(paths)
+    close_it(paths, opened)
 
 
 def test_a_logdir_that_cannot_be_made_is_exit_73(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError) as caught:
-        open_it(find_places(tmp_path / "file" / "logdir"))
+        open_it(find_paths(tmp_path / "file" / "logdir"))
 
     assert caught.value.exit_code == 73
     assert "cannot be written" in str(caught.value)
 
 
 def test_a_launch_with_another_runtime_directory_is_refused_although_nothing_speaks_of_the_first(
-    places: Places, tmp_path: Path
+    paths: RunPaths, tmp_path: Path
 ) -> None:
-    first = open_it(places)  # run.json is not written yet
-    others = Places(places.logdir, tmp_path / "elsewhere", tmp_path / "shm")
+    first = open_it(paths)  # run.json is not written yet
+    others = RunPaths(paths.logdir, tmp_path / "elsewhere", tmp_path / "shm")
     with pytest.raises(LogdirLocked, match="another launch has just begun there"):
         open_it(others)
-    close_it(places, first)
+    close_it(paths, first)
 
     second = open_it(others)
     close_it(others, second)
-    assert list(places.home.iterdir()) == [places.logs]
+    assert list(paths.home.iterdir()) == [paths.logs]

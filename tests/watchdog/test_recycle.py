@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from procsv.base.processes import Exit
-from procsv.ipc.messaging.messages import StopTraining, TrainerEnded
+from procsv.ipc.messaging.messages import StopTraining, TrainerExited
 from procsv.watchdog.core.events import CHECKPOINT, TRAINER, NotSpawned, RecycleAsked
 from procsv.watchdog.core.restart_policy import LastWords
 from tests.watchdog.world import KILLED, World
@@ -99,7 +99,7 @@ def test_a_state_that_was_resumed_from_and_crashed_twice_is_left_for_the_one_bef
         world.train(840, restored=840)
         world.crash(Exit(None, signal.SIGSEGV))
 
-    ended = [body for role, body in world.told if role == CHECKPOINT and isinstance(body, TrainerEnded)]
+    ended = [body for role, body in world.told if role == CHECKPOINT and isinstance(body, TrainerExited)]
     assert [body.avoid_step for body in ended] == [-1, -1, 840]
     assert world.last("state_suspected")["step"] == 840
     assert any("going back to the checkpoint before it" in text for text in world.said)
@@ -122,11 +122,11 @@ def test_row_34_a_spawn_that_the_system_refuses_is_tried_again_and_charged_to_no
 def test_row_34_a_service_that_the_system_refuses_to_start_is_tried_for_ever() -> None:
     world = running()
     world.end(CHECKPOINT, KILLED)
-    keeper = world.core.keepers[CHECKPOINT]
+    service = world.core.services[CHECKPOINT]
     for _ in range(50):
         world.alive.pop(CHECKPOINT, None)
-        world.handle(NotSpawned(CHECKPOINT, keeper.incarnation, "too many open files"))
+        world.handle(NotSpawned(CHECKPOINT, service.incarnation, "too many open files"))
         world.advance(1.1)
 
     assert world.exit_code is None
-    assert not keeper.is_over
+    assert not service.is_over

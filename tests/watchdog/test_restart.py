@@ -106,7 +106,7 @@ def test_the_cause_is_what_the_evidence_shows(
 
 def test_delays_double_to_their_limit_and_are_spread() -> None:
     past = trained(failures_max=100, delay_s_max=60.0)
-    delays = [delay_of(past.weigh(killed())) for _ in range(12)]
+    delays = [delay_of(past.decide_restart(killed())) for _ in range(12)]
 
     for delay_s, base_s in zip(delays, [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60], strict=True):
         assert 0.8 * base_s <= delay_s <= 1.2 * base_s
@@ -116,15 +116,15 @@ def test_delays_double_to_their_limit_and_are_spread() -> None:
 def test_the_same_seed_gives_the_same_delays() -> None:
     first, second = trained(failures_max=9), trained(failures_max=9)
 
-    assert [first.weigh(killed()) for _ in range(5)] == [second.weigh(killed()) for _ in range(5)]
+    assert [first.decide_restart(killed()) for _ in range(5)] == [second.decide_restart(killed()) for _ in range(5)]
 
 
 def test_five_failures_without_a_newly_durable_step_are_enough() -> None:
     past = trained()
     for _ in range(4):
-        assert isinstance(past.weigh(killed()), Restart)
+        assert isinstance(past.decide_restart(killed()), Restart)
 
-    verdict = past.weigh(killed())
+    verdict = past.decide_restart(killed())
     assert why_of(verdict) == "5 failures in a row with no newly durable step"
     assert isinstance(verdict, GiveUp)
     assert not verdict.is_final
@@ -133,7 +133,7 @@ def test_five_failures_without_a_newly_durable_step_are_enough() -> None:
 def test_progress_forgives_everything() -> None:
     past = trained()
     for step in range(1, 50):
-        delay_s = delay_of(past.weigh(killed(step=step)))
+        delay_s = delay_of(past.decide_restart(killed(step=step)))
         assert delay_s <= 1.2
         assert past.durable(step)
         assert past.no_progress_count == 0
@@ -142,7 +142,7 @@ def test_progress_forgives_everything() -> None:
 def test_a_step_that_was_durable_before_is_no_progress() -> None:
     past = trained()
     past.durable(100)
-    past.weigh(killed())
+    past.decide_restart(killed())
 
     assert not past.durable(100)
     assert not past.durable(60)
@@ -167,19 +167,19 @@ def test_after_falling_back_to_an_older_checkpoint_progress_counts_from_there() 
 
 def test_exit_75_is_free_and_immediate_but_a_loop_of_it_is_slowed_down() -> None:
     past = trained()
-    delays = [delay_of(past.weigh(code(75))) for _ in range(RETURNS_AT_ONCE + 3)]
+    delays = [delay_of(past.decide_restart(code(75))) for _ in range(RETURNS_AT_ONCE + 3)]
 
     assert not any(delays[:RETURNS_AT_ONCE])
     assert delays[RETURNS_AT_ONCE] >= 0.8
     assert delays[-1] > delays[RETURNS_AT_ONCE]
     assert past.no_progress_count == 0
     past.durable(5)
-    assert delay_of(past.weigh(code(75))) == 0.0
+    assert delay_of(past.decide_restart(code(75))) == 0.0
 
 
 @pytest.mark.parametrize("number", [78, 126, 127])
 def test_permanent_exits_give_up_at_once(number: int) -> None:
-    verdict = trained().weigh(code(number))
+    verdict = trained().decide_restart(code(number))
 
     assert isinstance(verdict, GiveUp)
     assert verdict.is_final
@@ -197,26 +197,26 @@ def test_permanent_exits_give_up_at_once(number: int) -> None:
     ],
 )
 def test_what_cannot_get_better_gives_up_at_once_before_the_first_step(death: Death) -> None:
-    assert "before the first step" in why_of(history().weigh(death))
-    assert isinstance(trained().weigh(death), Restart)  # later it is a failure like others
+    assert "before the first step" in why_of(history().decide_restart(death))
+    assert isinstance(trained().decide_restart(death), Restart)  # later it is a failure like others
 
 
 def test_an_exception_before_the_first_step_gets_two_tries() -> None:
     past = history()
 
-    assert isinstance(past.weigh(code(1, LastWords("ValueError", "a"))), Restart)
-    assert why_of(past.weigh(code(1, LastWords("ValueError", "b")))) == "2 failures before the first step"
+    assert isinstance(past.decide_restart(code(1, LastWords("ValueError", "a"))), Restart)
+    assert why_of(past.decide_restart(code(1, LastWords("ValueError", "b")))) == "2 failures before the first step"
 
 
 def test_a_signal_before_the_first_step_is_a_failure_like_others() -> None:
     past = history()
 
-    assert all(isinstance(past.weigh(killed()), Restart) for _ in range(4))
+    assert all(isinstance(past.decide_restart(killed()), Restart) for _ in range(4))
 
 
 def test_row_03_the_same_exception_at_the_same_step_three_times_is_deterministic() -> None:
     past = trained()
-    verdicts = [past.weigh(code(1, LastWords("ValueError", f"at 0x{n:x}", step=840))) for n in range(3)]
+    verdicts = [past.decide_restart(code(1, LastWords("ValueError", f"at 0x{n:x}", step=840))) for n in range(3)]
 
     assert [type(verdict) for verdict in verdicts] == [Restart, Restart, GiveUp]
     assert why_of(verdicts[2]) == "deterministic: ValueError at step 840, 3 times"
@@ -225,18 +225,18 @@ def test_row_03_the_same_exception_at_the_same_step_three_times_is_deterministic
 def test_row_04_the_same_exception_at_a_moving_step_is_not_deterministic() -> None:
     past = trained()
     for step in range(100, 200, 10):
-        assert isinstance(past.weigh(code(1, LastWords("ValueError", "boom", step=step))), Restart)
+        assert isinstance(past.decide_restart(code(1, LastWords("ValueError", "boom", step=step))), Restart)
         past.durable(step - 1)
 
 
 def test_three_in_a_row_at_one_step_is_found_although_a_crash_save_made_progress_once() -> None:
     past = trained()
     words = LastWords("ValueError", "boom", step=840)
-    past.weigh(code(1, words))
+    past.decide_restart(code(1, words))
     past.durable(839)  # the crash save of the first time
-    past.weigh(code(1, words))
+    past.decide_restart(code(1, words))
 
-    assert "deterministic" in why_of(past.weigh(code(1, words)))
+    assert "deterministic" in why_of(past.decide_restart(code(1, words)))
 
 
 # -- services --------------------------------------------------------------------------------------------------
@@ -294,10 +294,10 @@ def test_a_newer_state_a_kill_from_outside_and_progress_clear_a_state_of_suspici
 def test_by_hand_everything_is_forgiven() -> None:
     past = trained()
     for _ in range(4):
-        past.weigh(killed())
+        past.decide_restart(killed())
     past.forgive()
 
-    assert all(isinstance(past.weigh(killed()), Restart) for _ in range(4))
+    assert all(isinstance(past.decide_restart(killed()), Restart) for _ in range(4))
 
 
 def test_planned_restarts_are_free_but_a_loop_of_them_is_slowed_down() -> None:
@@ -312,10 +312,10 @@ def test_planned_restarts_are_free_but_a_loop_of_them_is_slowed_down() -> None:
 
 def test_every_number_of_the_policy_can_be_set() -> None:
     early = history(early_failures_max=3)
-    assert [type(early.weigh(code(1, LastWords("E", "a")))) for _ in range(3)] == [Restart, Restart, GiveUp]
+    assert [type(early.decide_restart(code(1, LastWords("E", "a")))) for _ in range(3)] == [Restart, Restart, GiveUp]
     same = trained(same_failures_max=2)
     words = LastWords("E", "a", step=7)
-    assert [type(same.weigh(code(1, words))) for _ in range(2)] == [Restart, GiveUp]
+    assert [type(same.decide_restart(code(1, words))) for _ in range(2)] == [Restart, GiveUp]
     services = ServiceHistory(Policy(service_failures_max=2, service_period_s=10.0))
     assert services.died(ServiceDeath.FAILED, 0.0) is not None
     assert services.died(ServiceDeath.FAILED, 11.0) is not None
@@ -341,7 +341,7 @@ def test_a_crash_at_one_step_is_given_up_although_each_second_try_goes_back_and_
     resumed = 8
     while not verdicts or isinstance(verdicts[-1], Restart):
         death = Death(Exit(None, signal.SIGSEGV), None, 8)
-        verdicts.append(past.weigh(death))
+        verdicts.append(past.decide_restart(death))
         resumed = 0 if past.suspects(death, resumed, resumed) else 8
         past.ready(resumed)
         past.durable(5)

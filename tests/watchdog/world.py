@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from procsv.base.processes import Exit
 from procsv.base.run.run_file import NO_STEP
-from procsv.ipc.messaging.messages import Durable, Finish, Hello, Loaded, Message, Recovered, Settled, TrainerEnded
+from procsv.ipc.messaging.messages import (
+    Durable,
+    Finish,
+    FirstStepDone,
+    FlushDone,
+    Hello,
+    Loaded,
+    Message,
+    TrainerExited,
+)
 from procsv.ipc.messaging.standby_channel import Waiting
-from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import (
     CHECKPOINT,
     SERVICES,
@@ -58,7 +67,7 @@ KILLED = Exit(None, signal.SIGKILL)
 class Process:
     role: str
     incarnation: int
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     is_ready: bool = False
     pid: int = 0
 
@@ -166,15 +175,15 @@ class World:
         if role == TRAINER or not self.answers_settled:
             return
         incarnation = self.alive[role].incarnation
-        if isinstance(body, TrainerEnded | Finish):
+        if isinstance(body, TrainerExited | Finish):
             if (
                 role == CHECKPOINT
-                and isinstance(body, TrainerEnded)
+                and isinstance(body, TrainerExited)
                 and self.memory_step >= 0
                 and not self.settle_error
             ):
                 self.durable(self.memory_step, "crash")
-            self.handle(Said(role, incarnation, Settled(-1, self.settle_error), body))
+            self.handle(Said(role, incarnation, FlushDone(-1, self.settle_error), body))
         if isinstance(body, Finish) and role in self.alive:
             self.end(role, Exit(0, None))
 
@@ -201,10 +210,10 @@ class World:
             room_bytes = self.room_bytes if self.core.standby.is_due(self.now_s) else None
             self.handle(Ticked(beats, self.memory_step, self.frozen, room_bytes, self.silent))
 
-    def _beat(self, process: Process) -> Beat | None:
+    def _beat(self, process: Process) -> Heartbeat | None:
         """A service that is up comes round all the time."""
         if process.role in SERVICES and process.is_ready and process.role not in self.silent:
-            process.beat = replace(process.beat or Beat(Phase.IDLE, NO_STEP, 0, 0.0, 0.0), beat_s=self.now_s)
+            process.beat = replace(process.beat or Heartbeat(Phase.IDLE, NO_STEP, 0, 0.0, 0.0), beat_s=self.now_s)
         return process.beat
 
     def ready(self, *roles: str) -> World:
@@ -220,9 +229,9 @@ class World:
         trainer = self.alive[TRAINER]
         self.handle(Said(TRAINER, trainer.incarnation, Hello(1)))
         for phase in (Phase.RESTORE, Phase.COMPILE, Phase.STEP):
-            trainer.beat = Beat(phase, restored, 0, self.now_s, 0.0)
+            trainer.beat = Heartbeat(phase, restored, 0, self.now_s, 0.0)
             self.advance(0.1)
-        body = Recovered(restored, "fresh" if restored <= 0 else "checkpoint", "x", restored + 1, self.now_s)
+        body = FirstStepDone(restored, "fresh" if restored <= 0 else "checkpoint", "x", restored + 1, self.now_s)
         self.handle(Said(TRAINER, trainer.incarnation, body))
         self.step(step)
         return self
@@ -239,7 +248,7 @@ class World:
         return self
 
     def step(self, step: int) -> None:
-        self.alive[TRAINER].beat = Beat(Phase.STEP, step, 0, self.now_s, 0.0)
+        self.alive[TRAINER].beat = Heartbeat(Phase.STEP, step, 0, self.now_s, 0.0)
         self.advance(0.5)
 
     def durable(self, step: int, reason: Any = "periodic") -> None:

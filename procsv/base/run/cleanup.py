@@ -10,7 +10,7 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from procsv.base.run.paths import Places
+from procsv.base.run.paths import RunPaths
 
 RUN_FILES = (
     "*.sock",
@@ -30,26 +30,26 @@ SHM_FILES = ("slot.*", "meta.*", "parcel.*", "event.*")
 SHM_DIRS = ("staged.*",)
 
 
-def remove_run_files(places: Places, keep: frozenset[Path] = frozenset()) -> None:
+def remove_run_files(paths: RunPaths, keep: frozenset[Path] = frozenset()) -> None:
     """Empties the run directory of ours, but for `keep` (a lock that is still held, say)."""
     for pattern in RUN_FILES + KILLED_FILES:
-        for path in places.run_dir.glob(pattern):
+        for path in paths.run_dir.glob(pattern):
             if path not in keep:
                 path.unlink(missing_ok=True)
 
 
-def remove_shm_files(places: Places) -> None:
+def remove_shm_files(paths: RunPaths) -> None:
     """Removes slots, parcels and staged checkpoints; only when nothing in them is needed any more."""
     for pattern in SHM_FILES + KILLED_FILES:
-        for path in places.shm_dir.glob(pattern):
+        for path in paths.shm_dir.glob(pattern):
             path.unlink(missing_ok=True)
     for pattern in SHM_DIRS:
-        for path in places.shm_dir.glob(pattern):
+        for path in paths.shm_dir.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_dirs(places: Places) -> None:
+def remove_dirs(paths: RunPaths) -> None:
     """Removes both directories if nothing is left in them."""
-    for path in (places.shm_dir, places.run_dir):
+    for path in (paths.shm_dir, paths.run_dir):
         with contextlib.suppress(OSError):
             path.rmdir()

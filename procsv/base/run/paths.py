@@ -24,7 +24,7 @@ SHM_ROOT = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RunPaths:
     """Every path of one run, as a function of the logdir and the two roots."""
 
     logdir: Path
@@ -82,7 +82,7 @@ class Places:
         """Held by a service for its life: a new one serves only when the old one is gone."""
         return self.run_dir / f"{role}.lock"
 
-    def pulse(self, role: str, incarnation: int) -> Path:
+    def heartbeat(self, role: str, incarnation: int) -> Path:
         return self.run_dir / f"{role}.{incarnation}.pulse"
 
     def last_words(self, incarnation: int) -> Path:
@@ -131,7 +131,7 @@ def logdir_hash(logdir: Path) -> str:
     return hashlib.sha256(os.fsencode(os.path.realpath(logdir))).hexdigest()[:16]
 
 
-def find_places(logdir: str | os.PathLike[str]) -> Places:
+def find_paths(logdir: str | os.PathLike[str]) -> RunPaths:
     """The places of the run in `logdir`.  Makes nothing.
 
     The run directory lies under XDG_RUNTIME_DIR, or the temporary directory where there is none; where no
@@ -146,7 +146,7 @@ def find_places(logdir: str | os.PathLike[str]) -> Places:
         run_dir = Path(tempfile.gettempdir()) / f"procsv-{os.getuid()}-{name}"
     shm_root_ok = SHM_ROOT.is_dir() and os.access(SHM_ROOT, os.W_OK)
     shm_dir = SHM_ROOT / f"procsv-{os.getuid()}-{name}" if shm_root_ok else run_dir / "shm"
-    return Places(real, run_dir, shm_dir)
+    return RunPaths(real, run_dir, shm_dir)
 
 
 def make_private_dir(path: Path) -> None:
@@ -168,10 +168,10 @@ def make_private_dir(path: Path) -> None:
             path.chmod(0o700)
 
 
-def check_socket_paths(places: Places) -> None:
+def check_socket_paths(paths: RunPaths) -> None:
     """A path too long for a unix socket is found here, before anything starts."""
     longest = max(
-        (places.control_socket, places.service_socket("checkpoint"), places.service_socket("summary")),
+        (paths.control_socket, paths.service_socket("checkpoint"), paths.service_socket("summary")),
         key=lambda p: len(os.fsencode(p)),
     )
     size = len(os.fsencode(longest))

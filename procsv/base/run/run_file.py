@@ -13,7 +13,7 @@ import msgspec
 
 from procsv.base.atomic_file import replace_file
 from procsv.base.processes import Identity
-from procsv.base.run.paths import Places, is_remote, local_home
+from procsv.base.run.paths import RunPaths, is_remote, local_home
 from procsv.base.text import escape_surrogates
 
 VERSION = 1
@@ -65,8 +65,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None  # of the host, once the run is over
 
     @property
-    def places(self) -> Places:
-        return Places(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir))
+    def paths(self) -> RunPaths:
+        return RunPaths(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir))
 
     @property
     def host(self) -> Identity:
@@ -82,20 +82,20 @@ def read_run(path: Path) -> RunFile | None:
     return run if run.version == VERSION else None
 
 
-def find_run_in(places: Places) -> RunFile | None:
+def find_run_in(paths: RunPaths) -> RunFile | None:
     """The run in a logdir, wherever that lies by now; None as from `read_run`.
 
     A logdir that was moved has taken its run along.  A copy has only its past: who runs the run, runs the other one, and
     must not be asked or ended in the copy's name.
     """
-    run = read_run(places.run_json)
-    if run is None or is_remote(run.logdir) or run.places.logdir == places.logdir:
+    run = read_run(paths.run_json)
+    if run is None or is_remote(run.logdir) or run.paths.logdir == paths.logdir:
         return run
-    here = msgspec.structs.replace(run, logdir=str(places.logdir))
-    there = read_run(run.places.run_json)
-    if there is None or there.run != run.run or run.places.logdir.samefile(places.logdir):
+    here = msgspec.structs.replace(run, logdir=str(paths.logdir))
+    there = read_run(run.paths.run_json)
+    if there is None or there.run != run.run or run.paths.logdir.samefile(paths.logdir):
         return here
-    run_dir, shm_dir = str(places.run_dir), str(places.shm_dir)
+    run_dir, shm_dir = str(paths.run_dir), str(paths.shm_dir)
     return msgspec.structs.replace(here, boot="", run_dir=run_dir, shm_dir=shm_dir)  # a host of no boot runs nowhere
 
 

@@ -16,11 +16,11 @@ tf1 = tf.compat.v1
 
 _home: Any = next(kind for kind in tf1.Session.__mro__ if "run" in vars(kind))
 _lock = threading.Lock()
-_counters: list[CallsHere] = []
+_counters: list[CallCounter] = []
 _original: Any = None
 
 
-class CallsHere:
+class CallCounter:
     """Made on the thread that it counts for."""
 
     def __init__(self) -> None:

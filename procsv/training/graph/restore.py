@@ -52,16 +52,16 @@ class CannotFeed(Exception):
 def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
     """The checkpoint service's answer to "which state shall I start from?".  UserError if none of them is good."""
     try:
-        heard = runtime.link.ask("checkpoint", Restore(durable_only), ANSWER_S_MAX)
+        received = runtime.link.ask("checkpoint", Restore(durable_only), ANSWER_S_MAX)
     except TimeoutError:
         raise UserError(
             f"the checkpoint service did not say within {ANSWER_S_MAX:.0f} s which state to start from; "
-            f"see {runtime.places.logs}/checkpoint.*.log",
+            f"see {runtime.paths.logs}/checkpoint.*.log",
             exit_code=70,
         ) from None
     except PeerError as lost:
         raise UserError(f"nobody can say which state to start from: {lost}", exit_code=70) from None
-    answer = cast(RestoreFrom, heard.body)
+    answer = cast(RestoreFrom, received.body)
     if answer.error:
         raise UserError(answer.error, exit_code=70)
     runtime.sequence = max(runtime.sequence, answer.sequence)

@@ -17,15 +17,15 @@ import tensorflow as tf
 import xxhash
 
 from procsv.base.atomic_file import replace_file
-from procsv.ipc.messaging.messages import Durable, SaverPlan
-from procsv.ipc.shm.slot_file import Arena
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.ipc.shm.slot_file import SlotPool
 from procsv.training.graph.capture import Capture
 from procsv.training.graph.hidden_ops import hiding_ops
 from procsv.training.graph.saver_ops import Unsupported, read_save_graph
 from procsv.training.runtime.context import Runtime
-from procsv.training.snapshots.backends import SlotWay, StagingWay, Way
+from procsv.training.snapshots.backends import SaverBackend, SlotBackend, SnapshotBackend
 from procsv.training.snapshots.cadence import Cadence
-from procsv.training.snapshots.training_run import Kept
+from procsv.training.snapshots.training_run import SaveSetup
 
 tf1 = tf.compat.v1
 log = tf1.logging
@@ -34,13 +34,13 @@ SNAPSHOT_SECS_DEFAULT = 0  # as everywhere in TensorFlow's signatures: `--snapsh
 
 
 @dataclass(slots=True)
-class Keeping:
+class SaveConfig:
     """The Saver's plan, and the capture that serves it (None: by the Saver's own op, for the reason `why_not`)."""
 
     saver: Any
     graph: Any
     global_step: Any
-    plan: SaverPlan | None
+    plan: CheckpointPlan | None
     capture: Capture | None
     why_not: str
     meta: bytes
@@ -48,24 +48,24 @@ class Keeping:
     saves: bool = False  # whether the session's state is to be saved, by time or when somebody asks, and at its end
 
     @staticmethod
-    def prepare(supervisor: Any, snapshot_secs: Any) -> Keeping:
+    def prepare(supervisor: Any, snapshot_secs: Any) -> SaveConfig:
         """What `supervisor` (constructed, its graph finalized) keeps."""
         saver, graph, step = supervisor._saver, supervisor._graph, supervisor._global_step
         save_secs = float(supervisor._save_model_secs or 0.0)
         snapshot_s = snapshot_seconds(snapshot_secs, save_secs, supervisor._runtime)
         if saver is None or not supervisor._save_path:
-            return Keeping(saver, graph, step, None, None, "there is no Saver", b"", snapshot_s)
+            return SaveConfig(saver, graph, step, None, None, "there is no Saver", b"", snapshot_s)
         if getattr(saver, "_is_empty", False):
-            return Keeping(saver, graph, step, None, None, "the Saver is empty", b"", snapshot_s)
+            return SaveConfig(saver, graph, step, None, None, "the Saver is empty", b"", snapshot_s)
         plan = plan_of(saver, supervisor._save_path, save_secs)
         if not save_secs:
-            return Keeping(saver, graph, step, plan, None, "save_model_secs is 0", b"", snapshot_s)
-        return Keeping.of(saver, graph, step, plan, snapshot_s)
+            return SaveConfig(saver, graph, step, plan, None, "save_model_secs is 0", b"", snapshot_s)
+        return SaveConfig.of(saver, graph, step, plan, snapshot_s)
 
     @staticmethod
     def of(
-        saver: Any, graph: Any, step: Any, plan: SaverPlan, snapshot_s: float | None, has_meta: bool = True
-    ) -> Keeping:
+        saver: Any, graph: Any, step: Any, plan: CheckpointPlan, snapshot_s: float | None, has_meta: bool = True
+    ) -> SaveConfig:
         """What `saver` saves of the finalized `graph`; `has_meta`: its checkpoints have a .meta."""
         capture, why_not, meta = None, "", b""
         try:
@@ -77,7 +77,7 @@ class Keeping:
                 capture = Capture(saved, graph, step)
         except Unsupported as reason:
             why_not = str(reason)
-        return Keeping(saver, graph, step, plan, capture, why_not, meta, snapshot_s, saves=True)
+        return SaveConfig(saver, graph, step, plan, capture, why_not, meta, snapshot_s, saves=True)
 
     def introduce(self, runtime: Runtime) -> None:
         """Tells the checkpoint service, now and after every restart of it, how checkpoints are named and kept."""
@@ -93,43 +93,43 @@ class Keeping:
         Named by its content: every incarnation of a program that nobody changes lays the same file.
         """
         name = f"meta.{xxhash.xxh3_64_hexdigest(self.meta)}"
-        path = runtime.places.shm_dir / name
+        path = runtime.paths.shm_dir / name
         try:
             replace_file(path, self.meta, durable=False)
         except OSError:
-            path = runtime.places.run_dir / name
+            path = runtime.paths.run_dir / name
             replace_file(path, self.meta, durable=False)
         return path
 
-    def keep(self, on_durable: Callable[[Durable], None]) -> Kept:
+    def keep(self, on_durable: Callable[[Durable], None]) -> SaveSetup:
         """How a session that begins now is kept."""
         cadence = Cadence(self.snapshot_s, at_most_s=self.plan.save_secs if self.plan is not None else 0.0)
         if not self.saves or self.plan is None:
-            return Kept(None, self._staging, cadence, on_durable)
+            return SaveSetup(None, self._staging, cadence, on_durable)
         if self.capture is None:
             log.info("procsv: checkpoints are written by the Saver's own op on the training thread: %s", self.why_not)
-            return Kept(lambda runtime, _: self._staging(runtime), self._staging, cadence, on_durable)
+            return SaveSetup(lambda runtime, _: self._staging(runtime), self._staging, cadence, on_durable)
         log.info("procsv: snapshots through shared memory, %d tensors", len(self.capture.distinct))
-        return Kept(self._slots, self._staging, cadence, on_durable)
+        return SaveSetup(self._slots, self._staging, cadence, on_durable)
 
-    def _slots(self, runtime: Runtime, never: frozenset[str]) -> Way:
+    def _slots(self, runtime: Runtime, never: frozenset[str]) -> SnapshotBackend:
         assert self.plan is not None
         assert self.capture is not None
         start = runtime.start
-        arena = Arena(start.places.shm_dir, start.run, start.incarnation)
-        return SlotWay(arena, self.capture, self.plan, self.global_step is not None, start.target, never)
+        pool = SlotPool(start.paths.shm_dir, start.run, start.incarnation)
+        return SlotBackend(pool, self.capture, self.plan, self.global_step is not None, start.target, never)
 
-    def _staging(self, runtime: Runtime) -> Way:
+    def _staging(self, runtime: Runtime) -> SnapshotBackend:
         assert self.plan is not None
-        return StagingWay(self.saver, [runtime.places.shm_dir, runtime.places.home], self.plan, self.global_step)
+        return SaverBackend(self.saver, [runtime.paths.shm_dir, runtime.paths.home], self.plan, self.global_step)
 
 
-def plan_of(saver: Any, save_path: str, save_secs: float) -> SaverPlan:
+def plan_of(saver: Any, save_path: str, save_secs: float) -> CheckpointPlan:
     """How `saver` names and keeps its checkpoints; duck-typed ones get a Saver's defaults."""
     saver_def = getattr(saver, "saver_def", None)
     hours = float(saver_def.keep_checkpoint_every_n_hours if saver_def else 10000.0)
     next_keep = getattr(saver, "_next_checkpoint_time", 0.0)
-    return SaverPlan(
+    return CheckpointPlan(
         save_path=str(tf.io.gfile.join(save_path)),
         latest_filename="checkpoint",
         save_secs=save_secs,

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.base.failpoints import declare, failpoint
-from procsv.training.summaries.piggyback import Errand
+from procsv.training.summaries.piggyback import PendingFetch
 
 tf1 = tf.compat.v1
 
@@ -29,7 +29,7 @@ class Boundary:
     call.  Whoever else holds `lock` knows that the training thread is between two calls.
     """
 
-    __slots__ = ("due", "elsewhere", "errand", "fetches", "inside", "lock", "runs", "thread", "visit")
+    __slots__ = ("due", "elsewhere", "fetches", "inside", "lock", "pending_fetch", "runs", "thread", "visit")
 
     def __init__(self, visit: Callable[[], None]) -> None:
         self.lock = threading.Lock()
@@ -39,7 +39,7 @@ class Boundary:
         self.fetches: Any = (
             None  # of the call on the training thread that is going on, or was the last; None: not known
         )
-        self.errand: Errand | None = None  # what the next call that fits takes along
+        self.pending_fetch: PendingFetch | None = None  # what the next call that fits takes along
         # The training thread is in a call or at the boundary: a call of its own from there (a callback's, a Saver's)
         # passes straight through.  Set by that thread alone.
         self.inside = False
@@ -78,11 +78,11 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
             boundary.inside = True
             boundary.fetches = fetches
             try:
-                errand = boundary.errand
-                if errand is None or not errand.fits(fetches, feed_dict):
+                pending_fetch = boundary.pending_fetch
+                if pending_fetch is None or not pending_fetch.fits(fetches, feed_dict):
                     result = super().run(fetches, feed_dict, options, run_metadata)
                 else:
-                    result = self._run_with(errand, fetches, feed_dict, options, run_metadata)
+                    result = self._run_with(pending_fetch, fetches, feed_dict, options, run_metadata)
                 failpoint("trainer.step")
                 boundary.runs += 1
                 if boundary.due:
@@ -91,15 +91,17 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
                 boundary.inside = False
         return result
 
-    def _run_with(self, errand: Errand, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
+    def _run_with(
+        self, pending_fetch: PendingFetch, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any
+    ) -> Any:
         """The user's run, which takes along what the errand needs of it; if it fails, the error is the user's."""
-        self._procsv_boundary.errand = None
+        self._procsv_boundary.pending_fetch = None
         try:
-            result, taken = super().run([fetches, errand.along], feed_dict, options, run_metadata)
+            result, taken = super().run([fetches, pending_fetch.along], feed_dict, options, run_metadata)
         except BaseException:
-            errand.dropped()
+            pending_fetch.dropped()
             raise
-        errand.finish(super().run, taken, feed_dict)
+        pending_fetch.finish(super().run, taken, feed_dict)
         return result
 
     def partial_run(self, handle: Any, fetches: Any, feed_dict: Any = None) -> Any:

@@ -28,7 +28,7 @@ tf1 = tf.compat.v1
 LISTED_IN = "checkpoint"
 
 
-class OwnSaves:
+class UserSaves:
     """Saves of one Saver into the directory of `save_path`."""
 
     def __init__(self, saver: Any, save_path: str, tell: Callable[[str], None]) -> None:

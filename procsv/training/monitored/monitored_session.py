@@ -19,7 +19,7 @@ from procsv.training.graph.save_config import SNAPSHOT_SECS_DEFAULT
 from procsv.training.managed.coordinator import Coordinator
 from procsv.training.managed.local_master import resolve_master
 from procsv.training.monitored.scaffold import ChiefSessionCreator
-from procsv.training.monitored.session_controller import Care, take_care
+from procsv.training.monitored.session_controller import SessionController, control_session
 from procsv.training.monitored.sessions import _CoordinatedSession, _HookedSession, _RecoverableSession
 
 tf1 = tf.compat.v1
@@ -32,7 +32,7 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
     """Makes a session, starts its threads and shows it to the hooks; what cannot be finished is closed again."""
 
     def __init__(
-        self, session_creator: Any, hooks: list[Any], stop_grace_period_secs: float, care: Care | None
+        self, session_creator: Any, hooks: list[Any], stop_grace_period_secs: float, care: SessionController | None
     ) -> None:
         self._session_creator, self._hooks, self._care = session_creator, hooks, care
         self._stop_grace_period_secs = stop_grace_period_secs
@@ -103,7 +103,7 @@ class Monitored:
             session_creator = ChiefSessionCreator()
         self._care = None
         if not worker_context:
-            self._care = take_care(self._hooks, session_creator, snapshot_secs, final_checkpoint)
+            self._care = control_session(self._hooks, session_creator, snapshot_secs, final_checkpoint)
         try:
             if self._care is not None:
                 self._care.open(self._hooks)

@@ -20,17 +20,17 @@ from tensorflow.python.training import monitored_session as tf_monitored
 from procsv.ipc.messaging.messages import Durable, Reason
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.restore import Origin, SessionManager, written_at
-from procsv.training.graph.save_config import Keeping, plan_of, snapshot_seconds
-from procsv.training.graph.user_saves import OwnSaves
+from procsv.training.graph.save_config import SaveConfig, plan_of, snapshot_seconds
+from procsv.training.graph.user_saves import UserSaves
 from procsv.training.managed.ending import NOT_SAVED, save_last
 from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
 from procsv.training.monitored.scaffold import session_manager
 from procsv.training.monitored.writers import SessionWriters
 from procsv.training.runtime.attach import attach
 from procsv.training.runtime.context import Runtime, current
-from procsv.training.snapshots.backends import Way
+from procsv.training.snapshots.backends import SnapshotBackend
 from procsv.training.snapshots.cadence import Cadence
-from procsv.training.snapshots.training_run import Kept, Lost, TrainingRun
+from procsv.training.snapshots.training_run import Lost, SaveSetup, TrainingRun
 from procsv.training.summaries.graph_text import lay_graph_text
 from procsv.training.summaries.snapshot_scalars import SnapshotScalars
 
@@ -43,7 +43,9 @@ FIRST_SAVE_S_MAX = 5.0  # programs find the first checkpoint when the session ha
 STOPPED = 75  # checkpointed: start me again
 
 
-def take_care(hooks: list[Any], creator: Any, snapshot_secs: Any, final_checkpoint: bool) -> Care | None:
+def control_session(
+    hooks: list[Any], creator: Any, snapshot_secs: Any, final_checkpoint: bool
+) -> SessionController | None:
     """Who looks after a session with these hooks; None where TensorFlow's ways do.
 
     The hook whose checkpoints are kept is the first that saves where the session restores from, else the first that
@@ -53,7 +55,7 @@ def take_care(hooks: list[Any], creator: Any, snapshot_secs: Any, final_checkpoi
     if isinstance(creator, tf_monitored.WorkerSessionCreator):
         if launched is None or launched.training is not None:
             return None
-        return Care(launched, launched.start.logdir, None, snapshot_secs, final_checkpoint)
+        return SessionController(launched, launched.start.logdir, None, snapshot_secs, final_checkpoint)
     savers = [hook for hook in hooks if isinstance(hook, CheckpointSaverHook)]
     restored_from = getattr(creator, "_checkpoint_dir", None)
     hook = next((s for s in savers if _is_same(s._checkpoint_dir, restored_from)), next(iter(savers), None))
@@ -63,10 +65,10 @@ def take_care(hooks: list[Any], creator: Any, snapshot_secs: Any, final_checkpoi
         runtime, logdir = launched, launched.start.logdir
     else:
         return None
-    return Care(runtime, logdir, hook, snapshot_secs, final_checkpoint) if runtime is not None else None
+    return SessionController(runtime, logdir, hook, snapshot_secs, final_checkpoint) if runtime is not None else None
 
 
-def _no_way(runtime: Runtime) -> Way:
+def _no_way(runtime: Runtime) -> SnapshotBackend:
     raise AssertionError("nothing is saved of this session")
 
 
@@ -81,7 +83,7 @@ def _summaries_every_s(hooks: list[Any]) -> float:
     return min(told, default=SCALARS_EVERY_S)
 
 
-class Care:
+class SessionController:
     """procsv's side of one monitored session."""
 
     def __init__(
@@ -97,8 +99,8 @@ class Care:
         self._snapshot_secs, self._final_checkpoint = snapshot_secs, final_checkpoint
         self._writers = SessionWriters(runtime)
         self._hooks: list[Any] = []
-        self._keeping: Keeping | None = None
-        self._own_saves: OwnSaves | None = None
+        self._keeping: SaveConfig | None = None
+        self._user_saves: UserSaves | None = None
         self._run: TrainingRun | None = None
         self._coord: Any = None
         self._snapshots: tuple[threading.Event, threading.Thread] | None = None
@@ -156,10 +158,10 @@ class Care:
             saver, step = self._hook._get_saver(), tf1.train.get_global_step(graph)
             plan = plan_of(saver, self._hook._save_path, 0.0)
             snapshot_s = snapshot_seconds(self._snapshot_secs, 0.0, self._runtime)
-            self._keeping = Keeping.of(saver, graph, step, plan, snapshot_s, has_meta=self._hook._save_graph_def)
+            self._keeping = SaveConfig.of(saver, graph, step, plan, snapshot_s, has_meta=self._hook._save_graph_def)
             if isinstance(saver, tf1.train.Saver):
-                self._own_saves = OwnSaves(saver, self._hook._save_path, self._runtime.tell_own_save)
-                self._own_saves.begin()
+                self._user_saves = UserSaves(saver, self._hook._save_path, self._runtime.tell_user_save)
+                self._user_saves.begin()
             self._keeping.introduce(self._runtime)
         self._runtime.talk()
 
@@ -173,7 +175,7 @@ class Care:
         if self._keeping is not None:
             kept = self._keeping.keep(self._on_durable)
         else:
-            kept = Kept(None, _no_way, Cadence(0.0), lambda news: None)  # progress is all there is to watch
+            kept = SaveSetup(None, _no_way, Cadence(0.0), lambda news: None)  # progress is all there is to watch
         self._run = TrainingRun(self._runtime, session, step, origin, kept, self._lost)
         self._run.begin()
         is_resumed = origin.source != "fresh"
@@ -259,8 +261,8 @@ class Care:
         """A checkpoint is on disk: the Saver's own list and the event file say so."""
         assert self._hook is not None
         assert self._keeping is not None
-        if self._own_saves is not None:
-            self._own_saves.on_durable(news.all_paths)
+        if self._user_saves is not None:
+            self._user_saves.on_durable(news.all_paths)
         else:
             times = [(path, written_at(path)) for path in news.all_paths]
             self._keeping.saver.set_last_checkpoints_with_time(times)
@@ -344,8 +346,8 @@ class Care:
         if not self._has_begun:
             return
         self._has_begun = False
-        if self._own_saves is not None:
-            self._own_saves.end()
+        if self._user_saves is not None:
+            self._user_saves.end()
         self._runtime.forget_stop(self._on_stop)
         self._runtime.phase = Phase.IDLE  # what the program does without a session may take any time
         self._runtime.end()

@@ -84,21 +84,21 @@ def main() -> None:
 
 
 def _make(start: Start) -> Runtime:
-    runtime = Runtime(start.places, ("watchdog", "checkpoint", "summary"), start, None)
+    runtime = Runtime(start.paths, ("watchdog", "checkpoint", "summary"), start, None)
     set_current(runtime)
     return runtime
 
 
 def _join(runtime: Runtime, signals: int, start: Start) -> None:
     """Connects to the run as the trainer; from here on a stop is heard even while the main thread sits in a C call."""
-    arm(start.places.stacks(start.incarnation))
+    arm(start.paths.stacks(start.incarnation))
     runtime.become(start)
     runtime.begin()
     link = runtime.link
-    link.on(StopTraining, lambda heard: runtime.request_stop(_reason(heard.body)))
-    link.on(Inject, lambda heard: _have_fault(runtime, heard.body))
+    link.on(StopTraining, lambda received: runtime.request_stop(_reason(received.body)))
+    link.on(Inject, lambda received: _have_fault(runtime, received.body))
     link.on_tick.append(lambda: runtime.injected.tick(runtime.clock.monotonic()))
-    limit = LogLimit(start.places.log("trainer", start.incarnation), int(start.options.get("log-limit", "0")))
+    limit = LogLimit(start.paths.log("trainer", start.incarnation), int(start.options.get("log-limit", "0")))
     link.on_tick.append(lambda: limit.tick(runtime.clock.monotonic()))
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
@@ -112,7 +112,7 @@ def _tell_loaded(runtime: Runtime, observer: Observer, program: str) -> None:
     """On a thread of its own, beside the first steps: a standby can be made now."""
 
     def tell() -> None:
-        write_loaded(runtime.places.loaded, observer.changes, program)
+        write_loaded(runtime.paths.loaded, observer.changes, program)
         runtime.tell_watchdog(Loaded())
 
     threading.Thread(target=tell, name="procsv-loaded", daemon=True).start()
@@ -164,7 +164,9 @@ def _listen_for_signals(runtime: Runtime, start: Start, reader: int) -> None:
 
     def noticed(name: str) -> None:
         if runtime.stop_reason is None:
-            link.tell("watchdog", Note("preempt_notice", {"grace": start.grace_s, "source": f"{name} to the trainer"}))
+            link.send_reliable(
+                "watchdog", Note("preempt_notice", {"grace": start.grace_s, "source": f"{name} to the trainer"})
+            )
             runtime.request_stop("preempt")
 
     link.watch(reader, hear)
@@ -232,4 +234,4 @@ def _say_last_words(runtime: Runtime, error: BaseException, trace: TracebackType
     permanent = isinstance(error, (ImportError, SyntaxError, UserError)) and runtime.step < 0
     lines = traceback.format_exception(type(error), error, trace)
     words = LastWords(type(error).__qualname__, str(error), "".join(lines), runtime.step, permanent)
-    replace_file(start.places.last_words(start.incarnation), msgspec.json.encode(words), durable=False)
+    replace_file(start.paths.last_words(start.incarnation), msgspec.json.encode(words), durable=False)

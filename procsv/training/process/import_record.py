@@ -61,10 +61,10 @@ def sort_modules(modules: Mapping[str, ModuleType | None], program: str) -> tupl
             if not name.startswith("procsv.examples"):
                 installed.append(name)
             continue
-        places = _places(spec)
-        if top == program or any(not place.startswith(directories) for place in places):
+        paths = _paths(spec)
+        if top == program or any(not place.startswith(directories) for place in paths):
             own[top] = None
-        elif places or spec.origin in ("built-in", "frozen"):
+        elif paths or spec.origin in ("built-in", "frozen"):
             installed.append(name)
     tops = {name.partition(".")[0] for name in installed}
     return installed, [top for top in own if top not in tops]  # a namespace may be both
@@ -83,7 +83,7 @@ def installed_directories() -> tuple[str, ...]:
     return tuple(os.path.join(path, "") for path in sorted(both))
 
 
-def _places(spec: ModuleSpec) -> list[str]:
+def _paths(spec: ModuleSpec) -> list[str]:
     """The file it came from, or the directories of a namespace; nothing for what a library has made as it ran."""
     if spec.has_location and spec.origin:
         return [spec.origin]

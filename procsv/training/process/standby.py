@@ -31,7 +31,7 @@ import msgspec
 
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.target import parse_target
-from procsv.ipc.messaging.standby_channel import Become, Begun, Line, Waiting
+from procsv.ipc.messaging.standby_channel import BecomeTrainer, StandbyChannel, TrainerBegun, Waiting
 from procsv.training.process.background_throttle import considerate_imports
 from procsv.training.process.drop_in import install_later
 from procsv.training.process.import_record import Loaded, read_loaded
@@ -53,7 +53,7 @@ class Standby:
     """This process, until it is the trainer."""
 
     def __init__(self, start: Start) -> None:
-        self._start, self._line = start, Line.inherited(start.standby_fd)
+        self._start, self._line = start, StandbyChannel.inherited(start.standby_fd)
         self._began_s, self._modules = time.monotonic(), 0
 
     def prepare(self) -> dict[str, str | None]:
@@ -62,7 +62,7 @@ class Standby:
         _die_with_watchdog(start.lifeline_fd)
         for fd in (start.lifeline_fd, start.standby_fd):
             os.set_inheritable(fd, False)
-        loaded = read_loaded(start.places.loaded)
+        loaded = read_loaded(start.paths.loaded)
         self._modules = _Preparation(start, loaded).run()
         return loaded.environment
 
@@ -84,14 +84,14 @@ class Standby:
         failpoint("standby.wait")
         self._line.say(Waiting(self._modules, round(time.monotonic() - self._began_s, 3)))
         word, files = self._line.wait()
-        if not isinstance(word, Become):
+        if not isinstance(word, BecomeTrainer):
             os._exit(0)  # the watchdog is dead
         failpoint("standby.become")
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first; the lifeline tells it
         _take_over(*files)
         replace_argument("standby", "trainer")
         os.environ |= {"PROCSV_ROLE": "trainer", "PROCSV_INCARNATION": str(word.incarnation)}
-        self._line.say(Begun(word.incarnation))
+        self._line.say(TrainerBegun(word.incarnation))
         self._line.close()
         failpoint("standby.begun")
         return self._as_trainer(word.incarnation)

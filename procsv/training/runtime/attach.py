@@ -35,9 +35,9 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
     host = LocalHost(os.fspath(logdir), may_save)
     if is_remote(os.fspath(logdir)):
         tf.compat.v1.logging.info(
-            "procsv: checkpoints and events go to %s; journal and logs to %s", logdir, host.places.home
+            "procsv: checkpoints and events go to %s; journal and logs to %s", logdir, host.paths.home
         )
-    return Runtime(host.places, host.roles, None, host), logdir
+    return Runtime(host.paths, host.roles, None, host), logdir
 
 
 def check_filesystem(logdir: str) -> None:

@@ -15,11 +15,11 @@ from typing import Protocol
 
 from procsv.base.clock import Clock, SystemClock
 from procsv.base.errors import UserError
-from procsv.base.run.paths import Places, is_remote, local_home
+from procsv.base.run.paths import RunPaths, is_remote, local_home
 from procsv.faults.pending import Injected
-from procsv.ipc.messaging.messages import Message, Note, Reason, Recovered, UserSave
+from procsv.ipc.messaging.messages import FirstStepDone, Message, Note, Reason, UserSave
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.shm.heartbeat import Phase, PulseWriter, Snapshots
+from procsv.ipc.shm.heartbeat import HeartbeatWriter, Phase, Snapshots
 from procsv.training.runtime.event_streams import EventStreams
 from procsv.training.runtime.link import Link
 
@@ -34,16 +34,16 @@ class Host(Protocol):
     def attach(self, link: Link) -> None: ...
     def end(self) -> None: ...
     def note(self, event: str, fields: dict[str, str | int | float | bool | None]) -> None: ...
-    def recovered(self, body: Recovered) -> None: ...
+    def recovered(self, body: FirstStepDone) -> None: ...
 
 
 class Runtime:
     """The trainer's end of its run.  `begin` and `end` may be called any number of times, in turns."""
 
-    def __init__(self, places: Places, roles: tuple[str, ...], start: Start | None, host: Host | None) -> None:
+    def __init__(self, paths: RunPaths, roles: tuple[str, ...], start: Start | None, host: Host | None) -> None:
         """`start` is known from the beginning under a watchdog; without one `host` makes it at each `begin`."""
         self.clock: Clock = SystemClock()
-        self.places = places
+        self.paths = paths
         self.streams = EventStreams(self.clock)
         self.streams.on_need = self._wake
         self.host = host
@@ -121,8 +121,8 @@ class Runtime:
     def _begin_link(self) -> None:
         start = self.start
         link = Link(start, self.clock, self.streams, self._roles)
-        self.streams.begin(start.places.shm_dir, start.incarnation, start.places.run_dir)
-        link.pulse = PulseWriter(start.places.pulse("trainer", start.incarnation))
+        self.streams.begin(start.paths.shm_dir, start.incarnation, start.paths.run_dir)
+        link.heartbeat = HeartbeatWriter(start.paths.heartbeat("trainer", start.incarnation))
         link.on_tick.append(lambda: self._beat(link))
         if self.host is not None:
             self.host.attach(link)
@@ -135,14 +135,14 @@ class Runtime:
 
     def _beat(self, link: Link) -> None:
         with self._beating:
-            pulse = link.pulse
-            if pulse is None:
+            heartbeat = link.heartbeat
+            if heartbeat is None:
                 return
-            pulse.phase = Phase.SAVE if self._saves else self.phase
-            pulse.step, pulse.extended_s = self.step, self._extended_s
-            pulse.snapshots = self.snapshots
-            pulse.work = len(sys.modules) if self.phase is Phase.IMPORT else self.count_runs()
-            pulse.beat(self.clock.monotonic())
+            heartbeat.phase = Phase.SAVE if self._saves else self.phase
+            heartbeat.step, heartbeat.extended_s = self.step, self._extended_s
+            heartbeat.snapshots = self.snapshots
+            heartbeat.work = len(sys.modules) if self.phase is Phase.IMPORT else self.count_runs()
+            heartbeat.beat(self.clock.monotonic())
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
@@ -176,9 +176,9 @@ class Runtime:
         """Writes `step` into the pulse now, from any thread; the link's thread writes it five times a second."""
         self.step = step
         link = self._link
-        if link is not None and link.pulse is not None:
+        if link is not None and link.heartbeat is not None:
             self._beat(link)
-            link.pulse.beat(self.clock.monotonic())
+            link.heartbeat.beat(self.clock.monotonic())
 
     def end(self) -> None:
         """One user less; the last one ends the conversation, and the services where they are ours."""
@@ -197,16 +197,16 @@ class Runtime:
                     self.host.end()  # it asks the services to finish, by the link, and ends the link
             finally:
                 self.streams.end()
-                if link.pulse is not None:
+                if link.heartbeat is not None:
                     self._beat(link)  # the last step is what the journal will say
                     with self._beating:
-                        link.pulse.close()
-                        link.pulse = None
+                        link.heartbeat.close()
+                        link.heartbeat = None
 
     def tell_checkpoint(self, body: Message) -> None:
-        self.link.tell("checkpoint", body)
+        self.link.send_reliable("checkpoint", body)
 
-    def tell_own_save(self, path: str) -> None:
+    def tell_user_save(self, path: str) -> None:
         """The program has saved `path` by the supervised Saver.  Nothing to tell where no service is there to care."""
         if self._link is not None:
             self.tell_checkpoint(UserSave(path))
@@ -216,29 +216,29 @@ class Runtime:
         if self.host is not None:
             self.host.note(event, fields)
         else:
-            self.link.tell("watchdog", Note(event, fields))
+            self.link.send_reliable("watchdog", Note(event, fields))
 
-    def recovered(self, body: Recovered) -> None:
+    def recovered(self, body: FirstStepDone) -> None:
         """The first step after the start has ended."""
         if self.host is not None:
             self.host.recovered(body)
         else:
-            self.link.tell("watchdog", body)
+            self.link.send_reliable("watchdog", body)
         on_ready, self.on_ready = self.on_ready, _nothing
         on_ready()
 
-    def session_recovered(self, body: Recovered, seconds: float, lost_steps: int) -> None:
+    def session_recovered(self, body: FirstStepDone, seconds: float, lost_steps: int) -> None:
         """The first step of a session has ended that was made in the place of one whose connection was lost."""
         source = {"step": body.restored_step, "source": body.source, "from": body.origin}
         self.note("session_recovered", **source, at=body.step, seconds=round(seconds, 3), lost_steps=lost_steps)
         if self.host is None:
-            self.link.tell("watchdog", body)
+            self.link.send_reliable("watchdog", body)
 
     def tell_watchdog(self, body: Message) -> None:
         """Nothing where there is no watchdog, or where the conversation is over."""
         link = self._link
         if link is not None:
-            link.tell("watchdog", body)
+            link.send_reliable("watchdog", body)
 
     # -- stop requests ---------------------------------------------------------------------------------------
     def on_stop(self, listener: Callable[[Reason], None]) -> None:
@@ -296,7 +296,7 @@ def _is_this_process() -> bool:
 
 def check_logdir(runtime: Runtime, logdir: str) -> None:
     """Under `procsv launch` there is one logdir; another one in the program is an error that says what to pass."""
-    if local_home(logdir) != runtime.places.logdir:
+    if local_home(logdir) != runtime.paths.logdir:
         shown = logdir if is_remote(logdir) else os.path.abspath(logdir)
         raise UserError(
             f"the program's logdir is {shown}, but the run's is {runtime.start.logdir}; "

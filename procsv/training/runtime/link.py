@@ -17,17 +17,18 @@ from concurrent.futures import Future
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.base.failpoints import declare, failpoint
+from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import Ack, Hello, Message, Written
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Address, Client, Heard, Waiter, new_context
-from procsv.ipc.shm.heartbeat import PulseWriter
+from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
+from procsv.ipc.shm.heartbeat import HeartbeatWriter
 from procsv.training.runtime.event_streams import EventStreams
 
 TICK_S = 0.2  # how often the pulse beats; a step in `status` is at most this much older than its reading
 
 declare("trainer.hello")
 
-Handler = Callable[[Heard], None]
+Handler = Callable[[Received], None]
 
 
 class Link:
@@ -35,7 +36,7 @@ class Link:
 
     def __init__(self, start: Start, clock: Clock, streams: EventStreams, roles: tuple[str, ...]) -> None:
         self._start, self._clock, self._streams, self._roles = start, clock, streams, roles
-        self._queue: deque[tuple[str, Message, Future[Heard] | None]] = deque()
+        self._queue: deque[tuple[str, Message, Future[Received] | None]] = deque()
         self._handlers: dict[type, list[Handler]] = {}
         self._watched: dict[int, Callable[[], None]] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -44,7 +45,7 @@ class Link:
         self._ending_by_s = 0.0
         self._failure: BaseException | None = None
         self.introductions: dict[str, Message] = {}  # role -> said again on every new connection, after Hello
-        self.pulse: PulseWriter | None = None
+        self.heartbeat: HeartbeatWriter | None = None
         self.on_tick: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name="procsv-link", daemon=True)
 
@@ -66,14 +67,14 @@ class Link:
         """Calls `react` on this thread when `fd` is readable; before `begin` only."""
         self._watched[fd] = react
 
-    def tell(self, role: str, body: Message) -> None:
+    def send_reliable(self, role: str, body: Message) -> None:
         """Says `body` until it is acknowledged.  Any thread; never blocks."""
         self._queue.append((role, body, None))
         self.wake()
 
-    def ask(self, role: str, body: Message, timeout_s: float) -> Heard:
+    def ask(self, role: str, body: Message, timeout_s: float) -> Received:
         """Says `body` and waits for what answers it.  TimeoutError after `timeout_s`; PeerError if `role` is lost."""
-        future: Future[Heard] = Future()
+        future: Future[Received] = Future()
         self._queue.append((role, body, future))
         self.wake()
         return future.result(timeout_s)
@@ -107,9 +108,9 @@ class Link:
     def _run(self) -> None:
         context = new_context()
         me = Address(self._start.run, "trainer", self._start.incarnation)
-        places = self._start.places
-        paths = {r: places.control_socket if r == "watchdog" else places.service_socket(r) for r in self._roles}
-        clients = {role: Client(context, path, me, self._clock) for role, path in paths.items()}
+        paths = self._start.paths
+        sockets = {r: paths.control_socket if r == "watchdog" else paths.service_socket(r) for r in self._roles}
+        clients = {role: Client(context, path, me, self._clock) for role, path in sockets.items()}
         try:
             self._talk(clients)
         except BaseException as failure:  # shown by `end`, and by the hang of whoever asks: never lost
@@ -121,7 +122,7 @@ class Link:
             context.term()
 
     def _talk(self, clients: dict[str, Client]) -> None:
-        waiter, open_futures = Waiter(), dict[tuple[str, int], Future[Heard]]()
+        waiter, open_futures = Waiter(), dict[tuple[str, int], Future[Received]]()
         for client in clients.values():
             waiter.add(client)
         for fd in (self._wake_fd, *self._watched):
@@ -143,48 +144,50 @@ class Link:
                     if thing not in self._watched:
                         waiter.remove(thing)
             for role, client in clients.items():
-                while (heard := client.receive()) is not None:
-                    self._hear(role, client, heard, open_futures)
+                while (received := client.receive()) is not None:
+                    self._hear(role, client, received, open_futures)
 
     def unwatch(self, fd: int) -> None:
         """Stops watching `fd`; called from its own reaction."""
         self._watched.pop(fd, None)
 
-    def _say_what_is_queued(self, clients: dict[str, Client], futures: dict[tuple[str, int], Future[Heard]]) -> None:
+    def _say_what_is_queued(self, clients: dict[str, Client], futures: dict[tuple[str, int], Future[Received]]) -> None:
         while self._queue:
             role, body, future = self._queue.popleft()
             if role not in clients:
                 continue  # no watchdog in this run: there is nobody whom it concerns
-            seq = clients[role].tell(body)
+            seq = clients[role].send_reliable(body)
             if future is not None:
                 futures[role, seq] = future
         if "summary" in clients:
             for message in self._streams.messages(self._clock.monotonic()):
-                clients["summary"].say(message)
+                clients["summary"].send(message)
 
-    def _give_up_on_lost(self, futures: dict[tuple[str, int], Future[Heard]]) -> None:
+    def _give_up_on_lost(self, futures: dict[tuple[str, int], Future[Received]]) -> None:
         for role, seq in [key for key in futures if key[0] in self._lost]:
             futures.pop((role, seq)).set_exception(PeerError(self._lost[role]))
 
     def _tick(self, role: str, client: Client) -> None:
         if client.tick():
             failpoint("trainer.hello")
-            client.tell(Hello(os.getpid()))
+            client.send_reliable(Hello(os.getpid()))
             if role in self.introductions:
-                client.tell(self.introductions[role])
+                client.send_reliable(self.introductions[role])
             if role == "summary":
                 self._streams.on_connected()
 
-    def _hear(self, role: str, client: Client, heard: Heard, futures: dict[tuple[str, int], Future[Heard]]) -> None:
-        future = futures.get((role, heard.re))
-        if future is not None and not isinstance(heard.body, Ack):
-            futures.pop((role, heard.re))
-            future.set_result(heard)
-        if isinstance(heard.body, Written):
-            self._streams.on_written(heard.body)
-        for handler in tuple(self._handlers.get(type(heard.body), ())):
-            handler(heard)
-        client.acknowledge(heard)
+    def _hear(
+        self, role: str, client: Client, received: Received, futures: dict[tuple[str, int], Future[Received]]
+    ) -> None:
+        future = futures.get((role, received.re))
+        if future is not None and not isinstance(received.body, Ack):
+            futures.pop((role, received.re))
+            future.set_result(received)
+        if isinstance(received.body, Written):
+            self._streams.on_written(received.body)
+        for handler in tuple(self._handlers.get(type(received.body), ())):
+            handler(received)
+        client.acknowledge(received)
 
     def _is_all_said(self, clients: dict[str, Client]) -> bool:
         unsaid = sum(len(client.peer.outbox) for role, client in clients.items() if role not in self._lost)

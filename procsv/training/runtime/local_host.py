@@ -27,21 +27,21 @@ from procsv.base.processes import Child, identify, spawn
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.journal import Journal
 from procsv.base.run.log_tail import last_lines
-from procsv.base.run.paths import Places, check_socket_paths, find_places, is_remote, make_private_dir
+from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, is_remote, make_private_dir
 from procsv.base.run.run_file import RunFile, find_run_in, host_is_alive, read_run, write_run
 from procsv.base.text import gist
+from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
     Durable,
     Finish,
-    Recovered,
+    FirstStepDone,
+    FlushDone,
     Rejected,
     SavedKey,
     SaveFailed,
-    Settled,
     Unwritable,
 )
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Heard
 from procsv.training.runtime.link import Link
 
 FINISH_S_MAX = {"checkpoint": 300.0, "summary": 10.0}  # what a service may take to save what is unsaved
@@ -60,19 +60,19 @@ class LocalHost:
 
     def __init__(self, logdir: str, may_save: bool) -> None:
         """`may_save`: it owns the checkpoints of `logdir`; without a Saver it shares the logdir with whoever does."""
-        found = find_places(logdir)
+        found = find_paths(logdir)
         self._logdir = logdir.rstrip("/") if is_remote(logdir) else str(found.logdir)
         self.may_save = may_save
         if may_save:
-            self.places = found
+            self.paths = found
             self.roles: tuple[str, ...] = ("checkpoint", "summary")
         else:
             mark = f".{os.getpid()}.{secrets.token_hex(2)}"
             run_dir, shm_dir = Path(f"{found.run_dir}{mark}"), Path(f"{found.shm_dir}{mark}")
-            self.places = Places(found.logdir, run_dir, shm_dir)
+            self.paths = RunPaths(found.logdir, run_dir, shm_dir)
             self.roles = ("summary",)
         self._clock: Clock = SystemClock()
-        self._lock = FileLock(self.places.run_lock)
+        self._lock = FileLock(self.paths.run_lock)
         self._children: dict[str, Child] = {}
         self._incarnations: dict[str, int] = {}
         self._deaths: dict[str, list[float]] = {}
@@ -92,35 +92,35 @@ class LocalHost:
         self._thread: threading.Thread | None = None
 
     def next_incarnation(self) -> int:
-        before = read_run(self.places.run_json)
+        before = read_run(self.paths.run_json)
         return (before.incarnation if before is not None else 0) + 1
 
     # -- beginning -------------------------------------------------------------------------------------------
     def begin(self) -> Start:
         """Locks the logdir and starts the services.  LogdirLocked if another run has it."""
-        self.places.logdir.mkdir(parents=True, exist_ok=True)
-        check_socket_paths(self.places)
-        make_private_dir(self.places.run_dir)
+        self.paths.logdir.mkdir(parents=True, exist_ok=True)
+        check_socket_paths(self.paths)
+        make_private_dir(self.paths.run_dir)
         self._take_lock()
-        make_private_dir(self.places.shm_dir)
-        remove_run_files(self.places, keep=frozenset(self._locks()))
+        make_private_dir(self.paths.shm_dir)
+        remove_run_files(self.paths, keep=frozenset(self._locks()))
         self._begun_s = self._clock.monotonic()
         self._ending = self._is_over = False
         self._missing, self._settled = set(), set()
-        run, places = secrets.token_hex(8), self.places
+        run, paths = secrets.token_hex(8), self.paths
         self._start = Start(
             role="trainer",
             run=run,
             incarnation=self.next_incarnation(),
             logdir=self._logdir,
-            run_dir=str(places.run_dir),
-            shm_dir=str(places.shm_dir),
+            run_dir=str(paths.run_dir),
+            shm_dir=str(paths.shm_dir),
             has_watchdog=False,
             target=os.path.basename(sys.argv[0]) or "python",  # noqa: PTH119  a name, not a path
         )
         self._lifeline = os.pipe()
         if self.may_save:
-            self._journal = Journal(places.journal, self._clock)
+            self._journal = Journal(paths.journal, self._clock)
             self._write_run("running")
             self.note("run_started", {"target": self._start.target, "pid": os.getpid()})
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -134,23 +134,23 @@ class LocalHost:
 
     def _take_lock(self) -> None:
         what = f"python {' '.join(sys.argv)}"
-        before = find_run_in(self.places)
+        before = find_run_in(self.paths)
         is_taken = not self._lock.try_acquire(what, self._clock.wall())
         elsewhere = before is not None and before.host.pid != os.getpid() and host_is_alive(before)
         if not is_taken and self.may_save and not elsewhere:
-            self.places.home.mkdir(parents=True, exist_ok=True)
-            elsewhere = not self._lock.also_lock(self.places.home)
+            self.paths.home.mkdir(parents=True, exist_ok=True)
+            elsewhere = not self._lock.also_lock(self.paths.home)
         if is_taken or (self.may_save and elsewhere):
             self._lock.let_go()
             holder = self._lock.holder()
             pid = holder.pid if is_taken and holder else before.pid if before is not None else "?"
             raise LogdirLocked(
-                f"{self.places.logdir} is in use by process {pid}: one trainer at a time writes to a logdir.  "
-                f"`procsv status {self.places.logdir}` says what it does; `procsv stop` ends it; or use another logdir"
+                f"{self.paths.logdir} is in use by process {pid}: one trainer at a time writes to a logdir.  "
+                f"`procsv status {self.paths.logdir}` says what it does; `procsv stop` ends it; or use another logdir"
             )
 
     def _locks(self) -> list[Path]:
-        return [self.places.run_lock, *(self.places.service_lock(role) for role in self.roles)]
+        return [self.paths.run_lock, *(self.paths.service_lock(role) for role in self.roles)]
 
     def _spawn(self, role: str) -> None:
         assert self._start is not None
@@ -158,7 +158,7 @@ class LocalHost:
         start = msgspec.structs.replace(
             self._start, role=role, incarnation=self._incarnations[role], lifeline_fd=self._lifeline[0], target=""
         )
-        log = self.places.log(role, start.incarnation) if self.may_save else Path(os.devnull)
+        log = self.paths.log(role, start.incarnation) if self.may_save else Path(os.devnull)
         child = spawn(start.argv(), env=start.environment(os.environ), log=log, pass_fds=(self._lifeline[0],))
         self._children[role] = child
         self.note("spawned" if start.incarnation == 1 else "service_restarted", {"pid": child.pid}, role=role)
@@ -170,7 +170,7 @@ class LocalHost:
         link.on(SaveFailed, self._on_failed)
         link.on(Unwritable, self._on_unwritable)
         link.on(Rejected, self._on_rejected)
-        link.on(Settled, lambda heard: self._settled.add(heard.role))
+        link.on(FlushDone, lambda received: self._settled.add(received.role))
 
     # -- while it runs ---------------------------------------------------------------------------------------
     def _watch(self) -> None:
@@ -213,7 +213,7 @@ class LocalHost:
 
     def _lose(self, role: str, ended: str) -> None:
         """A service that ends again and again is not started any more, and whoever waits for it is told."""
-        log = self.places.log(role, self._incarnations[role])
+        log = self.paths.log(role, self._incarnations[role])
         why = f"the {role} service ended {len(self._deaths[role])} times within {DEATHS_PERIOD_S:.0f} s, at last with {ended}"
         said = "".join(f"\n  {line}" for line in last_lines(log, LOG_LINES_SHOWN)) if self.may_save else ""
         end = f"; its log {log} ends with:{said}" if said else ""
@@ -221,8 +221,8 @@ class LocalHost:
         if self._link is not None:
             self._link.lose(role, why)
 
-    def _on_durable(self, heard: Heard) -> None:
-        body = cast(Durable, heard.body)
+    def _on_durable(self, received: Received) -> None:
+        body = cast(Durable, received.body)
         is_ours = body.sequence > 0
         if body.key == self._journaled.get(is_ours):
             return  # said to all, and once more to the one who asked
@@ -235,12 +235,12 @@ class LocalHost:
         step = body.step if is_latest else None
         self._write_run("running", durable_step=step, save_error="" if is_ours else None)
 
-    def _on_failed(self, heard: Heard) -> None:
-        body = cast(SaveFailed, heard.body)
+    def _on_failed(self, received: Received) -> None:
+        body = cast(SaveFailed, received.body)
         self._failing(body.step, body.error)
 
-    def _on_unwritable(self, heard: Heard) -> None:
-        body = cast(Unwritable, heard.body)
+    def _on_unwritable(self, received: Received) -> None:
+        body = cast(Unwritable, received.body)
         self._failing(self._file.durable_step if self._file is not None else -1, body.error)
 
     def _failing(self, step: int, error: str) -> None:
@@ -250,8 +250,8 @@ class LocalHost:
         self._failed = gist(error)
         self._write_run("running", save_error=error)
 
-    def _on_rejected(self, heard: Heard) -> None:
-        body = cast(Rejected, heard.body)
+    def _on_rejected(self, received: Received) -> None:
+        body = cast(Rejected, received.body)
         self.note("checkpoint_rejected", {"path": body.path, "why": body.why})
 
     def note(self, event: str, fields: Fields, role: str = "trainer") -> None:
@@ -262,12 +262,12 @@ class LocalHost:
                 self._journal.append(event, role, incarnation, **fields)
             except OSError as error:  # a full disk, say: the thread that wanted to tell of it has more to do
                 if not self._trouble:
-                    print(f"procsv: cannot write {self.places.journal}: {error}; training goes on", file=sys.stderr)
+                    print(f"procsv: cannot write {self.paths.journal}: {error}; training goes on", file=sys.stderr)
                 self._trouble = str(error)
             else:
                 self._trouble = ""
 
-    def recovered(self, body: Recovered) -> None:
+    def recovered(self, body: FirstStepDone) -> None:
         seconds = round(body.ended_s - self._begun_s, 6)
         source: Fields = {"step": body.restored_step, "source": body.source, "from": body.origin}
         self.note("ready", {"step": body.step})
@@ -302,7 +302,7 @@ class LocalHost:
         with contextlib.suppress(
             OSError
         ):  # a full disk is reported by whoever saves; run.json is not worth the training
-            write_run(self.places.run_json, self._file, durable=ended_at is not None)
+            write_run(self.paths.run_json, self._file, durable=ended_at is not None)
 
     # -- the end ---------------------------------------------------------------------------------------------
     def end(self) -> None:
@@ -323,7 +323,7 @@ class LocalHost:
         finally:
             self._leave(settled.get("checkpoint"), has_talked)
 
-    def _leave(self, settled: Settled | None, has_talked: bool) -> None:
+    def _leave(self, settled: FlushDone | None, has_talked: bool) -> None:
         """Nothing of the run stays but what is in the logdir, and what nobody has said to be there."""
         for child in self._children.values():
             self._see_out(child)
@@ -336,12 +336,12 @@ class LocalHost:
         self._write_run("failed" if error else "done", step if step >= 0 else None)
         self._clean_up(keep_memory=self.may_save and (settled is None or bool(error)))
 
-    def _finish(self, role: str) -> Settled | None:
+    def _finish(self, role: str) -> FlushDone | None:
         """Asks a service to finish; None if it is not there to answer.  One that dies meanwhile is asked again, by the link."""
         if self._link is None or not self._link.is_talking or self._link.why_lost(role):
             return None
         try:
-            return cast(Settled, self._link.ask(role, Finish(), FINISH_S_MAX[role]).body)
+            return cast(FlushDone, self._link.ask(role, Finish(), FINISH_S_MAX[role]).body)
         except TimeoutError:
             print(f"procsv: the {role} service did not finish in {FINISH_S_MAX[role]:.0f} s", file=sys.stderr)
         except PeerError:
@@ -365,8 +365,8 @@ class LocalHost:
             self._journal.close()
             self._journal = None
         if not keep_memory:
-            remove_shm_files(self.places)
-        remove_run_files(self.places, keep=frozenset({self.places.run_lock}))
+            remove_shm_files(self.paths)
+        remove_run_files(self.paths, keep=frozenset({self.paths.run_lock}))
         self._lock.release()
-        remove_dirs(self.places)
+        remove_dirs(self.paths)
         self._start = None

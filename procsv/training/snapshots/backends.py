@@ -2,8 +2,8 @@
 
 Called by the snapshotter, which decides when.  A run takes one way, chosen at its start and logged once.
 
-SlotWay      capture between two steps, copy in the background, publish in shared memory (design 4.2 to 4.4)
-StagingWay   the Saver's own op writes into a staging directory on the shared-memory filesystem, on the training
+SlotBackend      capture between two steps, copy in the background, publish in shared memory (design 4.2 to 4.4)
+SaverBackend   the Saver's own op writes into a staging directory on the shared-memory filesystem, on the training
              thread; for Savers that no slot can serve, and where no slot can be had (design 4.7)
 """
 
@@ -23,8 +23,8 @@ import tensorflow as tf
 
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.run.paths import make_private_dir
-from procsv.ipc.messaging.messages import Message, Reason, SaverPlan, Snapshot, Staged
-from procsv.ipc.shm.slot_file import HEADER_BYTES, SLOTS_DEFAULT, Arena, SlotWriter
+from procsv.ipc.messaging.messages import CheckpointPlan, Message, Reason, Snapshot, Staged
+from procsv.ipc.shm.slot_file import HEADER_BYTES, SLOTS_DEFAULT, SlotPool, SlotWriter
 from procsv.training.graph.capture import Capture, Taken
 from procsv.training.runtime.context import current
 from procsv.training.snapshots.progress import StepReader
@@ -42,7 +42,7 @@ def always() -> bool:
     return True
 
 
-class Way(Protocol):
+class SnapshotBackend(Protocol):
     """How a snapshot is taken.  `capture` runs with the training thread between two calls."""
 
     def reserve(self) -> None:
@@ -79,12 +79,12 @@ def slots_for(size: int, shm_dir: Path) -> int:
 
 
 @dataclass(slots=True)
-class SlotWay:
+class SlotBackend:
     """Capture and copy through shared memory."""
 
-    arena: Arena
+    pool: SlotPool
     saved: Capture
-    plan: SaverPlan
+    plan: CheckpointPlan
     is_named: bool  # checkpoints carry the step in their name
     target: str
     never: frozenset[str] = frozenset()  # slots that the session's state came from: never to be written
@@ -94,8 +94,8 @@ class SlotWay:
     def reserve(self) -> None:
         contents_size = 4096 + 2 * sum(64 + len(item.key) + len(item.slice) for item in self.saved.distinct)
         size = self.saved.layout.end - HEADER_BYTES + contents_size
-        self.arena.reserve(size, slots_for(size, self.arena.shm_dir), never=self.never)
-        for memory in self.arena.memories():
+        self.pool.reserve(size, slots_for(size, self.pool.shm_dir), never=self.never)
+        for memory in self.pool.memories():
             np.frombuffer(memory, np.uint8)[HEADER_BYTES::PAGE_BYTES] = 0  # the first touch is slow: not in a step
 
     def warm_up(self, session: Any) -> None:
@@ -103,7 +103,7 @@ class SlotWay:
 
     def prepare(self) -> None:
         with self._beginning:
-            self._next = self._next or self.arena.begin()
+            self._next = self._next or self.pool.begin()
 
     def saved_tensors(self) -> list[Any] | None:
         return [item.tensor for item in self.saved.distinct]
@@ -113,7 +113,7 @@ class SlotWay:
     ) -> Callable[[], Message] | None:
         """None if the service still reads every slot but the newest READY one."""
         with self._beginning:
-            writer, self._next = self._next or self.arena.begin(), None
+            writer, self._next = self._next or self.pool.begin(), None
         if writer is None:
             return None
         failpoint("trainer.capture")
@@ -140,7 +140,7 @@ class SlotWay:
         if self._next is not None:
             self._next.abandon()
             self._next = None
-        self.arena.close()
+        self.pool.close()
 
 
 def _checkpoint_in(directory: Path) -> Path:
@@ -151,7 +151,7 @@ def _checkpoint_in(directory: Path) -> Path:
 
 
 @dataclass(slots=True)
-class StagingWay:
+class SaverBackend:
     """The Saver's own op, into a directory that the checkpoint service takes over.
 
     It lies in the first of `directories` that has room (shared memory, then the logdir's disk), and one that had none
@@ -160,7 +160,7 @@ class StagingWay:
 
     saver: Any
     directories: list[Path]
-    plan: SaverPlan
+    plan: CheckpointPlan
     global_step: Any
 
     def reserve(self) -> None: ...

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from procsv.base.failpoints import declare, failpoint
-from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotInfo, SlotWriter
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
 from procsv.training.graph.capture import Capture, Taken, flat_bytes
@@ -26,7 +26,7 @@ declare("trainer.copy")
 
 
 def fill_and_publish(
-    writer: SlotWriter, capture: Capture, taken: Taken, plan: SaverPlan, sequence: int, named: bool, target: str
+    writer: SlotWriter, capture: Capture, taken: Taken, plan: CheckpointPlan, sequence: int, named: bool, target: str
 ) -> SlotInfo:
     """Fills `writer`'s slot with `taken` and makes it READY.  NoRoom if it had to grow and could not."""
     failpoint("trainer.copy")
@@ -112,7 +112,9 @@ def _copy_and_hash(target: Any, data: Any) -> int:
     return hasher.intdigest()
 
 
-def _contents(capture: Capture, filled: _Filling, plan: SaverPlan, named: bool, step: int, target: str) -> Contents:
+def _contents(
+    capture: Capture, filled: _Filling, plan: CheckpointPlan, named: bool, step: int, target: str
+) -> Contents:
     shards = []
     for shard in capture.saved.shards:
         entries = []

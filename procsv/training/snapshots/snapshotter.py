@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import Durable, Message, SaveFailed
-from procsv.ipc.messaging.zmq_transport import Heard
 from procsv.ipc.shm.heartbeat import Phase, Snapshots
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.training.graph.session import Boundary
 from procsv.training.runtime.context import Runtime
-from procsv.training.snapshots.backends import Want, Way, always
+from procsv.training.snapshots.backends import SnapshotBackend, Want, always
 from procsv.training.snapshots.cadence import Cadence
 
 PATIENCE_S = 1.0  # how long a due snapshot waits for the training thread to come by
@@ -46,12 +46,17 @@ class Snapshotter:
     """The snapshots of one session."""
 
     def __init__(
-        self, runtime: Runtime, boundary: Boundary, ways: tuple[Way, Way], session: Any, cadence: Cadence
+        self,
+        runtime: Runtime,
+        boundary: Boundary,
+        ways: tuple[SnapshotBackend, SnapshotBackend],
+        session: Any,
+        cadence: Cadence,
     ) -> None:
         """`ways`: the one to take, and the one for when there is no memory for the first."""
         self._runtime, self._boundary, self._session = runtime, boundary, session
         self._way, self._fallback = ways
-        self._left: Way | None = None  # the one that had no room any more
+        self._left: SnapshotBackend | None = None  # the one that had no room any more
         self._is_reserved = False
         self._reserving = threading.Lock()
         self.cadence = cadence
@@ -260,16 +265,16 @@ class Snapshotter:
                 self._exact, self._given_up = 0, sequence
                 self._changed.notify_all()
 
-    def on_durable(self, heard: Heard) -> None:
-        news = cast(Durable, heard.body)
+    def on_durable(self, received: Received) -> None:
+        news = cast(Durable, received.body)
         with self._changed:
             self.durable_sequence = max(self.durable_sequence, news.sequence)
             self.last_failure = None
             self._changed.notify_all()
 
-    def on_failed(self, heard: Heard) -> None:
+    def on_failed(self, received: Received) -> None:
         with self._changed:
-            self.last_failure = cast(SaveFailed, heard.body)
+            self.last_failure = cast(SaveFailed, received.body)
             self._changed.notify_all()
 
     # -- by the cadence --------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class StepFaults:
         text = start.options.get("plan", "")
         plan = msgspec.json.decode(text, type=Plan) if text else Plan()
         self._start, self._clock, self._injected = start, clock, injected
-        done = count_done(plan, read_journal(start.places.journal)) if plan.faults else []
+        done = count_done(plan, read_journal(start.paths.journal)) if plan.faults else []
         self._left = {
             number: (fault, times)
             for number, (fault, times) in enumerate(zip(plan.faults, done, strict=True))
@@ -60,7 +60,7 @@ class StepFaults:
             self._left[number] = (fault, done + 1)
 
     def _have(self, fault: Fault, step: int) -> None:
-        journal = Journal(self._start.places.journal, self._clock)
+        journal = Journal(self._start.paths.journal, self._clock)
         journal.append(FAULT_EVENT, "trainer", self._start.incarnation, fault=str(fault), step=step)
         journal.close()
         self._say_step(step)

@@ -15,17 +15,26 @@ import tensorflow as tf
 
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.text import gist
-from procsv.ipc.messaging.messages import Durable, Reason, Recovered, Rejected, SavedKey, SaveFailed, Source, Unwritable
-from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.messages import (
+    Durable,
+    FirstStepDone,
+    Reason,
+    Rejected,
+    SavedKey,
+    SaveFailed,
+    Source,
+    Unwritable,
+)
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_file import NoRoom
-from procsv.training.graph.call_counter import CallsHere
+from procsv.training.graph.call_counter import CallCounter
 from procsv.training.graph.restore import Origin
 from procsv.training.graph.saver_ops import is_restore
 from procsv.training.graph.session import Boundary, adopt
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.grace import BOUNDARY_SHARE, TRAINER_SHARE
-from procsv.training.snapshots.backends import Way
+from procsv.training.snapshots.backends import SnapshotBackend
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.progress import Progress, StepReader
 from procsv.training.snapshots.snapshotter import Snapshotter
@@ -41,11 +50,13 @@ FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last che
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SaveSetup:
     """What is to be kept of a session, decided before its graph is finalized."""
 
-    make_way: Callable[[Runtime, frozenset[str]], Way] | None  # None: no Saver, or its checkpoints are switched off
-    make_fallback: Callable[[Runtime], Way]  # taken when there is no memory for slots
+    make_way: (
+        Callable[[Runtime, frozenset[str]], SnapshotBackend] | None
+    )  # None: no Saver, or its checkpoints are switched off
+    make_fallback: Callable[[Runtime], SnapshotBackend]  # taken when there is no memory for slots
     cadence: Cadence
     on_durable: Callable[[Durable], None]
 
@@ -67,7 +78,7 @@ class TrainingRun:
         session: Any,
         global_step: Any | None,
         origin: Origin,
-        kept: Kept,
+        kept: SaveSetup,
         lost: Lost | None = None,
     ) -> None:
         """`lost`: the session that this one takes the place of, if any."""
@@ -81,7 +92,7 @@ class TrainingRun:
         self._last_error = ""  # the gist of why saving fails
         self._faults = StepFaults(runtime.start, runtime.clock, runtime.injected, runtime.say_step)
         self._progress = Progress(runtime, self._steps)
-        self._calls_here = CallsHere()
+        self._calls_here = CallCounter()
         self.snapshots: Snapshotter | None = None
         self.is_over = False
         self._notice: Notice | None = None  # what is done about a stop request
@@ -154,7 +165,7 @@ class TrainingRun:
         self._runtime.phase = Phase.STEP
         now_s = self._runtime.clock.monotonic()
         source = cast(Source, self._origin.source)
-        recovered = Recovered(self.first_step, source, self._origin.path, step, now_s)
+        recovered = FirstStepDone(self.first_step, source, self._origin.path, step, now_s)
         if self._lost is None:
             self._runtime.recovered(recovered)
         else:
@@ -183,34 +194,34 @@ class TrainingRun:
     def _look_soon(self) -> None:
         self.boundary.due = True
 
-    def _on_durable(self, heard: Heard) -> None:
-        news = cast(Durable, heard.body)
+    def _on_durable(self, received: Received) -> None:
+        news = cast(Durable, received.body)
         is_ours = news.sequence > 0
         if news.key != self._last_durable.get(is_ours):  # said to all, and once more to the one who asked
             self._last_durable[is_ours] = news.key
             self._last_error = "" if is_ours else self._last_error
             self._kept.on_durable(news)
         if self.snapshots is not None:
-            self.snapshots.on_durable(heard)  # last: whoever waits for it finds everything done
+            self.snapshots.on_durable(received)  # last: whoever waits for it finds everything done
 
-    def _on_failed(self, heard: Heard) -> None:
-        body = cast(SaveFailed, heard.body)
+    def _on_failed(self, received: Received) -> None:
+        body = cast(SaveFailed, received.body)
         if gist(body.error) != self._last_error:  # it is tried again and again
             self._last_error = gist(body.error)
             log.error(
                 "procsv: saving step %d failed, training goes on and it is tried again: %s", body.step, body.error
             )
         if self.snapshots is not None:
-            self.snapshots.on_failed(heard)
+            self.snapshots.on_failed(received)
 
-    def _on_unwritable(self, heard: Heard) -> None:
-        error = cast(Unwritable, heard.body).error
+    def _on_unwritable(self, received: Received) -> None:
+        error = cast(Unwritable, received.body).error
         if error and gist(error) != self._last_error:
             log.error("procsv: nothing can be saved, training goes on: %s", error)
         self._last_error = gist(error)
 
-    def _on_rejected(self, heard: Heard) -> None:
-        body = cast(Rejected, heard.body)
+    def _on_rejected(self, received: Received) -> None:
+        body = cast(Rejected, received.body)
         log.error("procsv: %s is not used: %s", body.path, body.why)
 
     # -- the end ---------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
     data, path = graph_def.SerializeToString(), Path(logdir) / NAME
     is_new = not path.exists()  # else there is one to be found, and a restart is not to take longer for it
     parcel = runtime.streams.put_parcel(data)
-    runtime.link.tell("summary", GraphText(parcel, str(path)))
+    runtime.link.send_reliable("summary", GraphText(parcel, str(path)))
     if is_new and len(data) <= WAITED_FOR_BYTES_MAX:
         _wait_for(runtime, path)
 

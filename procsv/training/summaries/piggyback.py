@@ -57,7 +57,7 @@ class Split:
     is_whole: bool
 
 
-class Carrying:
+class PiggybackFetch:
     """What computing one op means, alone or with a run of the user's."""
 
     def __init__(self, op: Any, graph: Any) -> None:
@@ -157,13 +157,13 @@ def _is_noticed(op: Any) -> bool:
     return op.type == "Placeholder" or bool(op.op_def.is_stateful) or changes_a_ref
 
 
-class Errand:
+class PendingFetch:
     """One op that is due, computed with the next run that does what it needs anyway.
 
     When `is_over`: `value` of global step `step`; or the `error` that computing it met; or neither, if that run failed.
     """
 
-    def __init__(self, carrying: Carrying, op: Any, read_step: Callable[[], int]) -> None:
+    def __init__(self, carrying: PiggybackFetch, op: Any, read_step: Callable[[], int]) -> None:
         self.is_over = False
         self.value: Any = None
         self.step = -1

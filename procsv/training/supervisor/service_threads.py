@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from procsv.base.clock import Clock
 from procsv.training.snapshots.training_run import TrainingRun
-from procsv.training.summaries.piggyback import Carrying, Errand
+from procsv.training.summaries.piggyback import PendingFetch, PiggybackFetch
 from procsv.training.summaries.snapshot_scalars import SnapshotScalars
 
 tf1 = tf.compat.v1
@@ -84,7 +84,7 @@ class SVSummaryThread(ServiceThread):
 
     def __init__(self, supervisor: Any, session: Any, run: TrainingRun, clock: Clock) -> None:
         super().__init__(supervisor, session, run, clock, supervisor.save_summaries_secs)
-        self._carrying = Carrying(supervisor.summary_op, supervisor._graph)
+        self._carrying = PiggybackFetch(supervisor.summary_op, supervisor._graph)
         self._reported = 0
         self._is_exhausted = False
 
@@ -95,21 +95,21 @@ class SVSummaryThread(ServiceThread):
     def _run_along(self) -> bool:
         """Has a training step take the summary along; False if none does."""
         boundary, clock = self._training.boundary, self._clock
-        errand = Errand(self._carrying, self._supervisor.summary_op, self._training.read_step)
+        pending_fetch = PendingFetch(self._carrying, self._supervisor.summary_op, self._training.read_step)
         from_s, from_runs = clock.monotonic(), boundary.runs + boundary.elsewhere
-        boundary.errand = errand
-        while not errand.is_over:
+        boundary.pending_fetch = pending_fetch
+        while not pending_fetch.is_over:
             if self._wait_for_end(LOOK_S):
-                boundary.errand = None
+                boundary.pending_fetch = None
                 return True
             runs = boundary.runs + boundary.elsewhere - from_runs
             if runs >= CARRY_RUNS_MIN and clock.monotonic() - from_s >= CARRY_S_MIN:
-                boundary.errand = None
+                boundary.pending_fetch = None
                 return False
-        if errand.error is not None:
-            raise errand.error  # as an error of any service: the training stops, and it is raised from the block
-        if errand.value is not None:
-            self._write(errand.value, errand.step if self._supervisor.global_step is not None else None)
+        if pending_fetch.error is not None:
+            raise pending_fetch.error  # as an error of any service: the training stops, and it is raised from the block
+        if pending_fetch.value is not None:
+            self._write(pending_fetch.value, pending_fetch.step if self._supervisor.global_step is not None else None)
         return True
 
     def _run_alone(self) -> None:

@@ -23,8 +23,8 @@ from procsv.base.run.paths import is_remote
 from procsv.ipc.messaging.messages import Durable, Reason
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.restore import Origin, SessionManager, ask_newest, written_at
-from procsv.training.graph.save_config import Keeping
-from procsv.training.graph.user_saves import OwnSaves
+from procsv.training.graph.save_config import SaveConfig
+from procsv.training.graph.user_saves import UserSaves
 from procsv.training.managed.coordinator import Coordinator
 from procsv.training.managed.ending import NOT_SAVED, managed, save_last
 from procsv.training.managed.local_master import resolve_master
@@ -95,9 +95,9 @@ class Supervisor(tf_supervisor.Supervisor):
     def _begin_without_anything(self) -> None:
         self._runtime: Runtime | None = None  # None: TensorFlow's class would do
         self._sink: HeldSink | None = None
-        self._keeping: Keeping | None = None
+        self._keeping: SaveConfig | None = None
         self._run: TrainingRun | None = None
-        self._own_saves: OwnSaves | None = None
+        self._user_saves: UserSaves | None = None
         self._began = False  # this supervisor is a user of the runtime
         self._graph_text_written = False
         self._graph_added_to_summary = False
@@ -121,9 +121,9 @@ class Supervisor(tf_supervisor.Supervisor):
     def _decide_what_is_kept(self, snapshot_secs: Any) -> None:
         if self._runtime is None:
             return
-        self._keeping = Keeping.prepare(self, snapshot_secs)
+        self._keeping = SaveConfig.prepare(self, snapshot_secs)
         if isinstance(self._saver, tf1.train.Saver) and self._save_path is not None:
-            self._own_saves = OwnSaves(self._saver, self._save_path, self._runtime.tell_own_save)
+            self._user_saves = UserSaves(self._saver, self._save_path, self._runtime.tell_user_save)
 
     # -- defaults --------------------------------------------------------------------------------------------
     def _init_session_manager(self, session_manager: Any = None) -> None:
@@ -184,8 +184,8 @@ class Supervisor(tf_supervisor.Supervisor):
         if not self._began:
             runtime.begin()
             self._began = True
-            if self._own_saves is not None:
-                self._own_saves.begin()
+            if self._user_saves is not None:
+                self._user_saves.begin()
         if self._keeping is not None and self._keeping.plan is not None:
             self._keeping.introduce(runtime)
         runtime.talk()
@@ -245,8 +245,8 @@ class Supervisor(tf_supervisor.Supervisor):
     def _on_durable(self, news: Durable) -> None:
         """A checkpoint is on disk: the Saver's own list and the event file say so, and the log as TensorFlow's."""
         log.info("Saving checkpoint to path %s", self._save_path)
-        if self._own_saves is not None:
-            self._own_saves.on_durable(news.all_paths)
+        if self._user_saves is not None:
+            self._user_saves.on_durable(news.all_paths)
         else:
             self._saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in news.all_paths])
         is_ours = news.sequence > 0  # of what the program saves itself, TensorFlow's class says nothing
@@ -297,8 +297,8 @@ class Supervisor(tf_supervisor.Supervisor):
     def _end_runtime(self) -> None:
         if self._runtime is not None and self._began:
             self._began = False
-            if self._own_saves is not None:
-                self._own_saves.end()
+            if self._user_saves is not None:
+                self._user_saves.end()
             if isinstance(self._session_manager, SessionManager):
                 self._session_manager.runtime = None  # by itself it restores as TensorFlow's
             self._runtime.forget_stop(self._on_stop)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from procsv.base.processes import Exit
-    from procsv.ipc.messaging.messages import Body, Finish, Message, TrainerEnded
+    from procsv.ipc.messaging.messages import Body, Finish, Message, TrainerExited
     from procsv.ipc.messaging.standby_channel import Word
-    from procsv.ipc.shm.heartbeat import Beat
+    from procsv.ipc.shm.heartbeat import Heartbeat
     from procsv.watchdog.core.restart_policy import LastWords
 
 TRAINER, CHECKPOINT, SUMMARY, WATCHDOG = "trainer", "checkpoint", "summary", "watchdog"
@@ -50,7 +50,7 @@ class Ended:
     role: str
     incarnation: int
     exit: Exit
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     words: LastWords | None = None
     memory_step: int = NO_STEP  # of the newest whole snapshot it left
     stacks: str = ""  # what faulthandler has written (of a service: to its log)
@@ -73,7 +73,7 @@ class Said:
     role: str
     incarnation: int
     body: Body
-    answers: TrainerEnded | Finish | None = None
+    answers: TrainerExited | Finish | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class ServiceReady:
 class Ticked:
     """Time has passed; with the pulse of each process that has one, by role."""
 
-    beats: dict[str, Beat] = field(default_factory=dict)
+    beats: dict[str, Heartbeat] = field(default_factory=dict)
     memory_step: int = NO_STEP
     is_stopped: bool = False  # the trainer is frozen by SIGSTOP
     room_bytes: int | None = None  # free memory, if it was looked at

@@ -55,7 +55,7 @@ class State(Enum):
         return self.name.lower()
 
 
-class Event(Enum):
+class LifecycleEvent(Enum):
     # what its pulse and its messages say
     IMPORTS = auto()
     HELLO = auto()
@@ -81,13 +81,13 @@ class Event(Enum):
     TREE_GONE = auto()
 
 
-class Action(Enum):
+class LifecycleAction(Enum):
     SPAWN = auto()
     DUMP_STACKS = auto()  # the first rung of the hang ladder
     TELL_STOP = auto()
     KILL_TREE = auto()
-    BURY = auto()  # clear away its tree; tell the checkpoint service, which saves what it left
-    WEIGH = auto()  # restart, or give up?
+    CLEAN_UP = auto()  # clear away its tree; tell the checkpoint service, which saves what it left
+    DECIDE_RESTART = auto()  # restart, or give up?
     ALERT = auto()
     END_RUN = auto()
 
@@ -95,10 +95,10 @@ class Action(Enum):
 @dataclass(frozen=True, slots=True)
 class Edge:
     to: State
-    do: tuple[Action, ...] = ()
+    do: tuple[LifecycleAction, ...] = ()
 
 
-_S, _E, _A = State, Event, Action
+_S, _E, _A = State, LifecycleEvent, LifecycleAction
 
 LIVE = (_S.PENDING, _S.IMPORTING, _S.CONNECTED, _S.RESTORING, _S.COMPILING, _S.RUNNING)
 TERMINAL = (_S.DONE, _S.STOPPED, _S.FAILED)
@@ -106,8 +106,8 @@ _NEWS = (_E.IMPORTS, _E.HELLO, _E.CONNECTS, _E.RESTORES, _E.COMPILES, _E.STEPS, 
 _DEATHS = (_E.FINISHED, _E.CHECKPOINTED, _E.CRASHED, _E.NOT_SPAWNED)
 
 
-def _table() -> dict[tuple[State, Event], Edge]:
-    table: dict[tuple[State, Event], Edge] = {}
+def _table() -> dict[tuple[State, LifecycleEvent], Edge]:
+    table: dict[tuple[State, LifecycleEvent], Edge] = {}
     for state in LIVE:
         # A program may open several sessions, one after the other: phases may come back.
         table[state, _E.RESTORES] = Edge(_S.RESTORING)
@@ -119,25 +119,27 @@ def _table() -> dict[tuple[State, Event], Edge]:
         early = state in (_S.PENDING, _S.IMPORTING)
         table[state, _E.HELLO] = table[state, _E.CONNECTS] = Edge(_S.CONNECTED if early else state)
 
-        table[state, _E.FINISHED] = Edge(_S.DONE, (_A.BURY, _A.END_RUN))
-        table[state, _E.CHECKPOINTED] = Edge(_S.BACKOFF, (_A.BURY, _A.WEIGH))
-        table[state, _E.CRASHED] = Edge(_S.BACKOFF, (_A.BURY, _A.WEIGH))
+        table[state, _E.FINISHED] = Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN))
+        table[state, _E.CHECKPOINTED] = Edge(_S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART))
+        table[state, _E.CRASHED] = Edge(_S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART))
         table[state, _E.STOP_ASKED] = Edge(_S.STOPPING, (_A.TELL_STOP,))
         table[state, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
         table[state, _E.RECYCLE_ASKED] = Edge(_S.RECYCLING, (_A.TELL_STOP,))
         table[state, _E.HANGS] = Edge(_S.HUNG, (_A.DUMP_STACKS,))
-    table[_S.PENDING, _E.NOT_SPAWNED] = Edge(_S.BACKOFF, (_A.WEIGH,))  # there is nobody to bury
+    table[_S.PENDING, _E.NOT_SPAWNED] = Edge(_S.BACKOFF, (_A.DECIDE_RESTART,))  # there is nobody to bury
 
-    table[_S.HUNG, _E.FINISHED] = Edge(_S.DONE, (_A.BURY, _A.END_RUN))
-    table[_S.HUNG, _E.CHECKPOINTED] = table[_S.HUNG, _E.CRASHED] = Edge(_S.BACKOFF, (_A.BURY, _A.WEIGH))
+    table[_S.HUNG, _E.FINISHED] = Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN))
+    table[_S.HUNG, _E.CHECKPOINTED] = table[_S.HUNG, _E.CRASHED] = Edge(_S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART))
     # It would not hear that it is to stop; what it had is in memory.
     table[_S.HUNG, _E.STOP_ASKED] = table[_S.HUNG, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
     table[_S.HUNG, _E.TREE_STAYS] = Edge(_S.UNKILLABLE, (_A.ALERT,))
 
     table[_S.HUNG, _E.RECYCLE_ASKED] = Edge(_S.HUNG)  # it is being ended already
 
-    table[_S.RECYCLING, _E.FINISHED] = Edge(_S.DONE, (_A.BURY, _A.END_RUN))
-    table[_S.RECYCLING, _E.CHECKPOINTED] = table[_S.RECYCLING, _E.CRASHED] = Edge(_S.BACKOFF, (_A.BURY, _A.WEIGH))
+    table[_S.RECYCLING, _E.FINISHED] = Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN))
+    table[_S.RECYCLING, _E.CHECKPOINTED] = table[_S.RECYCLING, _E.CRASHED] = Edge(
+        _S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART)
+    )
     table[_S.RECYCLING, _E.STOP_ASKED] = Edge(_S.STOPPING, (_A.TELL_STOP,))
     table[_S.RECYCLING, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
     table[_S.RECYCLING, _E.RECYCLE_ASKED] = Edge(_S.RECYCLING)
@@ -153,8 +155,10 @@ def _table() -> dict[tuple[State, Event], Edge]:
         table[state, _E.HELLO] = Edge(state, (_A.TELL_STOP,))  # asked before it could hear
     table[_S.STOPPING, _E.RECYCLE_ASKED] = Edge(_S.STOPPING)
     for death in (_E.FINISHED, _E.CHECKPOINTED, _E.CRASHED):
-        table[_S.STOPPING, death] = Edge(_S.STOPPED, (_A.BURY, _A.END_RUN))
-        table[_S.UNKILLABLE, death] = Edge(_S.BACKOFF, (_A.BURY, _A.WEIGH))  # after all; a run that ends does not weigh
+        table[_S.STOPPING, death] = Edge(_S.STOPPED, (_A.CLEAN_UP, _A.END_RUN))
+        table[_S.UNKILLABLE, death] = Edge(
+            _S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART)
+        )  # after all; a run that ends does not weigh
     table[_S.STOPPING, _E.STOP_ASKED] = Edge(_S.STOPPING)
     table[_S.STOPPING, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
     table[_S.STOPPING, _E.TREE_STAYS] = Edge(_S.UNKILLABLE, (_A.ALERT, _A.END_RUN))
@@ -180,11 +184,11 @@ def _table() -> dict[tuple[State, Event], Edge]:
     return table
 
 
-TRANSITIONS: Mapping[tuple[State, Event], Edge] = _table()
+TRANSITIONS: Mapping[tuple[State, LifecycleEvent], Edge] = _table()
 
 
 class IllegalTransition(ProcsvBug):
-    def __init__(self, state: State, event: Event, story: tuple[str, ...]) -> None:
+    def __init__(self, state: State, event: LifecycleEvent, story: tuple[str, ...]) -> None:
         super().__init__(f"{event.name} in {state.name}; story: {' > '.join(story)}")
         self.state, self.event, self.story = state, event, story
 
@@ -196,7 +200,7 @@ class Lifecycle:
         self.state = State.PENDING
         self._story: list[str] = [State.PENDING.name]
 
-    def handle(self, event: Event, detail: str = "") -> tuple[Action, ...]:
+    def handle(self, event: LifecycleEvent, detail: str = "") -> tuple[LifecycleAction, ...]:
         """The actions that `event` leads to.  `detail` makes the story readable: an exit, a step."""
         edge = TRANSITIONS.get((self.state, event))
         if edge is None:

@@ -194,7 +194,7 @@ class History:
         self._same = Counter({key: count for key, count in self._same.items() if key[2] >= step})
         return True
 
-    def weigh(self, death: Death, has_standby: bool = False) -> Verdict:
+    def decide_restart(self, death: Death, has_standby: bool = False) -> Verdict:
         """Counts a death: start again after a delay, or give up?
 
         `has_standby`: the next trainer is there already.  The first failure after progress then costs no delay: it

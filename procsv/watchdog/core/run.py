@@ -6,7 +6,7 @@ the run: starting in order, hearing the services' news, and ending in order:
 
     stop asked, training done, or given up
       -> the trainer ends                                    (its share of the grace, then it is killed)
-      -> TrainerEnded to the checkpoint service, Settled     (what the trainer had is on disk)
+      -> TrainerExited to the checkpoint service, FlushDone     (what the trainer had is on disk)
       -> Finish to both services, which exit
       -> Quit
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from procsv.base.run.run_file import NO_STEP
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.messages import Durable, Finish, Rejected, SaveFailed, Settled, TrainerEnded, Unwritable
+from procsv.ipc.messaging.messages import Durable, Finish, FlushDone, Rejected, SaveFailed, TrainerExited, Unwritable
 from procsv.watchdog.core.events import (
     CHECKPOINT,
     SERVICES,
@@ -51,10 +51,10 @@ from procsv.watchdog.core.events import (
 )
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.save_status import Saves
-from procsv.watchdog.core.service import Keeper, ServiceState, keeper_of
+from procsv.watchdog.core.service import ServiceState, ServiceSupervisor, supervise_service
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.standby import Standby
-from procsv.watchdog.core.trainer import TREE_S_MAX, Task
+from procsv.watchdog.core.trainer import TREE_S_MAX, TrainerSupervisor
 
 if TYPE_CHECKING:
     from random import Random
@@ -70,8 +70,8 @@ class Core:
         self.started_s = now_s
         self._out: list[Action] = []
         self.standby = Standby(settings.standby, self._out)
-        self.tasks = [Task(first_incarnation, settings, rng, now_s, self.standby, self._out)]
-        self.keepers = {role: keeper_of(role, settings, self._out) for role in SERVICES}
+        self.tasks = [TrainerSupervisor(first_incarnation, settings, rng, now_s, self.standby, self._out)]
+        self.services = {role: supervise_service(role, settings, self._out) for role in SERVICES}
         self.stop_source = ""  # who asked for the end; set before anything is done about it
         self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
         self.exit_code: int | None = None
@@ -82,7 +82,7 @@ class Core:
         self.saves = Saves()
 
     @property
-    def task(self) -> Task:
+    def task(self) -> TrainerSupervisor:
         """The only one, today."""
         return self.tasks[0]
 
@@ -101,8 +101,8 @@ class Core:
 
     def start(self, now_s: float) -> list[Action]:
         """The first actions: the services, then the trainer."""
-        for keeper in self.keepers.values():
-            self._out.append(Spawn(keeper.role, keeper.start(now_s)))
+        for service in self.services.values():
+            self._out.append(Spawn(service.role, service.start(now_s)))
         self.task.start(now_s)
         return self._take()
 
@@ -126,7 +126,7 @@ class Core:
             case Said():
                 self._service_said(event, now_s)
             case ServiceReady(role, incarnation):
-                self.keepers[role].ready(incarnation)
+                self.services[role].ready(incarnation)
             case Ticked():
                 self._ticked(event, now_s)
             case StandbySaid():
@@ -153,7 +153,7 @@ class Core:
             self.task.next_due_s(),
             self.standby.next_due_s(),
             self._end_s,
-            *(keeper.next_due_s() for keeper in self.keepers.values()),
+            *(service.next_due_s() for service in self.services.values()),
         ]
         return min((due for due in dues if due is not None), default=None)
 
@@ -171,7 +171,7 @@ class Core:
         if event.role == STANDBY:
             self.standby.spawned(event)
             return
-        self.keepers[event.role].pid = event.pid
+        self.services[event.role].pid = event.pid
         if event.incarnation > 1:
             self._out.append(Journal("service_restarted", event.role, event.incarnation, {"pid": event.pid}))
 
@@ -183,7 +183,7 @@ class Core:
         else:
             text = f"cannot start the {event.role} service: {event.error}; trying again"
             self._out.append(Say(text, is_bad=True))
-            self.keepers[event.role].not_spawned(now_s)
+            self.services[event.role].not_spawned(now_s)
 
     def _promoted(self, event: Promoted, now_s: float) -> None:
         self.standby.promoted(event, now_s)
@@ -202,61 +202,61 @@ class Core:
         self.task.died(event, now_s)
 
     def _service_ended(self, event: Ended, now_s: float) -> None:
-        keeper = self.keepers[event.role]
-        if event.incarnation != keeper.incarnation:
+        service = self.services[event.role]
+        if event.incarnation != service.incarnation:
             return
         if event.beat is not None:
-            keeper.beat(event.beat)
-        if keeper.role == CHECKPOINT:
+            service.beat(event.beat)
+        if service.role == CHECKPOINT:
             self._told_ended = 0
-        fields = keeper.exited_fields(event, keeper.cause(event))
-        keeper.ended(event.exit, self._is_needed(keeper, now_s), now_s)
+        fields = service.exited_fields(event, service.cause(event))
+        service.ended(event.exit, self._is_needed(service, now_s), now_s)
         self._out.append(Journal("exited", event.role, event.incarnation, fields))
-        if keeper.state is ServiceState.LOST:
-            why = f"{keeper.why_lost}; what it said: {event.log}"
-            self._fail(why, now_s, is_hopeless=keeper.role == CHECKPOINT, last_lines=event.last_lines)
-        elif keeper.restart_s is not None:
-            text = f"the {keeper.role} service ended ({event.exit}); starting it again, training goes on"
+        if service.state is ServiceState.LOST:
+            why = f"{service.why_lost}; what it said: {event.log}"
+            self._fail(why, now_s, is_hopeless=service.role == CHECKPOINT, last_lines=event.last_lines)
+        elif service.restart_s is not None:
+            text = f"the {service.role} service ended ({event.exit}); starting it again, training goes on"
             self._out.append(Say(text, is_bad=True))
 
-    def _is_needed(self, keeper: Keeper, now_s: float) -> bool:
+    def _is_needed(self, service: ServiceSupervisor, now_s: float) -> bool:
         """Whether a service that has just died is started again."""
-        if keeper.is_over:
+        if service.is_over:
             return False
         if self._end_s is None:
             return True
-        return now_s < self._end_s and not self._has_nothing_to_do(keeper)
+        return now_s < self._end_s and not self._has_nothing_to_do(service)
 
     # -- news of the services ------------------------------------------------------------------------------
     def _service_said(self, said: Said, now_s: float) -> None:
-        keeper = self.keepers[said.role]
-        if said.incarnation != keeper.incarnation:
+        service = self.services[said.role]
+        if said.incarnation != service.incarnation:
             return
         match said.body:
             case Durable() as news:
-                self._durable(news, keeper)
+                self._durable(news, service)
             case SaveFailed() as news:
-                self._out += self.saves.failed(news, keeper.incarnation, now_s)
+                self._out += self.saves.failed(news, service.incarnation, now_s)
             case Unwritable() as news:
-                self._out += self.saves.unwritable(news, keeper.incarnation, self.task.step)
+                self._out += self.saves.unwritable(news, service.incarnation, self.task.step)
             case Rejected(path, why) as news:
                 fields = {"path": path, "why": why}
-                self._out.append(Journal("checkpoint_rejected", keeper.role, keeper.incarnation, fields))
+                self._out.append(Journal("checkpoint_rejected", service.role, service.incarnation, fields))
                 self.task.rejected(news)
-            case Settled() as news:
+            case FlushDone() as news:
                 self.settled_step = max(self.settled_step, news.step)
                 self._settled(news, said.answers, now_s)
             case _:
                 pass
 
-    def _durable(self, news: Durable, keeper: Keeper) -> None:
+    def _durable(self, news: Durable, service: ServiceSupervisor) -> None:
         if self.saves.is_news(news):
-            keeper.history.worked()
-            self._out += self.saves.durable(news, keeper.incarnation)
+            service.history.worked()
+            self._out += self.saves.durable(news, service.incarnation)
             self.task.durable(news)
 
-    def _settled(self, news: Settled, answers: TrainerEnded | Finish | None, now_s: float) -> None:
-        if isinstance(answers, TrainerEnded):
+    def _settled(self, news: FlushDone, answers: TrainerExited | Finish | None, now_s: float) -> None:
+        if isinstance(answers, TrainerExited):
             self.task.settled(news, answers, now_s)
         elif news.error and not self.task.unsaved:
             self.task.unsaved = news.error
@@ -267,12 +267,12 @@ class Core:
             if role == TRAINER:
                 self.task.beat(beat, now_s)
             else:
-                self.keepers[role].beat(beat)
+                self.services[role].beat(beat)
         if self.task.pid:
             self.task.memory_step = event.memory_step
             self.task.watch(event.beats.get(TRAINER), event.is_stopped, now_s)
-        for role, keeper in self.keepers.items():
-            keeper.watch(event.beats.get(role), event.doing.get(role, ""), now_s)
+        for role, service in self.services.items():
+            service.watch(event.beats.get(role), event.doing.get(role, ""), now_s)
         self.task.tick(now_s)
         self.standby.tick(now_s, event.room_bytes)
 
@@ -311,16 +311,16 @@ class Core:
     def _go_on(self, now_s: float) -> None:
         """What the state of everything calls for, whatever led to it."""
         ended = self.task.unsettled
-        if ended is not None and self.keepers[CHECKPOINT].is_up and self._told_ended != ended.incarnation:
+        if ended is not None and self.services[CHECKPOINT].is_up and self._told_ended != ended.incarnation:
             self._told_ended = ended.incarnation
             self._out.append(Tell(CHECKPOINT, ended))
         if self.is_ending or self.task.ends_run:
             self.standby.unwanted(now_s, "the run ends")
         if self.task.ends_run and self.exit_code is None:
             self._end(now_s)
-        for keeper in self.keepers.values():
-            if keeper.is_due(now_s):
-                self._out.append(Spawn(keeper.role, keeper.start(now_s)))
+        for service in self.services.values():
+            if service.is_due(now_s):
+                self._out.append(Spawn(service.role, service.start(now_s)))
 
     def _end(self, now_s: float) -> None:
         """One more step of the end of the run."""
@@ -329,38 +329,38 @@ class Core:
             self._out.append(WriteRun())
             self._wake_services()
         is_late = now_s >= self._end_s
-        for keeper in self.keepers.values():
-            if keeper.is_over:
+        for service in self.services.values():
+            if service.is_over:
                 continue
-            if is_late or self._has_nothing_to_do(keeper):
-                if keeper.pid:
-                    self._out.append(KillTree(keeper.role, keeper.incarnation))
-                    keeper.kill("it was not done in time" if is_late else "it had nothing to do yet")
-                keeper.drop()
-            elif keeper.state is ServiceState.SERVING and (keeper.role == SUMMARY or self.task.unsettled is None):
-                self._out.append(Tell(keeper.role, Finish()))
-                keeper.finish()
+            if is_late or self._has_nothing_to_do(service):
+                if service.pid:
+                    self._out.append(KillTree(service.role, service.incarnation))
+                    service.kill("it was not done in time" if is_late else "it had nothing to do yet")
+                service.drop()
+            elif service.state is ServiceState.SERVING and (service.role == SUMMARY or self.task.unsettled is None):
+                self._out.append(Tell(service.role, Finish()))
+                service.finish()
         is_hopeless = now_s >= self._end_s + TREE_S_MAX  # killed, and still there
         if is_hopeless or self._are_all_gone():
             self._quit(now_s)
 
     def _wake_services(self) -> None:
         """One that is stopped (SIGSTOP) would not hear that the run ends; to any other SIGCONT says nothing."""
-        for keeper in self.keepers.values():
-            if keeper.pid:
-                self._out.append(Signal(keeper.role, keeper.incarnation, signal.SIGCONT))
+        for service in self.services.values():
+            if service.pid:
+                self._out.append(Signal(service.role, service.incarnation, signal.SIGCONT))
 
     def _are_all_gone(self) -> bool:
-        return not self.standby.pid and all(keeper.is_over and not keeper.pid for keeper in self.keepers.values())
+        return not self.standby.pid and all(service.is_over and not service.pid for service in self.services.values())
 
     def _services_end_s(self, now_s: float) -> float:
         """When a stopped run's services must be done: 22 s of 25 after the stop, and never less than 5 s from now."""
         grace_s = self.settings.grace_s
         return max(self._stop_s + grace_s * 22 / 25, now_s + grace_s * 5 / 25)
 
-    def _has_nothing_to_do(self, keeper: Keeper) -> bool:
+    def _has_nothing_to_do(self, service: ServiceSupervisor) -> bool:
         """A service that is still starting, in a run whose trainer has never spoken to anybody, is not waited for."""
-        return not keeper.is_up and not self.task.was_connected and self.task.memory_step == NO_STEP
+        return not service.is_up and not self.task.was_connected and self.task.memory_step == NO_STEP
 
     def _quit(self, now_s: float) -> None:
         task = self.task

@@ -1,6 +1,6 @@
 """Keeps one service alive: when to start it, when it hangs, when its death counts, when it has finished.
 
-Used by core.py, one Keeper a service.  Pure.
+Used by core.py, one ServiceSupervisor a service.  Pure.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from procsv.base.run.run_file import NO_STEP
-from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import AT_DISK, STOPPED, KillTree
-from procsv.watchdog.core.hangs.escalation import Hanging
+from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
 from procsv.watchdog.core.restart_policy import SERVICE_KILLS, Cause, ServiceDeath, ServiceHistory, find_cause
@@ -39,19 +39,19 @@ class ServiceState(Enum):
         return self.name.lower()
 
 
-def keeper_of(role: str, settings: Settings, out: list[Action]) -> Keeper:
+def supervise_service(role: str, settings: Settings, out: list[Action]) -> ServiceSupervisor:
     """Of a service that is still to be started; `out` takes the actions."""
-    hanging = Hanging(role, ServiceLiveness(settings.limits), settings.waits, out)
-    return Keeper(role, ServiceHistory(settings.policy), hanging)
+    hanging = HangEscalation(role, ServiceLiveness(settings.limits), settings.waits, out)
+    return ServiceSupervisor(role, ServiceHistory(settings.policy), hanging)
 
 
 @dataclass(slots=True)
-class Keeper:
+class ServiceSupervisor:
     """One service, through its incarnations.  Its methods answer what is to be done about it."""
 
     role: str
     history: ServiceHistory
-    hanging: Hanging[ServiceLiveness]
+    hanging: HangEscalation[ServiceLiveness]
     state: ServiceState = ServiceState.WAITING
     incarnation: int = 0
     pid: int = 0
@@ -81,13 +81,13 @@ class Keeper:
     def is_due(self, now_s: float) -> bool:
         return self.restart_s is not None and now_s >= self.restart_s
 
-    def beat(self, beat: Beat) -> None:
+    def beat(self, beat: Heartbeat) -> None:
         if beat.work > self._work:
             self._work = beat.work
             self.history.worked()
         self._phase = beat.phase
 
-    def watch(self, beat: Beat | None, doing: str, now_s: float) -> None:
+    def watch(self, beat: Heartbeat | None, doing: str, now_s: float) -> None:
         """Looks whether its process gets anywhere, and ends one that does not.  `doing`: AT_DISK, STOPPED or ""."""
         if not self.pid:
             return

@@ -75,28 +75,28 @@ class Event(Enum):
     UNWANTED = auto()  # the run ends
 
 
-class Do(Enum):
+class StandbyAction(Enum):
     SPAWN = auto()
     KILL = auto()
     COUNT = auto()  # the death makes the next one wait
 
 
-_S, _E, _D = State, Event, Do
+_S, _E, _A = State, Event, StandbyAction
 
-TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[Do, ...]]] = {
-    (_S.ABSENT, _E.WANTED): (_S.IMPORTING, (_D.SPAWN,)),
+TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[StandbyAction, ...]]] = {
+    (_S.ABSENT, _E.WANTED): (_S.IMPORTING, (_A.SPAWN,)),
     (_S.ABSENT, _E.UNWANTED): (_S.ABSENT, ()),
-    (_S.IMPORTING, _E.NOT_SPAWNED): (_S.ABSENT, (_D.COUNT,)),
+    (_S.IMPORTING, _E.NOT_SPAWNED): (_S.ABSENT, (_A.COUNT,)),
     (_S.IMPORTING, _E.IMPORTED): (_S.WAITING, ()),
-    (_S.IMPORTING, _E.DIED): (_S.ABSENT, (_D.COUNT,)),
-    (_S.IMPORTING, _E.UNWANTED): (_S.LEAVING, (_D.KILL,)),
+    (_S.IMPORTING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
+    (_S.IMPORTING, _E.UNWANTED): (_S.LEAVING, (_A.KILL,)),
     (_S.WAITING, _E.TAKEN): (_S.PROMOTING, ()),
-    (_S.WAITING, _E.DIED): (_S.ABSENT, (_D.COUNT,)),
-    (_S.WAITING, _E.UNWANTED): (_S.LEAVING, (_D.KILL,)),
+    (_S.WAITING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
+    (_S.WAITING, _E.UNWANTED): (_S.LEAVING, (_A.KILL,)),
     (_S.PROMOTING, _E.BEGUN): (_S.ABSENT, ()),
-    (_S.PROMOTING, _E.NOT_SENT): (_S.LEAVING, (_D.KILL, _D.COUNT)),
-    (_S.PROMOTING, _E.LATE): (_S.PROMOTING, (_D.KILL,)),
-    (_S.PROMOTING, _E.DIED): (_S.ABSENT, (_D.COUNT,)),
+    (_S.PROMOTING, _E.NOT_SENT): (_S.LEAVING, (_A.KILL, _A.COUNT)),
+    (_S.PROMOTING, _E.LATE): (_S.PROMOTING, (_A.KILL,)),
+    (_S.PROMOTING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
     (_S.PROMOTING, _E.UNWANTED): (_S.PROMOTING, ()),  # whoever ends the trainer ends it
     (_S.LEAVING, _E.IMPORTED): (_S.LEAVING, ()),
     (_S.LEAVING, _E.DIED): (_S.ABSENT, ()),
@@ -246,14 +246,14 @@ class Standby:
         self.state, actions = row
         for action in actions:
             match action:
-                case Do.SPAWN:
+                case StandbyAction.SPAWN:
                     self.number += 1
                     self._why_killed = ""
                     self.out.append(Spawn(STANDBY, self.number, self.mode))
-                case Do.KILL:
+                case StandbyAction.KILL:
                     role, number = (TRAINER, self._becomes) if event is Event.LATE else (STANDBY, self.number)
                     self.out.append(KillTree(role, number))
-                case Do.COUNT:
+                case StandbyAction.COUNT:
                     self._count(now_s)
 
     def _count(self, now_s: float) -> None:

@@ -15,17 +15,17 @@ from procsv.base.run.run_file import NO_STEP, LastExit
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import (
     Durable,
+    FirstStepDone,
+    FlushDone,
     Hello,
     Loaded,
     Note,
     Reason,
-    Recovered,
     Rejected,
-    Settled,
     StopTraining,
-    TrainerEnded,
+    TrainerExited,
 )
-from procsv.ipc.shm.heartbeat import Beat, Phase
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core import wording
 from procsv.watchdog.core.events import (
     TRAINER,
@@ -41,12 +41,10 @@ from procsv.watchdog.core.events import (
     WriteRun,
 )
 from procsv.watchdog.core.goodput import Goodput
-from procsv.watchdog.core.hangs.escalation import Hanging
+from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
 from procsv.watchdog.core.hangs.trainer_liveness import Liveness, StepTimes
-from procsv.watchdog.core.lifecycle import Action as Do
-from procsv.watchdog.core.lifecycle import Event as On
-from procsv.watchdog.core.lifecycle import Lifecycle, State
+from procsv.watchdog.core.lifecycle import Lifecycle, LifecycleAction, LifecycleEvent, State
 from procsv.watchdog.core.restart_policy import (
     Death,
     GiveUp,
@@ -67,16 +65,16 @@ if TYPE_CHECKING:
 TREE_S_MAX = 30.0  # what was killed and is still there after this long is called unkillable
 
 _PHASES = {
-    Phase.IMPORT: On.IMPORTS,
-    Phase.CONNECT: On.CONNECTS,
-    Phase.RESTORE: On.RESTORES,
-    Phase.COMPILE: On.COMPILES,
-    Phase.STEP: On.STEPS,
+    Phase.IMPORT: LifecycleEvent.IMPORTS,
+    Phase.CONNECT: LifecycleEvent.CONNECTS,
+    Phase.RESTORE: LifecycleEvent.RESTORES,
+    Phase.COMPILE: LifecycleEvent.COMPILES,
+    Phase.STEP: LifecycleEvent.STEPS,
 }
-_DEATHS = {Kind.DONE: On.FINISHED, Kind.CHECKPOINTED: On.CHECKPOINTED}
+_DEATHS = {Kind.DONE: LifecycleEvent.FINISHED, Kind.CHECKPOINTED: LifecycleEvent.CHECKPOINTED}
 
 
-class Task:
+class TrainerSupervisor:
     """The trainer.  `out` takes the actions."""
 
     def __init__(
@@ -85,7 +83,7 @@ class Task:
         self.life = Lifecycle()
         self.history = History(settings.policy, rng)
         liveness = Liveness(settings.limits, StepTimes(settings.learned_step_s))
-        self.hanging = Hanging(TRAINER, liveness, settings.waits, out)
+        self.hanging = HangEscalation(TRAINER, liveness, settings.waits, out)
         self.goodput = Goodput(now_s)
         self.incarnation = incarnation  # of the trainer that runs, or of the next one
         self.pid = 0
@@ -97,7 +95,7 @@ class Task:
         self.was_connected = False  # one of this launch has introduced itself: it may have left something to save
         self.ends_run = False
         self.gave_up = ""  # why
-        self.unsettled: TrainerEnded | None = None  # what the checkpoint service has still to answer
+        self.unsettled: TrainerExited | None = None  # what the checkpoint service has still to answer
         self.unsaved = ""  # why the newest state of the last trainer is not on disk
         self.restart_s: float | None = None  # monotonic time of the next start
         self._grace_s = settings.grace_s
@@ -121,21 +119,21 @@ class Task:
 
     # -- what happens --------------------------------------------------------------------------------------
     def start(self, now_s: float) -> None:
-        self._do((Do.SPAWN,), now_s)
+        self._do((LifecycleAction.SPAWN,), now_s)
 
     def not_spawned(self, error: str, now_s: float) -> None:
         self._out.append(Say(f"cannot start the trainer: {error}; trying again", is_bad=True))
         self.restart_s = now_s + self.history.not_spawned().delay_s
-        self.life.handle(On.NOT_SPAWNED, error)
+        self.life.handle(LifecycleEvent.NOT_SPAWNED, error)
 
     def not_promoted(self, now_s: float) -> None:
         """The standby that was to be the trainer is not: a cold start follows, as soon as nothing of it is left."""
         self.restart_s = now_s
-        self.life.handle(On.NOT_SPAWNED, "the standby")
+        self.life.handle(LifecycleEvent.NOT_SPAWNED, "the standby")
         self._tree_is_gone, self._killed_s = False, now_s
         self._out.append(ClearTree(self.incarnation))
 
-    def beat(self, beat: Beat, now_s: float) -> None:
+    def beat(self, beat: Heartbeat, now_s: float) -> None:
         """The pulse of the trainer that runs, as read now."""
         if not self.pid:
             return
@@ -144,7 +142,7 @@ class Task:
         if event is not None:
             self._handle(event, now_s)
 
-    def _read(self, beat: Beat | None) -> None:
+    def _read(self, beat: Heartbeat | None) -> None:
         if beat is not None:
             self.phase = beat.phase
             if beat.step >= 0:
@@ -157,8 +155,8 @@ class Task:
         match said.body:
             case Hello():
                 self.was_connected = True
-                self._handle(On.HELLO, now_s)
-            case Recovered() as recovered:
+                self._handle(LifecycleEvent.HELLO, now_s)
+            case FirstStepDone() as recovered:
                 self._recovered(recovered, now_s)
             case Loaded():
                 self._standby.wanted()
@@ -169,7 +167,7 @@ class Task:
             case _:
                 pass
 
-    def _recovered(self, recovered: Recovered, now_s: float) -> None:
+    def _recovered(self, recovered: FirstStepDone, now_s: float) -> None:
         self.step = self._own_step = max(self._own_step, recovered.step)
         if recovered.source == "checkpoint":
             self.durable_step = recovered.restored_step
@@ -181,7 +179,7 @@ class Task:
             fields = wording.recovered_fields(recovered, self._death_s)
             ready = Journal("ready", TRAINER, self.incarnation, {"step": recovered.step})
             self._out += [ready, Journal("recovered", TRAINER, self.incarnation, fields)]
-        self._handle(On.READY, now_s)
+        self._handle(LifecycleEvent.READY, now_s)
 
     def died(self, ended: Ended, now_s: float) -> None:
         """The trainer is dead and reaped."""
@@ -205,13 +203,13 @@ class Task:
         self.hanging.end()
         self._death_s, self.pid, self._last_death = now_s, 0, ended
         clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
-        self.unsettled = TrainerEnded(self.incarnation, clean)
-        self._handle(_DEATHS.get(kind, On.CRASHED), now_s, f"{ended.exit} at step {self._own_step}")
+        self.unsettled = TrainerExited(self.incarnation, clean)
+        self._handle(_DEATHS.get(kind, LifecycleEvent.CRASHED), now_s, f"{ended.exit} at step {self._own_step}")
 
     def tree_gone(self, incarnation: int, now_s: float) -> None:
         if incarnation == self.incarnation and not self._tree_is_gone:
             self._tree_is_gone, self._killed_s = True, None
-            self._handle(On.TREE_GONE, now_s)
+            self._handle(LifecycleEvent.TREE_GONE, now_s)
 
     def durable(self, news: Durable) -> None:
         if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # else a later state was there already
@@ -221,7 +219,7 @@ class Task:
     def rejected(self, news: Rejected) -> None:
         self._out.append(Say(f"{news.path} is not good and is passed over: {news.why}", is_bad=True))
 
-    def settled(self, news: Settled, of: TrainerEnded | None, now_s: float) -> None:
+    def settled(self, news: FlushDone, of: TrainerExited | None, now_s: float) -> None:
         """What the dead trainer left is on disk, or cannot be."""
         if self.unsettled is None or of is None or of.incarnation != self.unsettled.incarnation:
             return
@@ -238,7 +236,7 @@ class Task:
         if now:
             self._we_killed = why
         self._verdict, self._stop_reason = None, reason
-        self._handle(On.KILL_ASKED if now else On.STOP_ASKED, now_s, why)
+        self._handle(LifecycleEvent.KILL_ASKED if now else LifecycleEvent.STOP_ASKED, now_s, why)
 
     def recycle(self, why: str, by_hand: bool, now_s: float) -> None:
         """The trainer is to save, end and be started again; a planned restart costs nothing."""
@@ -248,7 +246,7 @@ class Task:
         if self.life.is_live:
             self._recycled, self._stop_reason = why, "manual"
             self._out.append(Say(f"restarting the program: {why}"))
-        self._handle(On.RECYCLE_ASKED, now_s, why)
+        self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, why)
 
     def preempt(self, grace_s: float, source: str, now_s: float) -> None:
         """The trainer is told that its machine goes away, and killed when the grace is over; then it is started again."""
@@ -257,13 +255,13 @@ class Task:
         notice = Journal("preempt_notice", TRAINER, self.incarnation, {"grace": grace_s, "source": source})
         self._out += [notice, Say(f"{source}: preempting the program, {show_duration(grace_s)} of grace")]
         self._recycled, self._stop_reason, self._own_grace_s = f"preempted by {source}", "preempt", grace_s
-        self._handle(On.RECYCLE_ASKED, now_s, source)
+        self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, source)
 
-    def watch(self, beat: Beat | None, is_stopped: bool, now_s: float) -> None:
+    def watch(self, beat: Heartbeat | None, is_stopped: bool, now_s: float) -> None:
         """Looks whether the trainer that runs gets anywhere."""
         self._watch_freezes(is_stopped, now_s)
         if self.pid and self.hanging.is_found(beat, is_stopped, now_s):
-            self._handle(On.HANGS, now_s)
+            self._handle(LifecycleEvent.HANGS, now_s)
 
     def _watch_freezes(self, is_stopped: bool, now_s: float) -> None:
         """Time in which a signal (SIGSTOP) keeps the trainer from running is no training; journaled when it goes on."""
@@ -280,17 +278,19 @@ class Task:
 
     def tick(self, now_s: float) -> None:
         if self.life.state is State.HUNG and self.hanging.is_to_be_killed(self.incarnation, now_s):
-            self._do((Do.KILL_TREE,), now_s)
-        late = {State.STOPPING: On.KILL_ASKED, State.RECYCLING: On.RECYCLE_LATE}.get(self.life.state)
+            self._do((LifecycleAction.KILL_TREE,), now_s)
+        late = {State.STOPPING: LifecycleEvent.KILL_ASKED, State.RECYCLING: LifecycleEvent.RECYCLE_LATE}.get(
+            self.life.state
+        )
         if self._kill_at_s is not None and now_s >= self._kill_at_s and late is not None:
             self._we_killed = f"it did not stop within {show_duration(self.stop_s)}"
             self._kill_at_s = None
             self._handle(late, now_s, self._we_killed)
         if self._killed_s is not None and now_s - self._killed_s >= TREE_S_MAX:
             self._killed_s = None
-            self._handle(On.TREE_STAYS, now_s)
+            self._handle(LifecycleEvent.TREE_STAYS, now_s)
         if self._is_startable(now_s):
-            self._handle(On.DELAY_OVER, now_s)
+            self._handle(LifecycleEvent.DELAY_OVER, now_s)
 
     def _is_startable(self, now_s: float) -> bool:
         is_due = self.restart_s is not None and now_s >= self.restart_s
@@ -324,34 +324,34 @@ class Task:
         return max(0, self._own_step - max(self.resume_step, 0))
 
     # -- what follows --------------------------------------------------------------------------------------
-    def _handle(self, event: On, now_s: float, detail: str = "") -> None:
+    def _handle(self, event: LifecycleEvent, now_s: float, detail: str = "") -> None:
         was = self.life.state
         self._do(self.life.handle(event, detail), now_s)
         if self.life.state is not was:
             self._out.append(WriteRun())
 
-    def _do(self, actions: tuple[Do, ...], now_s: float) -> None:
+    def _do(self, actions: tuple[LifecycleAction, ...], now_s: float) -> None:
         for action in actions:
             match action:
-                case Do.SPAWN:
+                case LifecycleAction.SPAWN:
                     self._spawn(now_s)
-                case Do.DUMP_STACKS:
+                case LifecycleAction.DUMP_STACKS:
                     self.hanging.begin_ladder(self.incarnation, now_s)
-                case Do.TELL_STOP:
+                case LifecycleAction.TELL_STOP:
                     self._tell_stop(now_s)
-                case Do.KILL_TREE:
+                case LifecycleAction.KILL_TREE:
                     self._out.append(KillTree(TRAINER, self.incarnation))
                     self._killed_s, self._kill_at_s = now_s, None
                     self.hanging.end()
-                case Do.BURY:
+                case LifecycleAction.CLEAN_UP:
                     self._tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
                     self._out.append(ClearTree(self.incarnation))
-                case Do.WEIGH:
+                case LifecycleAction.DECIDE_RESTART:
                     self._weigh(now_s)
-                case Do.ALERT:
+                case LifecycleAction.ALERT:
                     text = f"processes of trainer {self.incarnation} do not die; nothing else may write to the logdir"
                     self._out.append(Say(text, is_bad=True))
-                case Do.END_RUN:
+                case LifecycleAction.END_RUN:
                     self.ends_run, self.restart_s = True, None
 
     def _spawn(self, now_s: float) -> None:
@@ -383,7 +383,7 @@ class Task:
             self._restart(self.history.weigh_recycle(), now_s)
             return
         death = Death(ended.exit, ended.words, self._own_step)
-        verdict = self.history.weigh(death, self._standby.is_ready)
+        verdict = self.history.decide_restart(death, self._standby.is_ready)
         if self.history.suspects(death, self._resumed_step, self.resume_step):
             self._go_back()
         if isinstance(verdict, Restart):
@@ -397,7 +397,7 @@ class Task:
         """What resumed from that state crashed again and again: the next trainer gets the one before."""
         step = self._resumed_step
         assert self.unsettled is not None, "weighed, and nothing to settle"
-        self.unsettled = TrainerEnded(self.incarnation, False, step)
+        self.unsettled = TrainerExited(self.incarnation, False, step)
         suspected = Journal("state_suspected", TRAINER, self.incarnation, {"step": step})
         self._out += [Say(wording.going_back(step), is_bad=True), suspected]
 
@@ -412,4 +412,4 @@ class Task:
         traceback = self.last_words.traceback if self.last_words else ""
         told = Say(wording.gave_up(why, self.last_exit), is_bad=True, traceback=traceback)
         self._out += [Journal("gave_up", TRAINER, self.incarnation, {"why": why}), told]
-        self._handle(On.GAVE_UP, now_s, why)
+        self._handle(LifecycleEvent.GAVE_UP, now_s, why)

@@ -10,7 +10,7 @@ from procsv.watchdog.core.events import Report
 
 if TYPE_CHECKING:
     from procsv.base.processes import Exit
-    from procsv.ipc.messaging.messages import Recovered
+    from procsv.ipc.messaging.messages import FirstStepDone
     from procsv.watchdog.core.events import Ended
     from procsv.watchdog.core.restart_policy import Cause
 
@@ -52,7 +52,7 @@ def last_exit(exit: Exit, cause: Cause, step: int) -> LastExit:
     return LastExit(exit.code, exit.signal_name, cause.word, cause.evidence, step)
 
 
-def recovered_fields(recovered: Recovered, death_s: float) -> dict[str, str | int | float]:
+def recovered_fields(recovered: FirstStepDone, death_s: float) -> dict[str, str | int | float]:
     """Of `recovered` in the journal; its seconds run from the death of the trainer before."""
     return {
         "step": recovered.restored_step,

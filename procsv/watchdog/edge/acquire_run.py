@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.locks import FileLock
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
-from procsv.base.run.paths import Places, check_socket_paths, is_remote, make_private_dir
+from procsv.base.run.paths import RunPaths, check_socket_paths, is_remote, make_private_dir
 from procsv.base.run.run_file import NO_STEP, RunFile, find_run_in, host_is_alive, read_run
 from procsv.base.run.saved_step import saved_step
 from procsv.watchdog.core.events import SERVICES
@@ -42,78 +42,78 @@ class Opened:
     saved_step: int = NO_STEP  # of what earlier runs have left to go on from, as far as it can be seen
 
 
-def open_run(places: Places, clock: Clock, grace_s: float, wait: Wait, say: Callable[[str], None], what: str) -> Opened:
+def open_run(
+    paths: RunPaths, clock: Clock, grace_s: float, wait: Wait, say: Callable[[str], None], what: str
+) -> Opened:
     """Makes the logdir ours, or LogdirLocked saying who has it."""
-    check_socket_paths(places)
-    _make_home(places)
+    check_socket_paths(paths)
+    _make_home(paths)
     for _ in range(TRIES_MAX):
-        lock = _take_lock(places, clock, what)
-        before = find_run_in(places)
-        if _is_run_elsewhere(before) or not lock.also_lock(places.home):
+        lock = _take_lock(paths, clock, what)
+        before = find_run_in(paths)
+        if _is_run_elsewhere(before) or not lock.also_lock(paths.home):
             lock.release()  # whoever has it has another runtime directory, or something has deleted its lock file
             with contextlib.suppress(OSError):
-                places.run_dir.rmdir()  # made for the lock, unless it is theirs
+                paths.run_dir.rmdir()  # made for the lock, unless it is theirs
             if before is None:
-                raise LogdirLocked(f"the logdir {places.logdir} is in use: another launch has just begun there")
-            raise LogdirLocked(_in_use(places, before.pid, before.started_at, f"procsv launch {before.target}"))
-        _wait_for_leftovers(places, before, clock, grace_s, wait, say)
+                raise LogdirLocked(f"the logdir {paths.logdir} is in use: another launch has just begun there")
+            raise LogdirLocked(_in_use(paths, before.pid, before.started_at, f"procsv launch {before.target}"))
+        _wait_for_leftovers(paths, before, clock, grace_s, wait, say)
         if _is_in_place(lock):
             break
         lock.let_go()  # the services of the run before have removed the run directory under us
     else:
-        raise LogdirLocked(
-            f"{places.run_lock} disappears again and again; does something clean {places.run_dir.parent}?"
-        )
-    clear_run_dir(places, lock)
-    make_private_dir(places.shm_dir)
+        raise LogdirLocked(f"{paths.run_lock} disappears again and again; does something clean {paths.run_dir.parent}?")
+    clear_run_dir(paths, lock)
+    make_private_dir(paths.shm_dir)
     step_s = before.step_s if before is not None else 0.0
-    saved = saved_step(places.logdir)
+    saved = saved_step(paths.logdir)
     if before is not None and is_remote(before.logdir):
         saved = before.durable_step  # the files are not here to be seen
-    return Opened(lock, _last_incarnation(places, before) + 1, _seen_until(places, before), step_s, saved)
+    return Opened(lock, _last_incarnation(paths, before) + 1, _seen_until(paths, before), step_s, saved)
 
 
 def _is_run_elsewhere(before: RunFile | None) -> bool:
     return before is not None and before.ended_at is None and before.pid != os.getpid() and host_is_alive(before)
 
 
-def _seen_until(places: Places, before: RunFile | None) -> float | None:
+def _seen_until(paths: RunPaths, before: RunFile | None) -> float | None:
     if before is None or before.ended_at is not None:
         return None
-    return places.run_json.stat().st_mtime
+    return paths.run_json.stat().st_mtime
 
 
-def _make_home(places: Places) -> None:
+def _make_home(paths: RunPaths) -> None:
     try:
-        places.logs.mkdir(parents=True, exist_ok=True)
-        probe = places.home / f".probe.{os.getpid()}"
+        paths.logs.mkdir(parents=True, exist_ok=True)
+        probe = paths.home / f".probe.{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise LogdirLocked(f"the logdir {places.logdir} cannot be written: {error.strerror}") from error
+        raise LogdirLocked(f"the logdir {paths.logdir} cannot be written: {error.strerror}") from error
 
 
-def _take_lock(places: Places, clock: Clock, what: str) -> FileLock:
-    lock = FileLock(places.run_lock)
+def _take_lock(paths: RunPaths, clock: Clock, what: str) -> FileLock:
+    lock = FileLock(paths.run_lock)
     for _ in range(TRIES_MAX):
-        make_private_dir(places.run_dir)
+        make_private_dir(paths.run_dir)
         with contextlib.suppress(FileNotFoundError):  # a run that ends has just removed the directory
             if lock.try_acquire(what, clock.wall()):
                 return lock
             holder = lock.holder()
-            run = read_run(places.run_json)
+            run = read_run(paths.run_json)
             if holder is not None:
-                raise LogdirLocked(_in_use(places, holder.pid, holder.since, holder.what))
+                raise LogdirLocked(_in_use(paths, holder.pid, holder.since, holder.what))
             if run is not None:
-                raise LogdirLocked(_in_use(places, run.pid, run.started_at, "procsv"))
-    raise LogdirLocked(f"{places.run_lock} is held by another process")
+                raise LogdirLocked(_in_use(paths, run.pid, run.started_at, "procsv"))
+    raise LogdirLocked(f"{paths.run_lock} is held by another process")
 
 
-def _in_use(places: Places, pid: int, since: float, what: str) -> str:
+def _in_use(paths: RunPaths, pid: int, since: float, what: str) -> str:
     when = datetime.datetime.fromtimestamp(since).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     return (
-        f"the logdir {places.logdir} is in use: process {pid} ({what}) runs it since {when}; "
-        f"look at it with `procsv status {places.logdir}`, end it with `procsv stop {places.logdir}`"
+        f"the logdir {paths.logdir} is in use: process {pid} ({what}) runs it since {when}; "
+        f"look at it with `procsv status {paths.logdir}`, end it with `procsv stop {paths.logdir}`"
     )
 
 
@@ -126,13 +126,13 @@ def _is_in_place(lock: FileLock) -> bool:
 
 # -- what is still alive ---------------------------------------------------------------------------------------
 def _wait_for_leftovers(
-    places: Places, before: RunFile | None, clock: Clock, grace_s: float, wait: Wait, say: Callable[[str], None]
+    paths: RunPaths, before: RunFile | None, clock: Clock, grace_s: float, wait: Wait, say: Callable[[str], None]
 ) -> None:
     """Trainer and services of a run whose watchdog was killed save and leave by themselves: give them their time."""
     deadline_s = clock.monotonic() + grace_s + LEFTOVER_MARGIN_S
-    locks = {"trainer": places.writer_lock, **{f"{role} service": places.service_lock(role) for role in SERVICES}}
-    if before is not None and before.run_dir != str(places.run_dir):  # it ran with another runtime directory
-        old = before.places
+    locks = {"trainer": paths.writer_lock, **{f"{role} service": paths.service_lock(role) for role in SERVICES}}
+    if before is not None and before.run_dir != str(paths.run_dir):  # it ran with another runtime directory
+        old = before.paths
         locks |= {"trainer (before)": old.writer_lock} | {
             f"{r} service (before)": old.service_lock(r) for r in SERVICES
         }
@@ -142,13 +142,13 @@ def _wait_for_leftovers(
         if is_late or not said:
             names = ", ".join(f"{who}{_pids(path)}" for who, path in held.items())
         if is_late:
-            raise LogdirLocked(f"what an earlier run started in {places.logdir} is still alive: {names}; end it first")
+            raise LogdirLocked(f"what an earlier run started in {paths.logdir} is still alive: {names}; end it first")
         if not said:
             said = True
             say(f"the run before was killed; waiting for what it left to save and end: {names}")
         for path in held.values():
             if (
-                path.name != places.writer_lock.name
+                path.name != paths.writer_lock.name
             ):  # that one is held by heirs; a service ends a trainer that is stopped
                 FileLock(path).wake()
         wait(0.05)
@@ -165,29 +165,29 @@ def _pids(path: Path) -> str:
 
 
 # -- what is dead ----------------------------------------------------------------------------------------------
-def clear_run_dir(places: Places, lock: FileLock) -> None:
+def clear_run_dir(paths: RunPaths, lock: FileLock) -> None:
     """Removes stale sockets, pulses, locks and last words; our lock stays, and so does a file in a socket's place."""
-    odd = {path for path in places.run_dir.glob("*.sock") if not stat.S_ISSOCK(path.lstat().st_mode)}
-    remove_run_files(places, keep=frozenset({lock.path, *odd}))
+    odd = {path for path in paths.run_dir.glob("*.sock") if not stat.S_ISSOCK(path.lstat().st_mode)}
+    remove_run_files(paths, keep=frozenset({lock.path, *odd}))
 
 
-def remove_run(places: Places, lock: FileLock, keep_memory: bool) -> None:
+def remove_run(paths: RunPaths, lock: FileLock, keep_memory: bool) -> None:
     """The last act of a clean end: nothing of the run is left but what is in the logdir.
 
     `keep_memory`: snapshots that could not be saved stay for the next launch.  Killed in between: the next launch
     clears the rest.
     """
     if not keep_memory:
-        remove_shm_files(places)
-    clear_run_dir(places, lock)
+        remove_shm_files(paths)
+    clear_run_dir(paths, lock)
     lock.release()
-    remove_dirs(places)  # one that is not empty stays: another launch may have come in already
+    remove_dirs(paths)  # one that is not empty stays: another launch may have come in already
 
 
-def _last_incarnation(places: Places, before: RunFile | None) -> int:
+def _last_incarnation(paths: RunPaths, before: RunFile | None) -> int:
     """The highest trainer number that the logdir has seen, even where run.json was lost."""
     numbers = [before.incarnation if before is not None else 0]
-    for directory, pattern in ((places.logs, r"trainer\.(\d+)\.log"), (places.crashes, r"(\d+)\.json")):
+    for directory, pattern in ((paths.logs, r"trainer\.(\d+)\.log"), (paths.crashes, r"(\d+)\.json")):
         with contextlib.suppress(OSError):
             numbers += [int(m[1]) for path in directory.iterdir() if (m := re.fullmatch(pattern, path.name))]
     return max(numbers)

@@ -48,7 +48,7 @@ class _Command:
     was_killed: bool = False
 
 
-class Notices:
+class EventHook:
     """The commands of one run.  `say` tells the terminal, once, that they do not work."""
 
     def __init__(
@@ -61,13 +61,15 @@ class Notices:
         self._said: set[str] = set()
 
     @staticmethod
-    def of(start: Start, console: Console, environment: Mapping[str, str]) -> Notices:
+    def of(start: Start, console: Console, environment: Mapping[str, str]) -> EventHook:
         """As `procsv launch` was told."""
-        told, places = start.options, start.places
+        told, paths = start.options, start.paths
         known = {"PROCSV_LOGDIR": start.logdir, "PROCSV_RUN": start.run}
         time_s = float(told.get("on-event-s", str(TIME_S_MAX)))
-        log = places.logs / "on-event.log"
-        return Notices(told.get("on-event", ""), log, {**environment, **known}, lambda t: console.say(t, True), time_s)
+        log = paths.logs / "on-event.log"
+        return EventHook(
+            told.get("on-event", ""), log, {**environment, **known}, lambda t: console.say(t, True), time_s
+        )
 
     @property
     def pids(self) -> set[int]:

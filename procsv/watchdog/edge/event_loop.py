@@ -16,19 +16,20 @@ import psutil
 
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.run.run_file import RunFile
+from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import (
     Finish,
+    FlushDone,
     Hello,
     Message,
     RestartTrainer,
-    Settled,
     Status,
     StatusRequest,
     StopRun,
-    TrainerEnded,
+    TrainerExited,
 )
-from procsv.ipc.messaging.zmq_transport import Address, Client, Heard, Server, Waiter, new_context
-from procsv.ipc.shm.heartbeat import Beat, PulseReader
+from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context
+from procsv.ipc.shm.heartbeat import Heartbeat, HeartbeatReader
 from procsv.watchdog.core.events import (
     SERVICES,
     STANDBY,
@@ -61,13 +62,13 @@ from procsv.watchdog.core.events import (
     WriteRun,
 )
 from procsv.watchdog.core.lifecycle import State
-from procsv.watchdog.edge.event_hook import LAST_S_MAX, Notices
+from procsv.watchdog.edge.event_hook import LAST_S_MAX, EventHook
 from procsv.watchdog.edge.faults.injector import Hands, Injector, plan_of
 from procsv.watchdog.edge.post_mortem import clear, last_words, memory_step, service_ended, stacks
 from procsv.watchdog.edge.processes import Processes, Running, measure
 from procsv.watchdog.edge.resources.gpu import Gpus
 from procsv.watchdog.edge.resources.oom import KillCounters, over_limit, tree_rss
-from procsv.watchdog.edge.run_records import Ledger
+from procsv.watchdog.edge.run_records import RunRecords
 from procsv.watchdog.edge.standby_link import Promoter, room_for_standby
 from procsv.watchdog.edge.status import Facts, run_file, status_object
 
@@ -103,28 +104,28 @@ class Reactor:
         signals: Signals,
     ) -> None:
         self._facts, self._core, self._processes, self._console = facts, core, processes, console
-        self._clock, self._signals, self._places = clock, signals, start.places
+        self._clock, self._signals, self._paths = clock, signals, start.paths
         self._me = Address(start.run, WATCHDOG, 1)
         self._usage = psutil.Process()
         self._usage.cpu_percent()
-        self.ledger = Ledger(self._places, clock, lambda text: console.say(text, is_bad=True))
+        self.records = RunRecords(self._paths, clock, lambda text: console.say(text, is_bad=True))
         self._context = new_context()
-        self._server = Server(self._context, self._places.control_socket, self._me, clock)
+        self._server = Server(self._context, self._paths.control_socket, self._me, clock)
         self._clients = {
-            role: Client(self._context, self._places.service_socket(role), self._me, clock) for role in SERVICES
+            role: Client(self._context, self._paths.service_socket(role), self._me, clock) for role in SERVICES
         }
-        self._asked: dict[str, dict[int, Message]] = {role: {} for role in SERVICES}  # what Settled will answer
-        self._pulses: dict[str, PulseReader] = {}
+        self._asked: dict[str, dict[int, Message]] = {role: {} for role in SERVICES}  # what FlushDone will answer
+        self._heartbeats: dict[str, HeartbeatReader] = {}
         self._clearing: int | None = None  # the trainer's incarnation whose tree is being cleared
         self._quit: Quit | None = None
         self._quit_s = 0.0
         self._tick_s = self._run_json_s = clock.monotonic()
         self._socket_s = clock.monotonic() + SOCKET_S
         self._kills, self._gpus = KillCounters.of_this_process(), Gpus()
-        self._notices = Notices.of(start, self._console, os.environ)
-        self._processes.helpers = lambda: self._notices.pids
+        self._event_hook = EventHook.of(start, self._console, os.environ)
+        self._processes.helpers = lambda: self._event_hook.pids
         hands = Hands(processes, self._tell, self._journal, self._preempt)
-        self._injector = Injector(plan_of(start), self._places, hands, clock.monotonic())
+        self._injector = Injector(plan_of(start), self._paths, hands, clock.monotonic())
         self._waiter = Waiter()
         self._promoter = Promoter(processes, self._waiter, self._handle)
         self._waiter.add(self._server)
@@ -152,7 +153,7 @@ class Reactor:
         """At the end of the run: killed processes are on their way out, or commands hear of what has happened."""
         past_s = self._clock.monotonic() - self._quit_s
         return (self._clearing is not None and past_s < REMAINS_S_MAX) or (
-            self._notices.is_busy and past_s < LAST_S_MAX
+            self._event_hook.is_busy and past_s < LAST_S_MAX
         )
 
     def _pause_s(self) -> float:
@@ -171,7 +172,7 @@ class Reactor:
         if now_s < self._tick_s and (due_s is None or now_s < due_s):
             return
         self._tick_s = now_s + TICK_S
-        self._notices.tick(now_s)
+        self._event_hook.tick(now_s)
         for client in self._clients.values():
             self._greet(client)
         self._server.tick()
@@ -188,12 +189,12 @@ class Reactor:
 
     def _reading(self) -> Ticked:
         """The pulses and the memory as they are now."""
-        beats = {role: beat for role, reader in self._pulses.items() if (beat := reader.read()) is not None}
+        beats = {role: beat for role, reader in self._heartbeats.items() if (beat := reader.read()) is not None}
         core, room = self._core, None
         if core.standby.is_due(self._clock.monotonic()):
             room = room_for_standby(core.task.pid, core.settings.memory_limit)
-        doing = {role: self._processes.doing(role) for role, keeper in core.keepers.items() if keeper.is_quiet}
-        return Ticked(beats, memory_step(self._places), self._processes.is_stopped(TRAINER), room, doing)
+        doing = {role: self._processes.doing(role) for role, service in core.services.items() if service.is_quiet}
+        return Ticked(beats, memory_step(self._paths), self._processes.is_stopped(TRAINER), room, doing)
 
     def _look_at_memory(self) -> None:
         task, limit = self._core.task, self._core.settings.memory_limit
@@ -208,17 +209,17 @@ class Reactor:
             self._promoter.let_go(running)
             exit = running.child.reap()
             oom = self._kills.news() if exit.signal == signal.SIGKILL else ""
-            reader = self._pulses.pop(running.role, None)
-            beat: Beat | None = None
+            reader = self._heartbeats.pop(running.role, None)
+            beat: Heartbeat | None = None
             if reader is not None:
                 beat = reader.read()
                 reader.close()
                 reader.path.unlink(missing_ok=True)
             if running.role == TRAINER:
-                number, places = running.incarnation, self._places
+                number, paths = running.incarnation, self._paths
                 self._server.forget(TRAINER, number)
-                words, written = last_words(places, number), stacks(places, number)
-                event = Ended(TRAINER, number, exit, beat, words, memory_step(places), written, oom)
+                words, written = last_words(paths, number), stacks(paths, number)
+                event = Ended(TRAINER, number, exit, beat, words, memory_step(paths), written, oom)
                 self._gpus.expect_to_leave(running.child.pid, self._clock.monotonic())
             elif running.role == STANDBY:
                 event = Ended(STANDBY, running.incarnation, exit)
@@ -228,7 +229,7 @@ class Reactor:
                 event = service_ended(running.role, running.incarnation, exit, beat, oom, running.log)
             self._handle(event)
             if running.role == TRAINER:
-                clear(self._places, running.incarnation)  # killed here: the next launch tidies
+                clear(self._paths, running.incarnation)  # killed here: the next launch tidies
 
     def _look_at_tree(self) -> None:
         incarnation = self._clearing
@@ -238,7 +239,7 @@ class Reactor:
         self._handle(TreeGone(incarnation))
 
     def _spawn(self, role: str, incarnation: int, standby: str = "") -> None:
-        self._places.pulse(role, incarnation).unlink(missing_ok=True)
+        self._paths.heartbeat(role, incarnation).unlink(missing_ok=True)
         try:
             running = self._processes.spawn(role, incarnation, standby)
         except OSError as error:
@@ -247,7 +248,7 @@ class Reactor:
         self._waiter.add(running.child.pidfd)
         self._promoter.begin(running)
         if role != STANDBY:
-            self._pulses[role] = PulseReader(self._places.pulse(role, incarnation))
+            self._heartbeats[role] = HeartbeatReader(self._paths.heartbeat(role, incarnation))
         if role == TRAINER:
             self._console.follow(running.log)
         self._handle(Spawned(role, incarnation, running.child.pid))
@@ -258,75 +259,75 @@ class Reactor:
         except OSError as error:
             self._handle(NotPromoted(number, incarnation, str(error)))
             return
-        self._pulses[TRAINER] = PulseReader(self._places.pulse(TRAINER, incarnation))
+        self._heartbeats[TRAINER] = HeartbeatReader(self._paths.heartbeat(TRAINER, incarnation))
         self._console.follow(running.log)
 
     # -- messages ------------------------------------------------------------------------------------------
     def _hear(self) -> None:
         for _ in range(HEARD_MAX):
-            if (heard := self._server.receive()) is None:
+            if (received := self._server.receive()) is None:
                 break
-            self._heard_at_control(heard)
+            self._heard_at_control(received)
         for role, client in self._clients.items():
             self._greet(client)
-            while (heard := client.receive()) is not None:
-                self._heard_from_service(role, client, heard)
+            while (received := client.receive()) is not None:
+                self._heard_from_service(role, client, received)
 
     def _greet(self, client: Client) -> None:
         if client.tick():
-            client.tell(Hello(os.getpid()))
+            client.send_reliable(Hello(os.getpid()))
 
-    def _heard_at_control(self, heard: Heard) -> None:
-        match heard.body:
+    def _heard_at_control(self, received: Received) -> None:
+        match received.body:
             case StatusRequest():
                 self._handle(self._reading())
-                self._server.say(heard.who, Status(msgspec.json.encode(self._status())), re=heard.seq)
+                self._server.send(received.who, Status(msgspec.json.encode(self._status())), re=received.seq)
             case RestartTrainer():
                 self._handle(RecycleAsked("procsv restart", by_hand=True))
-                self._server.acknowledge(heard)
+                self._server.acknowledge(received)
             case StopRun(now):
                 self._handle(StopAsked("procsv stop", now))
-                self._server.acknowledge(heard)  # what it asks for is written down by now
+                self._server.acknowledge(received)  # what it asks for is written down by now
             case body:
-                if heard.role == TRAINER:
-                    self._handle(Said(TRAINER, heard.incarnation, body))
-                self._server.acknowledge(heard)
+                if received.role == TRAINER:
+                    self._handle(Said(TRAINER, received.incarnation, body))
+                self._server.acknowledge(received)
 
-    def _heard_from_service(self, role: str, client: Client, heard: Heard) -> None:
-        answered = heard.answers
+    def _heard_from_service(self, role: str, client: Client, received: Received) -> None:
+        answered = received.answers
         if isinstance(answered, Hello):
-            self._handle(ServiceReady(role, heard.incarnation))
+            self._handle(ServiceReady(role, received.incarnation))
         asked = None
-        if isinstance(heard.body, Settled):
-            found = self._asked[role].pop(heard.re, None)
-            asked = found if isinstance(found, TrainerEnded | Finish) else None
-        self._handle(Said(role, heard.incarnation, heard.body, asked))
-        client.acknowledge(heard)
+        if isinstance(received.body, FlushDone):
+            found = self._asked[role].pop(received.re, None)
+            asked = found if isinstance(found, TrainerExited | Finish) else None
+        self._handle(Said(role, received.incarnation, received.body, asked))
+        client.acknowledge(received)
 
     def _tell(self, role: str, body: Message) -> None:
         if role == SUMMARY and isinstance(body, Finish):
             self._say_figures(math.inf)  # the last ones: after these it ends
         if role == TRAINER:
-            self._server.tell_all(body, (TRAINER,))
+            self._server.broadcast(body, (TRAINER,))
         else:
-            self._asked[role][self._clients[role].tell(body)] = body
+            self._asked[role][self._clients[role].send_reliable(body)] = body
 
     def _preempt(self, grace_s: float) -> None:
         self._handle(PreemptAsked(grace_s, "a fault of the plan"))
 
     def _say_figures(self, now_s: float) -> None:
-        figures = self.ledger.figures.due(now_s, self._clock.wall(), self._core.task.step)
+        figures = self.records.figures.due(now_s, self._clock.wall(), self._core.task.step)
         if figures is not None:
-            self._clients[SUMMARY].say(figures)
+            self._clients[SUMMARY].send(figures)
 
     def _look_at_socket(self) -> None:
         """Binds the control socket again if something has deleted it; peers come back by themselves."""
-        if self._server.is_in_place() or self._places.control_socket.exists():
+        if self._server.is_in_place() or self._paths.control_socket.exists():
             return
         peers, dropped = self._server.peers, self._server.dropped
         self._waiter.remove(self._server)
         self._server.close()
-        self._server = Server(self._context, self._places.control_socket, self._me, self._clock)
+        self._server = Server(self._context, self._paths.control_socket, self._me, self._clock)
         self._server.peers, self._server.dropped = peers, dropped
         self._waiter.add(self._server)
         self._console.say("something deleted the control socket; made it again", is_bad=True)
@@ -358,7 +359,7 @@ class Reactor:
             case WriteRun():
                 self._write_run()
             case Report() as report:
-                self.ledger.write_report(report, self._run_file(), self._places.log(TRAINER, report.incarnation))
+                self.records.write_report(report, self._run_file(), self._paths.log(TRAINER, report.incarnation))
             case Say(text, is_bad, traceback):
                 self._console.say(text, is_bad, traceback)
             case Quit() as quit:
@@ -370,23 +371,23 @@ class Reactor:
             act(running)
 
     def _journal(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None:
-        self.ledger.append(event, role, incarnation, fields)
+        self.records.append(event, role, incarnation, fields)
         if event == "restarting":
             failpoint("watchdog.back_off")
         entry = {"time": self._clock.wall(), "event": event, "role": role, "incarnation": incarnation, **fields}
-        self._notices.offer(entry, self._clock.monotonic())
+        self._event_hook.offer(entry, self._clock.monotonic())
 
     def _write_run(self) -> None:
         """Not fsynced: while a checkpoint goes to a busy disk, that would keep `status` and the dead waiting."""
         self._run_json_s = self._clock.monotonic() + RUN_JSON_S
         failpoint("watchdog.rewriting_status")
-        self.ledger.write_run(self._run_file(), durable=False)
+        self.records.write_run(self._run_file(), durable=False)
 
     def _run_file(self) -> RunFile:
         return run_file(self._facts, self._core, self._clock.monotonic(), self._clock.wall())
 
     def _status(self) -> dict[str, object]:
-        beats = {role: beat for role, reader in self._pulses.items() if (beat := reader.read()) is not None}
+        beats = {role: beat for role, reader in self._heartbeats.items() if (beat := reader.read()) is not None}
         uptime = round(self._clock.monotonic() - self._core.started_s, 1)
         usage = {role: self._processes.usage(role) for role in (TRAINER, STANDBY, *SERVICES)}
         usage[WATCHDOG] = {"uptime": uptime, **measure(self._usage)}
@@ -396,11 +397,11 @@ class Reactor:
     def close(self) -> RunFile:
         """Lets go of everything but the lock; the last state, for run.json."""
         run = self._run_file()
-        self._notices.close()
+        self._event_hook.close()
         for client in self._clients.values():
             client.close(linger_ms=0)
         self._server.close()
         self._context.term()
-        for reader in self._pulses.values():
+        for reader in self._heartbeats.values():
             reader.close()
         return run

@@ -21,7 +21,7 @@ from procsv.base.failpoints import declare, failpoint
 from procsv.base.locks import FileLock
 from procsv.base.processes import Child, process_state, spawn, thread_states
 from procsv.base.run.log_follower import older_part
-from procsv.ipc.messaging.standby_channel import Line
+from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.start import TRAINERS, Start
 from procsv.watchdog.core.events import AT_DISK, STANDBY, STOPPED, TRAINER
 
@@ -55,7 +55,7 @@ class Running:
     started_s: float
     usage: psutil.Process | None
     log: Path
-    line: Line | None = None  # to a standby
+    line: StandbyChannel | None = None  # to a standby
 
 
 @dataclass(slots=True)
@@ -82,12 +82,12 @@ class Processes:
     # -- start ---------------------------------------------------------------------------------------------
     def spawn(self, role: str, incarnation: int, standby: str = "") -> Running:
         """Starts the process.  OSError if the system refuses, or if an old trainer's tree still holds its lock."""
-        places = self.start.places
-        log = places.log(role, incarnation)
-        prune_logs(places.logs, role, log)
+        paths = self.start.paths
+        log = paths.log(role, incarnation)
+        prune_logs(paths.logs, role, log)
         start = self._start(role, incarnation)
-        fds, lock = [self._lifeline[0]], FileLock(places.writer_lock)
-        line, end = Line.pair() if role == STANDBY else (None, None)
+        fds, lock = [self._lifeline[0]], FileLock(paths.writer_lock)
+        line, end = StandbyChannel.pair() if role == STANDBY else (None, None)
         if end is not None:
             start = msgspec.structs.replace(start, standby_fd=end.fd, standby=standby)
             fds.append(end.fd)
@@ -154,7 +154,7 @@ class Processes:
     def _is_let_go(self) -> bool:
         """Whether the writer's lock is free; not as long as nobody can tell (no descriptors left)."""
         try:
-            return not FileLock(self.start.places.writer_lock).is_held()
+            return not FileLock(self.start.paths.writer_lock).is_held()
         except OSError:
             return False
 

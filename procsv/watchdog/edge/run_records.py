@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from procsv.base.clock import Clock
-    from procsv.base.run.paths import Places
+    from procsv.base.run.paths import RunPaths
     from procsv.watchdog.core.events import Report
 
 LOG_LINES_SHOWN = 50
@@ -51,22 +51,22 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     last_lines: list[str]
 
 
-class Ledger:
-    def __init__(self, places: Places, clock: Clock, say: Callable[[str], None]) -> None:
-        self._places = places
+class RunRecords:
+    def __init__(self, paths: RunPaths, clock: Clock, say: Callable[[str], None]) -> None:
+        self._paths = paths
         self._clock = clock
         self._say = say
         self._failing = ""
         self.figures = FigureBook()
-        for entry in journal.read_journal(places.journal):
+        for entry in journal.read_journal(paths.journal):
             self.figures.enter(entry)
-        self._journal = journal.Journal(places.journal, clock)
+        self._journal = journal.Journal(paths.journal, clock)
 
     def append(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None:
         self._try(lambda: self.figures.enter(self._journal.append(event, role, incarnation, **fields)))
 
     def write_run(self, run: RunFile, durable: bool) -> None:
-        self._try(lambda: write_run(self._places.run_json, run, durable))
+        self._try(lambda: write_run(self._paths.run_json, run, durable))
 
     def write_report(self, report: Report, run: RunFile, log: Path) -> None:
         """Both forms of a crash report."""
@@ -94,7 +94,7 @@ class Ledger:
         self._try(lambda: self._write_crash(crash))
 
     def _write_crash(self, crash: CrashReport) -> None:
-        crashes = self._places.crashes
+        crashes = self._paths.crashes
         crashes.mkdir(parents=True, exist_ok=True)
         data = msgspec.json.format(msgspec.json.encode(crash), indent=2) + b"\n"
         replace_file(crashes / f"{crash.incarnation}.json", data, durable=False)
@@ -114,11 +114,11 @@ class Ledger:
         except OSError as error:
             if not self._failing:
                 self._failing = str(error)
-                self._say(f"cannot write to {self._places.home}: {error.strerror}; the run goes on")
+                self._say(f"cannot write to {self._paths.home}: {error.strerror}; the run goes on")
         else:
             if self._failing:
                 self._failing = ""
-                self._say(f"{self._places.home} can be written again")
+                self._say(f"{self._paths.home} can be written again")
 
     def close(self) -> None:
         self._journal.close()

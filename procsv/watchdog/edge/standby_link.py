@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from procsv.base.locks import FileLock
-from procsv.ipc.messaging.standby_channel import Become, Begun
+from procsv.ipc.messaging.standby_channel import BecomeTrainer, TrainerBegun
 from procsv.watchdog.core.events import STANDBY, TRAINER, Event, Promoted, StandbySaid
 from procsv.watchdog.edge.processes import WriterLockHeld, prune_logs
 from procsv.watchdog.edge.resources.free_memory import room_bytes
@@ -47,7 +47,7 @@ class Promoter:
                 self.let_go(running)
 
     def _heard(self, running: Running, word: Word) -> None:
-        if isinstance(word, Begun):
+        if isinstance(word, TrainerBegun):
             self.let_go(running)
             self._handle(Promoted(self._number, running.incarnation, running.child.pid))
         else:
@@ -66,18 +66,18 @@ class Promoter:
         OSError if it is dead, or if an old trainer's tree still holds the lock; then everything is as it was.
         Killed in here: the standby dies with us, or finds the lifeline cut as soon as it is the trainer.
         """
-        processes, places = self._processes, self._processes.start.places
+        processes, paths = self._processes, self._processes.start.paths
         running = processes.find(STANDBY, number)
         if running is None or running.line is None:
             raise ProcessLookupError("it is gone")
-        log_path, lock = places.log(TRAINER, incarnation), FileLock(places.writer_lock)
-        places.pulse(TRAINER, incarnation).unlink(missing_ok=True)
-        prune_logs(places.logs, TRAINER, log_path)
+        log_path, lock = paths.log(TRAINER, incarnation), FileLock(paths.writer_lock)
+        paths.heartbeat(TRAINER, incarnation).unlink(missing_ok=True)
+        prune_logs(paths.logs, TRAINER, log_path)
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             if not lock.try_acquire(f"trainer {incarnation}", processes.clock.wall()):
                 raise WriterLockHeld("an older trainer's processes still hold the logdir")
-            running.line.say(Become(incarnation), (log, lock.fd))
+            running.line.say(BecomeTrainer(incarnation), (log, lock.fd))
         finally:
             os.close(log)
             lock.let_go()  # from now on it is held by the trainer's tree alone

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from procsv.base.processes import Identity
     from procsv.ipc.messaging.start import Start
-    from procsv.ipc.shm.heartbeat import Beat
+    from procsv.ipc.shm.heartbeat import Heartbeat
     from procsv.watchdog.core.run import Core
 
 # What of run.json is not for `status`: where things lie is the run's own business.
@@ -71,7 +71,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
 def status_object(
     run: RunFile,
     core: Core,
-    beats: Mapping[str, Beat],
+    beats: Mapping[str, Heartbeat],
     usage: Mapping[str, Mapping[str, float | int]],
     refused: int,
     now_s: float,
@@ -85,8 +85,8 @@ def status_object(
     rows.append((TRAINER, core.task.pid, word, _phase(beats.get(TRAINER))))
     if core.standby.pid:
         rows.append((STANDBY, core.standby.pid, core.standby.state.word, ""))
-    for role, keeper in core.keepers.items():
-        rows.append((role, keeper.pid, keeper.state.word, _phase(beats.get(role))))
+    for role, service in core.services.items():
+        rows.append((role, service.pid, service.state.word, _phase(beats.get(role))))
     shown["memory"] = host_memory()
     # By those who listen: garbage, too large, of another run or of an older incarnation.
     shown["dropped_messages"] = refused + sum(beat.refused for beat in beats.values())
@@ -99,5 +99,5 @@ def status_object(
     return shown
 
 
-def _phase(beat: Beat | None) -> str:
+def _phase(beat: Heartbeat | None) -> str:
     return beat.phase.name.lower() if beat is not None else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from procsv.ipc.messaging.messages import Figures
+from procsv.ipc.messaging.messages import RunMetrics
 from procsv.report.time_ledger import Book
 
 EVERY_S = 60.0
@@ -28,7 +28,7 @@ class FigureBook:
         if entry.get("event") in _WORTH_A_POINT:
             self._next_s = 0.0
 
-    def due(self, now_s: float, wall_s: float, step: int) -> Figures | None:
+    def due(self, now_s: float, wall_s: float, step: int) -> RunMetrics | None:
         """What to say now, if it is time to.  `now_s` monotonic, `wall_s` Unix seconds."""
         if now_s < self._next_s:
             return None
@@ -43,4 +43,4 @@ class FigureBook:
         if account.recoveries_s:
             values["procsv/recovery_seconds"] = account.recoveries_s[-1]
         self._second = max(int(account.wall_s), self._second + 1)
-        return Figures(wall_s, self._second, values)
+        return RunMetrics(wall_s, self._second, values)

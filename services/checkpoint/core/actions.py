@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from procsv.ipc.messaging.messages import Message, Reason, SaverPlan
-from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.messages import CheckpointPlan, Message, Reason
 from procsv.ipc.shm.slot_file import SlotInfo
-from procsv.services.checkpoint.core.facts import Examined, Sighting, State
+from procsv.services.checkpoint.core.facts import Sighting, State, Verified
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    to: Heard
+    to: Received
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """Answers reliably."""
 
-    to: Heard
+    to: Received
     body: Message
 
 
@@ -36,14 +36,14 @@ class Persist:
 
     state: State
     reason: Reason
-    plan: SaverPlan | None
+    plan: CheckpointPlan | None
 
 
 @dataclass(frozen=True, slots=True)
 class TakeStock:
     """Answered by `stocked`."""
 
-    plan: SaverPlan
+    plan: CheckpointPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class VerifySlot:
 class Find:
     """Answered by `found`.  `before`: only checkpoints of an earlier step will do (-1: any)."""
 
-    plan: SaverPlan
+    plan: CheckpointPlan
     before: int = -1
 
 
@@ -82,7 +82,7 @@ class RemoveStaged:
 class LookAround:
     """At the directory, for what others have saved there.  Answered by `looked` or `look_failed`."""
 
-    plan: SaverPlan
+    plan: CheckpointPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Examine:
     """Reads what somebody else has saved.  Answered by `examined`."""
 
     sighting: Sighting
-    plan: SaverPlan
+    plan: CheckpointPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ class TakeIn:
     `own`: the supervised Saver has saved it, so that it is counted and goes when its turn comes.
     """
 
-    examined: Examined
+    examined: Verified
     own: bool
-    plan: SaverPlan
+    plan: CheckpointPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class MakeOwn:
     """What was taken in for another Saver's is the supervised one's after all: its word came late."""
 
     path: str
-    plan: SaverPlan
+    plan: CheckpointPlan
 
 
 Action = (

@@ -18,21 +18,21 @@ import math
 from collections.abc import Iterable
 
 from procsv.base.run.paths import is_remote
+from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
+    CheckpointPlan,
     Durable,
     Reason,
     Rejected,
     Restore,
     Restored,
     SaveFailed,
-    SaverPlan,
     Snapshot,
     Staged,
-    TrainerEnded,
+    TrainerExited,
     Unwritable,
     UserSave,
 )
-from procsv.ipc.messaging.zmq_transport import Heard
 from procsv.ipc.shm.slot_file import SlotInfo
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.actions import (
@@ -45,7 +45,7 @@ from procsv.services.checkpoint.core.actions import (
     TakeStock,
 )
 from procsv.services.checkpoint.core.external_saves import Noticing
-from procsv.services.checkpoint.core.facts import Examined, Found, Look, State, Stock, TakenIn
+from procsv.services.checkpoint.core.facts import Adopted, DiskState, Found, Look, State, Verified
 from procsv.services.checkpoint.core.pending_replies import Waiting
 from procsv.services.checkpoint.core.restore_choice import Restoring
 from procsv.services.checkpoint.core.save_scheduler import RETRY_S_MIN, Saving, as_reason
@@ -64,7 +64,7 @@ class Core:
         self.waiting = Waiting()
         self.restoring = Restoring(self.states)
         self.noticing = Noticing()
-        self.plan: SaverPlan | None = None
+        self.plan: CheckpointPlan | None = None
         self.durable_count = 0
         self._follows = self._is_restarted = is_restarted
         self._is_finishing = False
@@ -92,7 +92,7 @@ class Core:
 
     @property
     def settled(self) -> bool:
-        """The run is over and Settled has been said."""
+        """The run is over and FlushDone has been said."""
         return self.waiting.settled
 
     @property
@@ -100,10 +100,10 @@ class Core:
         return self.states.unsaved
 
     # -- messages ---------------------------------------------------------------------------------------------
-    def handle(self, asker: Heard, now_s: float) -> list[Action]:
+    def handle(self, asker: Received, now_s: float) -> list[Action]:
         """A message, not Hello or Finish."""
         match asker.body:
-            case SaverPlan() as plan:
+            case CheckpointPlan() as plan:
                 self._on_plan(plan, now_s)
                 self._out.append(Acknowledge(asker))
             case Snapshot(_, sequence, step, want):
@@ -121,7 +121,7 @@ class Core:
                 self.restoring.has_restored(asker.incarnation)
                 self.saving.cadence_from_s = now_s
                 self._out += [Acknowledge(asker), Release()]
-            case TrainerEnded(incarnation, clean, avoid_step):
+            case TrainerExited(incarnation, clean, avoid_step):
                 self.waiting.trainer_ended(asker, incarnation, "final" if clean else "crash")
                 self.restoring.trainer_ended(clean, avoid_step, now_s)
                 self.noticing.writers_are_gone(True)
@@ -130,7 +130,7 @@ class Core:
                 self._out.append(Acknowledge(asker))
         return self._decide(now_s)
 
-    def finish(self, asker: Heard | None, now_s: float) -> list[Action]:
+    def finish(self, asker: Received | None, now_s: float) -> list[Action]:
         """The run is over (`asker` None: because whoever ran it is dead)."""
         self._is_finishing = True
         self.saving.failures = 0
@@ -144,13 +144,13 @@ class Core:
         """Time has passed."""
         return self._decide(now_s)
 
-    def plan_seen(self, plan: SaverPlan, now_s: float) -> list[Action]:
+    def plan_seen(self, plan: CheckpointPlan, now_s: float) -> list[Action]:
         """The plan that a snapshot carries: good until a trainer says its own."""
         if self.plan is None:
             self._on_plan(plan, now_s)
         return self._decide(now_s)
 
-    def _on_plan(self, plan: SaverPlan, now_s: float) -> None:
+    def _on_plan(self, plan: CheckpointPlan, now_s: float) -> None:
         if plan == self.plan:
             return
         if self.plan is not None and plan.save_path != self.plan.save_path:
@@ -161,7 +161,7 @@ class Core:
             self.saving.cadence_from_s = now_s
         self._out.append(TakeStock(plan))
 
-    def _on_want(self, asker: Heard, sequence: int, step: int, want: str) -> None:
+    def _on_want(self, asker: Received, sequence: int, step: int, want: str) -> None:
         """Without a wish the cadence decides.  With one, the answer is the acknowledgement: if this process dies before,
         the wish is said again to the next.
         """
@@ -181,7 +181,7 @@ class Core:
         return self.plan is None or not is_remote(self.plan.save_path)
 
     # -- what the jobs came to --------------------------------------------------------------------------------
-    def stocked(self, stock: Stock, now_s: float) -> list[Action]:
+    def stocked(self, stock: DiskState, now_s: float) -> list[Action]:
         is_first = self.states.durable is None
         if not self._is_stocked:
             self.noticing.begin(stock.run_began)
@@ -269,13 +269,13 @@ class Core:
     def look_failed(self, error: str, now_s: float) -> list[Action]:
         return self.looked(Look((), None, error), now_s)
 
-    def examined(self, examined: Examined, now_s: float) -> list[Action]:
+    def examined(self, examined: Verified, now_s: float) -> list[Action]:
         """What somebody else has saved was read whole."""
         assert self.plan is not None, "an examination without a plan"
         self._out += self.noticing.examined(examined, self.plan)
         return self._decide(now_s)
 
-    def taken_in(self, taken: TakenIn, now_s: float) -> list[Action]:
+    def taken_in(self, taken: Adopted, now_s: float) -> list[Action]:
         """It has its manifest, or not yet."""
         durable = taken.durable
         self.noticing.taken_in(taken, now_s)

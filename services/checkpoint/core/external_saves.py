@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from procsv.ipc.messaging.messages import SaverPlan
-from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.actions import Acknowledge, Action, Examine, LookAround, MakeOwn, TakeIn
-from procsv.services.checkpoint.core.facts import Examined, Look, Sighting, Signature, TakenIn
+from procsv.services.checkpoint.core.facts import Adopted, Look, Sighting, Signature, Verified
 
 RESCAN_S = 5.0  # whatever the filesystem says
 LOOK_S_MIN = 0.1  # between two looks, however many hints there are
@@ -36,11 +36,11 @@ class Noticing:
     _has_baseline: bool = False
     _since: dict[str, tuple[Signature, float]] = field(default_factory=dict)
     _done: dict[str, Signature] = field(default_factory=dict)
-    _told: dict[str, list[Heard]] = field(default_factory=dict)
+    _told: dict[str, list[Received]] = field(default_factory=dict)
     _own: set[str] = field(default_factory=set)  # told of, and open yet
     _guests: set[str] = field(default_factory=set)  # taken in without a word of the trainer's
     _busy: Sighting | None = None  # being examined or taken in
-    _examined: Examined | None = None  # the last that could not be taken in yet
+    _examined: Verified | None = None  # the last that could not be taken in yet
     _writers_are_gone: bool = False  # the trainer is dead: nobody is still writing
 
     # -- what happens -----------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class Noticing:
         """Something has changed in the directory."""
         self._hinted = True
 
-    def told(self, asker: Heard, path: str) -> None:
+    def told(self, asker: Received, path: str) -> None:
         """The supervised Saver has saved `path`, and is done with it."""
         self._told.setdefault(path, []).append(asker)
         self._own.add(path)
@@ -70,7 +70,7 @@ class Noticing:
         return self._busy is None and not self._since
 
     # -- looking ----------------------------------------------------------------------------------------------
-    def go_on(self, plan: SaverPlan | None, now_s: float) -> list[Action]:
+    def go_on(self, plan: CheckpointPlan | None, now_s: float) -> list[Action]:
         """Looks, if it is time to."""
         if plan is None or self.looks_done < self.looks_begun or now_s < self.next_due_s():
             return []
@@ -84,7 +84,7 @@ class Noticing:
             return math.inf
         return self._earliest_s if self._hinted else max(self._look_s, self._earliest_s)
 
-    def looked(self, look: Look, plan: SaverPlan, now_s: float) -> list[Action]:
+    def looked(self, look: Look, plan: CheckpointPlan, now_s: float) -> list[Action]:
         """A look has ended."""
         self.looks_done, self._earliest_s = self.looks_begun, now_s + LOOK_S_MIN
         strangers = {s.path: s for s in look.strangers}
@@ -122,7 +122,7 @@ class Noticing:
             return 0.0
         return CALM_S if sighting.listed else CALM_UNNAMED_S
 
-    def _answer_about(self, open_paths: set[str], plan: SaverPlan) -> list[Action]:
+    def _answer_about(self, open_paths: set[str], plan: CheckpointPlan) -> list[Action]:
         """Acknowledges what the trainer has told of and is settled: taken in, of no use, or gone already."""
         settled = [path for path in self._told if path not in open_paths]
         late = self._guests.intersection(settled)
@@ -132,7 +132,7 @@ class Noticing:
         return out + [Acknowledge(asker) for path in settled for asker in self._told.pop(path)]
 
     # -- taking in --------------------------------------------------------------------------------------------
-    def examined(self, examined: Examined, plan: SaverPlan) -> list[Action]:
+    def examined(self, examined: Verified, plan: CheckpointPlan) -> list[Action]:
         """A stranger has been read whole."""
         assert self._busy is not None, "examined unasked"
         if examined.error:
@@ -142,7 +142,7 @@ class Noticing:
             return []
         return [TakeIn(examined, examined.path in self._own, plan)]
 
-    def taken_in(self, taken: TakenIn, now_s: float) -> None:
+    def taken_in(self, taken: Adopted, now_s: float) -> None:
         """It has its manifest; or not now: it has changed, or another Saver has its turn."""
         examined = taken.examined
         if taken.durable is None:

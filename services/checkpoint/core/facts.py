@@ -34,7 +34,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class DiskState:
     """What is on disk when a plan arrives."""
 
     newest_step: int  # of the checkpoint that would be restored; -1 if there is none
@@ -97,7 +97,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class Verified:
     """A stranger that was read whole and is on the disk; or `error` says what is wrong with it."""
 
     path: str
@@ -110,10 +110,10 @@ class Examined:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenIn:
+class Adopted:
     """What became of a stranger; `durable` None: it has changed, or another Saver has its turn."""
 
-    examined: Examined
+    examined: Verified
     own: bool  # the supervised Saver's
     durable: Durable | None
     is_latest: bool = False

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from procsv.ipc.messaging.messages import Reason, SaveFailed, Settled
-from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.messages import FlushDone, Reason, SaveFailed
 from procsv.services.checkpoint.core.actions import Reply
 from procsv.services.checkpoint.core.facts import State
 from procsv.services.checkpoint.core.save_scheduler import Saving
@@ -20,7 +20,7 @@ TRIES_AT_END_MAX = 3  # saves of the last state that may fail before the end of 
 
 @dataclass(frozen=True, slots=True)
 class _Want:
-    asker: Heard
+    asker: Received
     sequence: int
     step: int
     reason: Reason
@@ -28,9 +28,9 @@ class _Want:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """Somebody waits for Settled: after a trainer's death, or (`all_of_it`) at the end of the run."""
+    """Somebody waits for FlushDone: after a trainer's death, or (`all_of_it`) at the end of the run."""
 
-    asker: Heard | None  # None: ourselves
+    asker: Received | None  # None: ourselves
     incarnation: int
     reason: Reason
     all_of_it: bool
@@ -40,17 +40,17 @@ class _Ending:
 class Waiting:
     """The open wishes and endings."""
 
-    settled: bool = False  # the run is over and Settled has been said
+    settled: bool = False  # the run is over and FlushDone has been said
     _wants: list[_Want] = field(default_factory=list)
     _endings: list[_Ending] = field(default_factory=list)
 
-    def want(self, asker: Heard, sequence: int, step: int, reason: Reason) -> None:
+    def want(self, asker: Received, sequence: int, step: int, reason: Reason) -> None:
         self._wants.append(_Want(asker, sequence, step, reason))
 
-    def trainer_ended(self, asker: Heard, incarnation: int, reason: Reason) -> None:
+    def trainer_ended(self, asker: Received, incarnation: int, reason: Reason) -> None:
         self._endings.append(_Ending(asker, incarnation, reason, all_of_it=False))
 
-    def run_ended(self, asker: Heard | None, reason: Reason) -> None:
+    def run_ended(self, asker: Received | None, reason: Reason) -> None:
         self._endings.append(_Ending(asker, -1, reason, all_of_it=True))
 
     @property
@@ -101,7 +101,7 @@ class Waiting:
             if ending.all_of_it and is_noticing:
                 continue
             if ending.asker is not None:
-                replies.append(Reply(ending.asker, Settled(states.durable_step, saving.last_error if mine else "")))
+                replies.append(Reply(ending.asker, FlushDone(states.durable_step, saving.last_error if mine else "")))
             self._endings.remove(ending)
             self.settled = self.settled or ending.all_of_it
         return replies

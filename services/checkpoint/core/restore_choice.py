@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from procsv.ipc.messaging.messages import RestoreFrom, SaverPlan
-from procsv.ipc.messaging.zmq_transport import Heard
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.messages import CheckpointPlan, RestoreFrom
 from procsv.services.checkpoint.core.actions import Action, Find, Reply, VerifySlot
 from procsv.services.checkpoint.core.facts import Found, State
 from procsv.services.checkpoint.core.states import States
@@ -26,7 +26,7 @@ QUIET_S_MAX = 1.0
 
 @dataclass(slots=True)
 class _Question:
-    asker: Heard
+    asker: Received
     durable_only: bool
     after_look: int  # it is answered after the directory was looked at so many times: what a user has just saved counts
     stage: str = "waiting"  # waiting, verifying, searching
@@ -54,7 +54,7 @@ class Restoring:
         return self._question is not None
 
     # -- what happens -----------------------------------------------------------------------------------------
-    def ask(self, asker: Heard, durable_only: bool, after_look: int) -> None:
+    def ask(self, asker: Received, durable_only: bool, after_look: int) -> None:
         """A restart of the same question (a session built anew) takes the place of the one before."""
         self._question, self.served = _Question(asker, durable_only, after_look), ""
         if durable_only:
@@ -129,7 +129,7 @@ class Restoring:
         self._verifying.add(slot)
         return [VerifySlot(slot)]
 
-    def go_on(self, plan: SaverPlan | None, looks: int) -> list[Action]:
+    def go_on(self, plan: CheckpointPlan | None, looks: int) -> list[Action]:
         """Moves the trainer's question on.  `plan` None: what is on disk is not known yet."""
         asked, states = self._question, self.states
         if asked is None or asked.stage != "waiting" or plan is None or looks < asked.after_look:
@@ -155,7 +155,7 @@ class Restoring:
         error = asked.searched.error
         return [self._answer("checkpoint" if error else "fresh", "", -1, error)]
 
-    def _go_back(self, asked: _Question, plan: SaverPlan, looks: int) -> list[Action]:
+    def _go_back(self, asked: _Question, plan: CheckpointPlan, looks: int) -> list[Action]:
         """The newest state is suspect: a checkpoint before it, or, where there is none, that state after all."""
         if asked.searched is None:
             asked.stage, self._searched_at = "searching", self.states.durable_sequence

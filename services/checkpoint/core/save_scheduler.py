@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from procsv.ipc.messaging.messages import Reason, SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan, Reason
 from procsv.services.checkpoint.core.actions import Persist
 from procsv.services.checkpoint.core.facts import State
 
@@ -45,7 +45,7 @@ class Saving:
         """What is being saved."""
         return self.current.state if self.current is not None else None
 
-    def begin(self, state: State, reason: Reason, plan: SaverPlan) -> Persist:
+    def begin(self, state: State, reason: Reason, plan: CheckpointPlan) -> Persist:
         self.current = Persist(state, reason, plan)
         return self.current
 
@@ -77,7 +77,7 @@ class Saving:
         """Somebody asks: tried now, whatever failed before."""
         self.retry_s = 0.0
 
-    def why(self, reasons: Iterable[Reason], plan: SaverPlan, is_finishing: bool, now_s: float) -> Reason | None:
+    def why(self, reasons: Iterable[Reason], plan: CheckpointPlan, is_finishing: bool, now_s: float) -> Reason | None:
         """Why a state is to be saved now, `reasons` and the time considered; None if it is not."""
         found = list(reasons)
         if self._retry_reason is not None:
@@ -86,13 +86,13 @@ class Saving:
             found.append("periodic")
         return max(found, key=_RANK.__getitem__, default=None)
 
-    def cadence_due_s(self, plan: SaverPlan | None) -> float:
+    def cadence_due_s(self, plan: CheckpointPlan | None) -> float:
         """When the next periodic checkpoint is due."""
         if plan is None or plan.save_secs <= 0 or self.cadence_from_s is None:
             return math.inf
         return self.cadence_from_s + plan.save_secs
 
-    def next_due_s(self, plan: SaverPlan | None) -> float:
+    def next_due_s(self, plan: CheckpointPlan | None) -> float:
         """When time alone begins a save, if there is something to save."""
         if self.current is not None:
             return math.inf

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from procsv.ipc.messaging.messages import Durable
 from procsv.ipc.shm.slot_file import SlotInfo
 from procsv.ipc.shm.slot_state import SlotState
-from procsv.services.checkpoint.core.facts import Found, State, Stock, TakenIn
+from procsv.services.checkpoint.core.facts import Adopted, DiskState, Found, State
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class States:
         if all(state.staged != other.staged for other in self.staged):
             self.staged.append(state)
 
-    def stocked(self, stock: Stock) -> None:
+    def stocked(self, stock: DiskState) -> None:
         """What was found on disk for a plan that is new."""
         self.heard_of(stock.top_sequence)
         if self.durable is None or stock.newest_step > self.newest_step:
@@ -69,7 +69,7 @@ class States:
             self.durable, self.durable_sequence = None, good.sequence if good else 0  # so it is saved once more
         self.newest_step = good.step if good is not None else -1
 
-    def taken_in(self, taken: TakenIn) -> None:
+    def taken_in(self, taken: Adopted) -> None:
         """Somebody else's checkpoint has its manifest."""
         if taken.durable is not None:
             self.kept = taken.durable.all_paths

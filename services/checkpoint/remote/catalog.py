@@ -10,7 +10,7 @@ import contextlib
 import re
 from dataclasses import replace
 
-from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Candidate, Found, Rejection
 from procsv.services.checkpoint.remote import files as files
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, Manifest, decode_manifest
@@ -23,7 +23,7 @@ _PART = re.compile(r"(\.index|\.data-\d{5}-of-\d{5}|\.meta|\.manifest\.json)$")
 class RemoteCatalog:
     """The checkpoints of one plan, as they were found when it was made."""
 
-    def __init__(self, plan: SaverPlan) -> None:
+    def __init__(self, plan: CheckpointPlan) -> None:
         self.plan = plan
         self.directory = files.directory_of(plan.save_path)
         self.basename = files.name_of(plan.save_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.remote import files as files
 from procsv.services.checkpoint.remote.catalog import RemoteCatalog
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, Manifest
@@ -15,7 +15,7 @@ def take_remote_inventory(url: str, verify: bool) -> Inventory:
     directory = url.rstrip("/")
     if not files.is_directory(directory):
         raise FileNotFoundError(2, "no such directory", directory)
-    catalog = RemoteCatalog(SaverPlan(f"{directory}/model.ckpt", "checkpoint", 0.0, 0, 10_000.0, False, False, ""))
+    catalog = RemoteCatalog(CheckpointPlan(f"{directory}/model.ckpt", "checkpoint", 0.0, 0, 10_000.0, False, False, ""))
     suffixes = (".index", MANIFEST_SUFFIX)
     prefixes = {name.removesuffix(s) for name in catalog.names for s in suffixes if name.endswith(s)}
     paths = {files.join(directory, name) for name in prefixes} | {c.path for c in catalog.candidates}

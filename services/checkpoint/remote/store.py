@@ -16,10 +16,10 @@ from procsv.base import disk
 from procsv.base.clock import Clock
 from procsv.base.failpoints import failpoint
 from procsv.base.run.checkpoint_lock import turn
-from procsv.ipc.messaging.messages import Durable, SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_file import scan_slots
-from procsv.services.checkpoint.core.facts import Found, Stock, WriteMismatch, durable_of
+from procsv.services.checkpoint.core.facts import DiskState, Found, WriteMismatch, durable_of
 from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, retain
 from procsv.services.checkpoint.remote import files as files
 from procsv.services.checkpoint.remote.catalog import RemoteCatalog
@@ -39,38 +39,38 @@ class RemoteStore(Store):
         self._ended: set[str] = set()  # directories in which nothing interrupted is left
 
     # -- looking ------------------------------------------------------------------------------------------------
-    def take_stock(self, plan: SaverPlan) -> Stock:
+    def take_stock(self, plan: CheckpointPlan) -> DiskState:
         catalog = self._look(plan)
         top = max((c.sequence for c in catalog.candidates), default=0)
         if not catalog.candidates:
-            return Stock(-1, top, None, (), self._run_began())
+            return DiskState(-1, top, None, (), self._run_began())
         newest, durable = catalog.candidates[0], None
         if newest.sequence and scan_slots(
-            self._start.places.shm_dir
+            self._start.paths.shm_dir
         ):  # else no snapshot is there that could be the same state
             with contextlib.suppress(BadCheckpoint, OSError):
                 catalog.verify(newest.path)
                 manifest = catalog.manifest_of(newest.path)
                 durable = durable_of(manifest, newest.path, 0.0, catalog.kept) if manifest is not None else None
-        return Stock(newest.step, top, durable, catalog.kept, self._run_began())
+        return DiskState(newest.step, top, durable, catalog.kept, self._run_began())
 
-    def find(self, plan: SaverPlan, before: int = -1) -> Found:
+    def find(self, plan: CheckpointPlan, before: int = -1) -> Found:
         found = self._look(plan).find(before)
         self._serving = found.checkpoint.path if found.checkpoint else ""
         return found
 
-    def _look(self, plan: SaverPlan) -> RemoteCatalog:
+    def _look(self, plan: CheckpointPlan) -> RemoteCatalog:
         """What there is, after ending what was interrupted, as far as the place can be written."""
         with contextlib.suppress(OSError):
             self._end_interrupted(plan)
         return RemoteCatalog(plan)
 
     # -- saving -------------------------------------------------------------------------------------------------
-    def _path(self, plan: SaverPlan, name: str) -> str:
+    def _path(self, plan: CheckpointPlan, name: str) -> str:
         return files.join(files.directory_of(plan.save_path), name)
 
-    def _begin(self, plan: SaverPlan, size: int) -> Workshop:
-        home = self._start.places.home
+    def _begin(self, plan: CheckpointPlan, size: int) -> Workshop:
+        home = self._start.paths.home
         disk.make_dirs(home)
         workshop = Workshop(home)
         self._recover(workshop)
@@ -79,7 +79,7 @@ class RemoteStore(Store):
         return workshop
 
     def _commit(
-        self, workshop: Workshop, staging: Path, plan: SaverPlan, path: str, manifest: Manifest, started_s: float
+        self, workshop: Workshop, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, started_s: float
     ) -> Durable:
         """WriteMismatch if what arrived is not what was sent; OSError passes through; the older checkpoints stand."""
         try:
@@ -87,13 +87,13 @@ class RemoteStore(Store):
                 raise OSError(
                     f"{path}: only checkpoints of the V2 format can be kept there; give the Saver write_version=V2"
                 )
-            with turn(self._start.places.logdir):
+            with turn(self._start.paths.logdir):
                 listed = self._put(staging, plan, path, manifest)
         finally:
             disk.try_to_remove_tree(staging)
         return durable_of(manifest, path, self._clock.monotonic() - started_s, listed)
 
-    def _put(self, staging: Path, plan: SaverPlan, path: str, manifest: Manifest) -> tuple[str, ...]:
+    def _put(self, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest) -> tuple[str, ...]:
         """Puts the files into place; what the `checkpoint` file lists then."""
         directory = files.directory_of(path)
         files.make_dirs(directory)
@@ -121,7 +121,7 @@ class RemoteStore(Store):
         self._memory.note_next_keep(files.name_of(plan.save_path), outcome.next_keep)
         return listed
 
-    def _retain(self, plan: SaverPlan, catalog: RemoteCatalog, new: Kept, step: int) -> Outcome:
+    def _retain(self, plan: CheckpointPlan, catalog: RemoteCatalog, new: Kept, step: int) -> Outcome:
         base = files.name_of(plan.save_path)
         first = first_keep(plan.keep_from or new.time, plan.keep_every_n_hours)
         rule = Rule(plan.max_to_keep, plan.keep_every_n_hours, self._memory.next_keep(base, first))
@@ -136,7 +136,7 @@ class RemoteStore(Store):
             files.upload(staging / name, files.join(directory, name))
         _verify(directory, manifest)
 
-    def _stage(self, staging: Path, plan: SaverPlan, path: str, manifest: Manifest) -> None:
+    def _stage(self, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest) -> None:
         """The checkpoint whole, with its manifest last, where nobody looks for one."""
         directory = _staging_of(plan, manifest.sequence)
         files.make_dirs(directory)
@@ -144,7 +144,7 @@ class RemoteStore(Store):
         files.replace(files.join(directory, files.name_of(path) + MANIFEST_SUFFIX), encode_manifest(manifest))
         # killed from here on: whole there; the next start copies it into place
 
-    def _copy_into_place(self, plan: SaverPlan, path: str, manifest: Manifest) -> None:
+    def _copy_into_place(self, plan: CheckpointPlan, path: str, manifest: Manifest) -> None:
         """Over an older checkpoint of the name.  Every line can be run again after a kill."""
         source, target = _staging_of(plan, manifest.sequence), files.directory_of(path)
         failpoint("checkpoint.before_directory_fsync")
@@ -170,7 +170,7 @@ class RemoteStore(Store):
                 self._undeleted.append(path)  # an old one that stays harms nobody; the next commit tries again
 
     # -- after a kill -------------------------------------------------------------------------------------------
-    def _end_interrupted(self, plan: SaverPlan) -> None:
+    def _end_interrupted(self, plan: CheckpointPlan) -> None:
         """Once for each directory: copies that were cut short are made, deletions ended, temporaries removed."""
         directory = files.directory_of(plan.save_path)
         if directory in self._ended:
@@ -188,7 +188,7 @@ class RemoteStore(Store):
                 _delete(path, names)  # a deletion that was cut short
         self._ended.add(directory)
 
-    def _end_copies(self, plan: SaverPlan, directory: str) -> None:
+    def _end_copies(self, plan: CheckpointPlan, directory: str) -> None:
         top = files.join(directory, STAGING)
         for name in sorted((n for n in files.names_in(top) if n.isdecimal()), key=int):
             source = files.join(top, name)
@@ -203,7 +203,7 @@ class RemoteStore(Store):
         files.remove_tree(top)
 
 
-def _staging_of(plan: SaverPlan, sequence: int) -> str:
+def _staging_of(plan: CheckpointPlan, sequence: int) -> str:
     return files.join(files.join(files.directory_of(plan.save_path), STAGING), str(sequence))
 
 

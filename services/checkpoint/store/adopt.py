@@ -14,9 +14,9 @@ import msgspec
 from procsv.base.atomic_file import replace_file
 from procsv.base.clock import Clock
 from procsv.base.run.checkpoint_lock import is_taken, turn
-from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.facts import Examined, Signature, TakenIn, durable_of
+from procsv.services.checkpoint.core.facts import Adopted, Signature, Verified, durable_of
 from procsv.services.checkpoint.store.catalog import Catalog, take_stock
 from procsv.services.checkpoint.store.commit import delete_surely, finish_deletions
 from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, Manifest, encode_manifest, read_manifest
@@ -34,7 +34,7 @@ class Intake:
     def __init__(self, start: Start, clock: Clock, catalog: Catalog, rotation: Rotation) -> None:
         self._start, self._clock, self._catalog, self._rotation = start, clock, catalog, rotation
 
-    def take_in(self, plan: SaverPlan, examined: Examined, own: bool, incarnation: int, serving: str) -> TakenIn:
+    def take_in(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str) -> Adopted:
         """Gives a checkpoint its manifest, and mends the list.  OSError passes through: it is as it was.
 
         `own`: the supervised Saver has saved it.  While somebody has the directory's turn, that may yet turn out, for the
@@ -42,11 +42,11 @@ class Intake:
         """
         directory, path = Path(absolute_save_path(plan)).parent, examined.path
         if not own and is_taken(directory):
-            return TakenIn(examined, own, None)
+            return Adopted(examined, own, None)
         with turn(directory, TURN_S_MAX) as is_our_turn:
             if _signature_or_none(path) != examined.signature or is_known(path):
                 # Known: one of ours, seen between its files and its manifest.  Its manifest stays what it is.
-                return TakenIn(examined, own, None)
+                return Adopted(examined, own, None)
             guest = not own or self._rotation.is_of_another_name(path, plan)
             files, now = examined.files, examined.time
             manifest = Manifest(
@@ -57,9 +57,9 @@ class Intake:
             self._catalog.trust(path)
             listed = self._mend_list(plan, serving) if is_our_turn else take_stock(plan).kept
         durable = durable_of(manifest, path, examined.seconds, self._rotation.own(listed, plan))
-        return TakenIn(examined, own, durable, is_latest=listed[-1:] == (path,))
+        return Adopted(examined, own, durable, is_latest=listed[-1:] == (path,))
 
-    def make_own(self, plan: SaverPlan, path: str, serving: str) -> None:
+    def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:
         """What was taken in for another Saver's is the supervised one's after all.  OSError passes through."""
         with turn(Path(absolute_save_path(plan)).parent, TURN_S_MAX) as is_our_turn:
             manifest = read_manifest(manifest_of(path))
@@ -70,7 +70,7 @@ class Intake:
             if is_our_turn:
                 self._mend_list(plan, serving)
 
-    def _mend_list(self, plan: SaverPlan, serving: str) -> tuple[str, ...]:
+    def _mend_list(self, plan: CheckpointPlan, serving: str) -> tuple[str, ...]:
         """Brings `checkpoint` and what is kept in line with what others have saved; what it lists then."""
         listing = take_stock(plan)
         before = listing.kept

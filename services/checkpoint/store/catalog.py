@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from procsv.base import disk
-from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Candidate, Found, Rejection
 from procsv.services.checkpoint.format.bundle_reader import (
     BadBundle,
@@ -57,7 +57,7 @@ class Listing:
         return tuple(c.path for c in reversed(self.candidates) if c.listed and has_files(c.path))
 
 
-def take_stock(plan: SaverPlan) -> Listing:
+def take_stock(plan: CheckpointPlan) -> Listing:
     """Looks at names and manifests; reads no tensor."""
     save_path, state_path = absolute_save_path(plan), state_file_of(plan)
     trouble, state = "", None
@@ -106,7 +106,7 @@ class Catalog:
     def __init__(self) -> None:
         self._good: dict[str, tuple[tuple[str, int, int, int], ...]] = {}
 
-    def find(self, plan: SaverPlan, before: int = -1) -> Found:
+    def find(self, plan: CheckpointPlan, before: int = -1) -> Found:
         """The first good checkpoint in the order of the listing; bad ones on the way are moved aside.
 
         `before`: those of this step and later are passed over and left as they are (-1: none).
@@ -182,7 +182,7 @@ class Catalog:
         for file in files:
             disk.rename(file, target / file.name)
 
-    def _relist(self, plan: SaverPlan, listing: Listing, position: int) -> tuple[str, ...]:
+    def _relist(self, plan: CheckpointPlan, listing: Listing, position: int) -> tuple[str, ...]:
         """Writes a `checkpoint` file without what was rejected; the paths it lists."""
         good = listing.candidates[position]
         older = [c for c in listing.candidates[position + 1 :] if has_files(c.path)]
@@ -240,7 +240,7 @@ def _verify_v1(path: str) -> None:
                 raise BadCheckpoint(f"{file.name} is not a whole checkpoint file")
 
 
-def _nothing_good(plan: SaverPlan, listing: Listing, rejected: list[Rejection]) -> str:
+def _nothing_good(plan: CheckpointPlan, listing: Listing, rejected: list[Rejection]) -> str:
     state_path = state_file_of(plan)
     lines = [f"{state_path.parent} holds checkpoints, and none of them can be restored:"]
     if listing.trouble:

@@ -21,17 +21,17 @@ from procsv.base.failpoints import declare, failpoint
 from procsv.base.run.checkpoint_lock import turn
 from procsv.base.run.run_file import read_run
 from procsv.base.units import show_size
-from procsv.ipc.messaging.messages import Durable, Reason, SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Reason
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_file import SlotInfo, SlotReader, scan_slots
 from procsv.ipc.shm.slot_index import Contents, prefix_of
 from procsv.services.checkpoint.core.facts import (
+    Adopted,
     Candidate,
-    Examined,
+    DiskState,
     Found,
     State,
-    Stock,
-    TakenIn,
+    Verified,
     WriteMismatch,
     durable_of,
 )
@@ -80,7 +80,7 @@ class Store:
         self._start = start
         self._clock = clock
         self._catalog = Catalog()
-        self._memory = Memory(start.places.home)
+        self._memory = Memory(start.paths.home)
         self._rotation = Rotation(self._memory)
         self._intake = Intake(start, clock, self._catalog, self._rotation)
         self._recovered: set[Path] = set()
@@ -93,36 +93,36 @@ class Store:
 
         A snapshot of any other run is of a logdir that was deleted since: not to be restored from.
         """
-        last = read_run(self._start.places.run_json)
+        last = read_run(self._start.paths.run_json)
         known = self._memory.runs() | ({last.run} if last is not None else set())
-        there = {info.run for info in scan_slots(self._start.places.shm_dir)}
+        there = {info.run for info in scan_slots(self._start.paths.shm_dir)}
         lineage = frozenset(known & there) - {self._start.run}
         self._memory.note_runs(sorted({*lineage, self._start.run}))
         return lineage
 
     def open(self) -> None:
         """Ends what the last service was interrupted in, as far as it can be known before a plan is."""
-        home = self._start.places.home
+        home = self._start.paths.home
         disk.make_dirs(home)
         self._recover(Workshop(home))
 
-    def take_stock(self, plan: SaverPlan) -> Stock:
+    def take_stock(self, plan: CheckpointPlan) -> DiskState:
         """What is there; the newest is verified if it is to be believed that a snapshot is durable."""
         self._prepare_to_look(plan)
         listing = take_stock(plan)
         top = max((c.sequence for c in listing.candidates), default=0)
         if not listing.candidates:
-            return Stock(-1, top, None, (), self._run_began())
+            return DiskState(-1, top, None, (), self._run_began())
         newest, kept = listing.candidates[0], self._rotation.own(listing.kept, plan)
-        return Stock(newest.step, top, self._as_durable(newest, kept), kept, self._run_began())
+        return DiskState(newest.step, top, self._as_durable(newest, kept), kept, self._run_began())
 
     def _run_began(self) -> float | None:
-        run = read_run(self._start.places.run_json)
+        run = read_run(self._start.paths.run_json)
         return run.started_at if run is not None and run.run == self._start.run else None
 
     def _as_durable(self, newest: Candidate, kept: tuple[str, ...]) -> Durable | None:
         follows = self._start.incarnation > 1  # a service that died: perhaps before it could say what it had saved
-        if not newest.sequence or not (follows or scan_slots(self._start.places.shm_dir)):
+        if not newest.sequence or not (follows or scan_slots(self._start.paths.shm_dir)):
             return None  # no snapshot is there that could be the same state
         with contextlib.suppress(BadCheckpoint, OSError):
             self._catalog.verify(newest.path)
@@ -131,21 +131,21 @@ class Store:
                 return durable_of(manifest, newest.path, 0.0, kept)
         return None
 
-    def _prepare_to_look(self, plan: SaverPlan) -> None:
+    def _prepare_to_look(self, plan: CheckpointPlan) -> None:
         """As `_prepare`, as far as it goes: from a disk that cannot be written what is whole can still be restored."""
         with contextlib.suppress(OSError):
             self._prepare(plan)
         self._learn_list(plan)
 
-    def _learn_list(self, plan: SaverPlan) -> None:
+    def _learn_list(self, plan: CheckpointPlan) -> None:
         if not self._rotation.has_begun(plan):
             self._rotation.begin(plan, take_stock(plan), self._run_began())
 
-    def _prepare(self, plan: SaverPlan) -> Workshop:
+    def _prepare(self, plan: CheckpointPlan) -> Workshop:
         """The workshop for a plan's checkpoints, with what was interrupted there ended."""
         save_path = absolute_save_path(plan)
         directory = Path(save_path).parent
-        home = self._start.places.home
+        home = self._start.paths.home
         if not directory.is_dir():
             return Workshop(home)  # nothing is there, and nothing can be saved
         disk.make_dirs(home)
@@ -170,7 +170,7 @@ class Store:
                 self._recovered.add(workshop.staging)
 
     # -- restoring -------------------------------------------------------------------------------------------
-    def find(self, plan: SaverPlan, before: int = -1) -> Found:
+    def find(self, plan: CheckpointPlan, before: int = -1) -> Found:
         """The checkpoint to restore from; it is not deleted until `release`."""
         self._prepare_to_look(plan)
         found = self._catalog.find(plan, before)
@@ -194,16 +194,16 @@ class Store:
             reader.close()
 
     # -- what others have saved -------------------------------------------------------------------------------
-    def take_in(self, plan: SaverPlan, examined: Examined, own: bool, incarnation: int) -> TakenIn:
+    def take_in(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int) -> Adopted:
         """Gives a checkpoint that somebody else has saved its manifest; see Intake."""
         self._prepare(plan)
         return self._intake.take_in(plan, examined, own, incarnation, self._serving)
 
-    def make_own(self, plan: SaverPlan, path: str) -> None:
+    def make_own(self, plan: CheckpointPlan, path: str) -> None:
         self._intake.make_own(plan, path, self._serving)
 
     # -- saving ----------------------------------------------------------------------------------------------
-    def persist(self, state: State, reason: Reason, plan: SaverPlan | None) -> Durable:
+    def persist(self, state: State, reason: Reason, plan: CheckpointPlan | None) -> Durable:
         """Makes `state` a checkpoint on disk.  SlotGone, SlotBad, or any error: nothing has changed."""
         started_s = self._clock.monotonic()
         if state.slot is not None:
@@ -257,7 +257,7 @@ class Store:
         # killed here: complete and on the disk, and nothing says so: swept at the next start
         return self._path(contents.plan, Path(written.path).name), written.sums
 
-    def _persist_staged(self, state: State, reason: Reason, plan: SaverPlan, started_s: float) -> Durable:
+    def _persist_staged(self, state: State, reason: Reason, plan: CheckpointPlan, started_s: float) -> Durable:
         files = model_files(state.staged)
         if not files:
             raise SlotGone(f"{state.staged} is gone")
@@ -282,7 +282,7 @@ class Store:
         disk.try_to_remove_tree(Path(state.staged).parent)
         return durable
 
-    def _path(self, plan: SaverPlan, name: str) -> str:
+    def _path(self, plan: CheckpointPlan, name: str) -> str:
         """Where checkpoint `name` of a plan goes."""
         return str(Path(absolute_save_path(plan)).parent / name)
 
@@ -297,7 +297,7 @@ class Store:
         disk.try_to_remove_tree(staging)
         self._recovered.discard(workshop.staging)
 
-    def _begin(self, plan: SaverPlan, size: int) -> Workshop:
+    def _begin(self, plan: CheckpointPlan, size: int) -> Workshop:
         """Looks before it writes: for the directory, and for room."""
         directory = Path(absolute_save_path(plan)).parent
         if trouble := trouble_with(directory):
@@ -308,14 +308,14 @@ class Store:
         return workshop
 
     def _commit(
-        self, workshop: Workshop, staging: Path, plan: SaverPlan, path: str, manifest: Manifest, started_s: float
+        self, workshop: Workshop, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, started_s: float
     ) -> Durable:
         """From taking stock to the `checkpoint` file: nobody else writes it meanwhile."""
         with progress_counter.out_of_sight(), turn(Path(absolute_save_path(plan)).parent):
             return self._commit_in_turn(workshop, staging, plan, path, manifest, started_s)
 
     def _commit_in_turn(
-        self, workshop: Workshop, staging: Path, plan: SaverPlan, path: str, manifest: Manifest, started_s: float
+        self, workshop: Workshop, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, started_s: float
     ) -> Durable:
         listing = take_stock(plan)
         # One that is replaced stays what it was.
@@ -358,7 +358,7 @@ def check_room(directory: Path, size: int) -> None:
         raise OSError(f"no room in {directory}: {show_size(free)} are free, the checkpoint needs {show_size(size)}")
 
 
-def _add_meta(plan: SaverPlan, staging: Path, path: str) -> None:
+def _add_meta(plan: CheckpointPlan, staging: Path, path: str) -> None:
     meta = staging / (Path(base_of(path)).name + META_SUFFIX)
     if plan.meta_path and not meta.exists():
         with contextlib.suppress(FileNotFoundError):  # it makes no difference to what can be restored

@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan
 
 MANIFEST_SUFFIX = ".manifest.json"
 META_SUFFIX = ".meta"
@@ -67,11 +67,11 @@ def placing_order(names: list[str]) -> list[str]:
     return sorted(names, key=lambda n: (n.endswith(META_SUFFIX), n.endswith(".index"), n))
 
 
-def absolute_save_path(plan: SaverPlan) -> str:
+def absolute_save_path(plan: CheckpointPlan) -> str:
     return os.path.abspath(plan.save_path)  # noqa: PTH100  a Path would lose nothing but the caller's spelling
 
 
-def state_file_of(plan: SaverPlan) -> Path:
+def state_file_of(plan: CheckpointPlan) -> Path:
     return Path(absolute_save_path(plan)).parent / plan.latest_filename
 
 

@@ -10,7 +10,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from procsv.ipc.messaging.messages import SaverPlan
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, mend, retain
 from procsv.services.checkpoint.store.catalog import Listing
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, Manifest, read_manifest
@@ -27,10 +27,10 @@ class Rotation:
         self._own: set[str] = set()  # there before the run began, without a manifest to say whose
 
     # -- whose it is ------------------------------------------------------------------------------------------
-    def has_begun(self, plan: SaverPlan) -> bool:
+    def has_begun(self, plan: CheckpointPlan) -> bool:
         return absolute_save_path(plan) in self._before
 
-    def begin(self, plan: SaverPlan, listing: Listing, run_began: float | None) -> None:
+    def begin(self, plan: CheckpointPlan, listing: Listing, run_began: float | None) -> None:
         """What is listed before the run's first look is the supervised Saver's, as TensorFlow's own would take it.
 
         `run_began` in Unix seconds, if it is known: what was saved since then has to be told of.
@@ -38,7 +38,7 @@ class Rotation:
         self._before[absolute_save_path(plan)] = listing.kept
         self._own |= {base_of(p) for p in listing.kept if run_began is None or written(p) < run_began}
 
-    def is_of_another_name(self, path: str, plan: SaverPlan) -> bool:
+    def is_of_another_name(self, path: str, plan: CheckpointPlan) -> bool:
         return re.fullmatch(re.escape(absolute_save_path(plan)) + r"(-\d+)?", base_of(path)) is None
 
     def is_known_guest(self, path: str) -> bool:
@@ -46,24 +46,24 @@ class Rotation:
         manifest = _manifest(path)
         return manifest is not None and manifest.guest
 
-    def is_guest(self, path: str, plan: SaverPlan) -> bool:
+    def is_guest(self, path: str, plan: CheckpointPlan) -> bool:
         """Whether a checkpoint is somebody else's: of another name, or of another Saver, or nobody knows yet."""
         if self.is_of_another_name(path, plan):
             return True
         manifest = _manifest(path)
         return base_of(path) not in self._own if manifest is None else manifest.guest
 
-    def own(self, paths: tuple[str, ...], plan: SaverPlan) -> tuple[str, ...]:
+    def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
         """What of `paths` the supervised Saver's own list is to hold."""
         return tuple(p for p in paths if not self.is_guest(p, plan))
 
     # -- what becomes of the list -----------------------------------------------------------------------------
-    def mended(self, plan: SaverPlan, listing: Listing, now: float) -> Outcome:
+    def mended(self, plan: CheckpointPlan, listing: Listing, now: float) -> Outcome:
         """The list, after somebody else has written it."""
         before = [p for p in self._before.get(absolute_save_path(plan), ()) if has_files(p)]
         return mend(self._kept(before, plan), self._kept(listing.kept, plan), self._rule(plan, now))
 
-    def with_new(self, plan: SaverPlan, listing: Listing, path: str, step: int, now: float) -> Outcome:
+    def with_new(self, plan: CheckpointPlan, listing: Listing, path: str, step: int, now: float) -> Outcome:
         """The list with `path` on it, a state of ours at `step` that is about to be put in place."""
         first = self.mended(plan, listing, now)
         rule = self._rule(plan, now, first.next_keep)
@@ -71,20 +71,20 @@ class Rotation:
         delete = tuple(p for p in (*first.delete, *outcome.delete) if p not in outcome.listed)
         return Outcome(outcome.listed, delete, (*first.spared, *outcome.spared), outcome.next_keep)
 
-    def is_relisted(self, plan: SaverPlan, listed: tuple[str, ...]) -> None:
+    def is_relisted(self, plan: CheckpointPlan, listed: tuple[str, ...]) -> None:
         """What could not be used was taken off the list, and is not to come back."""
         self._before[absolute_save_path(plan)] = listed
 
-    def is_written(self, plan: SaverPlan, listed: tuple[str, ...], next_keep: float) -> None:
+    def is_written(self, plan: CheckpointPlan, listed: tuple[str, ...], next_keep: float) -> None:
         """The list is on disk."""
         save_path = absolute_save_path(plan)
         self._before[save_path] = listed
         self._memory.note_next_keep(Path(save_path).name, next_keep)
 
-    def _kept(self, paths: list[str] | tuple[str, ...], plan: SaverPlan) -> list[Kept]:
+    def _kept(self, paths: list[str] | tuple[str, ...], plan: CheckpointPlan) -> list[Kept]:
         return [Kept(p, written(p), self.is_guest(p, plan)) for p in paths]
 
-    def _rule(self, plan: SaverPlan, now: float, next_keep: float | None = None) -> Rule:
+    def _rule(self, plan: CheckpointPlan, now: float, next_keep: float | None = None) -> Rule:
         if next_keep is None:
             base = Path(absolute_save_path(plan)).name
             next_keep = self._memory.next_keep(base, first_keep(plan.keep_from or now, plan.keep_every_n_hours))

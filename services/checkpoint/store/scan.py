@@ -12,8 +12,8 @@ from pathlib import Path
 
 from procsv.base import disk
 from procsv.base.clock import Clock
-from procsv.ipc.messaging.messages import SaverPlan
-from procsv.services.checkpoint.core.facts import Candidate, Examined, Look, Sighting, Signature
+from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.services.checkpoint.core.facts import Candidate, Look, Sighting, Signature, Verified
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, read_index, scalar_int
 from procsv.services.checkpoint.store.catalog import GLOBAL_STEP_KEY, take_stock, verify_foreign
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, FileSum, sum_file
@@ -30,7 +30,7 @@ from procsv.services.checkpoint.store.names import (
 _INDEX = ".index"
 
 
-def look(plan: SaverPlan) -> Look:
+def look(plan: CheckpointPlan) -> Look:
     """The directory as it is now; OSError if it cannot be read, unless that is because it is gone."""
     directory = Path(absolute_save_path(plan)).parent
     trouble = trouble_with(directory)
@@ -95,7 +95,7 @@ def _step_of(candidate: Candidate) -> int:
     return candidate.step
 
 
-def examine(sighting: Sighting, clock: Clock) -> Examined:
+def examine(sighting: Sighting, clock: Clock) -> Verified:
     """Reads a checkpoint whole, against its own checksums, and has it on the disk: what it is, or what is wrong with it.
 
     No files, and no error, if it has changed since it was seen, or while it was read.
@@ -115,4 +115,4 @@ def examine(sighting: Sighting, clock: Clock) -> Examined:
         sums = {}
     except (BadCheckpoint, OSError) as bad:
         sums, error = {}, str(bad)
-    return Examined(path, signature, step, sums, sighting.time, clock.monotonic() - began_s, error)
+    return Verified(path, signature, step, sums, sighting.time, clock.monotonic() - began_s, error)

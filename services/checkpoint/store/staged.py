@@ -10,17 +10,17 @@ import re
 from pathlib import Path
 
 from procsv.base import disk
-from procsv.base.run.paths import Places
+from procsv.base.run.paths import RunPaths
 from procsv.services.checkpoint.core.facts import State
 from procsv.services.checkpoint.store.names import step_in_name
 
 _NAME = re.compile(r"staged\.(\d+)$")
 
 
-def find_staged(places: Places, run: str) -> list[State]:
+def find_staged(paths: RunPaths, run: str) -> list[State]:
     """What a trainer has staged and a service that is dead was told of.  Unfinished ones fail verification."""
     found = []
-    for directory in sorted([*places.shm_dir.glob("staged.*"), *places.home.glob("staged.*")]):
+    for directory in sorted([*paths.shm_dir.glob("staged.*"), *paths.home.glob("staged.*")]):
         match = _NAME.match(directory.name)
         for index in list(directory.glob("*.index"))[:1] if match else []:
             prefix = str(index)[: -len(".index")]
@@ -29,8 +29,8 @@ def find_staged(places: Places, run: str) -> list[State]:
     return found
 
 
-def remove_staged(prefix: Path, places: Places) -> None:
+def remove_staged(prefix: Path, paths: RunPaths) -> None:
     """Removes the staging directory that `prefix` lies in; nothing else is ever removed."""
     directory = prefix.parent
-    if _NAME.match(directory.name) and directory.parent in (places.shm_dir, places.home):
+    if _NAME.match(directory.name) and directory.parent in (paths.shm_dir, paths.home):
         disk.try_to_remove_tree(directory)

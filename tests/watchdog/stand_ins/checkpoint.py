@@ -12,12 +12,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from procsv.ipc.messaging.messages import Finish, Hello, Restore, RestoreFrom, Settled, TrainerEnded
+from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Restore, RestoreFrom, TrainerExited
 from procsv.ipc.messaging.start import take_start
 from procsv.services.runtime import Tools, serve
 
 if TYPE_CHECKING:
-    from procsv.ipc.messaging.zmq_transport import Heard
+    from procsv.ipc.messaging.endpoint import Received
 
 
 class StandIn:
@@ -26,20 +26,20 @@ class StandIn:
         self.finishing = False
         self.error = "the disk is full" if os.environ.get("STAND_IN_CHECKPOINT") == "unsaved" else ""
 
-    def handle(self, heard: Heard) -> None:
+    def handle(self, received: Received) -> None:
         server = self.tools.server
-        match heard.body:
+        match received.body:
             case Restore():
-                server.tell(heard.who, RestoreFrom("fresh", "", 0, 0, (), ""), re=heard.seq)
-            case Hello() if heard.role == "trainer" and is_wedged(self.tools):
+                server.send_reliable(received.who, RestoreFrom("fresh", "", 0, 0, (), ""), re=received.seq)
+            case Hello() if received.role == "trainer" and is_wedged(self.tools):
                 gets_nowhere()
-            case TrainerEnded():
-                server.tell(heard.who, Settled(-1, self.error), re=heard.seq)
+            case TrainerExited():
+                server.send_reliable(received.who, FlushDone(-1, self.error), re=received.seq)
             case Finish():
-                server.tell(heard.who, Settled(-1, self.error), re=heard.seq)
+                server.send_reliable(received.who, FlushDone(-1, self.error), re=received.seq)
                 self.finishing = True
             case _:
-                server.acknowledge(heard)
+                server.acknowledge(received)
 
     def tick(self, now_s: float) -> float:
         return 1.0

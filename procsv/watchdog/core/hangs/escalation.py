@@ -21,22 +21,22 @@ from procsv.watchdog.core.hangs.stack_parser import where_it_stood
 
 if TYPE_CHECKING:
     from procsv.base.processes import Exit
-    from procsv.ipc.shm.heartbeat import Beat
+    from procsv.ipc.shm.heartbeat import Heartbeat
     from procsv.watchdog.core.hangs.trainer_liveness import Hang
 
 ENDED_BY_US = (signal.SIGABRT, signal.SIGKILL, DUMP_SIGNAL)  # the last: before the bootstrap had armed faulthandler
 
 
-class Alive(Protocol):
+class LivenessT(Protocol):
     """What judges a process: trainer_liveness.py a trainer, service_liveness.py a service."""
 
     def begin(self, now_s: float) -> None: ...
-    def look(self, beat: Beat | None, now_s: float, waits_for_disk: bool = False) -> None: ...
+    def look(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None: ...
     def hang(self, now_s: float) -> Hang | None: ...
     def found(self, hang: Hang) -> None: ...
 
 
-L = TypeVar("L", bound=Alive)
+L = TypeVar("L", bound=LivenessT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Waits:
 
 
 @dataclass(slots=True)
-class Hanging(Generic[L]):
+class HangEscalation(Generic[L]):
     """The process of a role that runs: does it hang, and how far is its ending?"""
 
     role: str
@@ -72,7 +72,7 @@ class Hanging(Generic[L]):
         self._watches = False
         self._abort_s = self._kill_s = None
 
-    def is_found(self, beat: Beat | None, is_stopped: bool, now_s: float, waits_for_disk: bool = False) -> bool:
+    def is_found(self, beat: Heartbeat | None, is_stopped: bool, now_s: float, waits_for_disk: bool = False) -> bool:
         """Looks at the pulse; True once, when it is found hanging."""
         if not self._watches or self.hang is not None:
             return False

@@ -24,7 +24,7 @@ from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Phase
 from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, Hang, Limits
 
 if TYPE_CHECKING:
-    from procsv.ipc.shm.heartbeat import Beat
+    from procsv.ipc.shm.heartbeat import Heartbeat
 
 QUIET_S_MIN = 2.0  # without a beat, or with a job that stands still: from here on its process is looked at
 DOUBLED_MAX = 6  # times; of a limit
@@ -35,7 +35,7 @@ class ServiceLiveness:
     """One service's processes, one after the other.  What is remembered of hangs outlives them, until a job is done."""
 
     limits: Limits
-    _last: Beat | None = None
+    _last: Heartbeat | None = None
     _silent_s: float = 0.0  # since the last beat, as far as we looked
     _still_s: float = 0.0  # since the job moved
     _looked_s: float = 0.0
@@ -52,7 +52,7 @@ class ServiceLiveness:
         """Whether it is worth looking what its process is doing."""
         return max(self._silent_s, self._still_s) >= QUIET_S_MIN
 
-    def look(self, beat: Beat | None, now_s: float, waits_for_disk: bool = False) -> None:
+    def look(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
         """The pulse as it is now, None before the first; and whether a thread of the process is in the disk's hands."""
         passed_s = min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
         self._looked_s, last = now_s, self._last

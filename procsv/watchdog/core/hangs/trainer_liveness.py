@@ -31,7 +31,7 @@ from procsv.ipc.shm.heartbeat import Phase
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from procsv.ipc.shm.heartbeat import Beat
+    from procsv.ipc.shm.heartbeat import Heartbeat
 
 PHASE_S_MAX: Mapping[Phase, float] = {
     Phase.IMPORT: 300.0,
@@ -103,7 +103,7 @@ class Liveness:
 
     limits: Limits
     steps: StepTimes
-    _last: Beat | None = None
+    _last: Heartbeat | None = None
     _quiet_s: float = 0.0  # since the last progress, as far as we looked
     _looked_s: float = 0.0
     _stepped_s: float | None = None  # when the step last rose
@@ -115,7 +115,7 @@ class Liveness:
         self._last, self._stepped_s = None, None
         self._quiet_s, self._looked_s = 0.0, now_s
 
-    def look(self, beat: Beat | None, now_s: float, waits_for_disk: bool = False) -> None:
+    def look(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
         """The pulse as it is now; None before the first.  A trainer that waits for a disk makes no progress all the same."""
         self._quiet_s += min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
         self._looked_s = now_s
@@ -126,7 +126,7 @@ class Liveness:
         self._quiet_s, self._last = 0.0, beat
         self._measure(last, beat, now_s)
 
-    def _measure(self, last: Beat | None, beat: Beat, now_s: float) -> None:
+    def _measure(self, last: Heartbeat | None, beat: Heartbeat, now_s: float) -> None:
         if beat.phase is not Phase.STEP or last is None or last.phase is not Phase.STEP:
             self._stepped_s = now_s if beat.phase is Phase.STEP else None
             return
@@ -173,5 +173,5 @@ class Liveness:
         return self._last is not None and now_s - self._last.beat_s > SILENT_S_MIN
 
 
-def _progress(beat: Beat) -> tuple[Phase, int, int]:
+def _progress(beat: Heartbeat) -> tuple[Phase, int, int]:
     return beat.phase, beat.step, beat.work

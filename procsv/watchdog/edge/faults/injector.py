@@ -24,7 +24,7 @@ from procsv.watchdog.edge.faults.corrupt_checkpoint import spoil
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from procsv.base.run.paths import Places
+    from procsv.base.run.paths import RunPaths
     from procsv.ipc.messaging.start import Start
     from procsv.watchdog.edge.processes import Processes, Running
 
@@ -54,9 +54,9 @@ class Hands:
 class Injector:
     """One launch's faults."""
 
-    def __init__(self, plan: Plan, places: Places, hands: Hands, now_s: float) -> None:
-        self._places, self._hands = places, hands
-        done = count_done(plan, read_journal(places.journal)) if plan.faults else []
+    def __init__(self, plan: Plan, paths: RunPaths, hands: Hands, now_s: float) -> None:
+        self._paths, self._hands = paths, hands
+        done = count_done(plan, read_journal(paths.journal)) if plan.faults else []
         self._schedule = Schedule(plan, done, now_s)
         self._wake: list[tuple[float, Running]] = []  # what is stopped, and until when
 
@@ -94,7 +94,7 @@ class Injector:
 
     def _find_for_logdir(self, fault: Fault) -> Callable[[], object] | None:
         if fault.action == "corrupt":
-            return lambda: spoil(self._places.logdir, fault.how)
+            return lambda: spoil(self._paths.logdir, fault.how)
         if any(self._hands.find_running(role) is None for role in SERVICES):
             return None
         return lambda: self._fill(fault.number)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from procsv.ipc.messaging.messages import Written
-from procsv.services.summary.stream_store import Shelf
+from procsv.services.summary.stream_store import StreamStore
 from tests.simulation.disk import Killed, SimDisk
 
 TORN_RECORD = b"torn"
@@ -64,7 +64,7 @@ class EventDisk:
         self.notes.clear()
 
 
-class SimShelf(Shelf):
+class SimShelf(StreamStore):
     """All streams of a run."""
 
     def __init__(self, events: EventDisk, run: str) -> None:
