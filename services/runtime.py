@@ -1,4 +1,4 @@
-"""The skeleton of a service process: lock, socket, pulse, lifeline and loop.  A service supplies the decisions.
+"""The skeleton of a service process: lock, socket, heartbeat, lifeline and loop.  A service supplies the decisions.
 
 Started by exec (procsv.ipc.messaging.start) by whoever runs the run.  Ends when its service says it is finished: after
 Finish, or, when whoever ran the run is dead (end-of-file on the lifeline), after it has tidied up.  Terminal and
@@ -31,7 +31,7 @@ from procsv.ipc.shm.heartbeat import HeartbeatWriter, Phase
 
 TICK_S_MAX = 1.0  # the loop looks around at least this often
 HEARD_MAX = (
-    1000  # messages in one turn of the loop; then the pulse, the service's own work and the lifeline have theirs
+    1000  # messages in one turn of the loop; then the heartbeat, the service's own work and the lifeline have theirs
 )
 PREDECESSOR_WAIT_S = 60.0  # how long the service of an earlier run may take to let go of the logdir
 

@@ -288,7 +288,7 @@ class FirstStepDone(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """Trainer -> watchdog: it trains, and what it has imported is written down (places.loaded).  Answered by Ack.
+    """Trainer -> watchdog: it trains, and what it has imported is written down (paths.loaded).  Answered by Ack.
 
     A standby can be made from now on.
     """

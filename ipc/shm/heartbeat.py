@@ -1,4 +1,4 @@
-"""A process's pulse: its phase, step and progress in a mapped file that others read at any time.
+"""A process's heartbeat: its phase, step and progress in a mapped file that others read at any time.
 
 Written by trainer and services (one writer a file), read by the watchdog.  Costs no message and no lock, and
 stays readable when its writer hangs or is dead.  Lies in the run directory; whoever runs the run removes it.

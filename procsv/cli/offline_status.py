@@ -1,6 +1,6 @@
 """How a run stands whose host answers no questions: a Supervisor without a watchdog, or a watchdog that is stopped.
 
-Used by status.py.  Reads the trainer's pulse, the headers of the snapshots and the machine's own figures; asks nobody.
+Used by status.py.  Reads the trainer's heartbeat, the headers of the snapshots and the machine's own figures; asks nobody.
 """
 
 from __future__ import annotations

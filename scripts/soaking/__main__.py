@@ -30,7 +30,7 @@ WATCHDOG_EVERY = 25  # kills
 WATCHDOG_BYTES_MAX = 48 * 2**20
 DESCRIPTORS_GROWTH_MAX = 8
 SHM_FILES_MAX = 12
-RUN_FILES_MAX = 24  # sockets, locks, pulses
+RUN_FILES_MAX = 24  # sockets, locks, heartbeats
 SERVICE_BYTES_MAX = 256 * 2**20
 LOG_FILES_MAX = 3 * 20 + 3
 

@@ -111,7 +111,7 @@ class SummaryService:
 
     @contextlib.contextmanager
     def _at_disk(self) -> Iterator[None]:
-        """What may wait for a disk, however long: the pulse says so, as the loop does not come round meanwhile."""
+        """What may wait for a disk, however long: the heartbeat says so, as the loop does not come round meanwhile."""
         heartbeat, clock = self._tools.heartbeat, self._tools.clock
         heartbeat.moved = LOOP_AT_DISK
         heartbeat.beat(clock.monotonic())

@@ -158,7 +158,7 @@ class TrainerStandIn:
 
 @dataclass
 class Run:
-    """A logdir, its places, and the service processes started in it."""
+    """A logdir, its paths, and the service processes started in it."""
 
     logdir: Path
     paths: RunPaths

@@ -237,7 +237,7 @@ def test_the_last_one_out_saves_and_leaves_nothing(run: Any, plan: Any, publish:
     trainer.ask(Restore(False))
     publish(run.pool(), plan(), VALUES, 1, 7)
     (run.paths.shm_dir / "meta.1").write_bytes(b"")
-    (run.paths.run_dir / "trainer.1.pulse").write_bytes(b"")
+    (run.paths.run_dir / "trainer.1.heartbeat").write_bytes(b"")
 
     run.wait_ended(child)
     run.cut_lifeline()

@@ -26,7 +26,7 @@ LAUNCHER = [sys.executable, str(Path(__file__).parents[1] / "watchdog" / "stand_
 
 TRAINS = """
 import os, signal, sys, threading
-from procsv.ipc.messaging.messages import Recovered
+from procsv.ipc.messaging.messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.runtime.context import current
 
@@ -36,8 +36,8 @@ incarnation = int(os.environ["PROCSV_INCARNATION"])
 def train(step=10):
     run = current()
     run.phase, run.step = Phase.STEP, step
-    run.extend(0.0)  # the pulse says it now
-    run.recovered(Recovered(0, "fresh", "", 1, run.clock.monotonic()))
+    run.extend(0.0)  # the heartbeat says it now
+    run.recovered(FirstStepDone(0, "fresh", "", 1, run.clock.monotonic()))
     print("trains", incarnation, flush=True)
     return run
 

@@ -21,10 +21,10 @@ TRAINER = """
     from procsv.base.failpoints import failpoint
     from tests.ipc.snapshots import RUN, fill
     shm, incarnation, first, last = Path(sys.argv[1]), *map(int, sys.argv[2:])
-    arena = SlotPool(shm, RUN, incarnation)
-    arena.reserve(200_000)
+    pool = SlotPool(shm, RUN, incarnation)
+    pool.reserve(200_000)
     for sequence in range(first, last):
-        writer = arena.begin()
+        writer = pool.begin()
         if writer is None:
             print("none")
             continue
@@ -146,9 +146,9 @@ def test_nobody_removes_a_slot_under_a_trainer_that_writes_to_it(shm: Path) -> N
         from pathlib import Path
         from procsv.ipc.shm.slot_file import SlotPool
         from tests.ipc.snapshots import RUN, publish
-        arena = SlotPool(Path(sys.argv[1]), RUN, 1)
-        arena.reserve(1000, count=1)
-        writer = arena.begin()
+        pool = SlotPool(Path(sys.argv[1]), RUN, 1)
+        pool.reserve(1000, count=1)
+        writer = pool.begin()
         print("writing", writer.path)
         sys.stdin.readline()
         publish(writer, 1, {"w": b"x"})

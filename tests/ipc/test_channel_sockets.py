@@ -222,7 +222,7 @@ def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, pat
             while client.receive() is not None:
                 print("answered")
             if number < 5000:
-                number += client.say(Note("x" * 10_000, {}))
+                number += client.send(Note("x" * 10_000, {}))
     """
     with running(source, path, RUN) as trainer:
         talk.until(lambda: len(talk.received(Note)) > 10)

@@ -42,7 +42,7 @@ JOB_OPERATIONS_MAX = 40  # a save makes about 25 disk operations; a kill comes b
 
 
 class SimPulse(HeartbeatWriter):
-    """A pulse without a mapped file."""
+    """A heartbeat without a mapped file."""
 
     def __init__(self) -> None:
         self.phase, self.step, self.work, self.extended_s = Phase.IMPORT, -1, 0, 0.0

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 LINK_S = 0.2  # how often the real link looks around
-STEP_READ_S = 0.5  # how old a step in the pulse may be
+STEP_READ_S = 0.5  # how old a step in the heartbeat may be
 ANSWER_S_MAX, SLOT_WAIT_S_MAX, FINAL_SAVE_S_MAX, END_S_MAX = 600.0, 60.0, 600.0, 10.0
 ROLES = ("watchdog", "checkpoint", "summary")
 
@@ -71,7 +71,7 @@ class Trainer(Process):
         self.step, self.value = -1, 0
         self.is_ready = False
         self.hung_s: float | None = None  # since when the program makes no progress although it should
-        self._read = (-1, world.clock.now_s)  # the step in the pulse, and when it was read
+        self._read = (-1, world.clock.now_s)  # the step in the heartbeat, and when it was read
         self._runs = 0
         self._beat_s = 0.0
         self._doom: ProgramError | None = None
@@ -102,7 +102,7 @@ class Trainer(Process):
 
     # -- what others see -------------------------------------------------------------------------------------
     def beat(self) -> Heartbeat | None:
-        """The pulse: written by the link's thread, which a frozen process does not run."""
+        """The heartbeat: written by the link's thread, which a frozen process does not run."""
         if not self._has_begun:
             return None
         if not self.is_frozen and not self.is_dead:

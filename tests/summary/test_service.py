@@ -39,7 +39,7 @@ def test_records_are_readable_when_they_are_acknowledged_and_the_service_ends_wi
     assert trainer.finish().code == 0
     assert trainer.answered(FlushDone)[0].body == FlushDone(-1, "")
     assert steps_in(path) == list(range(1, 1001))
-    assert [p.name for p in run.paths.run_dir.iterdir() if not p.name.endswith(".pulse")] == []
+    assert [p.name for p in run.paths.run_dir.iterdir() if not p.name.endswith(".heartbeat")] == []
 
 
 def test_the_service_takes_60_mib_at_most_also_after_large_records(run: Run, trainer: Trainer) -> None:

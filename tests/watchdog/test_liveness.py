@@ -11,7 +11,7 @@ from procsv.watchdog.core.hangs.trainer_liveness import PHASE_S_MAX, Hang, Limit
 
 
 class Trainer:
-    """A pulse over time, looked at twice a second as the reactor does."""
+    """A heartbeat over time, looked at twice a second as the reactor does."""
 
     def __init__(self, limits: Limits | None = None, known_s: float = 0.0) -> None:
         self.now_s = 1000.0

@@ -131,7 +131,7 @@ def test_row_30_what_a_killed_run_left_dead_is_cleared_but_not_its_snapshots(pat
     paths.shm_dir.mkdir(0o700)
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(paths.control_socket))
-    for name in ("run.lock", "writer.lock", "checkpoint.lock", "trainer.3.pulse", "last_words.3.json"):
+    for name in ("run.lock", "writer.lock", "checkpoint.lock", "trainer.3.heartbeat", "last_words.3.json"):
         (paths.run_dir / name).write_text("stale")
     (paths.shm_dir / "slot.3.0").write_text("a snapshot")
     opened = open_it(paths)

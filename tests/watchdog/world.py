@@ -201,7 +201,7 @@ class World:
         self._is_busy = False
 
     def advance(self, by_s: float) -> None:
-        """Time passes, in steps of at most half a second; pulses are read."""
+        """Time passes, in steps of at most half a second; heartbeats are read."""
         until_s = self.now_s + by_s
         while self.now_s < until_s and self.quit is None:
             due_s = self.core.next_due_s() or until_s

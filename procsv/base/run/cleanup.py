@@ -14,7 +14,7 @@ from procsv.base.run.paths import RunPaths
 
 RUN_FILES = (
     "*.sock",
-    "*.pulse",
+    "*.heartbeat",
     "last_words.*.json",
     "plan.json",
     "stacks.*.txt",

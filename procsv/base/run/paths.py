@@ -4,7 +4,7 @@ Called by every process.  Never deletes anything that it cannot name by the run'
 
     <logdir>/procsv/…        run.json, journal, logs, crashes: they outlive the run
                              (of a logdir that is a URL: in `local_home`, for all who run there on this machine)
-    run_dir  (0700)          sockets, locks, pulses: gone after a clean end
+    run_dir  (0700)          sockets, locks, heartbeats: gone after a clean end
     shm_dir  (0700)          snapshot slots and parcels, on the shared-memory filesystem: gone after a clean end
 """
 
@@ -83,7 +83,7 @@ class RunPaths:
         return self.run_dir / f"{role}.lock"
 
     def heartbeat(self, role: str, incarnation: int) -> Path:
-        return self.run_dir / f"{role}.{incarnation}.pulse"
+        return self.run_dir / f"{role}.{incarnation}.heartbeat"
 
     def last_words(self, incarnation: int) -> Path:
         """What a trainer's excepthook wrote of the exception that ended it."""

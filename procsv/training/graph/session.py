@@ -34,7 +34,7 @@ class Boundary:
     def __init__(self, visit: Callable[[], None]) -> None:
         self.lock = threading.Lock()
         self.due = False
-        self.runs = 0  # calls that have ended; progress for the pulse
+        self.runs = 0  # calls that have ended; progress for the heartbeat
         self.elsewhere = 0  # calls on other threads, about
         self.fetches: Any = (
             None  # of the call on the training thread that is going on, or was the last; None: not known

@@ -28,7 +28,7 @@ SITE_NAMES = ("site-packages", "dist-packages")
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """The contents of `places.loaded`."""
+    """The contents of `paths.loaded`."""
 
     environment: dict[str, str | None] = {}  # what the program had changed; None: taken out
     modules: tuple[str, ...] = ()  # in the order in which their imports began

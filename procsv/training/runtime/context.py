@@ -1,4 +1,4 @@
-"""What a trainer process shares with its run: the link, the pulse, the event streams, stop requests.
+"""What a trainer process shares with its run: the link, the heartbeat, the event streams, stop requests.
 
 One per process under `procsv launch` (made by the bootstrap), or one per Supervisor without (then it starts the two
 services itself, by host.py).  Supervisors and monitored sessions attach to it; nothing here knows what a Session is.
@@ -24,7 +24,7 @@ from procsv.training.runtime.event_streams import EventStreams
 from procsv.training.runtime.link import Link
 
 END_S_MAX = 10.0  # what saying the last messages may take
-WAIT_S_MAX = 1e8  # three years: what the pulse can say of a wait without end
+WAIT_S_MAX = 1e8  # three years: what the heartbeat can say of a wait without end
 
 
 class Host(Protocol):
@@ -54,7 +54,7 @@ class Runtime:
         self.phase = Phase.IMPORT
         self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread
         self.step = -1
-        self.snapshots = Snapshots()  # how they are spaced now, for the pulse
+        self.snapshots = Snapshots()  # how they are spaced now, for the heartbeat
         self.training: object = None  # the TrainingRun of the session that the process trains with now
         self.on_ready: Callable[[], None] = _nothing  # called once, on the training thread
         self.gate: Callable[[], None] | None = None  # where a hot standby sleeps; it opens when it is the trainer
@@ -156,7 +156,7 @@ class Runtime:
                 self._saves -= 1
 
     def extend(self, seconds: float) -> None:
-        """Nothing is called a hang within the next `seconds`.  In the pulse when this returns: the GIL may be taken next."""
+        """Nothing is called a hang within the next `seconds`.  In the heartbeat when this returns: the GIL may be taken next."""
         self._extended_s = max(self._extended_s, self.clock.monotonic() + seconds)
         link = self._link
         if link is not None:
@@ -173,7 +173,7 @@ class Runtime:
             self._extended_s = before_s
 
     def say_step(self, step: int) -> None:
-        """Writes `step` into the pulse now, from any thread; the link's thread writes it five times a second."""
+        """Writes `step` into the heartbeat now, from any thread; the link's thread writes it five times a second."""
         self.step = step
         link = self._link
         if link is not None and link.heartbeat is not None:

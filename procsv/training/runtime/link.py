@@ -1,6 +1,6 @@
 """The trainer's one thread that talks: to the watchdog, the checkpoint service and the summary service.
 
-Other threads hand it messages (`tell`, `ask`) and never touch a socket.  Its ticks beat the pulse (context.py), and it hears the
+Other threads hand it messages (`tell`, `ask`) and never touch a socket.  Its ticks beat the heartbeat (context.py), and it hears the
 lifeline and the signals first, even while the main thread sits in a C call.  It decides nothing: what is heard
 goes to handlers.
 """
@@ -24,7 +24,7 @@ from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 from procsv.ipc.shm.heartbeat import HeartbeatWriter
 from procsv.training.runtime.event_streams import EventStreams
 
-TICK_S = 0.2  # how often the pulse beats; a step in `status` is at most this much older than its reading
+TICK_S = 0.2  # how often the heartbeat beats; a step in `status` is at most this much older than its reading
 
 declare("trainer.hello")
 

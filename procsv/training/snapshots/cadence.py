@@ -2,7 +2,7 @@
 
 `auto` spaces snapshots so that what they cost the training stays under COST_SHARE_MAX of its time, and never
 closer than INTERVAL_S_MIN.  The cost is the stall on the training thread plus the copying behind it, which takes
-cores and memory bandwidth from the step.  What was chosen, and why, goes into the pulse (`told`).
+cores and memory bandwidth from the step.  What was chosen, and why, goes into the heartbeat (`told`).
 """
 
 from __future__ import annotations

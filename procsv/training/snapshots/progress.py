@@ -1,4 +1,4 @@
-"""Reads the global step for the pulse, now and then, from a thread of its own.
+"""Reads the global step for the heartbeat, now and then, from a thread of its own.
 
 Called by a TrainingRun for as long as its session lives.  Only ever reads; a session that is being closed ends it.
 """

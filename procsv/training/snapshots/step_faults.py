@@ -29,7 +29,7 @@ class StepFaults:
     """What a plan has in store for this incarnation.  `look` is called on the training thread after each step."""
 
     def __init__(self, start: Start, clock: Clock, injected: Injected, say_step: Callable[[int], None]) -> None:
-        """`say_step` writes the step into the pulse: after a kill it is what the journal will say."""
+        """`say_step` writes the step into the heartbeat: after a kill it is what the journal will say."""
         self._say_step = say_step
         text = start.options.get("plan", "")
         plan = msgspec.json.decode(text, type=Plan) if text else Plan()

@@ -226,7 +226,7 @@ class TrainingRun:
 
     # -- the end ---------------------------------------------------------------------------------------------
     def read_step(self) -> int:
-        """The global step now; the pulse says it, too."""
+        """The global step now; the heartbeat says it, too."""
         self._runtime.step = self._steps.read()
         return self._runtime.step
 

@@ -86,7 +86,7 @@ class ServiceReady:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed; with the pulse of each process that has one, by role."""
+    """Time has passed; with the heartbeat of each process that has one, by role."""
 
     beats: dict[str, Heartbeat] = field(default_factory=dict)
     memory_step: int = NO_STEP

@@ -56,7 +56,7 @@ class State(Enum):
 
 
 class LifecycleEvent(Enum):
-    # what its pulse and its messages say
+    # what its heartbeat and its messages say
     IMPORTS = auto()
     HELLO = auto()
     CONNECTS = auto()  # the bootstrap is done, and so is the connection, or nearly so

@@ -134,7 +134,7 @@ class TrainerSupervisor:
         self._out.append(ClearTree(self.incarnation))
 
     def beat(self, beat: Heartbeat, now_s: float) -> None:
-        """The pulse of the trainer that runs, as read now."""
+        """The heartbeat of the trainer that runs, as read now."""
         if not self.pid:
             return
         self._read(beat)
@@ -310,7 +310,7 @@ class TrainerSupervisor:
         return self._own_grace_s if self._own_grace_s is not None else self._grace_s * 17 / 25
 
     def is_suspect(self, now_s: float) -> bool:
-        """Whether its pulse has stopped.  Shown, and nothing else: it may be in a long call that holds the GIL."""
+        """Whether its heartbeat has stopped.  Shown, and nothing else: it may be in a long call that holds the GIL."""
         return bool(self.pid) and self.hanging.liveness.is_silent(now_s)
 
     @property

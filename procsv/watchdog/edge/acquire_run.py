@@ -166,7 +166,7 @@ def _pids(path: Path) -> str:
 
 # -- what is dead ----------------------------------------------------------------------------------------------
 def clear_run_dir(paths: RunPaths, lock: FileLock) -> None:
-    """Removes stale sockets, pulses, locks and last words; our lock stays, and so does a file in a socket's place."""
+    """Removes stale sockets, heartbeats, locks and last words; our lock stays, and so does a file in a socket's place."""
     odd = {path for path in paths.run_dir.glob("*.sock") if not stat.S_ISSOCK(path.lstat().st_mode)}
     remove_run_files(paths, keep=frozenset({lock.path, *odd}))
 

@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 HEARD_MAX = 1000  # messages at the control socket in one turn of the loop; then everything else has its own
 declare("watchdog.back_off", "watchdog.mid_stop", "watchdog.rewriting_status")
 
-TICK_S = 0.5  # how often pulses are read; a step in `status` is at most this old
+TICK_S = 0.5  # how often heartbeats are read; a step in `status` is at most this old
 RUN_JSON_S = 1.0  # how often run.json follows the step
 CLEAR_S = 0.02  # how often a dead trainer's tree is looked at until it is gone
 SOCKET_S = 5.0  # how often the control socket is looked at: temp sweepers delete sockets
@@ -188,7 +188,7 @@ class Reactor:
             self._look_at_socket()
 
     def _reading(self) -> Ticked:
-        """The pulses and the memory as they are now."""
+        """The heartbeats and the memory as they are now."""
         beats = {role: beat for role, reader in self._heartbeats.items() if (beat := reader.read()) is not None}
         core, room = self._core, None
         if core.standby.is_due(self._clock.monotonic()):

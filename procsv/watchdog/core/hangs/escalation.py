@@ -73,7 +73,7 @@ class HangEscalation(Generic[L]):
         self._abort_s = self._kill_s = None
 
     def is_found(self, beat: Heartbeat | None, is_stopped: bool, now_s: float, waits_for_disk: bool = False) -> bool:
-        """Looks at the pulse; True once, when it is found hanging."""
+        """Looks at the heartbeat; True once, when it is found hanging."""
         if not self._watches or self.hang is not None:
             return False
         self.liveness.look(beat, now_s, waits_for_disk)

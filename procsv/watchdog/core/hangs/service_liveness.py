@@ -1,6 +1,6 @@
 """Is a service alive?  Its main loop has to come round, and a job that it has must get on, however slowly.
 
-Used by escalation.py, for service.py.  Pure: pulse, time, and what the process is doing are arguments.
+Used by escalation.py, for service.py.  Pure: heartbeat, time, and what the process is doing are arguments.
 
     what                                          at most
     its first beat                                300 s    (import)
@@ -53,7 +53,7 @@ class ServiceLiveness:
         return max(self._silent_s, self._still_s) >= QUIET_S_MIN
 
     def look(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
-        """The pulse as it is now, None before the first; and whether a thread of the process is in the disk's hands."""
+        """The heartbeat as it is now, None before the first; and whether a thread of the process is in the disk's hands."""
         passed_s = min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
         self._looked_s, last = now_s, self._last
         self._last = beat or last

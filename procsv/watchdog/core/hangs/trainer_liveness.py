@@ -1,6 +1,6 @@
 """Is the trainer getting anywhere?  A deadline for each phase, a learned one for a step.
 
-Used by escalation.py.  Pure: the pulse and the time are arguments.  What counts is progress, which the pulse shows: a new
+Used by escalation.py.  Pure: the heartbeat and the time are arguments.  What counts is progress, which the heartbeat shows: a new
 phase, a new step, a call of the session that has ended, a module that was imported.  That a process answers, or beats, proves
 nothing: a thread of it may do that while training is stuck.
 
@@ -48,7 +48,7 @@ STEP_MEDIANS = 20.0  # the limit is so many times the median step
 STEPS_KNOWN_MIN = 3  # measured before the median is believed; until then a step may take STEP_S_MOST
 STEPS_KNOWN_MAX = 201  # measured last; the median is over these
 LOOK_GAP_S_MAX = 5.0  # between two looks; of a longer gap only so much counts
-SILENT_S_MIN = 10.0  # a pulse that has not been written for so long makes a trainer suspect, and nothing more
+SILENT_S_MIN = 10.0  # a heartbeat that has not been written for so long makes a trainer suspect, and nothing more
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Liveness:
         self._quiet_s, self._looked_s = 0.0, now_s
 
     def look(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
-        """The pulse as it is now; None before the first.  A trainer that waits for a disk makes no progress all the same."""
+        """The heartbeat as it is now; None before the first.  A trainer that waits for a disk makes no progress all the same."""
         self._quiet_s += min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
         self._looked_s = now_s
         last = self._last
@@ -169,7 +169,7 @@ class Liveness:
         return min(STEP_S_MOST, self.steps.limit_s * again)
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether the pulse itself has stopped: frozen, or a call that lets no other thread run.  Proves nothing."""
+        """Whether the heartbeat itself has stopped: frozen, or a call that lets no other thread run.  Proves nothing."""
         return self._last is not None and now_s - self._last.beat_s > SILENT_S_MIN
 
 

@@ -17,7 +17,7 @@ GUARD_AT = 8
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "trainer.1.pulse"
+    return tmp_path / "trainer.1.heartbeat"
 
 
 def beating(path: Path, step: int = 7) -> HeartbeatWriter:
