@@ -29,7 +29,7 @@ from tests.simulation.disk import Killed
 from tests.simulation.network import SimServer
 from tests.simulation.processes import Process, SimStranger
 from tests.simulation.store import SimStore
-from tests.simulation.stream_store import SimShelf
+from tests.simulation.stream_store import SimStreamStore
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -311,7 +311,7 @@ class ServiceProcess(Process):
         if self.role == "checkpoint":
             self._service = HostedCheckpoint(tools, self)
         else:
-            self._service = SummaryService(tools, SimShelf(world.events, start.run), SimTrainerWatch(world))
+            self._service = SummaryService(tools, SimStreamStore(world.events, start.run), SimTrainerWatch(world))
         return True
 
     def let_go(self) -> None:

@@ -64,7 +64,7 @@ class EventDisk:
         self.notes.clear()
 
 
-class SimShelf(StreamStore):
+class SimStreamStore(StreamStore):
     """All streams of a run."""
 
     def __init__(self, events: EventDisk, run: str) -> None:
@@ -110,7 +110,7 @@ class SimShelf(StreamStore):
         note, error = self._left[writer]
         return Written(writer, note.through if note.run == self._run_id else 0, error)
 
-    def sweep(self, incarnation: int) -> None:
+    def purge(self, incarnation: int) -> None:
         """There are no parcels."""
 
     def open(self, writer: str, logdir: str, suffix: str) -> None:
