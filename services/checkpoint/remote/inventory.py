@@ -1,13 +1,13 @@
-"""Which checkpoints a directory that is a URL holds.  Called by inventory.py; imports TensorFlow.  Only reads."""
+"""Inventory of a checkpoint directory that is a URL.  Called by tools/inventory.py; imports TensorFlow.  Only reads."""
 
 from __future__ import annotations
 
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.remote import files as files
 from procsv.services.checkpoint.remote.catalog import RemoteCatalog
+from procsv.services.checkpoint.store.inventory import Inventory, Item, is_leftover, make_item
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, Manifest
 from procsv.services.checkpoint.store.names import MANIFEST_SUFFIX, step_in_name
-from procsv.services.checkpoint.tools.inventory import Inventory, Item, is_leftover
 
 
 def take_remote_inventory(url: str, verify: bool) -> Inventory:
@@ -49,18 +49,8 @@ def _item(path: str, catalog: RemoteCatalog, verify: bool) -> Item:
         error = str(bad)
     except OSError as trouble:
         error = f"it cannot be read: {trouble.strerror}"
-    return Item(
-        path=path,
-        step=manifest.step if manifest else step_in_name(path),
-        bytes=manifest.bytes if manifest else size,
-        time=manifest.time if manifest else newest or None,
-        reason=manifest.reason if manifest else None,
-        incarnation=manifest.incarnation if manifest else None,
-        listed=path in listed,
-        latest=listed[:1] == [path],
-        verified=verify and error is None,
-        error=error,
-    )
+    step = manifest.step if manifest else step_in_name(path)
+    return make_item(path, manifest, step, size, newest or None, path in listed, listed[:1] == [path], verify, error)
 
 
 def _look(path: str, catalog: RemoteCatalog, manifest: Manifest | None) -> None:

@@ -1,4 +1,4 @@
-"""`python -m procsv.services.checkpoint.tools.inventory DIR [--verify]`: which checkpoints a directory holds, as JSON.
+"""`python -m procsv.services.checkpoint.tools.inventory DIR [--verify]`: print the checkpoints of a directory as JSON.
 
 Run by `procsv checkpoints`.  Only reads: nothing is moved, listed anew or removed, whatever is found, so it may run
 beside a live run.  Without `--verify` sizes are compared with the manifests; with it every byte is read.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -17,32 +16,10 @@ import msgspec
 from procsv.base.run.paths import is_remote
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure, read_index, scalar_int
 from procsv.services.checkpoint.store.catalog import GLOBAL_STEP_KEY, Catalog, listed_paths
+from procsv.services.checkpoint.store.inventory import Inventory, Item, is_leftover, make_item
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, Manifest, read_manifest
-from procsv.services.checkpoint.store.names import all_files, base_of, has_files, manifest_of, step_in_name
+from procsv.services.checkpoint.store.names import all_files, has_files, manifest_of, step_in_name
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state
-
-
-class Item(msgspec.Struct, kw_only=True):
-    """One checkpoint.  `time` is Unix seconds; `step` -1 if it is not known."""
-
-    path: str
-    step: int
-    bytes: int
-    time: float | None  # None: nothing of it is left
-    reason: str | None  # None: not written by procsv
-    incarnation: int | None
-    listed: bool  # in the `checkpoint` file
-    latest: bool  # what TensorFlow would restore
-    verified: bool  # every byte was read and is right
-    error: str | None  # what is wrong with it
-
-
-class Inventory(msgspec.Struct, kw_only=True):
-    directory: str
-    checkpoints: list[Item]  # oldest step first
-    rejected: list[str]  # directories of checkpoints that were moved aside
-    leftovers: list[str]  # files of no checkpoint: of one being written, or of a save or deletion that was cut short
-    error: str | None  # what is wrong with the `checkpoint` file
 
 
 def take_inventory(directory: Path, verify: bool) -> Inventory:
@@ -77,17 +54,6 @@ def _beside(path: str, directory: Path) -> str:
     return beside if has_files(beside) or not has_files(path) else path
 
 
-_PARTS = re.compile(r"(.*?)(-\d{5}-of-\d{5}|\.(data-\d{5}-of-\d{5}|meta|manifest\.json))$")
-_IN_THE_MAKING = re.compile(r"\.tempstate\d+$|_temp$|-of-\d{5}\.tmp$")
-
-
-def is_leftover(name: str, prefixes: set[str]) -> bool:
-    """Whether it is part of a checkpoint that is none: without an index, and on no list."""
-    part = _PARTS.fullmatch(name)
-    bases = {base_of(prefix) for prefix in prefixes}
-    return bool(_IN_THE_MAKING.search(name)) or (part is not None and part[1] not in bases)
-
-
 def _item(path: str, is_listed: bool, is_latest: bool, catalog: Catalog, verify: bool) -> Item:
     stats = []
     for file in all_files(path):
@@ -100,18 +66,8 @@ def _item(path: str, is_listed: bool, is_latest: bool, catalog: Catalog, verify:
         _look(path, manifest, catalog if verify else None)
     except (BadCheckpoint, BadBundle, OSError) as bad:
         error = str(bad)
-    return Item(
-        path=path,
-        step=manifest.step if manifest else _step(path),
-        bytes=manifest.bytes if manifest else size,
-        time=manifest.time if manifest else newest,
-        reason=manifest.reason if manifest else None,
-        incarnation=manifest.incarnation if manifest else None,
-        listed=is_listed,
-        latest=is_latest,
-        verified=verify and error is None,
-        error=error,
-    )
+    step = manifest.step if manifest else _step(path)
+    return make_item(path, manifest, step, size, newest, is_listed, is_latest, verify, error)
 
 
 def _step(path: str) -> int:
