@@ -16,18 +16,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from procsv.base.clock import Clock, SystemClock
+from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.locks import FileLock
 from procsv.base.output import keep_output_going
 from procsv.base.run.paths import make_private_dir
 from procsv.base.stack_dump import arm_log
+from procsv.base.system_clock import SystemClock
 from procsv.faults.pending import Injected
 from procsv.ipc.messaging.endpoint import Address, Received, ServerEndpoint
 from procsv.ipc.messaging.messages import Inject
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter, new_context
-from procsv.ipc.shm.heartbeat import HeartbeatWriter, Phase
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 
 TICK_S_MAX = 1.0  # the loop looks around at least this often
 HEARD_MAX = (

@@ -15,12 +15,9 @@ from enum import Enum, auto
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
-from procsv.base.failpoints import declare, failpoint
 from procsv.ipc.messaging.codec import decode, encode
 from procsv.ipc.messaging.delivery import Inbox, Outbox
 from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, Message
-
-declare("channel.receive")
 
 DROPPED_REASONS_MAX = 50  # different reasons that are counted apart; more are counted together
 REPEATED = "seen before"  # the only reason that is everyday life
@@ -149,9 +146,6 @@ class ServerEndpoint(Endpoint):
             if taken is None:
                 return None
             who, *frames = taken
-            if failpoint("channel.receive"):
-                self.drop("a fault of the plan")
-                continue
             if len(frames) != 1:
                 self.drop("wrong number of frames")
                 continue
@@ -243,9 +237,6 @@ class ClientEndpoint(Endpoint):
     def receive(self) -> Received | None:
         """The next message that is news, or None when nothing waits."""
         while (frames := self._take()) is not None:
-            if failpoint("channel.receive"):
-                self.drop("a fault of the plan")
-                continue
             if len(frames) != 1:
                 self.drop("wrong number of frames")
                 continue

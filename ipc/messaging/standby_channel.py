@@ -12,30 +12,11 @@ import socket
 
 import msgspec
 
+from procsv.ipc.messaging.standby_messages import Word
+
 PACKET_BYTES_MAX = 4096
 FILES_MAX = 2
 
-
-class Waiting(msgspec.Struct, frozen=True, tag=True):
-    """Standby -> watchdog: all that can be done beforehand is done; from now on it sleeps.  Said once."""
-
-    modules: int
-    seconds: float
-
-
-class BecomeTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> standby: be trainer `incarnation`.  Brings log and writer's lock.  Answered by Begun."""
-
-    incarnation: int
-
-
-class TrainerBegun(msgspec.Struct, frozen=True, tag=True):
-    """Standby -> watchdog: log and lock are taken over; what happens to this process now happens to the trainer."""
-
-    incarnation: int
-
-
-Word = Waiting | BecomeTrainer | TrainerBegun
 
 _decoder: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)
 

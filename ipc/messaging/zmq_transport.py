@@ -17,8 +17,11 @@ from zmq.utils.monitor import recv_monitor_message
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
+from procsv.base.failpoints import declare, failpoint
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
-from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, ServerEndpoint
+from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Endpoint, Put, ServerEndpoint
+
+declare("channel.receive")
 
 QUEUE_MESSAGES_MAX = 10_000  # per connection inside ZeroMQ; beyond it a send fails and the outbox keeps it
 CUT_OFF_BYTES = 2 * MESSAGE_BYTES_MAX  # a peer that sends more is cut off; what is between is dropped and counted
@@ -50,9 +53,13 @@ class _Socket:
             return Put.NOBODY
         return Put.TAKEN
 
-    def take(self) -> list[bytes] | None:
+    def take(self, endpoint: Endpoint) -> list[bytes] | None:
         try:
-            return self.socket.recv_multipart()
+            while True:
+                frames = self.socket.recv_multipart()
+                if not failpoint("channel.receive"):
+                    return frames
+                endpoint.drop("a fault of the plan")
         except zmq.Again:
             return None
 
@@ -94,7 +101,7 @@ class Server(ServerEndpoint):
         return self._gate.put(frames)
 
     def _take(self) -> list[bytes] | None:
-        return self._gate.take()
+        return self._gate.take(self)
 
     def is_in_place(self) -> bool:
         """False if somebody has deleted or replaced the socket file (temp sweepers do)."""
@@ -134,7 +141,7 @@ class Client(ClientEndpoint):
         return self._gate.put(frames)
 
     def _take(self) -> list[bytes] | None:
-        return self._gate.take()
+        return self._gate.take(self)
 
     def _new_connections(self) -> int:
         made = 0

@@ -18,7 +18,6 @@ import fcntl
 import mmap
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -27,7 +26,7 @@ import xxhash
 from procsv.base.errors import PeerError
 from procsv.base.failpoints import declare, failpoint
 from procsv.ipc.shm.slot_index import Contents
-from procsv.ipc.shm.slot_state import SlotState
+from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.ipc.shm.slot_verify import find_damaged
 
 HEADER_BYTES = 4096
@@ -44,21 +43,6 @@ declare("trainer.before_publish", "trainer.after_publish")
 
 class NoRoom(Exception):
     """The shared-memory filesystem cannot hold another slot of this size.  The text says how much there is."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotInfo:
-    """A slot's header, verified."""
-
-    path: Path
-    state: SlotState
-    incarnation: int
-    sequence: int
-    step: int
-    run: str
-    toc_offset: int
-    toc_size: int
-    toc_hash: int
 
 
 def _pack(info: SlotInfo) -> bytes:

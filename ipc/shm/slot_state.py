@@ -10,7 +10,9 @@ RETIRED   a trainer restored from it and maps it privately: unlinked once saved,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
+from pathlib import Path
 
 from procsv.base.errors import ProcsvBug
 
@@ -23,6 +25,21 @@ class SlotState(IntEnum):
     READY = 2
     READING = 3
     RETIRED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """A slot's header, verified."""
+
+    path: Path
+    state: SlotState
+    incarnation: int
+    sequence: int
+    step: int
+    run: str
+    toc_offset: int
+    toc_size: int
+    toc_hash: int
 
 
 class SlotEvent(Enum):

@@ -1,4 +1,4 @@
-"""Time, as an object at the edge.  Cores take `now_s` as an argument and never look.
+"""Clocks as objects.  Cores take `now_s` as an argument and read no clock; system_clock.py has the machine's.
 
 Monotonic seconds measure durations and are comparable between the processes of one boot (CLOCK_MONOTONIC);
 wall seconds are only ever written down for people.
@@ -6,23 +6,12 @@ wall seconds are only ever written down for people.
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
 
 
 class Clock(Protocol):
     def monotonic(self) -> float: ...
     def wall(self) -> float: ...
-
-
-class SystemClock:
-    """The machine's clocks."""
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def wall(self) -> float:
-        return time.time()  # noqa: TID251  the one place where wall time is read
 
 
 class FakeClock:

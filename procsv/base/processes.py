@@ -17,25 +17,7 @@ from pathlib import Path
 
 import psutil
 
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How a process ended: by `code`, or by `signal` (then `code` is None)."""
-
-    code: int | None
-    signal: int | None
-
-    @property
-    def signal_name(self) -> str | None:
-        if self.signal is None:
-            return None
-        try:
-            return signal.Signals(self.signal).name
-        except ValueError:
-            return f"SIG{self.signal}"
-
-    def __str__(self) -> str:
-        return self.signal_name or f"exit code {self.code}"
+from procsv.base.outcome import Exit
 
 
 @dataclass(frozen=True, slots=True)

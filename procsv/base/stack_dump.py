@@ -8,11 +8,10 @@ what was written when the process is dead.
 from __future__ import annotations
 
 import faulthandler
-import signal
 from io import FileIO
 from pathlib import Path
 
-DUMP_SIGNAL = signal.SIGRTMIN + 5  # schedulers use SIGUSR1 and SIGUSR2, and the first real-time signals are glibc's
+from procsv.base.signals import DUMP_SIGNAL
 
 STDERR = 2
 _files: list[FileIO] = []  # open as long as the process lives: the handlers know only their descriptors

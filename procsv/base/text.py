@@ -1,11 +1,9 @@
-"""Text that can be written down.
-
-Called by whatever encodes what people or the system named: messages, the journal, run.json.
-"""
+"""Text that people and the system give us: how it is written down, and what it names."""
 
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 
 
 def escape_surrogates(value: object) -> object:
@@ -27,3 +25,8 @@ def escape_surrogates(value: object) -> object:
 def gist(error: str) -> str:
     """An error's text without its numbers: the same trouble, however much is free by now and whatever was to be saved."""
     return re.sub(r"\d+(\.\d+)?( [KMGTPE]?i?B\b)?", "#", error)
+
+
+def is_remote(path: str | PurePath) -> bool:
+    """Whether only TensorFlow's filesystem layer can reach it: gs://, s3://, file://, …"""
+    return "://" in str(path)

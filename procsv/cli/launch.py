@@ -15,8 +15,9 @@ import click
 import msgspec
 
 from procsv.base.errors import LogdirLocked
-from procsv.base.run.paths import check_socket_paths, find_paths, is_remote
+from procsv.base.run.paths import check_socket_paths, find_paths
 from procsv.base.target import find_target
+from procsv.base.text import is_remote
 from procsv.cli.config import load_config
 from procsv.cli.detach import launch_detached
 from procsv.cli.plans import make_plan

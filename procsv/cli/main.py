@@ -14,8 +14,8 @@ import sys
 import click
 
 from procsv import __version__
-from procsv.base.clock import SystemClock
 from procsv.base.errors import UserError
+from procsv.base.system_clock import SystemClock
 
 COMMANDS = {  # name -> (module, what it does); in the order of the help
     "launch": ("procsv.cli.launch", "Run a program, and run it again when it crashes."),

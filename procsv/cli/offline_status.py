@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from procsv.base.clock import SystemClock
 from procsv.base.locks import FileLock
 from procsv.base.run.run_file import RunFile
-from procsv.ipc.shm.heartbeat import Heartbeat, HeartbeatReader
+from procsv.base.system_clock import SystemClock
+from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from procsv.ipc.shm.slot_file import scan_slots
 
 SERVICES = ("checkpoint", "summary")

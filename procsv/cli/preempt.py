@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from procsv.base.clock import SystemClock
 from procsv.base.errors import UserError
 from procsv.base.run.run_file import host_is_alive
+from procsv.base.system_clock import SystemClock
 from procsv.base.units import show_duration
 from procsv.cli.query import find_run
 from procsv.cli.values import Duration

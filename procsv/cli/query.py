@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from procsv.base.errors import UserError
-from procsv.base.run.paths import find_paths, is_remote
-from procsv.base.run.run_file import FINAL_STATES, NO_STEP, RunFile, find_run_in, host_is_alive
+from procsv.base.outcome import NO_STEP
+from procsv.base.run.paths import find_paths
+from procsv.base.run.run_file import FINAL_STATES, RunFile, find_run_in, host_is_alive
 from procsv.base.run.saved_step import saved_step
+from procsv.base.text import is_remote
 
 if TYPE_CHECKING:
     from procsv.ipc.messaging.messages import Body, Message
@@ -44,7 +46,7 @@ def _after_its_host(run: RunFile) -> RunFile:
 
 def ask(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | None:
     """The watchdog's answer, or None if there is none within `limit_s`."""
-    from procsv.base.clock import SystemClock
+    from procsv.base.system_clock import SystemClock
     from procsv.ipc.messaging.endpoint import Address
     from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 

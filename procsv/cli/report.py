@@ -11,8 +11,8 @@ import click
 import msgspec
 
 from procsv.base.atomic_file import replace_file
-from procsv.base.clock import SystemClock
 from procsv.base.errors import UserError
+from procsv.base.system_clock import SystemClock
 
 
 @click.command("report")

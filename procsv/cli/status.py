@@ -10,7 +10,8 @@ from typing import Any
 import click
 import msgspec
 
-from procsv.base.run.run_file import FINAL_STATES, NO_STEP, RunFile, host_is_alive
+from procsv.base.outcome import NO_STEP
+from procsv.base.run.run_file import FINAL_STATES, RunFile, host_is_alive
 from procsv.base.units import show_duration, show_size
 from procsv.cli.offline_status import look_at
 from procsv.cli.query import ask, find_run

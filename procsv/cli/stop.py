@@ -14,10 +14,10 @@ import threading
 
 import click
 
-from procsv.base.clock import SystemClock
 from procsv.base.errors import UserError
 from procsv.base.locks import FileLock
 from procsv.base.run.run_file import RunFile, host_is_alive
+from procsv.base.system_clock import SystemClock
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import StopRun
 

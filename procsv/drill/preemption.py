@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 import psutil
 
 from procsv.base.clock import Clock
+from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.journal import read_journal
-from procsv.base.run.run_file import NO_STEP, RunFile, host_is_alive, read_run
+from procsv.base.run.run_file import RunFile, host_is_alive, read_run
 from procsv.drill.profiles import Profile
 
 LOOK_S = 0.05

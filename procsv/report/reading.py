@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from procsv.base.errors import UserError
+from procsv.base.outcome import NO_STEP
 from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import find_paths
-from procsv.base.run.run_file import NO_STEP, find_run_in, host_is_alive
+from procsv.base.run.run_file import find_run_in, host_is_alive
 from procsv.report.account import Account
 from procsv.report.time_ledger import take_account
 

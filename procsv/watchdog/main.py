@@ -12,9 +12,10 @@ import shlex
 import signal
 from typing import TYPE_CHECKING
 
-from procsv.base.clock import Clock, SystemClock
+from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.processes import identify
+from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.events import WATCHDOG, Quit
 from procsv.watchdog.core.run import Core

@@ -15,10 +15,11 @@ from procsv.base.atomic_file import replace_file
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.base.processes import ExternalProcess
-from procsv.base.run.paths import is_remote
+from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.shm.slot_file import SlotInfo, SlotReader, remove_slot, scan_slots
+from procsv.ipc.shm.slot_file import SlotReader, remove_slot, scan_slots
+from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.facts import Look, Sighting, State, Verified
 from procsv.services.checkpoint.fs_events import Watch
 from procsv.services.checkpoint.orphan_shutdown import LastOneOut

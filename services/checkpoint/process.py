@@ -13,7 +13,7 @@ from typing import TypeVar
 from procsv.base import progress_counter
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.processes import ExternalProcess
-from procsv.base.run.paths import is_remote
+from procsv.base.text import is_remote
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
     CheckpointPlan,

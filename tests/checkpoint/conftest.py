@@ -16,15 +16,16 @@ import numpy as np
 import pytest
 import xxhash
 
-from procsv.base.clock import SystemClock
 from procsv.base.processes import Child, spawn
 from procsv.base.run.paths import RunPaths, make_private_dir
+from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import Ack, CheckpointPlan, Hello, Message
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
-from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotInfo, SlotPool
+from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotPool
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
+from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.store.local_store import Store
 
 ROOT = Path(__file__).parents[2]

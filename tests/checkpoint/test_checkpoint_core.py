@@ -37,6 +37,7 @@ from procsv.services.checkpoint.core.facts import (
     Adopted,
     Candidate,
     DiskState,
+    FileSum,
     Found,
     Look,
     Sighting,
@@ -45,7 +46,6 @@ from procsv.services.checkpoint.core.facts import (
 )
 from procsv.services.checkpoint.core.pending_replies import TRIES_AT_END_MAX
 from procsv.services.checkpoint.core.restore_choice import QUIET_S_MAX
-from procsv.services.checkpoint.store.manifest import FileSum
 from tests.support.core_desk import NOTHING, PLAN, Desk, bodies, durable_of, only, slot
 
 

@@ -16,8 +16,7 @@ from procsv.services.checkpoint.core.external_saves import (
     RESCAN_S,
     Noticing,
 )
-from procsv.services.checkpoint.core.facts import Adopted, Look, Sighting, Verified
-from procsv.services.checkpoint.store.manifest import FileSum
+from procsv.services.checkpoint.core.facts import Adopted, FileSum, Look, Sighting, Verified
 
 PLAN = CheckpointPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 RUN_BEGAN = 1000.0

@@ -27,7 +27,8 @@ from procsv.ipc.messaging.messages import (
     Staged,
     TrainerExited,
 )
-from procsv.ipc.shm.heartbeat import HeartbeatReader, Phase
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from procsv.services.checkpoint import process
 
 pytestmark = pytest.mark.fault

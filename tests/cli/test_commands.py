@@ -24,7 +24,8 @@ from procsv.base.run.run_file import RunFile, read_run, write_run
 from procsv.cli.main import COMMANDS
 from procsv.cli.query import find_run
 from procsv.cli.status import read_status
-from procsv.ipc.shm.heartbeat import HeartbeatWriter, Phase
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from procsv.base.outcome import LastExit
 from procsv.base.processes import boot_id, identify
-from procsv.base.run.run_file import LastExit, RunFile, host_is_alive, read_run, write_run
+from procsv.base.run.run_file import RunFile, host_is_alive, read_run, write_run
 
 if TYPE_CHECKING:
     from pathlib import Path

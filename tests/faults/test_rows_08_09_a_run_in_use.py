@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from procsv.base.clock import SystemClock
 from procsv.base.run.journal import read_journal
+from procsv.base.system_clock import SystemClock
 from procsv.cli.query import find_run
 from procsv.cli.status import read_status
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX

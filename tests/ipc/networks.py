@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from procsv.base.clock import FakeClock, SystemClock
+from procsv.base.clock import FakeClock
+from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Received, ServerEndpoint
 from procsv.ipc.messaging.memory_transport import FakeClient, FakeNetwork, FakeServer
 from procsv.ipc.messaging.messages import Hello

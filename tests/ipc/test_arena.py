@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from procsv.base.errors import PeerError
 from procsv.ipc.shm import slot_file as arena_module
-from procsv.ipc.shm.slot_file import HEADER_BYTES, NoRoom, SlotInfo, SlotPool, SlotReader, remove_slot, scan_slots
+from procsv.ipc.shm.slot_file import HEADER_BYTES, NoRoom, SlotPool, SlotReader, remove_slot, scan_slots
 from procsv.ipc.shm.slot_index import TENSOR_ALIGNMENT_BYTES, align
-from procsv.ipc.shm.slot_state import SlotState
+from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from tests.ipc.snapshots import RUN, fill, flip, publish, read
 
 STATE_AT = 16

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.shm.slot_file import SlotInfo, SlotPool, remove_slot, scan_slots
-from procsv.ipc.shm.slot_state import SlotState
+from procsv.ipc.shm.slot_file import SlotPool, remove_slot, scan_slots
+from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from tests.ipc.snapshots import RUN, publish, read
 from tests.support.programs import running
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from procsv.base.clock import SystemClock
 from procsv.base.errors import UserError
+from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.messages import Ack, Hello, Note
@@ -25,7 +25,7 @@ SERVER = """
     import os, sys
     from pathlib import Path
     from procsv.ipc.messaging.zmq_transport import Address, Server, Waiter, new_context
-    from procsv.base.clock import SystemClock
+    from procsv.base.system_clock import SystemClock
     path, run, incarnation, acknowledges = sys.argv[1:]
     server = Server(new_context(), Path(path), Address(run, "checkpoint", int(incarnation)), SystemClock())
     waiter = Waiter()
@@ -210,7 +210,7 @@ def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, pat
         import sys
         from pathlib import Path
         from procsv.ipc.messaging.zmq_transport import Address, Client, Waiter, new_context
-        from procsv.base.clock import SystemClock
+        from procsv.base.system_clock import SystemClock
         from procsv.ipc.messaging.messages import Hello, Note
         client = Client(new_context(), Path(sys.argv[1]), Address(sys.argv[2], "trainer", 1), SystemClock())
         waiter = Waiter()

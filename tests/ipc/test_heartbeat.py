@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procsv.ipc.shm.heartbeat import Heartbeat, HeartbeatReader, HeartbeatWriter, Phase, Snapshots, Spacing
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Snapshots, Spacing
+from procsv.ipc.shm.heartbeat_file import HeartbeatReader, HeartbeatWriter
 from tests.support.programs import running, until
 
 GUARD_AT = 8
@@ -130,7 +131,8 @@ def test_a_pulse_is_whole_while_another_process_beats_as_fast_as_it_can_and_outl
     source = """
         import sys
         from pathlib import Path
-        from procsv.ipc.shm.heartbeat import Phase, HeartbeatWriter
+        from procsv.ipc.shm.heartbeat import Phase
+        from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
         writer = HeartbeatWriter(Path(sys.argv[1]))
         writer.phase = Phase.STEP
         for number in range(10**9):

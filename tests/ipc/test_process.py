@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from procsv.base.clock import SystemClock
-from procsv.base.processes import Child, Exit, ExternalProcess, Identity, boot_id, descendants, identify, spawn
+from procsv.base.outcome import Exit
+from procsv.base.processes import Child, ExternalProcess, Identity, boot_id, descendants, identify, spawn
+from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.zmq_transport import Waiter
 from tests.support.programs import ROOT, running, until
 

@@ -11,7 +11,7 @@ from procsv.base.locks import FileLock
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.paths import RunPaths, make_private_dir
 from procsv.ipc.messaging.event_backlog import parcel_name
-from procsv.ipc.shm.heartbeat import HeartbeatWriter
+from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.ipc.shm.slot_file import SlotPool
 from tests.ipc.networks import RUN
 

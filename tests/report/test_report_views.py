@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.clock import SystemClock
 from procsv.base.run.journal import Journal
+from procsv.base.system_clock import SystemClock
 from procsv.report.page import make_page
 from procsv.report.reading import read_story
 from tests.support.launched import procsv

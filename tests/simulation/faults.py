@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from procsv.base.processes import Exit
+from procsv.base.outcome import Exit
 from tests.simulation.checkpoints import SAVE_PATH, files_of
 from tests.simulation.network import Weather
 from tests.simulation.processes import FOR_EVER_S, KILLED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from procsv.base.processes import Exit
+from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import Durable
 from procsv.watchdog.core.events import Action, Event
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from procsv.base.processes import Exit
+from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import Durable, FirstStepDone
 from procsv.watchdog.core.events import STANDBY, TRAINER, WATCHDOG, Ended, RecycleAsked, Said, Ticked
 from tests.simulation import history

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.ipc.shm.slot_file import SlotInfo
-from procsv.ipc.shm.slot_state import SlotEvent, SlotState, next_state
+from procsv.ipc.shm.slot_state import SlotEvent, SlotInfo, SlotState, next_state
 
 
 class SlotIsGone(Exception):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from procsv.base.processes import Exit, ExternalProcess
+from procsv.base.outcome import Exit
+from procsv.base.processes import ExternalProcess
 from tests.simulation.clock import Timer
 from tests.simulation.disk import Killed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from procsv.base.processes import Exit
+from procsv.base.outcome import Exit
 from tests.simulation import faults, history
 from tests.simulation.checkpoints import SAVE_PATH, is_safe, is_whole
 from tests.simulation.invariants import Checker

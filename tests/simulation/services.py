@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from procsv.base.processes import Exit, ExternalProcess
+from procsv.base.outcome import Exit
+from procsv.base.processes import ExternalProcess
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.shm.heartbeat import Heartbeat, HeartbeatWriter, Phase
-from procsv.ipc.shm.slot_file import SlotInfo
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
+from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.actions import Action, Persist, VerifySlot
 from procsv.services.checkpoint.core.facts import Look, State
 from procsv.services.checkpoint.environment import Environment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from procsv.base.processes import Exit
+from procsv.base.outcome import Exit
 from tests.simulation.processes import Process
 
 if TYPE_CHECKING:

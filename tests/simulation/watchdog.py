@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from procsv.base.processes import Exit, Identity
+from procsv.base.outcome import Exit
+from procsv.base.processes import Identity
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import (
@@ -26,7 +27,7 @@ from procsv.ipc.messaging.messages import (
     StatusRequest,
     TrainerExited,
 )
-from procsv.ipc.messaging.standby_channel import Waiting
+from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.events import (

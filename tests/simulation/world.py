@@ -13,7 +13,7 @@ from random import Random
 
 import msgspec
 
-from procsv.base.processes import Exit
+from procsv.base.outcome import Exit
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.messages import CheckpointPlan, Status, StatusRequest

@@ -14,9 +14,10 @@ import psutil
 from tensorboard.backend.event_processing import event_file_loader
 from tensorboard.compat.proto import event_pb2
 
-from procsv.base.clock import SystemClock
-from procsv.base.processes import Child, Exit, spawn
+from procsv.base.outcome import Exit
+from procsv.base.processes import Child, spawn
 from procsv.base.run.paths import RunPaths
+from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Message, Written
 from procsv.ipc.messaging.start import Start

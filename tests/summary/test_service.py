@@ -13,7 +13,7 @@ import pytest
 from tensorboard.compat.proto import graph_pb2
 
 from procsv.ipc.messaging.messages import Ack, FlushDone, GraphText, OpenWriter, Records, Written
-from procsv.ipc.shm.heartbeat import HeartbeatReader
+from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from tests.summary.real_service import ROOT, Run, Trainer, TurningTrainer, event, event_files, records_in, steps_in
 
 pytestmark = pytest.mark.fault

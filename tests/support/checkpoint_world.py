@@ -33,7 +33,7 @@ from procsv.ipc.messaging.messages import (
     Snapshot,
     TrainerExited,
 )
-from procsv.ipc.shm.heartbeat import HeartbeatWriter
+from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotPool, SlotReader, scan_slots
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings, unpack_strings
 from procsv.services.checkpoint.environment import Environment

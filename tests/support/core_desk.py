@@ -14,8 +14,7 @@ from procsv.ipc.messaging.messages import (
     Message,
     Snapshot,
 )
-from procsv.ipc.shm.slot_file import SlotInfo
-from procsv.ipc.shm.slot_state import SlotState
+from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.actions import (
     Action,
     Announce,

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from procsv.base.run.paths import RunPaths
-from procsv.ipc.messaging.standby_channel import StandbyChannel, Waiting
+from procsv.ipc.messaging.standby_channel import StandbyChannel
+from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
 from procsv.training.process.import_record import Loaded, Observer, sort_modules
 from tests.support.programs import DEADLINE_S, ROOT

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from procsv.base.processes import Exit
+from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Note, SaveFailed, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import CHECKPOINT, SUMMARY, TRAINER, NotSpawned, Said, TreeGone

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 
-from procsv.base.processes import Exit
-from procsv.base.stack_dump import DUMP_SIGNAL
+from procsv.base.outcome import Exit
+from procsv.base.signals import DUMP_SIGNAL
 from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import TRAINER, Said, TreeGone

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from procsv.base.processes import Exit
-from procsv.base.stack_dump import DUMP_SIGNAL
+from procsv.base.outcome import Exit
+from procsv.base.signals import DUMP_SIGNAL
 from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Heartbeat, Phase
 from procsv.watchdog.core.events import CHECKPOINT, STOPPED, SUMMARY, TRAINER
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from procsv.base.clock import SystemClock
 from procsv.base.run.journal import read_journal
 from procsv.base.run.run_file import RunFile, read_run
+from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 

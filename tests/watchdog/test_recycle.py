@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from procsv.base.processes import Exit
+from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import StopTraining, TrainerExited
 from procsv.watchdog.core.events import CHECKPOINT, TRAINER, NotSpawned, RecycleAsked
 from procsv.watchdog.core.restart_policy import LastWords

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from procsv.base.processes import Exit
+from procsv.base.outcome import Exit
 from procsv.watchdog.core.restart_policy import (
     RETURNS_AT_ONCE,
     Death,

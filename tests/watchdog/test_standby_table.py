@@ -8,7 +8,7 @@ import random
 import pytest
 
 from procsv.base.errors import ProcsvBug
-from procsv.base.processes import Exit
+from procsv.base.outcome import Exit
 from procsv.watchdog.core.events import STANDBY, TRAINER, Action, NotSpawned
 from procsv.watchdog.core.lifecycle import State as Life
 from procsv.watchdog.core.settings import Settings

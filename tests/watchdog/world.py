@@ -11,8 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from procsv.base.processes import Exit
-from procsv.base.run.run_file import NO_STEP
+from procsv.base.outcome import NO_STEP, Exit
 from procsv.ipc.messaging.messages import (
     Durable,
     Finish,
@@ -23,7 +22,7 @@ from procsv.ipc.messaging.messages import (
     Message,
     TrainerExited,
 )
-from procsv.ipc.messaging.standby_channel import Waiting
+from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import (
     CHECKPOINT,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from procsv.base.errors import UserError
+from procsv.base.text import is_remote
 
 SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un.sun_path less its NUL; a longer path cannot be bound
 SHM_ROOT = Path("/dev/shm")
@@ -107,12 +108,7 @@ class RunPaths:
         return self.run_dir / f"events.{writer}.pos"
 
 
-def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether only TensorFlow's filesystem layer can reach it: gs://, s3://, file://, …"""
-    return "://" in os.fspath(path)
-
-
-def local_home(logdir: str | os.PathLike[str]) -> Path:
+def local_home(logdir: str | Path) -> Path:
     """The directory on this machine that stands for a logdir: itself, or for a URL one of the user's own, named by it.
 
     It depends on nothing but the URL (without slashes at its end), so that two runs there meet the same lock.
@@ -137,7 +133,7 @@ def find_paths(logdir: str | os.PathLike[str]) -> RunPaths:
     The run directory lies under XDG_RUNTIME_DIR, or the temporary directory where there is none; where no
     shared-memory filesystem is mounted, snapshots lie in the run directory.
     """
-    real = local_home(logdir)
+    real = local_home(os.fspath(logdir))
     name = logdir_hash(real)
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):

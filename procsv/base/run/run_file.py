@@ -12,24 +12,14 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.atomic_file import replace_file
+from procsv.base.outcome import NO_STEP, LastExit
 from procsv.base.processes import Identity
-from procsv.base.run.paths import RunPaths, is_remote, local_home
-from procsv.base.text import escape_surrogates
+from procsv.base.run.paths import RunPaths, local_home
+from procsv.base.text import escape_surrogates, is_remote
 
 VERSION = 1
-NO_STEP = -1  # of a step: there is none yet
 
 FINAL_STATES = frozenset({"done", "failed", "stopped"})  # a host that writes one of these has nothing left to do
-
-
-class LastExit(msgspec.Struct, frozen=True, omit_defaults=False):
-    """How a trainer ended.  `code` or `signal` (by name), never both."""
-
-    code: int | None
-    signal: str | None
-    cause: str  # completed, stopped, exception, exit-code, killed, crashed, hang or unknown
-    evidence: str
-    step: int
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base.run.run_file import NO_STEP
+from procsv.base.outcome import NO_STEP
 
 _SUFFIX = ".manifest.json"
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from procsv.base.errors import PeerError, UserError
 from procsv.base.failpoints import declare, failpoint
-from procsv.base.run.paths import is_remote
+from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import Restore, Restored, RestoreFrom
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_file import SlotReader, scan_slots

@@ -19,7 +19,8 @@ import tensorflow as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
 from procsv.base.run.checkpoint_lock import turn
-from procsv.base.run.paths import is_remote, local_home
+from procsv.base.run.paths import local_home
+from procsv.base.text import is_remote
 from procsv.training.graph.restore import written_at
 from procsv.training.runtime.context import current
 

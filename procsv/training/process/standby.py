@@ -31,7 +31,8 @@ import msgspec
 
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.target import parse_target
-from procsv.ipc.messaging.standby_channel import BecomeTrainer, StandbyChannel, TrainerBegun, Waiting
+from procsv.ipc.messaging.standby_channel import StandbyChannel
+from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Waiting
 from procsv.training.process.background_throttle import considerate_imports
 from procsv.training.process.drop_in import install_later
 from procsv.training.process.import_record import Loaded, read_loaded

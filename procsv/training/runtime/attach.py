@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.base.errors import UserError
-from procsv.base.run.paths import is_remote
+from procsv.base.text import is_remote
 from procsv.training.runtime.context import Runtime, check_logdir, current
 from procsv.training.runtime.local_host import LocalHost
 

@@ -13,13 +13,16 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from procsv.base.clock import Clock, SystemClock
+from procsv.base.clock import Clock
 from procsv.base.errors import UserError
-from procsv.base.run.paths import RunPaths, is_remote, local_home
+from procsv.base.run.paths import RunPaths, local_home
+from procsv.base.system_clock import SystemClock
+from procsv.base.text import is_remote
 from procsv.faults.pending import Injected
 from procsv.ipc.messaging.messages import FirstStepDone, Message, Note, Reason, UserSave
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.shm.heartbeat import HeartbeatWriter, Phase, Snapshots
+from procsv.ipc.shm.heartbeat import Phase, Snapshots
+from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.training.runtime.event_streams import EventStreams
 from procsv.training.runtime.link import Link
 

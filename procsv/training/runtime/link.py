@@ -21,7 +21,7 @@ from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import Ack, Hello, Message, Written
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
-from procsv.ipc.shm.heartbeat import HeartbeatWriter
+from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.training.runtime.event_streams import EventStreams
 
 TICK_S = 0.2  # how often the heartbeat beats; a step in `status` is at most this much older than its reading

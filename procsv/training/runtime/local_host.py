@@ -20,16 +20,17 @@ from typing import cast
 
 import msgspec
 
-from procsv.base.clock import Clock, SystemClock
+from procsv.base.clock import Clock
 from procsv.base.errors import LogdirLocked, PeerError
 from procsv.base.locks import FileLock
 from procsv.base.processes import Child, identify, spawn
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.journal import Journal
 from procsv.base.run.log_tail import last_lines
-from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, is_remote, make_private_dir
+from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, make_private_dir
 from procsv.base.run.run_file import RunFile, find_run_in, host_is_alive, read_run, write_run
-from procsv.base.text import gist
+from procsv.base.system_clock import SystemClock
+from procsv.base.text import gist, is_remote
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
     Durable,

@@ -15,8 +15,9 @@ import xxhash
 
 from procsv.base.failpoints import declare, failpoint
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotInfo, SlotWriter
+from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotWriter
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
+from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.training.graph.capture import Capture, Taken, flat_bytes
 from procsv.training.snapshots.slot_layout import UNKNOWN, Pack
 

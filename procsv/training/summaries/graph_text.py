@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from procsv.base.run.paths import is_remote
+from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import GraphText
 
 if TYPE_CHECKING:

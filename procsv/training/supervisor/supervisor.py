@@ -18,8 +18,8 @@ from typing import Any, Literal
 import tensorflow as tf
 from tensorflow.python.training import supervisor as tf_supervisor
 
-from procsv.base.clock import SystemClock
-from procsv.base.run.paths import is_remote
+from procsv.base.system_clock import SystemClock
+from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import Durable, Reason
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.restore import Origin, SessionManager, ask_newest, written_at

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from procsv.base.run.run_file import NO_STEP
+from procsv.base.outcome import NO_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from procsv.base.processes import Exit
+    from procsv.base.outcome import Exit
     from procsv.ipc.messaging.messages import Body, Finish, Message, TrainerExited
-    from procsv.ipc.messaging.standby_channel import Word
+    from procsv.ipc.messaging.standby_messages import Word
     from procsv.ipc.shm.heartbeat import Heartbeat
     from procsv.watchdog.core.restart_policy import LastWords
 

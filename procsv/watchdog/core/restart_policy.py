@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from procsv.base.run.run_file import NO_STEP
+from procsv.base.outcome import NO_STEP
 
 if TYPE_CHECKING:
     import random
 
-    from procsv.base.processes import Exit
+    from procsv.base.outcome import Exit
 
 EXIT_DONE, EXIT_CHECKPOINTED = 0, 75
 EXITS_PERMANENT = {78: "configuration error", 126: "cannot be executed", 127: "not found"}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from procsv.base.run.run_file import NO_STEP
+from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import Durable, Finish, FlushDone, Rejected, SaveFailed, TrainerExited, Unwritable
 from procsv.watchdog.core.events import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from procsv.base.run.run_file import NO_STEP
+from procsv.base.outcome import NO_STEP
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import AT_DISK, STOPPED, KillTree
 from procsv.watchdog.core.hangs.escalation import HangEscalation
@@ -19,7 +19,7 @@ from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
 from procsv.watchdog.core.restart_policy import SERVICE_KILLS, Cause, ServiceDeath, ServiceHistory, find_cause
 
 if TYPE_CHECKING:
-    from procsv.base.processes import Exit
+    from procsv.base.outcome import Exit
     from procsv.watchdog.core.events import Action, Ended
     from procsv.watchdog.core.settings import Settings
 

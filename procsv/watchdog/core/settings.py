@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from procsv.base.run.run_file import NO_STEP
+from procsv.base.outcome import NO_STEP
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.hangs.escalation import Waits
 from procsv.watchdog.core.hangs.trainer_liveness import PHASE_S_MAX, SERVICE_S_MAX, Limits

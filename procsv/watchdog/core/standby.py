@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from procsv.base.errors import ProcsvBug
 from procsv.base.units import show_duration, show_size
-from procsv.ipc.messaging.standby_channel import Waiting
+from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.watchdog.core.events import (
     STANDBY,
     TRAINER,

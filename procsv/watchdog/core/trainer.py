@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from procsv.base.run.run_file import NO_STEP, LastExit
+from procsv.base.outcome import NO_STEP, LastExit
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import (
     Durable,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from procsv.base.run.run_file import LastExit
+from procsv.base.outcome import LastExit
 from procsv.base.units import show_duration
 from procsv.watchdog.core.events import Report
 
 if TYPE_CHECKING:
-    from procsv.base.processes import Exit
+    from procsv.base.outcome import Exit
     from procsv.ipc.messaging.messages import FirstStepDone
     from procsv.watchdog.core.events import Ended
     from procsv.watchdog.core.restart_policy import Cause

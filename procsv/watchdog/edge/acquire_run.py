@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.locks import FileLock
+from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
-from procsv.base.run.paths import RunPaths, check_socket_paths, is_remote, make_private_dir
-from procsv.base.run.run_file import NO_STEP, RunFile, find_run_in, host_is_alive, read_run
+from procsv.base.run.paths import RunPaths, check_socket_paths, make_private_dir
+from procsv.base.run.run_file import RunFile, find_run_in, host_is_alive, read_run
 from procsv.base.run.saved_step import saved_step
+from procsv.base.text import is_remote
 from procsv.watchdog.core.events import SERVICES
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from procsv.ipc.messaging.messages import (
     TrainerExited,
 )
 from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context
-from procsv.ipc.shm.heartbeat import Heartbeat, HeartbeatReader
+from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from procsv.watchdog.core.events import (
     SERVICES,
     STANDBY,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from procsv.base.outcome import NO_STEP
 from procsv.base.run.log_tail import last_lines
-from procsv.base.run.run_file import NO_STEP
 from procsv.ipc.shm.slot_file import scan_slots
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restart_policy import LastWords
@@ -19,7 +19,7 @@ from procsv.watchdog.core.restart_policy import LastWords
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from procsv.base.processes import Exit
+    from procsv.base.outcome import Exit
     from procsv.base.run.paths import RunPaths
     from procsv.ipc.shm.heartbeat import Heartbeat
 

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from procsv.base.locks import FileLock
-from procsv.ipc.messaging.standby_channel import BecomeTrainer, TrainerBegun
+from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun
 from procsv.watchdog.core.events import STANDBY, TRAINER, Event, Promoted, StandbySaid
 from procsv.watchdog.edge.processes import WriterLockHeld, prune_logs
 from procsv.watchdog.edge.resources.free_memory import room_bytes
@@ -20,7 +20,7 @@ from procsv.watchdog.edge.resources.oom import tree_rss
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from procsv.ipc.messaging.standby_channel import Word
+    from procsv.ipc.messaging.standby_messages import Word
     from procsv.ipc.messaging.zmq_transport import Waiter
     from procsv.watchdog.edge.processes import Processes, Running
 

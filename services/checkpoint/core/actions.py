@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import CheckpointPlan, Message, Reason
-from procsv.ipc.shm.slot_file import SlotInfo
+from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.facts import Sighting, State, Verified
 
 

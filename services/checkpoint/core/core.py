@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from procsv.base.run.paths import is_remote
+from procsv.base.text import is_remote
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
     CheckpointPlan,
@@ -33,8 +33,7 @@ from procsv.ipc.messaging.messages import (
     Unwritable,
     UserSave,
 )
-from procsv.ipc.shm.slot_file import SlotInfo
-from procsv.ipc.shm.slot_state import SlotState
+from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,
     Action,

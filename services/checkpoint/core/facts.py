@@ -4,9 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from procsv.ipc.messaging.messages import Durable
-from procsv.ipc.shm.slot_file import SlotInfo
-from procsv.services.checkpoint.store.manifest import FileSum, Manifest
+import msgspec
+
+from procsv.ipc.messaging.messages import Durable, Reason
+from procsv.ipc.shm.slot_state import SlotInfo
+
+
+class FileSum(msgspec.Struct, frozen=True):
+    """What one file must look like."""
+
+    size: int  # bytes
+    xxh3_128: str  # hex
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """`<prefix>.manifest.json`."""
+
+    version: int
+    step: int
+    sequence: int
+    incarnation: int  # of the trainer whose state it is
+    run: str
+    reason: Reason
+    time: float  # Unix seconds
+    files: dict[str, FileSum]
+    guest: bool = False  # not the supervised Saver's: never deleted by us
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files.values())
 
 
 class WriteMismatch(Exception):

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from procsv.ipc.messaging.messages import Durable
-from procsv.ipc.shm.slot_file import SlotInfo
-from procsv.ipc.shm.slot_state import SlotState
+from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.facts import Adopted, DiskState, Found, State
 
 

@@ -21,7 +21,7 @@ import xxhash
 
 from procsv.base import disk
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, unpack_strings
-from procsv.services.checkpoint.core.facts import WriteMismatch
+from procsv.services.checkpoint.core.facts import FileSum, WriteMismatch
 from procsv.services.checkpoint.format.bundle_entries import (
     DTYPES,
     STRING,
@@ -34,7 +34,6 @@ from procsv.services.checkpoint.format.bundle_entries import (
 )
 from procsv.services.checkpoint.format.bundle_reader import mask
 from procsv.services.checkpoint.format.bundle_table import encode_table, varint
-from procsv.services.checkpoint.store.manifest import FileSum
 
 CHUNK_BYTES = 2**20  # fits the processor's cache; crc32c takes only immutable bytes, so a chunk is copied there
 # So much written: the disk begins with it, while the rest is being written.  An fdatasync at that place, on a thread of its

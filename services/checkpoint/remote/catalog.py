@@ -11,9 +11,9 @@ import re
 from dataclasses import replace
 
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.services.checkpoint.core.facts import Candidate, Found, Rejection
+from procsv.services.checkpoint.core.facts import Candidate, Found, Manifest, Rejection
 from procsv.services.checkpoint.remote import files as files
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, Manifest, decode_manifest
+from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest
 from procsv.services.checkpoint.store.names import MANIFEST_SUFFIX, step_in_name
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, StateFile, parse_state, state_of_names
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import xxhash
 
+from procsv.services.checkpoint.core.facts import FileSum
 from procsv.services.checkpoint.format.tf_ops_writer import load
-from procsv.services.checkpoint.store.manifest import FileSum
 
 PIECE_BYTES = 8 * 2**20
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.services.checkpoint.core.facts import Manifest
 from procsv.services.checkpoint.remote import files as files
 from procsv.services.checkpoint.remote.catalog import RemoteCatalog
 from procsv.services.checkpoint.store.inventory import Inventory, Item, is_leftover, make_item
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, Manifest
+from procsv.services.checkpoint.store.manifest import BadCheckpoint
 from procsv.services.checkpoint.store.names import MANIFEST_SUFFIX, step_in_name
 
 

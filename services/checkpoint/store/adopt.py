@@ -16,10 +16,10 @@ from procsv.base.clock import Clock
 from procsv.base.run.checkpoint_lock import is_taken, turn
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.facts import Adopted, Signature, Verified, durable_of
+from procsv.services.checkpoint.core.facts import Adopted, Manifest, Signature, Verified, durable_of
 from procsv.services.checkpoint.store.catalog import Catalog, take_stock
 from procsv.services.checkpoint.store.commit import delete_surely, finish_deletions
-from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, Manifest, encode_manifest, read_manifest
+from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, encode_manifest, read_manifest
 from procsv.services.checkpoint.store.names import absolute_save_path, manifest_of, state_file_of
 from procsv.services.checkpoint.store.rotation import Rotation
 from procsv.services.checkpoint.store.scan import is_known, signature_of

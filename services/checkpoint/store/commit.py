@@ -20,13 +20,8 @@ from procsv.base import disk
 from procsv.base.atomic_file import fsync_dir, replace_file
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.run.checkpoint_lock import turn
-from procsv.services.checkpoint.store.manifest import (
-    BadCheckpoint,
-    Manifest,
-    encode_manifest,
-    read_manifest,
-    verify_file,
-)
+from procsv.services.checkpoint.core.facts import Manifest
+from procsv.services.checkpoint.store.manifest import BadCheckpoint, encode_manifest, read_manifest, verify_file
 from procsv.services.checkpoint.store.names import all_files, base_of, manifest_of, placing_order
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state, write_state
 

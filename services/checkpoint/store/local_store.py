@@ -23,13 +23,16 @@ from procsv.base.run.run_file import read_run
 from procsv.base.units import show_size
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Reason
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.shm.slot_file import SlotInfo, SlotReader, scan_slots
+from procsv.ipc.shm.slot_file import SlotReader, scan_slots
 from procsv.ipc.shm.slot_index import Contents, prefix_of
+from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.facts import (
     Adopted,
     Candidate,
     DiskState,
+    FileSum,
     Found,
+    Manifest,
     State,
     Verified,
     WriteMismatch,
@@ -39,14 +42,7 @@ from procsv.services.checkpoint.store import write
 from procsv.services.checkpoint.store.adopt import Intake
 from procsv.services.checkpoint.store.catalog import Catalog, take_stock
 from procsv.services.checkpoint.store.commit import Intent, Workshop, finish_deletions, read_text
-from procsv.services.checkpoint.store.manifest import (
-    MANIFEST_VERSION,
-    BadCheckpoint,
-    FileSum,
-    Manifest,
-    read_manifest,
-    sum_file,
-)
+from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, BadCheckpoint, read_manifest, sum_file
 from procsv.services.checkpoint.store.names import (
     META_SUFFIX,
     absolute_save_path,

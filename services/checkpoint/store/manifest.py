@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 
 from procsv.base import progress_counter
-from procsv.ipc.messaging.messages import Reason
+from procsv.services.checkpoint.core.facts import FileSum, Manifest
 
 MANIFEST_VERSION = 1
 _CHUNK_BYTES = 4 * 2**20
@@ -20,31 +20,6 @@ _CHUNK_BYTES = 4 * 2**20
 
 class BadCheckpoint(Exception):
     """A checkpoint that must not be used.  The text says why."""
-
-
-class FileSum(msgspec.Struct, frozen=True):
-    """What one file must look like."""
-
-    size: int  # bytes
-    xxh3_128: str  # hex
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """`<prefix>.manifest.json`."""
-
-    version: int
-    step: int
-    sequence: int
-    incarnation: int  # of the trainer whose state it is
-    run: str
-    reason: Reason
-    time: float  # Unix seconds
-    files: dict[str, FileSum]
-    guest: bool = False  # not the supervised Saver's: never deleted by us
-
-    @property
-    def bytes(self) -> int:
-        return sum(file.size for file in self.files.values())
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

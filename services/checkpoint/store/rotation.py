@@ -11,9 +11,10 @@ import re
 from pathlib import Path
 
 from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.services.checkpoint.core.facts import Manifest
 from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, mend, retain
 from procsv.services.checkpoint.store.catalog import Listing
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, Manifest, read_manifest
+from procsv.services.checkpoint.store.manifest import BadCheckpoint, read_manifest
 from procsv.services.checkpoint.store.names import absolute_save_path, base_of, has_files, manifest_of, model_files
 from procsv.services.checkpoint.store.service_state import Memory
 

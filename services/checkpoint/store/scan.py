@@ -13,10 +13,10 @@ from pathlib import Path
 from procsv.base import disk
 from procsv.base.clock import Clock
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.services.checkpoint.core.facts import Candidate, Look, Sighting, Signature, Verified
+from procsv.services.checkpoint.core.facts import Candidate, FileSum, Look, Sighting, Signature, Verified
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, read_index, scalar_int
 from procsv.services.checkpoint.store.catalog import GLOBAL_STEP_KEY, take_stock, verify_foreign
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, FileSum, sum_file
+from procsv.services.checkpoint.store.manifest import BadCheckpoint, sum_file
 from procsv.services.checkpoint.store.names import (
     MANIFEST_SUFFIX,
     absolute_save_path,

@@ -15,11 +15,11 @@ from pathlib import Path
 from procsv.base import disk, progress_counter
 from procsv.base.failpoints import declare, failpoint
 from procsv.ipc.shm.slot_index import Contents
-from procsv.services.checkpoint.core.facts import WriteMismatch
+from procsv.services.checkpoint.core.facts import FileSum, WriteMismatch
 from procsv.services.checkpoint.format.bundle_entries import Unsupported
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure
 from procsv.services.checkpoint.format.bundle_writer import BundleWriter, plan_bundle
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, FileSum, verify_file
+from procsv.services.checkpoint.store.manifest import BadCheckpoint, verify_file
 
 declare("checkpoint.mid_write")
 

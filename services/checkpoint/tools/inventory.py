@@ -13,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base.run.paths import is_remote
+from procsv.base.text import is_remote
+from procsv.services.checkpoint.core.facts import Manifest
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure, read_index, scalar_int
 from procsv.services.checkpoint.store.catalog import GLOBAL_STEP_KEY, Catalog, listed_paths
 from procsv.services.checkpoint.store.inventory import Inventory, Item, is_leftover, make_item
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, Manifest, read_manifest
+from procsv.services.checkpoint.store.manifest import BadCheckpoint, read_manifest
 from procsv.services.checkpoint.store.names import all_files, has_files, manifest_of, step_in_name
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state
 

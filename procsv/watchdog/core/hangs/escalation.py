@@ -14,13 +14,13 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from procsv.base.stack_dump import DUMP_SIGNAL
+from procsv.base.signals import DUMP_SIGNAL
 from procsv.base.units import show_duration
 from procsv.watchdog.core.events import TRAINER, Action, Journal, Say, Signal
 from procsv.watchdog.core.hangs.stack_parser import where_it_stood
 
 if TYPE_CHECKING:
-    from procsv.base.processes import Exit
+    from procsv.base.outcome import Exit
     from procsv.ipc.shm.heartbeat import Heartbeat
     from procsv.watchdog.core.hangs.trainer_liveness import Hang
 

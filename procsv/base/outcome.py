@@ -1,0 +1,43 @@
+"""Outcomes of processes, as plain data: how one ended, and at which step.
+
+Made by processes.py from an exit status, judged by the watchdog's core, written to run.json.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+import msgspec
+
+NO_STEP = -1  # of a step: there is none yet
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended: by `code`, or by `signal` (then `code` is None)."""
+
+    code: int | None
+    signal: int | None
+
+    @property
+    def signal_name(self) -> str | None:
+        if self.signal is None:
+            return None
+        try:
+            return signal.Signals(self.signal).name
+        except ValueError:
+            return f"SIG{self.signal}"
+
+    def __str__(self) -> str:
+        return self.signal_name or f"exit code {self.code}"
+
+
+class LastExit(msgspec.Struct, frozen=True, omit_defaults=False):
+    """How a trainer ended.  `code` or `signal` (by name), never both."""
+
+    code: int | None
+    signal: str | None
+    cause: str  # completed, stopped, exception, exit-code, killed, crashed, hang or unknown
+    evidence: str
+    step: int
