@@ -312,6 +312,16 @@ class StopTraining(Message, frozen=True):
     reason: Reason
 
 
+class ServiceLost(Message, frozen=True):
+    """Watchdog -> trainer: this service has died too often and will not be started again.  Answered by Ack.
+
+    Whoever waits for it is told at once.  If lost: resent.
+    """
+
+    role: str
+    why: str
+
+
 class Inject(Message, frozen=True):
     """Watchdog -> trainer or service: have this fault now, because a plan of the user's says so.  Answered by Ack.
 
@@ -371,6 +381,7 @@ Body = (
     | Loaded
     | Note
     | StopTraining
+    | ServiceLost
     | Inject
     | StatusRequest
     | Status

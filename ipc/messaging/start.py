@@ -40,6 +40,8 @@ class Start(msgspec.Struct, frozen=True):
     shm_dir: str
     lifeline_fd: int = -1  # end-of-file on it: whoever runs the run is dead
     has_watchdog: bool = True  # False: a trainer runs its own services
+    observes: int = 0  # the pid of a program that has started its watchdog itself, which then only observes it
+    home: str = ""  # in the place of <logdir>/procsv, for a run that shares its logdir with another: it keeps no record
     grace_s: float = 25.0  # what a stop may take, everything included
     snapshot_secs: float = -1.0  # -1: auto; 0: off
     target: str = ""

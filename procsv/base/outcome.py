@@ -15,7 +15,7 @@ NO_STEP = -1  # of a step: there is none yet
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended: by `code`, or by `signal` (then `code` is None)."""
+    """How a process ended: by `code`, or by `signal`; neither is known of one that is no child of ours."""
 
     code: int | None
     signal: int | None
@@ -30,7 +30,7 @@ class Exit:
             return f"SIG{self.signal}"
 
     def __str__(self) -> str:
-        return self.signal_name or f"exit code {self.code}"
+        return self.signal_name or ("an unknown exit status" if self.code is None else f"exit code {self.code}")
 
 
 class LastExit(msgspec.Struct, frozen=True, omit_defaults=False):

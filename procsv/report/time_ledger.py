@@ -198,6 +198,17 @@ class Book:
         self._end_training(since_s)
         self._turn("stalled", since_s)
 
+    def _goes_on(self, entry: Entry, now_s: float) -> None:
+        """What hung, and was not ended, makes progress again."""
+        last = self._last()
+        if last is None or last.end_s is not None or self._kind != "stalled" or self._training is not None:
+            return
+        if last.ready_s is None:
+            self._turn("starting", now_s)
+            return
+        self._turn("kept", now_s)
+        self._training = Training(last.number, now_s, entry.get("step", 0))
+
     def _frozen(self, entry: Entry, now_s: float) -> None:
         """It was stopped by a signal for some seconds, up to now."""
         training, last = self._training, self._last()
@@ -303,6 +314,7 @@ _OF_TRAINER = {
     "session_lost": Book._session_lost,
     "session_recovered": Book._session_recovered,
     "hang_detected": Book._hangs,
+    "hang_over": Book._goes_on,
     "frozen": Book._frozen,
     "exited": Book._exited,
 }
@@ -319,6 +331,7 @@ REMARKABLE = frozenset(
         "checkpoint_failed",
         "checkpoint_rejected",
         "hang_detected",
+        "hang_over",
         "frozen",
         "preempt_notice",
         "service_restarted",

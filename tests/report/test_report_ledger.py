@@ -215,6 +215,13 @@ def test_the_time_in_which_a_trainer_was_stopped_by_a_signal_is_no_training() ->
     assert _totals(early) == {"starting": 11, "kept": 20, "stalled": 1, "down": 1}, "what was before is what it was"
 
 
+def test_the_time_in_which_an_observed_program_hung_is_no_training() -> None:
+    hang = (_at(71, "hang_detected", seconds=20, step=41), _at(91, "hang_over", seconds=40, step=42))
+    account = _account(_launch(0), _start(1, 1, 0, 11, "fresh"), *hang, _done(131, 1, 82))
+
+    assert _totals(account) == {"starting": 11, "kept": 80, "stalled": 40, "down": 1}
+
+
 def test_an_empty_journal_has_no_account() -> None:
     assert take_account([]) is None
 
@@ -232,6 +239,7 @@ _EVENTS = st.sampled_from(
         ("session_lost", "trainer"),
         ("session_recovered", "trainer"),
         ("hang_detected", "trainer"),
+        ("hang_over", "trainer"),
         ("checkpoint_durable", "checkpoint"),
         ("stopped", "trainer"),
         ("gave_up", "trainer"),

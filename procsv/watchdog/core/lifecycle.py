@@ -10,6 +10,7 @@ bug and raises with the story so far; "nothing to do" is a row.
     COMPILING    from the restored session to the end of the first step
     RUNNING      it trains
     HUNG         found hanging; its stacks are written down, then it is ended
+    STALLED      found hanging in a program that is only observed: it is reported, and left alone
     RECYCLING    asked to save and end, to be started again, free of charge
     STOPPING     asked to stop at the next boundary
     BACKOFF      dead; waiting for its tree to be gone, and for its delay, before the next start
@@ -41,6 +42,7 @@ class State(Enum):
     COMPILING = auto()
     RUNNING = auto()
     HUNG = auto()
+    STALLED = auto()
     RECYCLING = auto()
     STOPPING = auto()
     BACKOFF = auto()
@@ -52,7 +54,7 @@ class State(Enum):
     @property
     def word(self) -> str:
         """As run.json and `status` show it."""
-        return self.name.lower()
+        return "hung" if self is State.STALLED else self.name.lower()
 
 
 class LifecycleEvent(Enum):
@@ -71,6 +73,8 @@ class LifecycleEvent(Enum):
     NOT_SPAWNED = auto()  # the system would not start it
     # what the watchdog decides
     HANGS = auto()  # no progress for longer than its phase may take
+    STALLS = auto()  # the same, of a program that is only observed
+    MOVES = auto()  # what had stalled makes progress again
     STOP_ASKED = auto()
     KILL_ASKED = auto()  # stop now, or the grace is over
     RECYCLE_ASKED = auto()  # by hand, or because it uses too much memory
@@ -84,6 +88,8 @@ class LifecycleEvent(Enum):
 class LifecycleAction(Enum):
     SPAWN = auto()
     DUMP_STACKS = auto()  # the first rung of the hang ladder
+    REPORT_HANG = auto()
+    REPORT_PROGRESS = auto()
     TELL_STOP = auto()
     KILL_TREE = auto()
     CLEAN_UP = auto()  # clear away its tree; tell the checkpoint service, which saves what it left
@@ -126,6 +132,7 @@ def _table() -> dict[tuple[State, LifecycleEvent], Edge]:
         table[state, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
         table[state, _E.RECYCLE_ASKED] = Edge(_S.RECYCLING, (_A.TELL_STOP,))
         table[state, _E.HANGS] = Edge(_S.HUNG, (_A.DUMP_STACKS,))
+        table[state, _E.STALLS] = Edge(_S.STALLED, (_A.REPORT_HANG,))
     table[_S.PENDING, _E.NOT_SPAWNED] = Edge(_S.BACKOFF, (_A.DECIDE_RESTART,))  # there is nobody to bury
 
     table[_S.HUNG, _E.FINISHED] = Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN))
@@ -135,6 +142,14 @@ def _table() -> dict[tuple[State, LifecycleEvent], Edge]:
     table[_S.HUNG, _E.TREE_STAYS] = Edge(_S.UNKILLABLE, (_A.ALERT,))
 
     table[_S.HUNG, _E.RECYCLE_ASKED] = Edge(_S.HUNG)  # it is being ended already
+
+    table[_S.STALLED, _E.MOVES] = Edge(_S.RUNNING, (_A.REPORT_PROGRESS,))  # its phase is read again at the next tick
+    table[_S.STALLED, _E.FINISHED] = Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN))
+    table[_S.STALLED, _E.CHECKPOINTED] = table[_S.STALLED, _E.CRASHED] = Edge(
+        _S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART)
+    )
+    table[_S.STALLED, _E.STOP_ASKED] = Edge(_S.STOPPING, (_A.TELL_STOP,))
+    table[_S.STALLED, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
 
     table[_S.RECYCLING, _E.FINISHED] = Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN))
     table[_S.RECYCLING, _E.CHECKPOINTED] = table[_S.RECYCLING, _E.CRASHED] = Edge(
@@ -148,6 +163,7 @@ def _table() -> dict[tuple[State, LifecycleEvent], Edge]:
 
     for news in _NEWS:
         table[_S.HUNG, news] = Edge(_S.HUNG)
+        table[_S.STALLED, news] = Edge(_S.STALLED)
         table[_S.RECYCLING, news] = Edge(_S.RECYCLING)
         table[_S.STOPPING, news] = Edge(_S.STOPPING)
         table[_S.UNKILLABLE, news] = Edge(_S.UNKILLABLE)

@@ -29,6 +29,8 @@ EXITS_PERMANENT = {78: "configuration error", 126: "cannot be executed", 127: "n
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
 RETURNS_AT_ONCE = 5  # exits 75 in a row with nothing saved between them that cost no delay; more of them are a loop
 RECYCLES_AT_ONCE = 1
+EXIT_INTERRUPTED = 130  # by SIGINT, as a shell says it
+NOT_OURS = "the program was not started by `procsv launch`: start it again, and it resumes"
 USAGE_EXIT = 2  # what argparse ends with; permanent as long as the program has never trained
 
 SERVICE_KILLS = 4  # times as many deaths by SIGKILL as others may a service die before the run fails
@@ -109,9 +111,11 @@ def find_cause(
         return Cause("exit-code", str(exit))
     if exit.signal in _CRASH_SIGNALS:
         return Cause("crashed", f"{exit} in {where}" if where else str(exit))
+    if exit.signal is None and where:
+        return Cause("crashed", f"a fatal signal in {where}")
     if exit.signal is not None:
         return Cause("killed", f"{exit}, sender unknown")
-    return Cause("unknown", "no exit status")
+    return Cause("unknown", str(exit))
 
 
 def _first_line(text: str) -> str:
@@ -123,6 +127,7 @@ def _first_line(text: str) -> str:
 class Policy:
     """As `procsv launch` was told."""
 
+    restarts: bool = True  # False: somebody else has started the program, and may start it again
     failures_max: int = 5  # consecutive ones with no newly durable step; then given up
     delay_s_min: float = 1.0
     delay_s_max: float = 60.0
@@ -200,6 +205,8 @@ class History:
         `has_standby`: the next trainer is there already.  The first failure after progress then costs no delay: it
         says nothing yet of whether the next start will fare better.
         """
+        if not self.policy.restarts:
+            return GiveUp(NOT_OURS, is_final=True)
         kind = classify(death.exit)
         if kind is Kind.CHECKPOINTED:
             return self._weigh_return(RETURNS_AT_ONCE)

@@ -18,10 +18,18 @@ from typing import TYPE_CHECKING
 
 from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.messages import Durable, Finish, FlushDone, Rejected, SaveFailed, TrainerExited, Unwritable
+from procsv.ipc.messaging.messages import (
+    Durable,
+    Finish,
+    FlushDone,
+    Rejected,
+    SaveFailed,
+    ServiceLost,
+    TrainerExited,
+    Unwritable,
+)
 from procsv.watchdog.core.events import (
     CHECKPOINT,
-    SERVICES,
     STANDBY,
     SUMMARY,
     TRAINER,
@@ -71,7 +79,7 @@ class Core:
         self._out: list[Action] = []
         self.standby = Standby(settings.standby, self._out)
         self.tasks = [TrainerSupervisor(first_incarnation, settings, rng, now_s, self.standby, self._out)]
-        self.services = {role: supervise_service(role, settings, self._out) for role in SERVICES}
+        self.services = {role: supervise_service(role, settings, self._out) for role in settings.services}
         self.stop_source = ""  # who asked for the end; set before anything is done about it
         self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
         self.exit_code: int | None = None
@@ -139,10 +147,10 @@ class Core:
             case StopAsked():
                 self._stop_asked(event, now_s)
             case RecycleAsked(why, by_hand):
-                if not self.is_ending:
+                if not (self.is_ending or self.settings.observes):
                     self.task.recycle(why, by_hand, now_s)
             case PreemptAsked(grace_s, source):
-                if not self.is_ending:
+                if not (self.is_ending or self.settings.observes):
                     self.task.preempt(grace_s, source, now_s)
         self._go_on(now_s)
         return self._take()
@@ -214,6 +222,7 @@ class Core:
         self._out.append(Journal("exited", event.role, event.incarnation, fields))
         if service.state is ServiceState.LOST:
             why = f"{service.why_lost}; what it said: {event.log}"
+            self._out.append(Tell(TRAINER, ServiceLost(service.role, why)))
             self._fail(why, now_s, is_hopeless=service.role == CHECKPOINT, last_lines=event.last_lines)
         elif service.restart_s is not None:
             text = f"the {service.role} service ended ({event.exit}); starting it again, training goes on"
@@ -300,8 +309,12 @@ class Core:
 
         `is_hopeless`: a trainer that has not got its state yet will never get it; it is not waited for.
         """
+        said = "\n".join(f"  {line}" for line in last_lines)
+        if self.settings.observes:
+            self._out.append(Say(f"{why}; it is not started again, the program goes on", is_bad=True, traceback=said))
+            return
         self.failure = self.failure or why
-        self._out.append(Say(f"giving up: {why}", is_bad=True, traceback="\n".join(f"  {line}" for line in last_lines)))
+        self._out.append(Say(f"giving up: {why}", is_bad=True, traceback=said))
         if not self.is_ending:
             self.stop_source, self._stop_s = "a lost service", now_s
             self._out.append(WriteRun())
@@ -310,8 +323,10 @@ class Core:
     # -- the order of things -------------------------------------------------------------------------------
     def _go_on(self, now_s: float) -> None:
         """What the state of everything calls for, whatever led to it."""
-        ended = self.task.unsettled
-        if ended is not None and self.services[CHECKPOINT].is_up and self._told_ended != ended.incarnation:
+        ended, checkpoint = self.task.unsettled, self.services.get(CHECKPOINT)
+        if checkpoint is None:
+            self.task.unsettled = None
+        elif ended is not None and checkpoint.is_up and self._told_ended != ended.incarnation:
             self._told_ended = ended.incarnation
             self._out.append(Tell(CHECKPOINT, ended))
         if self.is_ending or self.task.ends_run:
@@ -380,7 +395,8 @@ class Core:
             self._out.append(Journal("run_completed", TRAINER, task.incarnation, done))
         else:
             self.exit_code = EXIT_STOPPED
-            stopped = {"step": task.step, "durable_step": task.durable_step, "source": self.stop_source}
+            source = self.stop_source or "the program itself"
+            stopped = {"step": task.step, "durable_step": task.durable_step, "source": source}
             self._out.append(Journal("stopped", TRAINER, task.incarnation, stopped))
         self._out.append(Quit(self.exit_code, keep_memory=bool(task.unsaved)))
 

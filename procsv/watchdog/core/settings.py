@@ -1,4 +1,4 @@
-"""What `procsv launch` was told, as the watchdog's parts take it.
+"""What the watchdog was told, as its parts take it.
 
 Made by host.py from the start's options, which the command line has checked.
 """
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from procsv.base.outcome import NO_STEP
 from procsv.ipc.shm.heartbeat import Phase
+from procsv.watchdog.core.events import SERVICES, SUMMARY
 from procsv.watchdog.core.hangs.escalation import Waits
 from procsv.watchdog.core.hangs.trainer_liveness import PHASE_S_MAX, SERVICE_S_MAX, Limits
 from procsv.watchdog.core.restart_policy import Policy
@@ -29,6 +30,8 @@ class Settings:
     standby: str = "off"  # warm: a process waits that has imported TensorFlow; hot: and has run the program's start
     memory_limit: int = 0  # bytes that the trainer's tree may use; 0: as many as there are
     learned_step_s: float = 0.0  # the median of an earlier launch in this logdir; 0.0: none is known
+    observes: bool = False  # the program was started by somebody else: it is neither ended nor started again
+    services: tuple[str, ...] = SERVICES
     saved_step: int = NO_STEP  # what an earlier launch in this logdir has left on disk, as far as can be seen
 
 
@@ -40,6 +43,7 @@ def settings_of(start: Start, learned_step_s: float = 0.0, saved_step: int = NO_
         return float(options.get(name, default))
 
     policy = Policy(
+        restarts=not start.observes,
         failures_max=int(options.get("max-failures", Policy().failures_max)),
         delay_s_min=seconds("backoff-min-s", Policy().delay_s_min),
         delay_s_max=seconds("backoff-max-s", Policy().delay_s_max),
@@ -52,7 +56,18 @@ def settings_of(start: Start, learned_step_s: float = 0.0, saved_step: int = NO_
     waits = Waits(seconds("hang-abort-s", Waits().abort_s), seconds("hang-kill-s", Waits().kill_s))
     memory_limit = int(options.get("memory-limit", "0"))
     limits = _limits(options)
-    return Settings(policy, start.grace_s, limits, waits, start.standby, memory_limit, learned_step_s, saved_step)
+    return Settings(
+        policy,
+        start.grace_s,
+        limits,
+        waits,
+        start.standby,
+        memory_limit,
+        learned_step_s,
+        observes=start.observes > 0,
+        services=(SUMMARY,) if start.home else SERVICES,
+        saved_step=saved_step,
+    )
 
 
 def _limits(options: Mapping[str, str]) -> Limits:

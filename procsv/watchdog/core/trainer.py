@@ -46,6 +46,8 @@ from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
 from procsv.watchdog.core.hangs.trainer_liveness import Liveness, StepTimes
 from procsv.watchdog.core.lifecycle import Lifecycle, LifecycleAction, LifecycleEvent, State
 from procsv.watchdog.core.restart_policy import (
+    EXIT_CHECKPOINTED,
+    EXIT_INTERRUPTED,
     Death,
     GiveUp,
     History,
@@ -98,7 +100,7 @@ class TrainerSupervisor:
         self.unsettled: TrainerExited | None = None  # what the checkpoint service has still to answer
         self.unsaved = ""  # why the newest state of the last trainer is not on disk
         self.restart_s: float | None = None  # monotonic time of the next start
-        self._grace_s = settings.grace_s
+        self._grace_s, self._observes = settings.grace_s, settings.observes
         self._standby = standby
         self._out = out
         self._death_s = now_s  # of the old trainer; of none, the start of the run
@@ -114,6 +116,7 @@ class TrainerSupervisor:
         self._recycled = ""  # why the trainer that runs was asked to save and end
         self._stop_reason: Reason = "final"
         self._own_grace_s: float | None = None  # of a preemption: until the kill
+        self._stalled_s = 0.0  # how long the program that is observed made no progress
         self._frozen_s: float | None = None  # since when the trainer that runs is stopped by a signal
         self._verdict: GiveUp | None = None  # stands if what is being saved is no progress
 
@@ -199,7 +202,9 @@ class TrainerSupervisor:
         self.goodput.ended(now_s, self._own_step, self._own_step if kind is Kind.DONE else self.resume_step)
         if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED:
             found = wording.report(ended, cause, self.pid, self._own_step, self.lost_steps, self.resume_step)
-            self._out += [Say(found.sentence, is_bad=True), found]
+            if not (self._observes and ended.words):  # of what it has printed itself, its terminal needs no more
+                self._out.append(Say(found.sentence, is_bad=True))
+            self._out.append(found)
         self.hanging.end()
         self._death_s, self.pid, self._last_death = now_s, 0, ended
         clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
@@ -261,7 +266,10 @@ class TrainerSupervisor:
         """Looks whether the trainer that runs gets anywhere."""
         self._watch_freezes(is_stopped, now_s)
         if self.pid and self.hanging.is_found(beat, is_stopped, now_s):
-            self._handle(LifecycleEvent.HANGS, now_s)
+            self._handle(LifecycleEvent.STALLS if self._observes else LifecycleEvent.HANGS, now_s)
+        elif self.life.state is State.STALLED and (seconds := self.hanging.goes_on(beat, now_s)) is not None:
+            self._stalled_s = seconds
+            self._handle(LifecycleEvent.MOVES, now_s)
 
     def _watch_freezes(self, is_stopped: bool, now_s: float) -> None:
         """Time in which a signal (SIGSTOP) keeps the trainer from running is no training; journaled when it goes on."""
@@ -282,6 +290,9 @@ class TrainerSupervisor:
         late = {State.STOPPING: LifecycleEvent.KILL_ASKED, State.RECYCLING: LifecycleEvent.RECYCLE_LATE}.get(
             self.life.state
         )
+        if self._kill_at_s is not None and now_s >= self._kill_at_s and self._observes:
+            self._kill_at_s = None
+            self._out.append(Say(wording.not_stopped(self.stop_s), is_bad=True))
         if self._kill_at_s is not None and now_s >= self._kill_at_s and late is not None:
             self._we_killed = f"it did not stop within {show_duration(self.stop_s)}"
             self._kill_at_s = None
@@ -337,6 +348,10 @@ class TrainerSupervisor:
                     self._spawn(now_s)
                 case LifecycleAction.DUMP_STACKS:
                     self.hanging.begin_ladder(self.incarnation, now_s)
+                case LifecycleAction.REPORT_HANG:
+                    self.hanging.report_hang(self.incarnation, now_s, "it was not started by procsv, and is left alone")
+                case LifecycleAction.REPORT_PROGRESS:
+                    self._out += wording.goes_on(self.incarnation, self._stalled_s, self._own_step)
                 case LifecycleAction.TELL_STOP:
                     self._tell_stop(now_s)
                 case LifecycleAction.KILL_TREE:
@@ -371,6 +386,8 @@ class TrainerSupervisor:
         if not self._stop_is_told:
             self._stop_is_told = True
             self._kill_at_s = now_s + self.stop_s
+            if self._observes:
+                return  # it has no handler of ours: a signal would kill it
             self._out.append(Signal(TRAINER, self.incarnation, signal.SIGTERM))
             self._out.append(Signal(TRAINER, self.incarnation, signal.SIGCONT))  # a stopped one would not hear it
 
@@ -378,6 +395,9 @@ class TrainerSupervisor:
         ended = self._last_death
         assert ended is not None, "weighed without a death"
         if self.ends_run:
+            return
+        if self._observes and ended.exit.code in (EXIT_CHECKPOINTED, EXIT_INTERRUPTED):
+            self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))  # by itself, or by the user's Ctrl-C
             return
         if self._recycled and (self._we_killed or classify(ended.exit) is Kind.CHECKPOINTED):
             self._restart(self.history.weigh_recycle(), now_s)
@@ -410,6 +430,7 @@ class TrainerSupervisor:
     def _give_up(self, why: str, now_s: float) -> None:
         self.gave_up = why
         traceback = self.last_words.traceback if self.last_words else ""
-        told = Say(wording.gave_up(why, self.last_exit), is_bad=True, traceback=traceback)
-        self._out += [Journal("gave_up", TRAINER, self.incarnation, {"why": why}), told]
+        self._out.append(Journal("gave_up", TRAINER, self.incarnation, {"why": why}))
+        if not self._observes:  # else nothing more was to be expected
+            self._out.append(Say(wording.gave_up(why, self.last_exit), is_bad=True, traceback=traceback))
         self._handle(LifecycleEvent.GAVE_UP, now_s, why)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from procsv.base.outcome import LastExit
 from procsv.base.units import show_duration
-from procsv.watchdog.core.events import Report
+from procsv.watchdog.core.events import TRAINER, Journal, Report, Say
 
 if TYPE_CHECKING:
     from procsv.base.outcome import Exit
@@ -72,6 +72,18 @@ def starting_again(delay_s: float, memory_step: int, durable_step: int) -> str:
     """What happens next, after a death."""
     when = f"in {show_duration(delay_s)}" if delay_s else "at once"
     return f"starting it again {when}, {where_from(memory_step, durable_step)}"
+
+
+def not_stopped(after_s: float) -> str:
+    """A program that is only observed was asked to stop, and goes on."""
+    return f"the program has not stopped within {show_duration(after_s)}; `procsv stop --now` kills it"
+
+
+def goes_on(incarnation: int, seconds: float, step: int) -> tuple[Journal, Say]:
+    """What had hung, and was left alone, makes progress again."""
+    fields = {"seconds": round(seconds, 1), "step": step}
+    text = f"the program goes on: it had made no progress for {show_duration(seconds)}"
+    return Journal("hang_over", TRAINER, incarnation, fields), Say(text)
 
 
 def report(ended: Ended, cause: Cause, pid: int, step: int, lost_steps: int, resume_step: int) -> Report:

@@ -57,6 +57,7 @@ class HangEscalation(Generic[L]):
     out: list[Action]
     hang: Hang | None = None
     was_stopped: bool = False  # frozen by SIGSTOP when it was found
+    _found_s: float = 0.0
     _abort_s: float | None = None
     _kill_s: float | None = None
     _watches: bool = field(default=False)
@@ -80,16 +81,34 @@ class HangEscalation(Generic[L]):
         self.hang, self.was_stopped = self.liveness.hang(now_s), is_stopped
         return self.hang is not None
 
+    def goes_on(self, beat: Heartbeat | None, now_s: float) -> float | None:
+        """Whether what hung, and was left alone, makes progress again: seconds without any; once, else None."""
+        hang = self.hang
+        if not self._watches or hang is None:
+            return None
+        self.liveness.look(beat, now_s)
+        if self.liveness.hang(now_s) is not None:
+            return None
+        self.hang = None
+        return hang.seconds + now_s - self._found_s
+
+    def report_hang(self, incarnation: int, now_s: float, then: str) -> None:
+        """Tells the journal and people; `then`: what is done about it."""
+        hang = self.hang
+        assert hang is not None, "a report without a hang"
+        self._found_s = now_s
+        phase, seconds = hang.phase.name.lower(), round(hang.seconds, 1)
+        fields = {"phase": phase, "seconds": seconds, "step": hang.step}
+        self.out.append(Journal("hang_detected", self.role, incarnation, fields))
+        who = f"trainer {incarnation}" if self.role == TRAINER else f"the {self.role} service"
+        self.out.append(Say(f"{who} hangs: {self._what()}; {then}", is_bad=True))
+
     def begin_ladder(self, incarnation: int, now_s: float) -> None:
         hang = self.hang
         assert hang is not None, "a ladder without a hang"
         if not self.was_stopped:  # what somebody has frozen is not slow
             self.liveness.found(hang)
-        phase, seconds = hang.phase.name.lower(), round(hang.seconds, 1)
-        fields = {"phase": phase, "seconds": seconds, "step": hang.step}
-        self.out.append(Journal("hang_detected", self.role, incarnation, fields))
-        who = f"trainer {incarnation}" if self.role == TRAINER else f"the {self.role} service"
-        self.out.append(Say(f"{who} hangs: {self._what()}; ending it", is_bad=True))
+        self.report_hang(incarnation, now_s, "ending it")
         if not self.was_stopped:  # else it would wait, and write into the middle of what SIGABRT writes
             self.out.append(Signal(self.role, incarnation, DUMP_SIGNAL))
         self._abort_s = now_s + self.waits.abort_s

@@ -1,0 +1,163 @@
+"""The watchdog of a program that it has not started: it records and reports, and neither ends nor restarts the program."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from procsv.base.outcome import Exit
+from procsv.ipc.messaging.messages import ServiceLost, StopTraining
+from procsv.watchdog.core.events import CHECKPOINT, SUMMARY, TRAINER, RecycleAsked
+from procsv.watchdog.core.hangs.trainer_liveness import Limits
+from procsv.watchdog.core.restart_policy import LastWords, Policy
+from procsv.watchdog.core.settings import Settings
+from tests.watchdog.world import World
+
+UNKNOWN = Exit(None, None)
+
+
+def an_observer(policy: Policy | None = None, limits: Limits | None = None) -> World:
+    settings = Settings(policy or Policy(restarts=False), limits=limits or Limits(step_s=5.0), observes=True)
+    return World(settings).ready()
+
+
+def an_end(world: World) -> dict[str, Any]:
+    """What the journal says of the program's end."""
+    return next(entry.fields for entry in world.events("exited") if entry.role == TRAINER)
+
+
+def test_a_session_that_ends_completes_the_run() -> None:
+    world = an_observer().train(7)
+    world.end(TRAINER, Exit(0, None))
+
+    assert world.exit_code == 0
+    assert world.last("run_completed")["step"] == 7
+    assert not world.alive
+
+
+@pytest.mark.parametrize("code", [75, 130])
+def test_a_program_that_ends_by_an_interrupt_or_having_saved_is_stopped_and_can_resume(code: int) -> None:
+    world = an_observer().train(7)
+    world.end(TRAINER, Exit(code, None))
+
+    assert world.exit_code == 75
+    assert world.last("stopped")["source"] == "the program itself"
+    assert not world.events("gave_up")
+
+
+def test_a_program_that_is_killed_leaves_its_snapshot_and_an_unknown_cause_and_is_not_restarted() -> None:
+    world = an_observer().train(7)
+    world.memory_step = 6
+    world.crash(UNKNOWN)
+
+    assert (world.exit_code, world.last("checkpoint_durable")["step"]) == (70, 6)
+    assert (an_end(world)["cause"], an_end(world)["evidence"]) == ("unknown", "an unknown exit status")
+    assert world.reports[0].resume_step == 6
+    assert not world.events("restarting")
+    assert any("an unknown exit status, at step 7" in text for text in world.said)
+
+
+def test_what_faulthandler_wrote_is_the_cause_of_an_end_without_a_status() -> None:
+    world = an_observer().train(7)
+    world.stacks = (
+        "Fatal Python error: Segmentation fault\n\n"
+        'Current thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 3 in step\n'
+    )
+    world.crash(UNKNOWN)
+
+    assert an_end(world)["cause"] == "crashed"
+    assert "step (/home/me/train.py:3)" in an_end(world)["evidence"]
+
+
+def test_an_exception_is_recorded_and_not_told_to_the_terminal_that_has_shown_it() -> None:
+    world = an_observer().train(7)
+    words = LastWords("ValueError", "no such thing", "Traceback ...", 7)
+    world.crash(Exit(1, None), words)
+
+    assert (world.exit_code, an_end(world)["cause"]) == (70, "exception")
+    assert world.reports[0].words == words
+    assert not [text for text in world.said if "ValueError" in text]
+
+
+def test_a_hang_is_reported_once_and_nothing_is_sent_to_the_program() -> None:
+    world = an_observer().train(7)
+    world.advance(60.0)
+
+    assert len(world.events("hang_detected")) == 1
+    assert world.last("hang_detected")["step"] == 7
+    assert world.core.word == "hung"
+    assert any("left alone" in text for text in world.said)
+    assert not [number for role, number in world.signals if role == TRAINER]
+
+
+def test_a_program_that_had_hung_and_goes_on_is_running_again_and_may_hang_again() -> None:
+    world = an_observer().train(7)
+    world.advance(60.0)
+    world.step(8)
+
+    assert world.core.word == "running"
+    assert world.last("hang_over")["seconds"] == pytest.approx(60.0, abs=2.0)
+    world.advance(60.0)
+    assert [entry.fields["step"] for entry in world.events("hang_detected")] == [7, 8]
+
+
+def test_a_stop_is_a_message_and_never_a_signal_however_long_the_program_takes() -> None:
+    world = an_observer().train(7)
+    world.stop(source="procsv stop")
+    world.advance(120.0)
+
+    assert any(isinstance(body, StopTraining) for role, body in world.told if role == TRAINER)
+    assert not [number for role, number in world.signals if role == TRAINER]
+    assert sum("procsv stop --now" in text for text in world.said) == 1
+    world.end(TRAINER, Exit(0, None))
+    assert (world.exit_code, world.last("stopped")["source"]) == (75, "procsv stop")
+
+
+def test_a_program_that_hangs_is_still_asked_to_stop() -> None:
+    world = an_observer().train(7)
+    world.advance(60.0)
+    world.stop(source="procsv stop")
+
+    assert any(isinstance(body, StopTraining) for role, body in world.told if role == TRAINER)
+    assert TRAINER in world.alive
+
+
+def test_a_stop_now_kills_the_program() -> None:
+    world = an_observer().train(7)
+    world.stop(now=True, source="procsv stop")
+
+    assert (TRAINER, signal.SIGKILL) in world.signals
+    assert world.exit_code == 75
+
+
+def test_nothing_asks_it_to_end_so_that_it_is_started_again() -> None:
+    world = an_observer().train(7)
+    world.handle(RecycleAsked("procsv restart", by_hand=True))
+
+    assert world.core.word == "running"
+    assert not [body for role, body in world.told if role == TRAINER]
+
+
+def test_a_service_that_is_lost_is_told_to_the_program_which_goes_on() -> None:
+    world = an_observer(Policy(restarts=False, service_failures_max=2), Limits(step_s=600.0)).train(7)
+    for _ in range(2):
+        world.end(SUMMARY, Exit(1, None))
+        world.advance(5.0)
+
+    lost = [body for role, body in world.told if isinstance(body, ServiceLost)]
+    assert [body.role for body in lost] == [SUMMARY]
+    assert TRAINER in world.alive
+    assert world.core.word == "running"
+    world.end(TRAINER, Exit(0, None))
+    assert world.exit_code == 0
+
+
+def test_a_run_without_a_checkpoint_service_ends_with_its_program() -> None:
+    settings = Settings(Policy(restarts=False), observes=True, services=(SUMMARY,))
+    world = World(settings).ready(SUMMARY).train(7)
+
+    assert CHECKPOINT not in world.alive
+    world.end(TRAINER, Exit(0, None))
+    assert world.exit_code == 0
