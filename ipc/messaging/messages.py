@@ -345,7 +345,7 @@ class Status(Message, frozen=True):
 
 
 class StopRun(Message, frozen=True):
-    """Command line -> watchdog: end the run (design: exit 75 after a durable checkpoint).  Answered by Ack."""
+    """Command line -> watchdog: end the run, with exit code 75 after a durable checkpoint.  Answered by Ack."""
 
     now: bool
 

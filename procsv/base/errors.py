@@ -10,7 +10,7 @@ from __future__ import annotations
 class UserError(Exception):
     """Something the person who runs the program can change.  The text says what.
 
-    `exit_code` is what `procsv launch` ends with when this stops it (design: 2 usage, 70 gave up, 73 logdir).
+    `exit_code` is what `procsv launch` ends with when this stops it: 2 usage, 70 gave up, 73 logdir.
     """
 
     def __init__(self, message: str, exit_code: int = 2) -> None:

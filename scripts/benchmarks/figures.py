@@ -43,7 +43,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of the design and what was measured against it."""
+    """A bar, and what was measured against it."""
 
     what: str
     bar: str

@@ -3,7 +3,7 @@
     scripts/simulate [--seed N] [--runs N] [--minutes M] [--verbose]
 
 `--seed N --verbose` replays one run and prints all that happens in it.  Otherwise runs of consecutive seeds, from N on
-(by default from a random one), until there were `--runs` of them or `--minutes` are over.  After every event the design's
+(by default from a random one), until there were `--runs` of them or `--minutes` are over.  After every event the
 invariants are checked.  A seed that fails is printed with what was wrong; exit code 1 if one did.
 """
 

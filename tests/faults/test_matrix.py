@@ -16,6 +16,7 @@ from procsv.base.failpoints import DECLARED
 from tests.faults.matrix import ALSO, ROWS_IN_ALL
 
 TESTS = Path(__file__).parents[1]
+PAGE = TESTS.parent / "docs" / "invariants-and-faults.md"
 # What the matrix calls the moments of trainer, checkpoint service, summary service and watchdog.
 MOMENTS = {
     "trainer": "import hello restore compile step capture copy before_publish after_publish save after_last_step atexit",
@@ -46,6 +47,14 @@ def named_for_rows() -> dict[int, list[str]]:
 @pytest.mark.parametrize("row", range(1, ROWS_IN_ALL + 1))
 def test_each_row_of_the_fault_matrix_has_a_test(row: int) -> None:
     assert named_for_rows().get(row) or ALSO.get(row)
+
+
+def test_each_row_of_the_page_names_a_file_with_a_test_of_that_row() -> None:
+    rows = re.findall(r"^\| (\d+) \| .+ \| `tests/([\w/]+\.py)` \|$", PAGE.read_text(), re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, ROWS_IN_ALL + 1))
+    for number, file in rows:
+        tests = (*named_for_rows().get(int(number), ()), *ALSO.get(int(number), ()))
+        assert any(test.startswith(f"{file}::") for test in tests), f"row {number}: {file} has no test of it"
 
 
 def test_what_the_index_names_is_there() -> None:

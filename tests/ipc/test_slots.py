@@ -1,4 +1,4 @@
-"""The life of a slot: every listed pair goes where the design says, every other is a bug."""
+"""The life of a slot: every listed pair goes where the table says, every other is a bug."""
 
 from __future__ import annotations
 

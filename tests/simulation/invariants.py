@@ -1,4 +1,4 @@
-"""I1 to I12 of the design, over a simulated world's history.  Each answers what is wrong, "" if nothing is.
+"""The invariants I1 to I12, checked over the history of a simulated world.  Each returns what is wrong, or "" if nothing is.
 
 Called by run.py: with every fact as it is noted, and (`after_event`) after every event.  They keep an account of their own
 and never ask the code under test whether it was right.

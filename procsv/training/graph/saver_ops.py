@@ -2,7 +2,7 @@
 
 Called once by the Supervisor for the Saver it was given.  Adds nothing to the graph.  A Saver whose save or
 restore does anything else than reading and assigning tensors is Unsupported, with the reason: its own op then
-writes the checkpoint (design 4.7).
+writes the checkpoint.
 
 From `saver_def.save_tensor_name` back to the SaveV2 ops: inputs are file name, names, slices, tensors.
 """

@@ -2,9 +2,9 @@
 
 Called by the snapshotter, which decides when.  A run takes one way, chosen at its start and logged once.
 
-SlotBackend      capture between two steps, copy in the background, publish in shared memory (design 4.2 to 4.4)
+SlotBackend      capture between two steps, copy in the background, publish in shared memory
 SaverBackend   the Saver's own op writes into a staging directory on the shared-memory filesystem, on the training
-             thread; for Savers that no slot can serve, and where no slot can be had (design 4.7)
+             thread; for Savers that no slot can serve, and where no slot can be had
 """
 
 from __future__ import annotations
