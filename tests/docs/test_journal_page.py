@@ -11,7 +11,7 @@ import msgspec
 
 from procsv.base.run.run_file import RunFile
 from procsv.faults.plan import FAULT_EVENT
-from procsv.services.checkpoint.store.manifest import Manifest
+from procsv.services.checkpoint.core.facts import Manifest
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.edge.run_records import CrashReport
 
