@@ -23,9 +23,11 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train = tf1.assign_add(step, 1)
         supervisor = procsv.Supervisor(logdir=str(directory))
         with supervisor.managed_session() as session:
-            assert supervisor._run is not None
-            assert supervisor._run.snapshots is not None
-            assert supervisor._run.snapshots.wait_durable(1, NEWS_S_MAX)  # the first state has its own checkpoint
+            assert supervisor._controller is not None
+            training = supervisor._controller.training
+            assert training is not None
+            assert training.snapshots is not None
+            assert training.snapshots.wait_durable(1, NEWS_S_MAX)  # the first state has its own checkpoint
             for _ in range(5):
                 session.run(train)
     return directory

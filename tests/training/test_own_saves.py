@@ -92,8 +92,10 @@ def test_a_later_state_that_the_user_saved_stays_the_latest_when_an_earlier_snap
         train = tf1.assign_add(step, 1)
         supervisor = procsv.Supervisor(logdir=str(tmp_path), final_checkpoint=False, save_summaries_secs=0)
         with supervisor.managed_session() as session:
-            assert supervisor._run is not None
-            snapshots = supervisor._run.snapshots
+            assert supervisor._controller is not None
+            training = supervisor._controller.training
+            assert training is not None
+            snapshots = training.snapshots
             assert snapshots is not None
             assert snapshots.wait_durable(1, NEWS_S_MAX)  # the first state is saved
             session.run(train)
@@ -128,9 +130,11 @@ def test_saves_before_the_first_state_is_on_disk_stay_and_another_savers_are_nei
                 session.run(train)
                 supervisor.saver.save(session, supervisor.save_path, global_step=step)
             assert not (tmp_path / "model.ckpt-0.index").exists()
-            assert supervisor._run is not None
-            assert supervisor._run.snapshots is not None
-            assert supervisor._run.snapshots.wait_durable(1, NEWS_S_MAX)  # the first state, late
+            assert supervisor._controller is not None
+            training = supervisor._controller.training
+            assert training is not None
+            assert training.snapshots is not None
+            assert training.snapshots.wait_durable(1, NEWS_S_MAX)  # the first state, late
             for name in ("best-1", "model.ckpt-3", "model.ckpt-4"):
                 _wait_for(tmp_path / f"{name}.manifest.json")  # else the end waits for them, but not for ever
     assert _listed(tmp_path) == ["best-1", "model.ckpt-3", "model.ckpt-4"]

@@ -17,8 +17,8 @@ from tensorflow.python.training import basic_session_run_hooks as tf_hooks
 log = tf.compat.v1.logging
 
 
-class Keeper(Protocol):
-    """Who saves for the hook while its session lasts (session_controller.py)."""
+class HookController(Protocol):
+    """Who saves for the hook while its session lasts (monitored_controller.py)."""
 
     def describe_graph(self, graph: Any, saver: Any, has_text: bool) -> None: ...
     def is_saved(self, step: int) -> bool: ...
@@ -29,22 +29,22 @@ class Keeper(Protocol):
 class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
     """tf.compat.v1.train.CheckpointSaverHook that does not hold up the training."""
 
-    _care: Keeper | None = None
+    _controller: HookController | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Graph files and events; saves the state that the session begins with, unless that comes from a checkpoint."""
-        if self._care is None:
+        if self._controller is None:
             super().after_create_session(session, coord)
             return
         step = session.run(self._global_step_tensor)
-        self._care.describe_graph(session.graph, self._get_saver(), has_text=self._save_graph_def)
-        if self._listeners or not self._care.is_saved(step):
+        self._controller.describe_graph(session.graph, self._get_saver(), has_text=self._save_graph_def)
+        if self._listeners or not self._controller.is_saved(step):
             self._save(session, step)
         self._timer.update_last_triggered_step(step)
 
     def _save(self, session: Any, step: Any) -> bool:
         """Saves as its listeners need it; whether one of them asks for a stop."""
-        if self._care is None:
+        if self._controller is None:
             return bool(super()._save(session, step))
         if self._listeners:
             log.info("Calling checkpoint listeners before saving checkpoint %d...", step)
@@ -54,14 +54,14 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
         waiting = [listener for listener in self._listeners if _has_its_own(listener, "after_save")]
         if not waiting:
             every = getattr(self._timer, "_every_steps", None)
-            self._care.save(
+            self._controller.save(
                 step,
                 exactly=every is not None or bool(self._listeners),
                 at_once=bool(self._listeners),
                 waits=every is not None and every <= self._steps_per_run,
             )
             return False
-        if not self._care.save_and_wait(step):
+        if not self._controller.save_and_wait(step):
             log.error("procsv: checkpoint %d is not on disk: listeners are not told that it is", step)
             return False
         log.info("Calling checkpoint listeners after saving checkpoint %d...", step)

@@ -1,7 +1,7 @@
 """MonitoredSession and SingularMonitoredSession.
 
 Used by programs, by MonitoredTrainingSession, and in TensorFlow's place after `procsv.install()`.  Order of calls,
-layers and errors are TensorFlow's; a session whose hooks save checkpoints is looked after by session_controller.py.
+layers and errors are TensorFlow's; a session whose hooks save checkpoints is looked after by monitored_controller.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tensorflow.python.training import monitored_session as tf_monitored
 from procsv.training.graph.save_config import SNAPSHOT_SECS_DEFAULT
 from procsv.training.managed.coordinator import Coordinator
 from procsv.training.managed.local_master import resolve_master
+from procsv.training.monitored.monitored_controller import MonitoredController, control_session
 from procsv.training.monitored.scaffold import ChiefSessionCreator
-from procsv.training.monitored.session_controller import SessionController, control_session
 from procsv.training.monitored.sessions import _CoordinatedSession, _HookedSession, _RecoverableSession
 
 tf1 = tf.compat.v1
@@ -32,46 +32,46 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
     """Makes a session, starts its threads and shows it to the hooks; what cannot be finished is closed again."""
 
     def __init__(
-        self, session_creator: Any, hooks: list[Any], stop_grace_period_secs: float, care: SessionController | None
+        self, creator: Any, hooks: list[Any], stop_grace_period_secs: float, controller: MonitoredController | None
     ) -> None:
-        self._session_creator, self._hooks, self._care = session_creator, hooks, care
+        self._session_creator, self._hooks, self._controller = creator, hooks, controller
         self._stop_grace_period_secs = stop_grace_period_secs
         self.coord: Any = None
         self.tf_sess: Any = None
 
     def create_session(self) -> Any:
         """The new session with its coordinator and hooks around it."""
-        care, creator = self._care, self._session_creator
+        controller, creator = self._controller, self._session_creator
         if hasattr(creator, "_master"):
             creator._master = resolve_master(creator._master)
-        if care is not None:
-            care.before_session(creator)
-        with contextlib.nullcontext() if care is None else care.waiting(creator):
+        if controller is not None:
+            controller.prepare_session(creator)
+        with contextlib.nullcontext() if controller is None else controller.waiting(creator):
             self.tf_sess = creator.create_session()
         coord = self.coord = Coordinator(clean_stop_exception_types=[])
         try:
             coord.may_be_idle = bool(getattr(creator, "_master", ""))
             coord.free = self.tf_sess.close
-            if care is not None:
-                care.begin_run(self.tf_sess, coord)
+            if controller is not None:
+                controller.watch_session(self.tf_sess, coord)
             if tf1.get_collection(tf1.GraphKeys.QUEUE_RUNNERS):
                 tf1.train.start_queue_runners(sess=self.tf_sess, coord=coord)
             for hook in self._hooks:
                 hook.after_create_session(self.tf_sess, coord)
-            if care is not None:
-                care.session_is_ready(self.tf_sess.graph)
+            if controller is not None:
+                controller.begin_training(self.tf_sess.graph)
         except BaseException:
             self._drop()
             raise
         hooked = _HookedSession(self.tf_sess, self._hooks)
-        hooked._should_stop = care is not None and care.is_at_the_end()
-        before_close = care.end_run if care is not None else None
+        hooked._should_stop = controller is not None and controller.is_at_the_end()
+        before_close = controller.end_session if controller is not None else None
         return _CoordinatedSession(hooked, coord, self._stop_grace_period_secs, before_close)
 
     def _drop(self) -> None:
         """Ends what was begun; the error that kept it from being finished is the one that counts."""
-        if self._care is not None:
-            self._care.end_run()
+        if self._controller is not None:
+            self._controller.end_session()
         self.coord.request_stop()
         with contextlib.suppress(Exception):
             self.coord.join(stop_grace_period_secs=self._stop_grace_period_secs, ignore_live_threads=True)
@@ -101,25 +101,26 @@ class Monitored:
         worker_context = distribute_coordinator_context.get_current_worker_context()
         if not session_creator and not worker_context:
             session_creator = ChiefSessionCreator()
-        self._care = None
+        self._controller = None
         if not worker_context:
-            self._care = control_session(self._hooks, session_creator, snapshot_secs, final_checkpoint)
+            self._controller = control_session(self._hooks, session_creator, snapshot_secs, final_checkpoint)
         try:
-            if self._care is not None:
-                self._care.open(self._hooks)
+            if self._controller is not None:
+                self._controller.open_writers(self._hooks)
             for hook in self._hooks:
                 hook.begin()
+            creator = session_creator or worker_context.session_creator()
             self._coordinated_creator = self._CoordinatedSessionCreator(
-                session_creator or worker_context.session_creator(), self._hooks, stop_grace_period_secs, self._care
+                creator, self._hooks, stop_grace_period_secs, self._controller
             )
             if should_recover:
-                care = self._care
-                told = (care.wait, care.session_lost) if care is not None else ()
+                controller = self._controller
+                told = (controller.wait, controller.session_lost) if controller is not None else ()
                 self._sess = _RecoverableSession(self._coordinated_creator, *told)
             else:
                 self._sess = self._coordinated_creator.create_session()
         except BaseException:
-            self._end_care()
+            self._close_controller()
             raise
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
@@ -162,15 +163,15 @@ class Monitored:
         if self._sess is None:
             raise RuntimeError("Session is already closed.")
         try:
-            if self._care is not None:
-                self._care.begin_end()
+            if self._controller is not None:
+                self._controller.mark_final()
             if not exception_type:
                 for hook in self._hooks:
                     hook.end(self._coordinated_creator.tf_sess)
         finally:
             try:
-                if self._care is not None:
-                    self._care.save_last(exception_type)
+                if self._controller is not None:
+                    self._controller.save_at_end(exception_type)
             finally:
                 self._close_session()
 
@@ -183,12 +184,12 @@ class Monitored:
             self._coordinated_creator.coord = None
             if not self._graph_was_finalized:
                 tf1.get_default_graph()._unsafe_unfinalize()
-            self._end_care()
+            self._close_controller()
 
-    def _end_care(self) -> None:
-        care, self._care = self._care, None
-        if care is not None:
-            care.end()
+    def _close_controller(self) -> None:
+        controller, self._controller = self._controller, None
+        if controller is not None:
+            controller.close()
 
 
 def _whence(error: BaseException | None, trace: TracebackType | None) -> str:

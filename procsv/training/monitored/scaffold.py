@@ -1,7 +1,7 @@
 """Scaffold and the creators of sessions: TensorFlow's, with clear errors and workers that do not wait in vain.
 
 Used by programs and by monitored sessions.  Know nothing of services: where a chief's state comes from is decided by the
-session manager that `session_controller.py` gives it.
+session manager that `monitored_controller.py` gives it.
 """
 
 from __future__ import annotations

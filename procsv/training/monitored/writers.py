@@ -1,6 +1,6 @@
 """The event files of one monitored session: written by the summary service, found where hooks look for writers.
 
-Made by Care.  TensorFlow's hooks, and many of its users', ask `SummaryWriterCache.get(directory)`; for the session's
+Made by MonitoredController.  TensorFlow's hooks, and many of its users', ask `SummaryWriterCache.get(directory)`; for the session's
 directories that is one of ours while the session lasts.  Each graph is written once a file.
 """
 

@@ -82,7 +82,7 @@ class TrainingRun:
         lost: Lost | None = None,
     ) -> None:
         """`lost`: the session that this one takes the place of, if any."""
-        self._runtime, self._session, self._origin, self._kept = runtime, session, origin, kept
+        self._runtime, self._session, self.origin, self._kept = runtime, session, origin, kept
         self._lost = lost
         self.boundary = Boundary(self._visit)
         self._steps = StepReader(session, global_step)
@@ -122,10 +122,10 @@ class TrainingRun:
     def _begin_snapshots(self) -> None:
         if self._kept.make_way is None:
             return
-        restored = frozenset({self._origin.path} if self._origin.source == "memory" else ())
+        restored = frozenset({self.origin.path} if self.origin.source == "memory" else ())
         ways = (self._kept.make_way(self._runtime, restored), self._kept.make_fallback(self._runtime))
         self.snapshots = Snapshotter(self._runtime, self.boundary, ways, self._session, self._kept.cadence)
-        if self._origin.source == "fresh":
+        if self.origin.source == "fresh":
             self.snapshots.reserve()  # before the first step; a restored session gets there faster and reserves behind it
         self.snapshots.warm_up()
 
@@ -155,17 +155,17 @@ class TrainingRun:
         if step == self.first_step and step >= 0:
             self.boundary.due = True
             return
-        if self._origin.source == "fresh" and is_restore(self.boundary.fetches, self._session.graph):
+        if self.origin.source == "fresh" and is_restore(self.boundary.fetches, self._session.graph):
             # The program has its own checkpoints: what it goes on from is no step that was made here.
-            self._origin, self.first_step = Origin("checkpoint", "", step), step
+            self.origin, self.first_step = Origin("checkpoint", "", step), step
             self.boundary.due = True
             return
         self._is_ready = True
         self._runtime.step = step
         self._runtime.phase = Phase.STEP
         now_s = self._runtime.clock.monotonic()
-        source = cast(Source, self._origin.source)
-        recovered = FirstStepDone(self.first_step, source, self._origin.path, step, now_s)
+        source = cast(Source, self.origin.source)
+        recovered = FirstStepDone(self.first_step, source, self.origin.path, step, now_s)
         if self._lost is None:
             self._runtime.recovered(recovered)
         else:
@@ -305,7 +305,7 @@ class TrainingRun:
 
         That it cannot be had is no reason not to train.
         """
-        if self.snapshots is not None and self._origin.source == "fresh":
+        if self.snapshots is not None and self.origin.source == "fresh":
             try:
                 self.snapshots.wait_told(self._take("start"), FIRST_SAVE_S_MAX)
             except (TimeoutError, OSError, NoRoom, tf.errors.OpError) as failure:

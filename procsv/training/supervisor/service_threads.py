@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from procsv.base.clock import Clock
+from procsv.training.managed.session_controller import SessionController
 from procsv.training.snapshots.training_run import TrainingRun
 from procsv.training.summaries.piggyback import PendingFetch, PiggybackFetch
-from procsv.training.summaries.snapshot_scalars import SnapshotScalars
 
 tf1 = tf.compat.v1
 log = tf1.logging
@@ -59,9 +59,11 @@ class TimedThread(tf1.train.LooperThread):  # type: ignore[name-defined]  # tens
 class ServiceThread(TimedThread):
     """A standard service of one session: it ends with the stop, or when another session has taken its place."""
 
-    def __init__(self, supervisor: Any, session: Any, run: TrainingRun, clock: Clock, interval_s: float) -> None:
-        super().__init__(supervisor.coord, supervisor._graph, clock, interval_s)
-        self._supervisor, self._session, self._training = supervisor, session, run
+    def __init__(self, supervisor: Any, session: Any, training: TrainingRun) -> None:
+        self._controller: SessionController = supervisor._controller
+        clock = self._controller.runtime.clock
+        super().__init__(supervisor.coord, supervisor._graph, clock, supervisor.save_summaries_secs)
+        self._supervisor, self._session, self._training = supervisor, session, training
 
     def _wait_for_end(self, timeout_s: float) -> bool:
         until_s = self._clock.monotonic() + timeout_s
@@ -82,8 +84,8 @@ def read_step(session: Any, global_step: Any) -> int:
 class SVSummaryThread(ServiceThread):
     """Computes the summary op every `save_summaries_secs`, along with a training step where it needs input."""
 
-    def __init__(self, supervisor: Any, session: Any, run: TrainingRun, clock: Clock) -> None:
-        super().__init__(supervisor, session, run, clock, supervisor.save_summaries_secs)
+    def __init__(self, supervisor: Any, session: Any, training: TrainingRun) -> None:
+        super().__init__(supervisor, session, training)
         self._carrying = PiggybackFetch(supervisor.summary_op, supervisor._graph)
         self._reported = 0
         self._is_exhausted = False
@@ -143,8 +145,8 @@ class SVSummaryThread(ServiceThread):
 class SVStepCounterThread(ServiceThread):
     """Measures steps per second."""
 
-    def __init__(self, supervisor: Any, session: Any, run: TrainingRun, clock: Clock) -> None:
-        super().__init__(supervisor, session, run, clock, supervisor.save_summaries_secs)
+    def __init__(self, supervisor: Any, session: Any, training: TrainingRun) -> None:
+        super().__init__(supervisor, session, training)
         self._tag = f"{supervisor.global_step.op.name}/sec"
         self._last_s, self._last_step, self._logged = 0.0, 0, 0
 
@@ -167,18 +169,12 @@ class SVStepCounterThread(ServiceThread):
 class SVTimerCheckpointThread(ServiceThread):
     """Takes snapshots by their cadence until the stop; the checkpoint service saves them."""
 
-    def __init__(self, supervisor: Any, session: Any, run: TrainingRun, clock: Clock) -> None:
-        super().__init__(supervisor, session, run, clock, supervisor.save_model_secs)
-
     def run(self) -> None:
-        assert self._training.snapshots is not None
         supervisor = self._supervisor
-        if supervisor.summary_writer and supervisor.save_summaries_secs:
-            every_s = supervisor.save_summaries_secs
-            scalars = SnapshotScalars(supervisor.summary_writer, every_s, self._training.read_step, self._clock)
-            self._training.snapshots.on_taken = scalars.write
-        with self._coord.stop_on_exception(), self._graph.as_default():
-            self._training.snapshots.run(self._wait)
+        with self._coord.stop_on_exception():
+            self._controller.take_snapshots(
+                self._training, self._wait, supervisor.save_summaries_secs, supervisor.summary_writer
+            )
 
     def _wait(self, timeout_s: float | None) -> bool:
         """Until the stop or the end of this session's turn; a pause without end is looked into now and then."""
@@ -189,16 +185,17 @@ class SVTimerCheckpointThread(ServiceThread):
         return True
 
 
-def start_standard(supervisor: Any, session: Any, run: TrainingRun, clock: Clock) -> list[ServiceThread]:
-    """The services that `supervisor` is set up for, started, in the order of TensorFlow's."""
-    threads: list[ServiceThread] = []
+def start_standard(supervisor: Any, session: Any, training: TrainingRun) -> list[ServiceThread]:
+    """Starts the services that `supervisor` is set up for, in the order of TensorFlow's."""
+    kinds: list[type[ServiceThread]] = []
     if supervisor.save_summaries_secs and supervisor.summary_writer:
         if supervisor.summary_op is not None:
-            threads.append(SVSummaryThread(supervisor, session, run, clock))
+            kinds.append(SVSummaryThread)
         if supervisor.global_step is not None:
-            threads.append(SVStepCounterThread(supervisor, session, run, clock))
-    if run.snapshots is not None:
-        threads.append(SVTimerCheckpointThread(supervisor, session, run, clock))
+            kinds.append(SVStepCounterThread)
+    if training.snapshots is not None:
+        kinds.append(SVTimerCheckpointThread)
+    threads = [kind(supervisor, session, training) for kind in kinds]
     for thread in threads:
         thread.start()
     return threads

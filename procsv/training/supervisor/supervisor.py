@@ -9,10 +9,9 @@ state there is (in memory or on disk), and one that ends has a last checkpoint.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -20,19 +19,15 @@ from tensorflow.python.training import supervisor as tf_supervisor
 
 from procsv.base.system_clock import SystemClock
 from procsv.base.text import is_remote
-from procsv.ipc.messaging.messages import Durable, Reason
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.training.graph.restore import Origin, SessionManager, ask_newest, written_at
+from procsv.training.graph.restore import SessionManager, ask_newest
 from procsv.training.graph.save_config import SaveConfig
-from procsv.training.graph.user_saves import UserSaves
 from procsv.training.managed.coordinator import Coordinator
-from procsv.training.managed.ending import NOT_SAVED, managed, save_last
 from procsv.training.managed.local_master import resolve_master
+from procsv.training.managed.session_controller import SessionController
 from procsv.training.managed.wait_for_chief import WaitingSessionManager
 from procsv.training.runtime.attach import attach
 from procsv.training.runtime.context import Runtime, current
-from procsv.training.snapshots.training_run import TrainingRun
-from procsv.training.summaries.graph_text import lay_graph_text
 from procsv.training.summaries.writer import HeldSink, SummaryWriter
 from procsv.training.supervisor import service_threads
 
@@ -85,31 +80,22 @@ class Supervisor(tf_supervisor.Supervisor):
         given = {name: value for name, value in tuple(locals().items()) if name in _TENSORFLOWS_ARGUMENTS}
         if tf.executing_eagerly():
             raise RuntimeError("Supervisors are incompatible with eager execution.")
-        self._final_checkpoint = final_checkpoint
-        self._begin_without_anything()
+        self._runtime: Runtime | None = None  # None: TensorFlow's class would do
+        self._sink: HeldSink | None = None
+        self._controller: SessionController | None = None  # as long as there is a runtime
+        self._graph_added_to_summary = False
         self._attach(given)
         _construct(self, **given)
         self._coord = Coordinator()
-        self._decide_what_is_kept(snapshot_secs)
-
-    def _begin_without_anything(self) -> None:
-        self._runtime: Runtime | None = None  # None: TensorFlow's class would do
-        self._sink: HeldSink | None = None
-        self._keeping: SaveConfig | None = None
-        self._run: TrainingRun | None = None
-        self._user_saves: UserSaves | None = None
-        self._began = False  # this supervisor is a user of the runtime
-        self._graph_text_written = False
-        self._graph_added_to_summary = False
+        if self._runtime is not None:
+            self._controller = self._make_controller(self._runtime, snapshot_secs, final_checkpoint)
 
     def _attach(self, given: dict[str, Any]) -> None:
         """Finds the run that a chief belongs to, and makes its summary writer; both change what was given."""
         if given["graph"] is None:
             given["graph"] = tf1.get_default_graph()
         if not given["is_chief"]:
-            self._runtime = (
-                current()
-            )  # a worker has no logdir, but steps, which are watched, and an end that is asked for
+            self._runtime = current()  # a worker has no logdir, but its steps are watched, and it can be stopped
             return
         self._runtime, given["logdir"] = attach(given["logdir"], may_save=given["saver"] is not None)
         if given["summary_writer"] is Supervisor.USE_DEFAULT and self._runtime is not None:
@@ -118,12 +104,13 @@ class Supervisor(tf_supervisor.Supervisor):
             if is_remote(os.fspath(given["logdir"])):
                 self._sink = None  # TensorFlow's own writer, with its own thread, writes there
 
-    def _decide_what_is_kept(self, snapshot_secs: Any) -> None:
-        if self._runtime is None:
-            return
-        self._keeping = SaveConfig.prepare(self, snapshot_secs)
-        if isinstance(self._saver, tf1.train.Saver) and self._save_path is not None:
-            self._user_saves = UserSaves(self._saver, self._save_path, self._runtime.tell_user_save)
+    def _make_controller(self, runtime: Runtime, snapshot_secs: Any, final_checkpoint: bool) -> SessionController:
+        controller = SessionController(runtime, final_checkpoint, lambda: self._summary_writer)
+        controller.configure(SaveConfig.prepare(self, snapshot_secs), self._save_path)
+        controller.coord, controller.logs_saves = self._coord, True
+        if isinstance(self._session_manager, SessionManager):
+            controller.manager = self._session_manager
+        return controller
 
     # -- defaults --------------------------------------------------------------------------------------------
     def _init_session_manager(self, session_manager: Any = None) -> None:
@@ -158,18 +145,18 @@ class Supervisor(tf_supervisor.Supervisor):
         master = resolve_master(master)
         self._coord.may_be_idle = bool(master)
         self._coord.free = None
-        runtime = self._runtime
-        if runtime is None or (not self._is_chief and runtime.training not in (None, self._run)):  # beside its chief
+        controller = self._controller
+        if controller is None or self._is_beside_its_chief(controller):
             return super().prepare_or_wait_for_session(
                 master, config, wait_for_checkpoint, max_wait_secs, start_standard_services
             )
-        self._begin_runtime(runtime)
+        runtime = controller.runtime
+        controller.enter_run()
+        controller.introduce_plan()
         runtime.phase = Phase.CONNECT
-        manager = self._session_manager
-        is_ours = isinstance(manager, SessionManager)
-        if is_ours:
-            manager.runtime = runtime if self._keeping is not None and self._keeping.plan is not None else None
-        elif self._keeping is not None and self._keeping.plan is not None:
+        if controller.manager is not None:
+            controller.manager.runtime = runtime if controller.has_plan else None
+        elif controller.has_plan:
             ask_newest(runtime, durable_only=True)  # what the last trainer left becomes a checkpoint that it will find
         waits = wait_for_checkpoint or not self._is_chief
         with runtime.waiting(max_wait_secs) if waits else contextlib.nullcontext():
@@ -177,32 +164,19 @@ class Supervisor(tf_supervisor.Supervisor):
                 master, config, wait_for_checkpoint, max_wait_secs, start_standard_services
             )
             if not start_standard_services or not self._is_chief:
-                self._begin_run(runtime, sess, saves=False)  # its steps are seen all the same
+                controller.start_session(sess, saves=False)  # its steps are seen all the same
         return sess
 
-    def _begin_runtime(self, runtime: Runtime) -> None:
-        if not self._began:
-            runtime.begin()
-            self._began = True
-            if self._user_saves is not None:
-                self._user_saves.begin()
-        if self._keeping is not None and self._keeping.plan is not None:
-            self._keeping.introduce(runtime)
-        runtime.talk()
-        runtime.on_stop(self._on_stop)
-
-    def _on_stop(self, reason: Reason) -> None:
-        log.info("procsv: asked to stop (%s): saving at the next step", reason)
-        self._coord.request_stop()
+    def _is_beside_its_chief(self, controller: SessionController) -> bool:
+        """Whether this worker's process trains with another session."""
+        return not self._is_chief and controller.runtime.training not in (None, controller.training)
 
     def _write_graph(self) -> None:
         """Graph files and events; the text of the graph is made by the summary service."""
-        if self._runtime is None:
+        if self._controller is None:
             super()._write_graph()
             return
-        if not self._graph_text_written:
-            lay_graph_text(self._runtime, self._graph, self._logdir)
-            self._graph_text_written = True
+        self._controller.lay_graph_text(self._graph, self._logdir)
         if self._summary_writer and not self._graph_added_to_summary:
             self._summary_writer.add_graph(self._graph)
             self._summary_writer.add_meta_graph(self._meta_graph_def)
@@ -214,45 +188,20 @@ class Supervisor(tf_supervisor.Supervisor):
             raise RuntimeError(
                 "Only chief supervisor can start standard services. Because only chief supervisors can write events."
             )
-        if not self._logdir or self._runtime is None:
+        controller = self._controller
+        if not self._logdir or controller is None:
             log.warning("Standard services need a 'logdir' passed to the SessionManager")
             return None
-        self._begin_runtime(self._runtime)
+        controller.enter_run()
+        controller.introduce_plan()
         if self._global_step is not None and self._summary_writer:
             start = tf1.SessionLog(status=tf1.SessionLog.START)
             self._summary_writer.add_session_log(start, service_threads.read_step(sess, self._global_step))
-        run = self._begin_run(self._runtime, sess, saves=True)
+        training = controller.start_session(sess)
+        training.take_first()
         if self._save_path and self._save_model_secs and getattr(self._saver, "_is_empty", False):
             self._saver.save(sess, self._save_path, global_step=self._global_step)  # its .meta is all that there is
-        return service_threads.start_standard(self, sess, run, self._runtime.clock)
-
-    def _begin_run(self, runtime: Runtime, sess: Any, saves: bool) -> TrainingRun:
-        """What procsv does for `sess` begins; what it does for a session before ends."""
-        assert self._keeping is not None
-        if self._run is not None:
-            self._run.end()
-        manager = self._session_manager
-        origin = manager.origin if isinstance(manager, SessionManager) else None
-        origin = origin or Origin("fresh", "", -1)
-        kept = self._keeping.keep(self._on_durable)
-        if not saves:
-            kept = dataclasses.replace(kept, make_way=None)
-        run = self._run = TrainingRun(runtime, sess, self._global_step, origin, kept)
-        run.begin()
-        run.take_first()
-        return run
-
-    def _on_durable(self, news: Durable) -> None:
-        """A checkpoint is on disk: the Saver's own list and the event file say so, and the log as TensorFlow's."""
-        log.info("Saving checkpoint to path %s", self._save_path)
-        if self._user_saves is not None:
-            self._user_saves.on_durable(news.all_paths)
-        else:
-            self._saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in news.all_paths])
-        is_ours = news.sequence > 0  # of what the program saves itself, TensorFlow's class says nothing
-        if is_ours and self._summary_writer and self._global_step is not None:
-            saved = tf1.SessionLog(status=tf1.SessionLog.CHECKPOINT, checkpoint_path=self._save_path)
-            self._summary_writer.add_session_log(saved, news.step)
+        return service_threads.start_standard(self, sess, training)
 
     # -- and goes on -----------------------------------------------------------------------------------------
     def loop(
@@ -275,63 +224,75 @@ class Supervisor(tf_supervisor.Supervisor):
     # -- and ends --------------------------------------------------------------------------------------------
     def stop(self, threads: Any = None, close_summary_writer: bool = True, ignore_live_threads: bool = False) -> None:
         """Stops services and threads, saves the last state, closes the summary writer.  Does not close the session."""
+        controller = self._controller
+        if controller is None:
+            super().stop(threads, close_summary_writer, ignore_live_threads)
+            return
         self._coord.request_stop()
-        run, self._run = self._run, None
-        if self._runtime is not None and self._began:
-            self._runtime.phase = Phase.STOP
-        saved_step = self._save_last(run, NOT_SAVED)
+        if controller.is_in_run:
+            controller.runtime.phase = Phase.STOP
+        saved_step = controller.save_last_state()
         try:
             super().stop(threads, close_summary_writer=False, ignore_live_threads=ignore_live_threads)
         finally:
-            self._save_last(run, saved_step)  # a thread that trained on after the stop
-            if run is not None:
-                run.end()
+            controller.save_last_state(saved_step)  # a thread trained on after the stop
+            controller.end_session()
             if close_summary_writer and self._summary_writer:
                 self._summary_writer.add_session_log(tf1.SessionLog(status=tf1.SessionLog.STOP))
                 self._summary_writer.close()
                 self._graph_added_to_summary = False
-            elif self._sink is not None and self._began:
+            elif self._sink is not None and controller.is_in_run:
                 self._sink.hold()  # the writer stays open: its file goes on with the next session
-            self._end_runtime()
+            controller.leave_run()
 
-    def _end_runtime(self) -> None:
-        if self._runtime is not None and self._began:
-            self._began = False
-            if self._user_saves is not None:
-                self._user_saves.end()
-            if isinstance(self._session_manager, SessionManager):
-                self._session_manager.runtime = None  # by itself it restores as TensorFlow's
-            self._runtime.forget_stop(self._on_stop)
-            self._runtime.phase = Phase.IDLE  # what the program does without a session may take any time
-            self._runtime.end()
-
-    def _save_last(self, run: TrainingRun | None, saved_step: int) -> int:
-        """The last checkpoint, unless step `saved_step` is in one; the step that is now saved."""
-        if run is None or self._runtime is None or not self._final_checkpoint:
-            return saved_step
-        return save_last(run, self._runtime.stop_reason or "final", saved_step)
-
+    @contextlib.contextmanager
     def managed_session(
         self,
         master: str = "",
         config: Any = None,
         start_standard_services: bool = True,
         close_summary_writer: bool = True,
-    ) -> AbstractContextManager[Any]:
-        """A session with the newest state, its services around it; stopped, saved and closed at the end."""
-        return managed(self, master, config, start_standard_services, close_summary_writer)
+    ) -> Iterator[Any]:
+        """A session with the newest state, its services around it; stopped, saved and closed at the end.
+
+        The error that is raised from the block is the first that was reported.
+        """
+        try:
+            session = self.prepare_or_wait_for_session(
+                master=master, config=config, start_standard_services=start_standard_services
+            )
+        except BaseException:
+            self._abandon()
+            raise
+        self._coord.free = session.close
+        try:
+            try:
+                yield session
+            except Exception as error:  # noqa: BLE001  recorded here, raised again by stop()
+                self.request_stop(error)
+            except BaseException:  # an interrupt, or the way out of the program: no later error takes its place
+                try:
+                    self.stop(close_summary_writer=close_summary_writer)
+                except Exception as error:  # noqa: BLE001  see above
+                    log.error("procsv: besides, while the session was stopped: %s: %s", type(error).__name__, error)
+                raise
+            self.stop(close_summary_writer=close_summary_writer)
+        finally:
+            self._coord.free = None
+            with contextlib.suppress(Exception):
+                session.close()
 
     def _abandon(self) -> None:
         """The session could not be made: nothing of it stays."""
-        run, self._run = self._run, None
-        if run is not None:
-            run.end()
+        if self._controller is not None:
+            self._controller.end_session()
         self._coord.request_stop()
         with contextlib.suppress(Exception):  # what kept the session from being made is what counts
             self._coord.join(stop_grace_period_secs=self._stop_grace_secs, ignore_live_threads=True)
         if self._summary_writer:
             self._summary_writer.close()
-        self._end_runtime()
+        if self._controller is not None:
+            self._controller.leave_run()
 
 
 for _name, _alias in (

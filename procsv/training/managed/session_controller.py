@@ -1,0 +1,172 @@
+"""Controller of training sessions: procsv's side of a Supervisor, or of a monitored session.
+
+Made for each Supervisor, and for each monitored session (extended in monitored_controller.py), that belongs to a run.
+It enters the run, introduces the plan of checkpoints, gives each session its TrainingRun, passes on what the
+services and the watchdog say, saves the last state, and leaves the run.  It never makes or closes a session.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from procsv.ipc.messaging.messages import Durable, Reason
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.graph.restore import Origin, SessionManager, written_at
+from procsv.training.graph.save_config import SaveConfig
+from procsv.training.graph.user_saves import UserSaves
+from procsv.training.runtime.context import Runtime
+from procsv.training.snapshots.training_run import Lost, TrainingRun
+from procsv.training.summaries.graph_text import lay_graph_text
+from procsv.training.summaries.snapshot_scalars import SnapshotScalars
+
+tf1 = tf.compat.v1
+log = tf1.logging
+
+FRESH = Origin("fresh", "", -1)
+NOT_SAVED = -2  # no global step is this one; -1 stands for "there is none"
+
+
+class SessionController:
+    """One session at a time is looked after, between `start_session` and `end_session`."""
+
+    def __init__(self, runtime: Runtime, final_checkpoint: bool, find_writer: Callable[[], Any]) -> None:
+        """`find_writer` gives the event writer that records checkpoints, or None."""
+        self.runtime = runtime
+        self.config: SaveConfig | None = None
+        self.training: TrainingRun | None = None  # of the session that trains now
+        self.manager: SessionManager | None = None  # where it restores from a run's newest state
+        self.coord: Any = None  # stopped when the process is asked to stop
+        self.logs_saves = False  # in TensorFlow's words, a line for each checkpoint
+        self.is_in_run = False
+        self._final_checkpoint, self._find_writer = final_checkpoint, find_writer
+        self._user_saves: UserSaves | None = None
+        self._is_introduced = self._is_text_laid = False
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether there is a plan by which checkpoints are named and kept."""
+        return self.config is not None and self.config.plan is not None
+
+    # -- beginning -------------------------------------------------------------------------------------------
+    def configure(self, config: SaveConfig, save_path: str | None) -> None:
+        """Decides once how checkpoints are kept; the program's own calls of the Saver are coordinated with them."""
+        self.config = config
+        if isinstance(config.saver, tf1.train.Saver) and save_path is not None:
+            self._user_saves = UserSaves(config.saver, save_path, self.runtime.tell_user_save)
+
+    def enter_run(self) -> None:
+        """Connects to the run and listens for stop requests, unless that is so already."""
+        if not self.is_in_run:
+            self.runtime.begin()
+            self.is_in_run = True
+            self.runtime.on_stop(self._on_stop)
+
+    def introduce_plan(self) -> None:
+        """Tells the checkpoint service how checkpoints are kept, if any are; from here on messages flow."""
+        if self._user_saves is not None:
+            self._user_saves.begin()
+        if self.config is not None and self.has_plan and not self._is_introduced:
+            self._is_introduced = True
+            self.config.introduce(self.runtime)
+        self.runtime.talk()
+
+    def start_session(self, session: Any, saves: bool = True, lost: Lost | None = None) -> TrainingRun:
+        """Looks after `session`, which holds its state, and no more after one before it.
+
+        `saves`: whether snapshots are taken of it.  `lost`: the session that it takes the place of, if any.
+        """
+        assert self.config is not None
+        self.end_session()
+        origin = (self.manager.origin if self.manager is not None else None) or FRESH
+        setup = self.config.keep(self._on_durable)
+        if not saves:
+            setup = dataclasses.replace(setup, make_way=None)
+        training = TrainingRun(self.runtime, session, self.config.global_step, origin, setup, lost)
+        self.training = training
+        training.begin()
+        if self.runtime.stop_reason is not None:
+            self.coord.request_stop()  # making the session has cleared the stop
+        return training
+
+    def take_snapshots(
+        self, training: TrainingRun, wait: Callable[[float | None], bool], every_s: float | None, writer: Any
+    ) -> None:
+        """The work of a snapshot thread until `wait(seconds)` says True; its cost goes to `writer` every so often."""
+        assert self.config is not None
+        assert training.snapshots is not None
+        if writer and every_s:
+            scalars = SnapshotScalars(writer, every_s, training.read_step, self.runtime.clock)
+            training.snapshots.on_taken = scalars.write
+        with self.config.graph.as_default():
+            training.snapshots.run(wait)
+
+    def lay_graph_text(self, graph: Any, logdir: Any) -> None:
+        """Has graph.pbtxt made, once: the graph is final."""
+        if not self._is_text_laid:
+            lay_graph_text(self.runtime, graph, logdir)
+            self._is_text_laid = True
+
+    # -- news ------------------------------------------------------------------------------------------------
+    def _on_durable(self, news: Durable) -> None:
+        """A checkpoint is on disk: the Saver's own list and the event file record it."""
+        config = self.config
+        assert config is not None
+        if config.plan is None:
+            return
+        save_path = config.plan.save_path
+        if self.logs_saves:
+            log.info("Saving checkpoint to path %s", save_path)
+        if self._user_saves is not None:
+            self._user_saves.on_durable(news.all_paths)
+        else:
+            config.saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in news.all_paths])
+        writer = self._find_writer()
+        is_ours = news.sequence > 0  # TensorFlow's classes record no saves of the program's own
+        if is_ours and writer and config.global_step is not None:
+            saved = tf1.SessionLog(status=tf1.SessionLog.CHECKPOINT, checkpoint_path=save_path)
+            writer.add_session_log(saved, news.step)
+
+    def _on_stop(self, reason: Reason) -> None:
+        log.info("procsv: asked to stop (%s): saving at the next step", reason)
+        coord = self.coord
+        if coord is not None:
+            coord.request_stop()
+
+    # -- the end ---------------------------------------------------------------------------------------------
+    def save_last_state(self, saved_step: int = NOT_SAVED) -> int:
+        """A checkpoint of the last state, unless that is step `saved_step`; the step that is saved afterwards."""
+        training = self.training
+        if training is None or training.snapshots is None or not self._final_checkpoint:
+            return saved_step
+        try:
+            step = training.read_step()
+        except (RuntimeError, tf.errors.OpError) as error:
+            log.warning("procsv: no last checkpoint, the session is not usable any more: %s", error)
+            return saved_step
+        if step == saved_step:
+            return saved_step
+        reason = self.runtime.stop_reason or "final"
+        return step if training.save(reason, training.final_save_s()) else saved_step
+
+    def end_session(self) -> None:
+        """The session is about to be closed: nothing of procsv touches it any more."""
+        training, self.training = self.training, None
+        if training is not None:
+            training.end()
+
+    def leave_run(self) -> None:
+        """Disconnects from the run; the Saver and the session manager are as TensorFlow's again."""
+        if not self.is_in_run:
+            return
+        self.is_in_run = self._is_introduced = False
+        if self._user_saves is not None:
+            self._user_saves.end()
+        if self.manager is not None:
+            self.manager.runtime = None
+        self.runtime.forget_stop(self._on_stop)
+        self.runtime.phase = Phase.IDLE  # what the program does without a session may take any time
+        self.runtime.end()

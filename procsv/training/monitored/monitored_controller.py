@@ -1,0 +1,285 @@
+"""Controller of a monitored session: its hooks' checkpoints and event files, its recoveries, its end.
+
+Made by a MonitoredSession one of whose hooks saves checkpoints, and under `procsv launch`.  It extends the controller
+of a Supervisor's sessions.  A session that is made anew after a lost connection keeps its controller, and each raw session
+has a TrainingRun of its own.  It never calls a hook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.training import basic_session_run_hooks as tf_hooks
+from tensorflow.python.training import monitored_session as tf_monitored
+
+from procsv.ipc.messaging.messages import Reason
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.graph.save_config import SaveConfig, plan_of, snapshot_seconds
+from procsv.training.managed.session_controller import NOT_SAVED, SessionController
+from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
+from procsv.training.monitored.scaffold import session_manager
+from procsv.training.monitored.writers import SessionWriters
+from procsv.training.runtime.attach import attach
+from procsv.training.runtime.context import Runtime, current
+from procsv.training.snapshots.training_run import Lost, TrainingRun
+
+tf1 = tf.compat.v1
+log = tf1.logging
+
+SCALARS_EVERY_S = 30.0  # what snapshots cost, for TensorBoard, where no summaries are written every so many seconds
+FIRST_SAVE_S_MAX = 5.0  # programs find the first checkpoint when the session has been made, if it is not a large one
+STOPPED = 75  # checkpointed: start me again
+
+
+def control_session(
+    hooks: list[Any], creator: Any, snapshot_secs: Any, final_checkpoint: bool
+) -> MonitoredController | None:
+    """The controller for a session with these hooks; None where TensorFlow's ways do.
+
+    The hook whose checkpoints are kept is the first that saves where the session restores from, else the first that
+    saves at all.  UserError under `procsv launch` if that is not the run's logdir.  Of a worker nothing is kept here.
+    """
+    launched = current()
+    if isinstance(creator, tf_monitored.WorkerSessionCreator):
+        if launched is None or launched.training is not None:
+            return None
+        return MonitoredController(launched, launched.start.logdir, None, snapshot_secs, final_checkpoint)
+    savers = [hook for hook in hooks if isinstance(hook, CheckpointSaverHook)]
+    restored_from = getattr(creator, "_checkpoint_dir", None)
+    hook = next((s for s in savers if _is_same(s._checkpoint_dir, restored_from)), next(iter(savers), None))
+    if hook is not None:
+        runtime, logdir = attach(hook._checkpoint_dir, may_save=True)
+    elif launched is not None and launched.training is None:
+        runtime, logdir = launched, launched.start.logdir
+    else:
+        return None
+    return MonitoredController(runtime, logdir, hook, snapshot_secs, final_checkpoint) if runtime is not None else None
+
+
+def _is_same(directory: Any, other: Any) -> bool:
+    return bool(other) and os.path.realpath(directory) == os.path.realpath(other)
+
+
+def _summaries_every_s(hooks: list[Any]) -> float:
+    """How often the hooks write summaries, as far as that is by time."""
+    timers = [getattr(hook, "_timer", None) for hook in hooks if isinstance(hook, tf_hooks.SummarySaverHook)]
+    told = [float(every_s) for timer in timers if (every_s := getattr(timer, "_every_secs", None))]
+    return min(told, default=SCALARS_EVERY_S)
+
+
+class MonitoredController(SessionController):
+    """procsv's side of one monitored session."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        logdir: Any,
+        hook: CheckpointSaverHook | None,
+        snapshot_secs: Any,
+        final_checkpoint: bool,
+    ) -> None:
+        """`hook`: the one whose checkpoints are kept; None where there is none, and only progress is watched."""
+        super().__init__(runtime, final_checkpoint, self._find_hooks_writer)
+        self._logdir, self._hook, self._snapshot_secs = logdir, hook, snapshot_secs
+        self._writers = SessionWriters(runtime)
+        self._hooks: list[Any] = []
+        self._snapshots: tuple[threading.Event, threading.Thread] | None = None
+        self._reason: Reason = "start"
+        self._saved_step = NOT_SAVED  # of the newest checkpoint that was asked for
+        self._lost: Lost | None = None  # the last session that trained and was lost
+        self._resumed_at: int | None = None  # the step that the program resumes at, if this session is its first
+
+    def _find_hooks_writer(self) -> Any:
+        return self._hook._summary_writer if self._hook is not None else None
+
+    # -- beginning -------------------------------------------------------------------------------------------
+    def open_writers(self, hooks: list[Any]) -> None:
+        """Before the hooks begin: they find our writers."""
+        self._hooks = hooks
+        if self._hook is None:
+            return
+        self._hook._controller = self
+        steps = (tf_hooks.CheckpointSaverHook, tf_hooks.StepCounterHook, tf_hooks.SummarySaverHook)
+        wanted = ("_checkpoint_dir", "_output_dir")
+        directories = [vars(h).get(name) for h in hooks if isinstance(h, steps) for name in wanted]
+        self._writers.begin(dict.fromkeys(d for d in directories if d))
+
+    def prepare_session(self, creator: Any) -> None:
+        """Each time before a session is made: the run has begun, and a chief's state comes from the service."""
+        self.enter_run()
+        self.runtime.phase = Phase.CONNECT
+        if not isinstance(creator, tf_monitored.ChiefSessionCreator):
+            return
+        creator._scaffold.finalize()
+        self._introduce(tf1.get_default_graph())
+        if self.manager is None:
+            self.manager = creator._session_manager = session_manager(creator._scaffold, tf1.get_default_graph())
+            if self._hook is not None and _is_same(self._hook._checkpoint_dir, creator._checkpoint_dir):
+                self.manager.runtime = self.runtime
+
+    @contextlib.contextmanager
+    def waiting(self, creator: Any) -> Iterator[None]:
+        """While `creator` makes the session: a worker's waits for its chief, which is no hang."""
+        if not isinstance(creator, tf_monitored.WorkerSessionCreator):
+            yield
+            return
+        with self.runtime.waiting(creator._max_wait_secs):
+            yield
+            self.runtime.phase = Phase.COMPILE
+
+    def _introduce(self, graph: Any) -> None:
+        """Decides once how the checkpoints of the finalized `graph` are kept, and says so to the service."""
+        if self.config is None:
+            self._configure(graph)
+        self.introduce_plan()
+
+    def _configure(self, graph: Any) -> None:
+        step, hook = tf1.train.get_global_step(graph), self._hook
+        if hook is None:
+            self.configure(SaveConfig(None, graph, step, None, None, "no hook saves", b"", 0.0), None)
+            return
+        saver = hook._get_saver()
+        plan = plan_of(saver, hook._save_path, 0.0)
+        snapshot_s = snapshot_seconds(self._snapshot_secs, 0.0, self.runtime)
+        config = SaveConfig.of(saver, graph, step, plan, snapshot_s, has_meta=hook._save_graph_def)
+        self.configure(config, hook._save_path)
+
+    def watch_session(self, session: Any, coord: Any) -> None:
+        """A session holds its state: it is looked after from here on."""
+        self._introduce(session.graph)
+        self.coord = coord
+        is_anew = self._reason != "start"
+        training = self.start_session(session, lost=self._lost)
+        is_resumed = training.origin.source != "fresh"
+        self._saved_step = training.first_step if is_resumed else NOT_SAVED
+        self._resumed_at = training.first_step if is_resumed and not is_anew else None
+        if is_anew or is_resumed:
+            self._writers.mark_start(training.first_step)
+        if training.snapshots is not None:
+            self._start_snapshots(training)
+
+    def _start_snapshots(self, training: TrainingRun) -> None:
+        end = threading.Event()
+        every_s, writer = _summaries_every_s(self._hooks), self._find_hooks_writer()
+        thread = threading.Thread(
+            target=self.take_snapshots,
+            args=(training, end.wait, every_s, writer),
+            name="procsv-snapshots",
+            daemon=True,
+        )
+        self._snapshots = (end, thread)
+        thread.start()
+
+    def begin_training(self, graph: Any) -> None:
+        """The hooks have seen the new session: from here on it trains."""
+        self._writers.describe(graph, None)
+        self._reason = "periodic"
+
+    def is_at_the_end(self) -> bool:
+        """Whether the program goes on from the last step that a StopAtStepHook allows: killed then, it would make one more."""
+        step = self._resumed_at
+        stops = [hook._last_step for hook in self._hooks if isinstance(hook, tf_hooks.StopAtStepHook)]
+        if step is None or not any(last is not None and step >= last for last in stops):
+            return False
+        log.info("procsv: the state is that of the last step, %d: there is nothing left to train", step)
+        return True
+
+    # -- for the hook ----------------------------------------------------------------------------------------
+    def describe_graph(self, graph: Any, saver: Any, has_text: bool) -> None:
+        """Graph events, and graph.pbtxt, whose text the summary service makes; once, as a graph that is final."""
+        self._writers.describe(graph, saver)
+        if has_text:
+            self.lay_graph_text(graph, self._logdir)
+
+    def is_saved(self, step: int) -> bool:
+        """Whether the state that the session began with is a checkpoint already, or is being made one."""
+        return self._saved_step == step
+
+    def save(self, step: int, exactly: bool, at_once: bool, waits: bool) -> None:
+        """The state at the end of this call (`at_once`: as it is now) becomes a checkpoint.
+
+        `exactly`: at this very step, which may wait for the checkpoint before it.  `waits`: the call ends when it is on
+        disk.  The first of a session is waited for a while; the last one at the end.
+        """
+        assert self.training is not None
+        self._saved_step = step
+        if self.training.boundary.inside and not at_once:
+            self.training.save_soon(exactly, waits)
+        elif not self.training.save_begun(self._why()):
+            self._saved_step = NOT_SAVED  # said why: the end tries again
+        elif self._reason == "start":
+            self.training.wait_begun(FIRST_SAVE_S_MAX)
+
+    def save_and_wait(self, step: int) -> bool:
+        """The state as it is now is a durable checkpoint when this returns True; False if that has failed."""
+        assert self.training is not None
+        self._saved_step = step
+        return self.training.save_now(self._why())
+
+    def _why(self) -> Reason:
+        return (self.runtime.stop_reason or "final") if self._reason == "final" else self._reason
+
+    # -- news ------------------------------------------------------------------------------------------------
+    def session_lost(self, error: Exception) -> None:
+        """The connection to a server is gone, and the session with it: another one is about to be made."""
+        if self.training is None or not self.training.is_ready:
+            return  # before its first step: the trainer is still starting, or still recovering from the loss before
+        self._lost = Lost(self.runtime.clock.monotonic(), self.runtime.step)
+        self.runtime.note("session_lost", error=f"{type(error).__name__}: {error}", step=self._lost.step)
+
+    def wait(self, seconds: float) -> None:
+        """A pause between two attempts to make a session; SystemExit when the process is asked to stop."""
+        stop = threading.Event()
+
+        def hear(reason: Reason) -> None:
+            stop.set()
+
+        self.runtime.phase = Phase.CONNECT
+        self.runtime.on_stop(hear)
+        try:
+            if stop.wait(seconds):
+                raise SystemExit(STOPPED)
+        finally:
+            self.runtime.forget_stop(hear)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+    def mark_final(self) -> None:
+        """The session trains no more: what the hooks save now is the last state."""
+        self._reason = "final"
+
+    def save_at_end(self, error: type[BaseException] | None) -> None:
+        """The last checkpoint is durable, whatever ended the training, unless what ended it is a state not worth it."""
+        training = self.training
+        if training is None or training.snapshots is None or (error is not None and not self._final_checkpoint):
+            return
+        if error is not None and issubclass(error, tf_hooks.NanLossDuringTrainingError):
+            log.info("procsv: no last checkpoint of a model that has diverged")
+            return
+        self._reason = "final"
+        self.save_last_state(NOT_SAVED if training.snapshots.owes else self._saved_step)
+        training.wait_asked(training.final_save_s())
+
+    def end_session(self) -> None:
+        """The raw session is about to be closed."""
+        snapshots, self._snapshots = self._snapshots, None
+        if snapshots is not None:
+            snapshots[0].set()
+            snapshots[1].join()
+        super().end_session()
+
+    def close(self) -> None:
+        """The monitored session is over, however it came to that."""
+        self.end_session()
+        self.coord = None
+        if self._hook is not None:
+            self._hook._controller = None
+        try:
+            self._writers.forget(self._hooks)
+            self._writers.end()
+        finally:
+            self.leave_run()
