@@ -17,6 +17,7 @@ import msgspec
 import procsv
 from procsv.base.errors import ProcsvBug
 from procsv.base.run.paths import RunPaths, local_home
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 VARIABLE = "PROCSV_START"
 MODULES = {
@@ -42,14 +43,11 @@ class Start(msgspec.Struct, frozen=True):
     has_watchdog: bool = True  # False: a trainer runs its own services
     observes: int = 0  # the pid of a program that has started its watchdog itself, which then only observes it
     home: str = ""  # in the place of <logdir>/procsv, for a run that shares its logdir with another: it keeps no record
-    grace_s: float = 25.0  # what a stop may take, everything included
-    snapshot_secs: float = -1.0  # -1: auto; 0: off
     target: str = ""
     args: tuple[str, ...] = ()
-    drop_in: bool = False  # the program finds procsv's classes where TensorFlow's own would be
-    standby: str = "off"  # warm, hot: a trainer says what it has imported; a standby imports it
+    settings: LaunchSettings = LaunchSettings()
     standby_fd: int = -1  # a standby's end of its line to the watchdog (standby_channel.py)
-    options: dict[str, str] = {}  # the watchdog's own, as `procsv launch` was given them
+    standby_without: tuple[str, ...] = ()  # top-level names that a standby which has started over does not import
     asked_at: float = 0.0  # Unix time at which somebody said `procsv launch`; 0.0: nobody knows
 
     @property

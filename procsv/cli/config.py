@@ -16,7 +16,7 @@ from procsv.base.errors import UserError
 if TYPE_CHECKING:
     import click
 
-_NOT_IN_A_FILE = ("config", "help", "target", "args")
+_NOT_IN_A_FILE = ("config", "help")
 
 
 def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -49,12 +49,12 @@ def _read(path: Path, table: str) -> dict[str, Any]:
     return content
 
 
-def _check(options: dict[str, Any], ctx: click.Context, path: Path, table: str) -> dict[str, Any]:
-    """`options` by the names of the parameters.  Keys are written as the flags are, with - or _."""
-    known = {name: param for param in ctx.command.params if (name := param.name) and name not in _NOT_IN_A_FILE}
-    flags = {name.replace("_", "-"): param for name, param in known.items()}
+def _check(content: dict[str, Any], ctx: click.Context, path: Path, table: str) -> dict[str, Any]:
+    """`content` by the names of the parameters.  Keys are written as the flags are, with - or _."""
+    options = (param for param in ctx.command.params if param.param_type_name == "option")
+    flags = {flag: param for param in options if (flag := param.opts[0].lstrip("-")) not in _NOT_IN_A_FILE}
     found = {}
-    for key, value in options.items():
+    for key, value in content.items():
         param = flags.get(key.replace("_", "-"))
         if param is None or param.name is None:
             near = difflib.get_close_matches(key.replace("_", "-"), flags, n=1)

@@ -14,7 +14,6 @@ import threading
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from procsv.base.errors import LogdirLocked
 from procsv.base.run.journal import read_journal
@@ -31,7 +30,6 @@ LOOK_S = 0.05
 
 def launch_detached(start: Start) -> int:
     """Exit code: 0 as soon as the program has been started, or the watchdog's own if it has ended before."""
-    start = msgspec.structs.replace(start, options={**start.options, "detached": "1"})
     log = _new_log(start.paths)
     with log.open("ab") as output:
         process = subprocess.Popen(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -21,10 +21,9 @@ from procsv.base.text import is_remote
 from procsv.cli.config import load_config
 from procsv.cli.detach import launch_detached
 from procsv.cli.plans import make_plan
-from procsv.cli.values import CommandLine, Duration, DurationRange, PhaseLimits, Range, Size
+from procsv.cli.values import CommandLine, Duration, DurationRange, PhaseLimits, Size
+from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.messaging.start import Start
-
-_AUTO_S, _OFF_S = -1.0, -2.0
 
 
 @click.command(
@@ -51,7 +50,8 @@ _AUTO_S, _OFF_S = -1.0, -2.0
 )
 @click.option(
     "--snapshot-secs",
-    type=Duration({"auto": _AUTO_S}),
+    "snapshot_s",
+    type=Duration("auto"),
     default="auto",
     metavar="auto|S|0",
     help="Time between snapshots in memory: what a crash may cost. auto: as often as 1 % of the time allows; 0: none.",
@@ -107,6 +107,7 @@ _AUTO_S, _OFF_S = -1.0, -2.0
 )
 @click.option(
     "--service-period",
+    "service_period_s",
     type=Duration(least_s=1.0),
     default="300s",
     metavar="S",
@@ -114,7 +115,8 @@ _AUTO_S, _OFF_S = -1.0, -2.0
 )
 @click.option(
     "--hang-timeout",
-    type=Duration({"auto": _AUTO_S, "off": _OFF_S}, least_s=0.1),
+    "hang_timeout_s",
+    type=Duration("auto", "off", least_s=0.1),
     default="auto",
     metavar="auto|S|off",
     help="How long one step may take; then the program hangs, and is ended and started again. auto: 20 times the median "
@@ -122,8 +124,9 @@ _AUTO_S, _OFF_S = -1.0, -2.0
 )
 @click.option(
     "--hang-limits",
+    "hang_limits_s",
     type=PhaseLimits(),
-    default="import=5m, connect=30m, restore=10m, compile=30m, save=15m, stop=15m, service=1m",
+    default=", ".join(f"{phase}={limit_s / 60:g}m" for phase, limit_s in HANG_LIMITS_S.items()),
     metavar="PHASE=S,...",
     help="How long each other phase may go without progress, and (service) the main loop of a service without coming round; "
     "those that are not named keep their default.",
@@ -154,6 +157,7 @@ _AUTO_S, _OFF_S = -1.0, -2.0
 )
 @click.option(
     "--on-event-timeout",
+    "on_event_s",
     type=Duration(least_s=0.1),
     default="30s",
     metavar="S",
@@ -166,6 +170,7 @@ _AUTO_S, _OFF_S = -1.0, -2.0
 )
 @click.option(
     "--grace",
+    "grace_s",
     type=Duration(least_s=1.0),
     default="25s",
     metavar="S",
@@ -210,33 +215,15 @@ _AUTO_S, _OFF_S = -1.0, -2.0
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def command(
     logdir: str | None,
-    drop_in: bool,
-    snapshot_secs: float,
-    standby: str,
-    max_failures: int,
-    backoff: Range,
-    early_failures: int,
-    same_failures: int,
-    suspect_crashes: int,
-    service_failures: int,
-    service_period: float,
-    hang_timeout: float,
-    hang_limits: dict[str, float],
-    memory_limit: int,
-    log_limit: int,
-    on_event: str,
-    on_event_timeout: float,
-    detach: bool,
-    grace: float,
     fault: tuple[str, ...],
     plan: str | None,
     preempt_every: float | None,
     preempt_grace: float,
-    preempt_signal: str,
     preempt_seed: int,
     config: str | None,
     target: str,
     args: tuple[str, ...],
+    **settings: Any,  # noqa: ANN401  the rest, each checked by its option's type
 ) -> None:
     """Run TARGET, and run it again from its newest state when it crashes.
 
@@ -245,40 +232,17 @@ def command(
     del config  # it has done its work
     if logdir == "":  # a shell variable that is not set, mostly
         raise click.UsageError("--logdir is empty; leave it out for runs/<target name>")
-    options = {
-        "max-failures": str(max_failures),
-        "backoff-min-s": str(backoff.least_s),
-        "backoff-max-s": str(backoff.most_s),
-        "early-failures": str(early_failures),
-        "same-failures": str(same_failures),
-        "suspect-crashes": str(suspect_crashes),
-        "service-failures": str(service_failures),
-        "service-period-s": str(service_period),
-        "memory-limit": str(memory_limit),
-        "log-limit": str(log_limit),
-        "on-event": on_event,
-        "on-event-s": str(on_event_timeout),
-        "hang-timeout": {_AUTO_S: "auto", _OFF_S: "off"}.get(hang_timeout, str(hang_timeout)),
-        **{f"hang-{phase}-s": str(limit_s) for phase, limit_s in hang_limits.items()},
-    }
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
-    if preempt_signal != "SIGTERM":
-        options["preempt-signal"] = str(int(signal.Signals[preempt_signal]))
-    if faults.faults:
-        options["plan"] = msgspec.json.encode(faults).decode()
-    start = make_start(logdir, target, args, snapshot_secs, grace, options)
-    asked_at = click.get_current_context().find_root().obj
-    start = msgspec.structs.replace(start, drop_in=drop_in, standby=standby, asked_at=asked_at or 0.0)
+    start = make_start(logdir, target, args, LaunchSettings(**settings, plan=faults.encode()))
+    start = msgspec.structs.replace(start, asked_at=click.get_current_context().find_root().obj or 0.0)
     sys.stdout.flush()
     sys.stderr.flush()
-    if detach:
+    if start.settings.detach:
         sys.exit(launch_detached(start))
     os.execve(sys.executable, start.argv(), start.environment(os.environ))
 
 
-def make_start(
-    logdir: str | None, target: str, args: tuple[str, ...], snapshot_s: float, grace_s: float, options: dict[str, str]
-) -> Start:
+def make_start(logdir: str | None, target: str, args: tuple[str, ...], settings: LaunchSettings) -> Start:
     """What the watchdog is told, having checked the target and the logdir; UserError says what is wrong."""
     found = find_target(target, Path.cwd())
     paths = find_paths(logdir or Path("runs") / found.name)
@@ -298,9 +262,7 @@ def make_start(
         logdir=logdir.rstrip("/") if logdir is not None and is_remote(logdir) else str(paths.logdir),
         run_dir=str(paths.run_dir),
         shm_dir=str(paths.shm_dir),
-        grace_s=grace_s,
-        snapshot_secs=snapshot_s,
         target=target,
         args=args[1:] if args[:1] == ("--",) else args,
-        options=options,
+        settings=settings,
     )

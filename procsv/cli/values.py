@@ -8,42 +8,35 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from procsv.base.units import parse_duration, parse_size
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    least_s: float
-    most_s: float
-
+from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, Range
 
 if TYPE_CHECKING:  # generic to the checker; in older releases of click it is not
-    _FloatType = click.ParamType[float]
+    _DurationType = click.ParamType[float | str]
     _RangeType = click.ParamType[Range]
     _LimitsType = click.ParamType[dict[str, float]]
     _IntType = click.ParamType[int]
     _TextType = click.ParamType[str]
 else:
-    _FloatType = _RangeType = _LimitsType = _IntType = _TextType = click.ParamType
+    _DurationType = _RangeType = _LimitsType = _IntType = _TextType = click.ParamType
 
 
-class Duration(_FloatType):
-    """`90`, `90s`, `5m`, `2h`; seconds as a float."""
+class Duration(_DurationType):
+    """`90`, `90s`, `5m`, `2h`, as seconds; or one of `words`, as it is."""
 
     name = "duration"
 
-    def __init__(self, words: dict[str, float] | None = None, least_s: float = 0.0) -> None:
-        self._words = words or {}
+    def __init__(self, *words: str, least_s: float = 0.0) -> None:
+        self._words = words
         self._least_s = least_s
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
         if isinstance(value, str) and value in self._words:
-            return self._words[value]
+            return value
         try:
             seconds = float(value) if isinstance(value, int | float) else parse_duration(str(value))
         except ValueError as error:
@@ -85,7 +78,6 @@ class PhaseLimits(_LimitsType):
     """`import=10m,save=1h`: seconds by phase."""
 
     name = "limits"
-    phases = ("import", "connect", "restore", "compile", "save", "stop", "service")
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
         if isinstance(value, dict):
@@ -93,8 +85,8 @@ class PhaseLimits(_LimitsType):
         found = {}
         for part in filter(None, (part.strip() for part in str(value).split(","))):
             phase, _, text = part.partition("=")
-            if phase not in self.phases:
-                self.fail(f"there is no phase {phase!r}; there are: {', '.join(self.phases)}", param, ctx)
+            if phase not in HANG_LIMITS_S:
+                self.fail(f"there is no phase {phase!r}; there are: {', '.join(HANG_LIMITS_S)}", param, ctx)
             try:
                 found[phase] = parse_duration(text)
             except ValueError as error:

@@ -136,6 +136,14 @@ class Plan(msgspec.Struct, frozen=True):
     faults: tuple[Fault, ...] = ()
     seed: int = 0
 
+    def encode(self) -> str:
+        """As `decode` reads it; "" for a plan without faults."""
+        return msgspec.json.encode(self).decode() if self.faults else ""
+
+    @staticmethod
+    def decode(text: str) -> Plan:
+        return msgspec.json.decode(text, type=Plan) if text else Plan()
+
 
 def count_done(plan: Plan, journal: Iterable[dict[str, Any]]) -> list[int]:
     """How often each fault of `plan` has happened in the life of a logdir, as its journal says."""

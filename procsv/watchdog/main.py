@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import shlex
-import signal
 from typing import TYPE_CHECKING
 
 from procsv.base.clock import Clock
@@ -17,9 +16,9 @@ from procsv.base.errors import UserError
 from procsv.base.processes import identify
 from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.core.events import WATCHDOG, Quit
+from procsv.watchdog.core.events import SERVICES, SUMMARY, WATCHDOG, Quit
 from procsv.watchdog.core.run import Core
-from procsv.watchdog.core.settings import settings_of
+from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.acquire_run import Opened, Unwanted, open_run, remove_run
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.event_loop import Reactor
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
 def run(start: Start, argv: Argv = Start.argv, environment: Mapping[str, str] | None = None) -> int:
     """Runs the run; the exit code of `procsv launch`."""
-    clock, signals = SystemClock(), Signals(notice_of(start))
-    console = Console(echo="detached" not in start.options)  # else the program's own log says it
+    clock, signals = SystemClock(), Signals(start.settings.notice_signals)
+    console = Console(echo=not start.settings.detach)  # else the program's own log says it
     try:
         opened = _open(start, clock, signals, console)
         return _run(start, opened, argv, os.environ if environment is None else environment, clock, signals, console)
@@ -46,18 +45,13 @@ def run(start: Start, argv: Argv = Start.argv, environment: Mapping[str, str] | 
         signals.close()
 
 
-def notice_of(start: Start) -> int:
-    """The signal of --preempt-signal."""
-    return int(start.options.get("preempt-signal", signal.SIGTERM))
-
-
 def _open(start: Start, clock: Clock, signals: Signals, console: Console) -> Opened:
     def wait(seconds: float) -> None:
         if signals.wait(seconds):
             raise Unwanted(signals.take()[0].source)
 
     what = shlex.join(("procsv launch", start.target, *start.args)).replace("'procsv launch'", "procsv launch", 1)
-    return open_run(start.paths, clock, start.grace_s, wait, console.say, what)
+    return open_run(start.paths, clock, start.settings.grace_s, wait, console.say, what)
 
 
 def _run(
@@ -70,7 +64,13 @@ def _run(
     console: Console,
 ) -> int:
     facts = Facts(start, identify(os.getpid()), clock.wall())
-    settings = settings_of(start, opened.step_s, opened.saved_step)
+    settings = Settings(
+        start.settings,
+        opened.step_s,
+        opened.saved_step,
+        observes=start.observes > 0,
+        services=(SUMMARY,) if start.home else SERVICES,
+    )
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
     processes = Processes(start, clock, argv, environment)
     reactor = Reactor(facts, core, start, processes, console, clock, signals)

@@ -26,8 +26,8 @@ class LastOneOut:
 
     def __init__(self, start: Start, trainers: list[ExternalProcess], now_s: float) -> None:
         self._start = start
-        self._kill_at_s = now_s + start.grace_s
-        self._give_up_s = now_s + start.grace_s + OTHERS_S_MAX
+        self._kill_at_s = now_s + start.settings.grace_s
+        self._give_up_s = now_s + start.settings.grace_s + OTHERS_S_MAX
         self._trainers = trainers
         self._has_begun_to_finish = False
         self._wake_others()

@@ -123,7 +123,7 @@ class SummaryService:
 
     def orphaned(self) -> None:
         self._orphan_s = self._tools.clock.monotonic()
-        self._end_s = self._orphan_s + self._tools.start.grace_s
+        self._end_s = self._orphan_s + self._tools.start.settings.grace_s
 
     def is_finished(self) -> bool:
         return self._is_finished
@@ -160,7 +160,7 @@ class SummaryService:
                 self._figures.write(body, self._tools.clock.wall())
             case Finish():
                 self._finish, self._is_settled = received, False
-                self._end_s = self._tools.clock.monotonic() + self._tools.start.grace_s
+                self._end_s = self._tools.clock.monotonic() + self._tools.start.settings.grace_s
             case _:
                 self._tools.server.acknowledge(received)
 

@@ -20,6 +20,7 @@ from procsv.base.processes import Child, spawn
 from procsv.base.run.paths import RunPaths, make_private_dir
 from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Ack, CheckpointPlan, Hello, Message
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
@@ -180,7 +181,7 @@ class Run:
             "run_dir": str(self.paths.run_dir),
             "shm_dir": str(self.paths.shm_dir),
             "lifeline_fd": self.lifeline[0],
-            "grace_s": 5.0,
+            "settings": LaunchSettings(grace_s=5.0),
         }
         return Start(**(fields | changes))
 

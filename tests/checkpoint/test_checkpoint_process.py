@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from procsv.base.failpoints import DECLARED
 from procsv.base.processes import spawn
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import (
     Durable,
     Finish,
@@ -250,7 +251,7 @@ def test_the_last_one_out_saves_and_leaves_nothing(run: Any, plan: Any, publish:
 
 
 def test_a_trainer_that_outlives_its_grace_is_killed_by_the_last_one_out(run: Any, plan: Any) -> None:
-    service = run.start_service(grace_s=0.3)
+    service = run.start_service(settings=LaunchSettings(grace_s=0.3))
     child = spawn([sys.executable, "-c", "import threading; threading.Event().wait()"], env=dict(os.environ), log=None)
     trainer = run.trainer(plan=plan())
     trainer.pid = child.pid

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from pathlib import Path
@@ -11,12 +10,13 @@ import pytest
 
 from procsv.cli.query import find_run
 from procsv.cli.status import read_status
+from procsv.ipc.messaging.launch_settings import Range
 from procsv.services.summary import continuity
-from tests.support.launched import Launched, launched
+from tests.support.launched import Launched, launched, settings_text
 
 pytestmark = pytest.mark.fault
 
-OPTIONS = {"hang-service-s": "5", "hang-abort-s": "0.3", "backoff-min-s": "0.05"}
+SETTINGS = {"hang_limits_s": {"service": 5.0}, "hang_abort_s": 0.3, "backoff": Range(0.05, 60.0)}
 LAUNCHER = [sys.executable, str(Path(__file__).with_name("launch.py"))]
 STAND_IN_LAUNCHER = [sys.executable, str(Path(__file__).parents[1] / "watchdog" / "stand_ins" / "launch.py")]
 STEPS = 700
@@ -40,8 +40,8 @@ def test_row_10_services_that_are_frozen_are_replaced_while_training_goes_on_and
     tmp_path: Path,
 ) -> None:
     digits = ("procsv.examples.digits", "--steps", str(STEPS), "--step-ms", "2", "--save-model-secs", "0.5")
-    options = json.dumps({**OPTIONS, "snapshot_s": 0.2})
-    with launched(tmp_path / "logdir", options, *digits, "--summary-secs", "0.2", launcher=LAUNCHER) as run:
+    settings = settings_text(**SETTINGS, snapshot_s=0.2)
+    with launched(tmp_path / "logdir", settings, *digits, "--summary-secs", "0.2", launcher=LAUNCHER) as run:
         run.wait_event("checkpoint_durable")
         for role in ("checkpoint", "summary"):
             run.kill(role, signal.SIGSTOP)
@@ -66,7 +66,7 @@ def test_row_10_services_that_are_frozen_are_replaced_while_training_goes_on_and
 
 def test_row_10_a_service_whose_loop_is_wedged_is_replaced_and_its_frame_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    arguments = (json.dumps({**OPTIONS, "grace_s": 10.0}), str(tmp_path / "train.py"))
+    arguments = (settings_text(**SETTINGS, grace_s=10.0), str(tmp_path / "train.py"))
     with launched(tmp_path / "logdir", *arguments, launcher=STAND_IN_LAUNCHER, STAND_IN_CHECKPOINT="wedged") as run:
         run.wait_event("service_restarted")
         log = run.logdir / "procsv" / "logs" / "checkpoint.1.log"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import launched
+from procsv.ipc.messaging.launch_settings import Range
+from tests.support.launched import launched, settings_text
 
 pytestmark = pytest.mark.fault
 
@@ -69,15 +70,9 @@ with sv.managed_session() as session:
 def test_row_11_and_row_10_every_kind_of_hang_is_found_and_its_frame_is_named(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
-    options: dict[str, object] = {
-        "hang-timeout": "3",
-        "hang-abort-s": "0.3",
-        "backoff-min-s": "0.1",
-        "backoff-max-s": "0.1",
-        "snapshot_s": 0.3,
-    }
+    settings = settings_text(hang_timeout_s=3.0, hang_abort_s=0.3, backoff=Range(0.1, 0.1), snapshot_s=0.3)
     launcher = [sys.executable, str(Path(__file__).with_name("launch.py"))]
-    with launched(tmp_path / "logdir", json.dumps(options), str(program), launcher=launcher) as run:
+    with launched(tmp_path / "logdir", settings, str(program), launcher=launcher) as run:
         for number in range(1, 5):
             run.wait_event("hang_detected", number)  # each piece of news has its own deadline
         assert run.wait_end() == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import launched
+from tests.support.launched import launched, settings_text
 
 pytestmark = pytest.mark.fault
 
@@ -56,8 +56,8 @@ def test_row_12_a_long_first_step_an_evaluation_an_extension_and_the_time_after_
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(LONG)
-    options = json.dumps({"hang-timeout": str(STEP_S)})
-    with launched(tmp_path / "logdir", options, str(tmp_path / "train.py"), launcher=LAUNCHER) as run:
+    settings = settings_text(hang_timeout_s=STEP_S)
+    with launched(tmp_path / "logdir", settings, str(tmp_path / "train.py"), launcher=LAUNCHER) as run:
         assert run.wait_end() == 0
     assert run.events("hang_detected") == []
     assert len(run.events("ready")) == 1
@@ -78,8 +78,8 @@ def test_row_12_a_long_import_is_no_hang_while_modules_come_and_after_an_extensi
     for name in ("first", "second", "third", "fourth"):
         (tmp_path / f"{name}.py").write_text(f"from time import sleep as wait\nwait({IMPORT_S} / 3)\n")
     (tmp_path / "train.py").write_text(IMPORTS)
-    options = json.dumps({"hang-import-s": str(IMPORT_S)})
-    with launched(tmp_path / "logdir", options, str(tmp_path / "train.py"), launcher=LAUNCHER) as run:
+    settings = settings_text(hang_limits_s={"import": IMPORT_S})
+    with launched(tmp_path / "logdir", settings, str(tmp_path / "train.py"), launcher=LAUNCHER) as run:
         assert run.wait_end() == 0
     assert run.events("hang_detected") == []
     assert "imported" in run.said()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import sys
 import threading
@@ -13,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from procsv.ipc.messaging.launch_settings import Range
 from procsv.watchdog.edge.resources.oom import CGROUPS
-from tests.support.launched import launched
+from tests.support.launched import launched, settings_text
 
 pytestmark = pytest.mark.fault
 
@@ -67,8 +67,8 @@ def test_row_13_a_kill_for_want_of_memory_is_told_with_its_evidence_and_any_othe
         (tmp_path / "train.py").write_text(PROGRAM.format(is_limited=cgroup is not None))
         enter = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"' if cgroup is not None else 'exec "$@"'
         launcher = ["sh", "-c", enter, "sh", sys.executable, str(LAUNCH)]
-        options = json.dumps({"backoff-min-s": "0.05"})
-        with launched(tmp_path / "logdir", options, str(tmp_path / "train.py"), launcher=launcher) as run:
+        settings = settings_text(backoff=Range(0.05, 60.0))
+        with launched(tmp_path / "logdir", settings, str(tmp_path / "train.py"), launcher=launcher) as run:
             assert run.wait_end() == 0
     ended = next(entry for entry in run.events("exited") if entry["role"] == "trainer")
     assert ended["signal"] == "SIGKILL"

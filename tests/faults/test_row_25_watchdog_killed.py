@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
 import pytest
 
+from procsv.ipc.messaging.launch_settings import Range
 from tests.faults.test_rows_without_tensorflow import LAUNCHER, TRAINS
-from tests.support.launched import launched
+from tests.support.launched import launched, settings_text
 
 pytestmark = pytest.mark.fault
 
@@ -20,7 +20,7 @@ if sys.argv[1] == "crash":
 if sys.argv[1] == "train":
     until_stopped(run)
 """
-TOLD = json.dumps({"grace_s": 4.0, "backoff-min-s": "0.05", "backoff-max-s": "0.1"})
+TOLD = settings_text(grace_s=4.0, backoff=Range(0.05, 0.1))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.launched import Launched, launched
+from procsv.ipc.messaging.launch_settings import Range
+from tests.support.launched import Launched, launched, settings_text
 
 pytestmark = pytest.mark.fault
 
@@ -53,10 +54,10 @@ PAUSES = "import signal\nprint('begun', flush=True)\nsignal.pause()\n"
 
 
 @contextlib.contextmanager
-def running(tmp_path: Path, source: str, **options: Any) -> Iterator[Launched]:
-    env = options.pop("env", {})
+def running(tmp_path: Path, source: str, **settings: Any) -> Iterator[Launched]:
+    env = settings.pop("env", {})
     (tmp_path / "train.py").write_text(source)
-    told = json.dumps({"grace_s": 4.0, "backoff-min-s": "0.05", "backoff-max-s": "0.1", **options})
+    told = settings_text(**{"grace_s": 4.0, "backoff": Range(0.05, 0.1), **settings})
     program = str(tmp_path / "train.py")
     with launched(tmp_path / "logdir", told, program, launcher=LAUNCHER, **env) as run:
         yield run
@@ -126,7 +127,7 @@ def test_row_05_what_cannot_get_better_is_given_up_at_once(tmp_path: Path) -> No
 
 def test_row_06_exit_75_is_free_and_without_delay(tmp_path: Path) -> None:
     source = TRAINS + "train()\nsys.exit(75 if incarnation < 3 else 0)\n"
-    with running(tmp_path, source, **{"backoff-min-s": "60", "backoff-max-s": "60"}) as run:
+    with running(tmp_path, source, backoff=Range(60.0, 60.0)) as run:
         assert run.wait_end() == 0
     assert [entry["delay"] for entry in run.events("restarting")] == [0.0, 0.0]
     assert not (run.logdir / "procsv" / "crashes" / "1.json").exists()
@@ -153,7 +154,7 @@ def test_row_08_a_notice_while_the_interpreter_ends_makes_nothing_of_what_is_don
 
 def test_row_28_a_stop_during_back_off_ends_down_and_nothing_respawns(tmp_path: Path) -> None:
     source = TRAINS + "train()\nsys.exit(3)\n"
-    with running(tmp_path, source, **{"backoff-min-s": "60", "backoff-max-s": "60"}) as run:
+    with running(tmp_path, source, backoff=Range(60.0, 60.0)) as run:
         run.wait_event("restarting")
         run.process.send_signal(signal.SIGTERM)
         assert run.wait_end() == 75
@@ -169,7 +170,7 @@ def test_row_28_a_stop_during_the_start_ends_down(tmp_path: Path) -> None:
 
 
 def test_row_34_no_descriptors_to_start_with_is_charged_to_nobody_and_passes(tmp_path: Path) -> None:
-    with running(tmp_path, TRAINS + "until_stopped(train())\n", **{"max-failures": "2"}) as run:
+    with running(tmp_path, TRAINS + "until_stopped(train())\n", max_failures=2) as run:
         wait_printed(run, "trains 1")
         watchdog = psutil.Process(run.process.pid)
         limits = watchdog.rlimit(psutil.RLIMIT_NOFILE)
@@ -234,8 +235,8 @@ if incarnation == 1:
 def test_a_trainer_over_its_memory_limit_saves_and_is_started_again_free_of_charge(tmp_path: Path) -> None:
     received = tmp_path / "heard"
     command = f"{sys.executable} -c \"import sys; open(sys.argv[1], 'a').write(sys.stdin.read())\" {received}"
-    limit = {"memory-limit": str(250 * 2**20), "backoff-min-s": "60", "backoff-max-s": "60", "on-event": command}
-    with running(tmp_path, TRAINS + GROWS, **limit) as run:
+    settings = {"memory_limit": 250 * 2**20, "backoff": Range(60.0, 60.0), "on_event": command}
+    with running(tmp_path, TRAINS + GROWS, **settings) as run:
         assert run.wait_end() == 0
     restarting = run.events("restarting")[0]
     assert restarting["delay"] == 0.0

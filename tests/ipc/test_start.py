@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from procsv.base.errors import ProcsvBug
 from procsv.base.processes import spawn
 from procsv.base.run.paths import RunPaths
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import MODULES, VARIABLE, Start, take_start
 from tests.support.programs import ROOT
 
@@ -25,10 +26,9 @@ STARTS = st.builds(
     logdir=TEXT,
     run_dir=TEXT,
     shm_dir=TEXT,
-    grace_s=st.floats(0, 1e6),
     target=TEXT,
     args=st.lists(TEXT).map(tuple),
-    options=st.dictionaries(TEXT, TEXT),
+    settings=st.from_type(LaunchSettings),
 )
 
 

@@ -249,7 +249,7 @@ def i8_gives_up_at_the_budget(world: World, account: Account, fact: history.Fact
         case history.Journaled("restarting") if why := _spent(world, account.budget):
             return f"started again, although {why}"
         case history.Journaled("gave_up", _, _, fields) if "in a row" in fields["why"]:
-            if account.budget.failures != world.settings.policy.failures_max:
+            if account.budget.failures != world.settings.launch.max_failures:
                 return f"gave up after {account.budget.failures} failures: {fields['why']}"
         case history.Journaled("gave_up", _, _, fields) if fields["why"].startswith("deterministic"):
             if max(account.budget.same.values(), default=0) != FAILURES_SAME_MAX:
@@ -286,7 +286,7 @@ def _spent(world: World, budget: Budget) -> str:
     """Why no trainer may be started again; "" if one may."""
     if budget.last is None or budget.last.exit.code in (0, 75):
         return ""
-    if budget.failures >= world.settings.policy.failures_max:
+    if budget.failures >= world.settings.launch.max_failures:
         return f"there were {budget.failures} failures in a row"
     if max(budget.same.values(), default=0) >= FAILURES_SAME_MAX:
         return "it fails the same way every time"

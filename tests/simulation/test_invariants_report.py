@@ -112,11 +112,11 @@ def _never_answers_restore(patch: pytest.MonkeyPatch) -> None:
 
 
 def _gives_up_one_failure_late(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(History, "is_spent", lambda self: self.no_progress_count > self.policy.failures_max)
+    patch.setattr(History, "is_spent", lambda self: self.no_progress_count > self.launch.max_failures)
 
 
 def _gives_up_one_failure_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(History, "is_spent", lambda self: self.no_progress_count >= self.policy.failures_max - 1)
+    patch.setattr(History, "is_spent", lambda self: self.no_progress_count >= self.launch.max_failures - 1)
 
 
 def _never_calls_a_failure_deterministic(patch: pytest.MonkeyPatch) -> None:

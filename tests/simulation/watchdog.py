@@ -89,7 +89,7 @@ class Watchdog(Process):
     def __init__(self, world: World, run: str, settings: Settings) -> None:
         super().__init__(world, WATCHDOG, 1)
         self.run_id, self._settings = run, settings
-        self.start = Start("watchdog", run, 1, "/logdir", "/run", str(world.memory.directory), grace_s=settings.grace_s)
+        self.start = Start("watchdog", run, 1, "/logdir", "/run", str(world.memory.directory), settings=settings.launch)
         self.core: Core | None = None
         self.children: dict[str, Process] = {}
         self.is_stop_asked = False
@@ -101,7 +101,7 @@ class Watchdog(Process):
         self._asked: dict[str, dict[int, Message]] = {role: {} for role in SERVICES}
         self._clearing: int | None = None
         self._quit_s = self._tick_s = 0.0
-        self._give_up_s = world.clock.now_s + settings.grace_s + LEFTOVER_MARGIN_S
+        self._give_up_s = world.clock.now_s + settings.launch.grace_s + LEFTOVER_MARGIN_S
         self.wake()
 
     # -- opening ---------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Watchdog(Process):
         start = msgspec.structs.replace(self.start, role=role, incarnation=incarnation)
         child: Process
         if role == TRAINER:
-            child = Trainer(self.world, incarnation, self.run_id, self._settings.grace_s)
+            child = Trainer(self.world, incarnation, self.run_id, self._settings.launch.grace_s)
         elif role == STANDBY:
             child = StandbyProcess(self.world, incarnation, self._hear_standby)
         else:
@@ -251,7 +251,7 @@ class Watchdog(Process):
             return
         del self.children[STANDBY]
         standby.become_another()
-        trainer = Trainer(self.world, incarnation, self.run_id, self._settings.grace_s, standby)
+        trainer = Trainer(self.world, incarnation, self.run_id, self._settings.launch.grace_s, standby)
         self.children[TRAINER] = trainer
         self.world.clock.after(PROMOTION_S, lambda: self._has_begun(number, trainer))
 

@@ -7,7 +7,7 @@ from the seed, so a seed replays.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -16,10 +16,8 @@ import msgspec
 from procsv.base.outcome import Exit
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings, Range
 from procsv.ipc.messaging.messages import CheckpointPlan, Status, StatusRequest
-from procsv.ipc.shm.heartbeat import Phase
-from procsv.watchdog.core.hangs.trainer_liveness import PHASE_S_MAX, Limits
-from procsv.watchdog.core.restart_policy import Policy
 from procsv.watchdog.core.settings import Settings
 from tests.simulation import history
 from tests.simulation.clock import SimClock
@@ -37,8 +35,8 @@ STATUS_S_MAX = 1.0
 RUN_DIR = Path("/run")
 HANG_S = 20.0  # without progress, in what the model does by itself
 HANG_S_WAITING = 250.0  # in what waits for the services, which may be trying a save again after a minute, and again
-_LIMITS = dict.fromkeys(PHASE_S_MAX, HANG_S_WAITING) | {Phase.IMPORT: HANG_S, Phase.COMPILE: HANG_S}
-SETTINGS = Settings(Policy(delay_s_max=8.0), limits=Limits(step_s=HANG_S, phase_s=_LIMITS, service_s=HANG_S))
+_LIMITS_S = dict.fromkeys(HANG_LIMITS_S, HANG_S_WAITING) | dict.fromkeys(("import", "compile", "service"), HANG_S)
+LAUNCH = LaunchSettings(backoff=Range(1.0, 8.0), hang_timeout_s=HANG_S, hang_limits_s=_LIMITS_S)
 
 
 class Violation(AssertionError):
@@ -58,7 +56,9 @@ class World:
     def __init__(self, seed: int, program: Program, settings: Settings | None = None) -> None:
         self.seed, self.program = seed, program
         self.rng = Random(seed)
-        self.settings = settings or replace(SETTINGS, standby="warm" if program.standby else "off")
+        self.settings = settings or Settings(
+            msgspec.structs.replace(LAUNCH, standby="warm" if program.standby else "off")
+        )
         self.clock = SimClock()
         self.network = SimNetwork(self.clock, Random(seed + 1))
         self.disk = SimDisk(Random(seed + 2))

@@ -19,6 +19,7 @@ from procsv.base.processes import Child, spawn
 from procsv.base.run.paths import RunPaths
 from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Message, Written
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
@@ -66,7 +67,14 @@ class Run:
         """A service, the earlier one being dead."""
         self.incarnation += 1
         where = (str(self.logdir), str(self.paths.run_dir), str(self.paths.shm_dir))
-        start = Start("summary", self.run, self.incarnation, *where, lifeline_fd=self._lifeline, grace_s=5.0)
+        start = Start(
+            "summary",
+            self.run,
+            self.incarnation,
+            *where,
+            lifeline_fd=self._lifeline,
+            settings=LaunchSettings(grace_s=5.0),
+        )
         more = {"PYTHONPATH": str(ROOT), "PROCSV_FAILPOINTS": failpoints} | environment
         self.service = spawn(
             [sys.executable, *start.argv()[1:]],

@@ -7,11 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.testing.run import NEWS_S_MAX, Run, start
 from procsv.testing.run import environment as _environment
 
-__all__ = ["NEWS_S_MAX", "Launched", "environment", "launched", "procsv"]
+__all__ = ["NEWS_S_MAX", "Launched", "environment", "launched", "procsv", "settings_text"]
 
 Launched = Run
 
@@ -30,6 +34,11 @@ def procsv(*args: str, timeout_s: float = 60.0, **env: str) -> subprocess.Comple
         timeout=timeout_s,
         check=False,
     )
+
+
+def settings_text(**settings: Any) -> str:
+    """LaunchSettings as the launchers of the tests read them."""
+    return msgspec.json.encode(LaunchSettings(**settings)).decode()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from procsv.base.run.paths import RunPaths
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
@@ -87,7 +88,7 @@ def standing_by(tmp_path: Path, loaded: Loaded) -> Iterator[tuple[subprocess.Pop
     lifeline = os.pipe()
     start = Start(
         role="standby", run="r", incarnation=1, logdir=str(tmp_path), run_dir=str(paths.run_dir), shm_dir=str(tmp_path),
-        lifeline_fd=lifeline[0], target=__file__, standby="warm", standby_fd=end.fd,
+        lifeline_fd=lifeline[0], target=__file__, settings=LaunchSettings(standby="warm"), standby_fd=end.fd,
     )  # fmt: skip
     log = tmp_path / "log"
     with log.open("wb") as output:

@@ -8,11 +8,12 @@ import signal
 import pytest
 
 from procsv.base.outcome import Exit
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Note, SaveFailed, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import CHECKPOINT, SUMMARY, TRAINER, NotSpawned, Said, TreeGone
 from procsv.watchdog.core.lifecycle import State
-from procsv.watchdog.core.restart_policy import LastWords, Policy
+from procsv.watchdog.core.restart_policy import LastWords
 from procsv.watchdog.core.service import ServiceState
 from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import KILLED, World
@@ -414,7 +415,7 @@ def test_a_system_that_refuses_to_start_a_trainer_is_not_the_trainers_failure() 
 
 
 def test_the_budget_is_the_one_that_launch_was_given() -> None:
-    world = running(settings=Settings(Policy(failures_max=1)))
+    world = running(settings=Settings(LaunchSettings(max_failures=1)))
     world.crash()
 
     assert world.exit_code == 70

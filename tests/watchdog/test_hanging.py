@@ -7,16 +7,16 @@ import sys
 
 from procsv.base.outcome import Exit
 from procsv.base.signals import DUMP_SIGNAL
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import TRAINER, Said, TreeGone
 from procsv.watchdog.core.hangs.stack_parser import read_stacks, where_it_crashed, where_it_stood
-from procsv.watchdog.core.hangs.trainer_liveness import Limits
 from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import World
 
 ABORTED = Exit(None, signal.SIGABRT)
-QUICK = Settings(limits=Limits(step_s=3.0))
+QUICK = Settings(LaunchSettings(hang_timeout_s=3.0))
 
 LIBRARY = f"{sys.prefix}/lib/python3.11/site-packages/tensorflow/python/client/session.py"
 DUMP = f"""\

@@ -9,10 +9,11 @@ import pytest
 
 from procsv.base.outcome import Exit
 from procsv.base.signals import DUMP_SIGNAL
+from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Heartbeat, Phase
 from procsv.watchdog.core.events import CHECKPOINT, STOPPED, SUMMARY, TRAINER
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
-from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, PHASE_S_MAX, SERVICE_S_MAX, Limits
+from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX
 from procsv.watchdog.core.service import ServiceState
 from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import World
@@ -51,7 +52,7 @@ def test_a_service_whose_loop_does_not_come_round_is_ended_with_its_stacks_and_s
 
     found, ended = world.events("hang_detected")[0], world.events("exited")[0]
     assert (found.role, found.incarnation, found.fields["phase"]) == (role, 1, "idle")
-    assert SERVICE_S_MAX <= found.fields["seconds"] < SERVICE_S_MAX + 2.0
+    assert HANG_LIMITS_S["service"] <= found.fields["seconds"] < HANG_LIMITS_S["service"] + 2.0
     assert [number for to, number in world.signals if to == role] == [DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT]
     assert (ended.role, ended.fields["cause"], ended.fields["signal"]) == (role, "hang", "SIGABRT")
     assert "its loop has not come round for" in ended.fields["evidence"]
@@ -101,11 +102,11 @@ def test_each_hang_with_no_job_done_doubles_the_time_and_a_job_forgives() -> Non
     world.alive[CHECKPOINT].beat = Heartbeat(Phase.IDLE, 1, 1, world.now_s, 0.0)  # a checkpoint is durable
     world.step(world.core.task.step + 1)
     wedge(world, CHECKPOINT)
-    assert world.last("hang_detected")["seconds"] < SERVICE_S_MAX + 2.0
+    assert world.last("hang_detected")["seconds"] < HANG_LIMITS_S["service"] + 2.0
 
 
 def test_with_hang_timeout_off_nobody_is_looked_for() -> None:
-    world = running(settings=Settings(limits=Limits(is_on=False)))
+    world = running(settings=Settings(LaunchSettings(hang_timeout_s="off")))
     world.silent[CHECKPOINT] = ""
     world.advance(4000.0)
     assert not world.events("hang_detected")
@@ -129,8 +130,8 @@ def test_the_end_of_a_run_does_not_wait_for_a_frozen_service_for_ever() -> None:
 class Watched:
     """A liveness that is shown a beat every half second."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.liveness, self.now_s = ServiceLiveness(limits or Limits()), 0.0
+    def __init__(self, launch: LaunchSettings | None = None) -> None:
+        self.liveness, self.now_s = ServiceLiveness(launch or LaunchSettings()), 0.0
         self.liveness.begin(0.0)
 
     def show(self, beat: Heartbeat | None, seconds: float, beats: bool = False, at_disk: bool = False) -> str:
@@ -156,7 +157,7 @@ def test_a_save_may_take_for_ever_as_long_as_it_moves() -> None:
 
 
 def test_a_job_that_never_moves_is_found_and_one_that_cannot_show_it_is_not() -> None:
-    limit_s = PHASE_S_MAX[Phase.RESTORE] / 2
+    limit_s = HANG_LIMITS_S["restore"] / 2
     assert "its job has not moved for 5 min" in Watched().show(BUSY, limit_s + 2.0, beats=True)
     assert not Watched().show(BUSY, limit_s - 2.0, beats=True)
     assert not Watched().show(replace(BUSY, moved=0), 10 * limit_s, beats=True)
@@ -166,19 +167,19 @@ def test_a_job_that_never_moves_is_found_and_one_that_cannot_show_it_is_not() ->
 def test_time_in_the_hands_of_a_disk_does_not_count(beats: bool) -> None:
     watched = Watched()
     assert not watched.show(BUSY, 5000.0, beats, at_disk=True)
-    assert not watched.show(BUSY, SERVICE_S_MAX - 1.0, beats)  # and then all of the time begins anew
+    assert not watched.show(BUSY, HANG_LIMITS_S["service"] - 1.0, beats)  # and then all of the time begins anew
     assert watched.show(BUSY, 1000.0, beats)
 
 
 def test_a_loop_that_writes_by_itself_has_the_time_of_a_save() -> None:
     writes = replace(BUSY, moved=LOOP_AT_DISK)
-    assert not Watched().show(writes, PHASE_S_MAX[Phase.SAVE] - 1.0)
-    assert "its loop has not come round" in Watched().show(writes, PHASE_S_MAX[Phase.SAVE] + 2.0)
+    assert not Watched().show(writes, HANG_LIMITS_S["save"] - 1.0)
+    assert "its loop has not come round" in Watched().show(writes, HANG_LIMITS_S["save"] + 2.0)
 
 
 def test_one_that_never_begins_is_found_later_than_one_that_stops() -> None:
     watched = Watched()
-    assert not watched.show(None, PHASE_S_MAX[Phase.IMPORT] - 1.0)
+    assert not watched.show(None, HANG_LIMITS_S["import"] - 1.0)
     assert "has not begun to serve" in watched.show(None, 2.0)
 
 
@@ -186,4 +187,4 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     watched = Watched()
     watched.show(BUSY, 1.0, beats=True)
     watched.now_s += 3600.0
-    assert not watched.show(BUSY, SERVICE_S_MAX - LOOK_GAP_S_MAX - 2.0)
+    assert not watched.show(BUSY, HANG_LIMITS_S["service"] - LOOK_GAP_S_MAX - 2.0)

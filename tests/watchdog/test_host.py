@@ -22,7 +22,9 @@ from procsv.base.run.journal import read_journal
 from procsv.base.run.run_file import RunFile, read_run
 from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.launch_settings import Range
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
+from tests.support.launched import settings_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,14 +83,15 @@ class Run:
 
 
 @contextlib.contextmanager
-def launched(tmp_path: Path, source: str, **options: Any) -> Iterator[Run]:
+def launched(tmp_path: Path, source: str, **settings: Any) -> Iterator[Run]:
     program, logdir, output = tmp_path / "train.py", tmp_path / "logdir", tmp_path / "output"
     program.write_text(source)
-    options.setdefault("grace_s", 4.0)  # the idle programs are deaf: they are ended when their share is over
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    settings.setdefault("grace_s", 4.0)  # the idle programs are deaf: they are ended when their share is over
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings.pop("env", {})}
+    args = settings.pop("args", ())
     with output.open("a") as stream:
         process = subprocess.Popen(
-            [sys.executable, str(LAUNCH), str(logdir), json.dumps(options), str(program), *options.pop("args", ())],
+            [sys.executable, str(LAUNCH), str(logdir), settings_text(**settings), str(program), *args],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=stream,
@@ -120,7 +123,7 @@ def test_a_program_that_ends_well_ends_the_run_with_0_and_nothing_is_left(tmp_pa
 
 
 def test_an_exception_before_the_first_step_is_tried_twice_and_explained(tmp_path: Path) -> None:
-    with launched(tmp_path, "raise RuntimeError('boom')", **{"backoff-min-s": "0.05"}) as run:
+    with launched(tmp_path, "raise RuntimeError('boom')", backoff=Range(0.05, 60.0)) as run:
         assert run.end() == 70
         said = run.said()
         assert "gave up: 2 failures before the first step" in said
@@ -147,7 +150,7 @@ def test_row_05_what_cannot_get_better_is_tried_once(tmp_path: Path, source: str
 
 
 def test_a_killed_trainer_is_noticed_at_once_and_started_again(tmp_path: Path) -> None:
-    with launched(tmp_path, IDLE, **{"backoff-min-s": "0.05"}) as run:
+    with launched(tmp_path, IDLE, backoff=Range(0.05, 60.0)) as run:
         run.begun()
         others = [run.pid("checkpoint"), run.pid("summary")]
         noticed_s = []
@@ -171,7 +174,7 @@ def test_row_14_a_grandchild_in_a_session_of_its_own_is_ended_before_the_next_tr
         "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], start_new_session=True)\n"
         "print('orphan', child.pid, flush=True); print('begun', flush=True); signal.pause()\n"
     )
-    with launched(tmp_path, source, **{"backoff-min-s": "0.05"}) as run:
+    with launched(tmp_path, source, backoff=Range(0.05, 60.0)) as run:
         run.begun()
         orphan = int(re.findall(r"orphan (\d+)", run.log())[0])
         os.kill(run.pid("trainer"), signal.SIGKILL)
@@ -255,7 +258,7 @@ def test_the_watchdog_is_small_and_idle(tmp_path: Path) -> None:
 
 
 def test_row_31_a_deleted_control_socket_is_made_again(tmp_path: Path) -> None:
-    with launched(tmp_path, IDLE, socket_s=2.0) as run:
+    with launched(tmp_path, IDLE, env={"STAND_IN_SOCKET_S": "2"}) as run:
         run.begun()
         paths = run.file().paths
         paths.control_socket.unlink()

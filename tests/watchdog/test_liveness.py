@@ -6,16 +6,17 @@ import math
 
 import pytest
 
+from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.hangs.trainer_liveness import PHASE_S_MAX, Hang, Limits, Liveness, StepTimes
+from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness, StepTimes
 
 
 class Trainer:
     """A heartbeat over time, looked at twice a second as the reactor does."""
 
-    def __init__(self, limits: Limits | None = None, known_s: float = 0.0) -> None:
+    def __init__(self, launch: LaunchSettings | None = None, known_s: float = 0.0) -> None:
         self.now_s = 1000.0
-        self.liveness = Liveness(limits or Limits(), StepTimes(known_s))
+        self.liveness = Liveness(launch or LaunchSettings(), StepTimes(known_s))
         self.liveness.begin(self.now_s)
         self.beat: Heartbeat | None = None
 
@@ -156,15 +157,15 @@ def test_row_12_extend_pushes_any_deadline_and_never_shortens_one() -> None:
 
 
 def test_what_the_user_says_a_step_may_take_holds_and_the_first_step_may_take_as_long() -> None:
-    limits = Limits(step_s=3600.0)
+    limits = LaunchSettings(hang_timeout_s=3600.0)
 
     assert Trainer(limits).trains(10, 1.0).passes(3500.0, every_s=5.0) is None
     assert Trainer(limits).liveness.limit_s(Phase.COMPILE) == 3600.0
-    assert Trainer(Limits(step_s=3.0)).liveness.limit_s(Phase.COMPILE) == PHASE_S_MAX[Phase.COMPILE]
+    assert Trainer(LaunchSettings(hang_timeout_s=3.0)).liveness.limit_s(Phase.COMPILE) == HANG_LIMITS_S["compile"]
 
 
 def test_off_is_off() -> None:
-    assert Trainer(Limits(is_on=False)).says(Phase.STEP, 3).passes(100_000.0, every_s=5.0) is None
+    assert Trainer(LaunchSettings(hang_timeout_s="off")).says(Phase.STEP, 3).passes(100_000.0, every_s=5.0) is None
 
 
 def test_a_trainer_that_was_only_slow_gets_twice_the_time_at_the_next_try_until_it_gets_on() -> None:
@@ -186,7 +187,7 @@ def test_a_trainer_that_was_only_slow_gets_twice_the_time_at_the_next_try_until_
 
 
 def test_what_the_user_has_said_is_not_doubled() -> None:
-    trainer = Trainer(Limits(step_s=3.0)).trains(2, 1.0)
+    trainer = Trainer(LaunchSettings(hang_timeout_s=3.0)).trains(2, 1.0)
     hang = trainer.passes(10.0)
     assert hang is not None
     trainer.liveness.found(hang)
@@ -214,6 +215,6 @@ def test_a_pulse_that_stops_is_suspect_and_nothing_more() -> None:
 
 
 def test_every_phase_has_a_limit() -> None:
-    assert set(PHASE_S_MAX) == set(Phase) - {Phase.STEP}
-    assert all(limit_s > 0 for limit_s in PHASE_S_MAX.values())
-    assert math.isinf(PHASE_S_MAX[Phase.IDLE])
+    assert set(HANG_LIMITS_S) == {phase.name.lower() for phase in set(Phase) - {Phase.STEP, Phase.IDLE}} | {"service"}
+    assert all(Trainer().liveness.limit_s(phase) > 0 for phase in Phase)
+    assert math.isinf(Trainer().liveness.limit_s(Phase.IDLE))

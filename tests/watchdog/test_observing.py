@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 
 from procsv.base.outcome import Exit
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import ServiceLost, StopTraining
 from procsv.watchdog.core.events import CHECKPOINT, SUMMARY, TRAINER, RecycleAsked
-from procsv.watchdog.core.hangs.trainer_liveness import Limits
-from procsv.watchdog.core.restart_policy import LastWords, Policy
+from procsv.watchdog.core.restart_policy import LastWords
 from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import World
 
 UNKNOWN = Exit(None, None)
 
 
-def an_observer(policy: Policy | None = None, limits: Limits | None = None) -> World:
-    settings = Settings(policy or Policy(restarts=False), limits=limits or Limits(step_s=5.0), observes=True)
-    return World(settings).ready()
+def an_observer(launch: LaunchSettings | None = None) -> World:
+    return World(Settings(launch or LaunchSettings(hang_timeout_s=5.0), observes=True)).ready()
 
 
 def an_end(world: World) -> dict[str, Any]:
@@ -141,7 +140,7 @@ def test_nothing_asks_it_to_end_so_that_it_is_started_again() -> None:
 
 
 def test_a_service_that_is_lost_is_told_to_the_program_which_goes_on() -> None:
-    world = an_observer(Policy(restarts=False, service_failures_max=2), Limits(step_s=600.0)).train(7)
+    world = an_observer(LaunchSettings(hang_timeout_s=600.0, service_failures=2)).train(7)
     for _ in range(2):
         world.end(SUMMARY, Exit(1, None))
         world.advance(5.0)
@@ -155,7 +154,7 @@ def test_a_service_that_is_lost_is_told_to_the_program_which_goes_on() -> None:
 
 
 def test_a_run_without_a_checkpoint_service_ends_with_its_program() -> None:
-    settings = Settings(Policy(restarts=False), observes=True, services=(SUMMARY,))
+    settings = Settings(observes=True, services=(SUMMARY,))
     world = World(settings).ready(SUMMARY).train(7)
 
     assert CHECKPOINT not in world.alive

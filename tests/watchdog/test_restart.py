@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from procsv.base.outcome import Exit
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.restart_policy import (
     RETURNS_AT_ONCE,
     Death,
@@ -15,7 +16,6 @@ from procsv.watchdog.core.restart_policy import (
     History,
     Kind,
     LastWords,
-    Policy,
     Restart,
     ServiceDeath,
     ServiceHistory,
@@ -26,7 +26,7 @@ from procsv.watchdog.core.restart_policy import (
 
 
 def history(**policy: float) -> History:
-    return History(Policy(**policy), random.Random(1))  # type: ignore[arg-type]
+    return History(LaunchSettings(**policy), random.Random(1))  # type: ignore[arg-type]
 
 
 def trained(**policy: float) -> History:
@@ -105,7 +105,7 @@ def test_the_cause_is_what_the_evidence_shows(
 
 
 def test_delays_double_to_their_limit_and_are_spread() -> None:
-    past = trained(failures_max=100, delay_s_max=60.0)
+    past = trained(max_failures=100)
     delays = [delay_of(past.decide_restart(killed())) for _ in range(12)]
 
     for delay_s, base_s in zip(delays, [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60], strict=True):
@@ -114,7 +114,7 @@ def test_delays_double_to_their_limit_and_are_spread() -> None:
 
 
 def test_the_same_seed_gives_the_same_delays() -> None:
-    first, second = trained(failures_max=9), trained(failures_max=9)
+    first, second = trained(max_failures=9), trained(max_failures=9)
 
     assert [first.decide_restart(killed()) for _ in range(5)] == [second.decide_restart(killed()) for _ in range(5)]
 
@@ -311,12 +311,12 @@ def test_planned_restarts_are_free_but_a_loop_of_them_is_slowed_down() -> None:
 
 
 def test_every_number_of_the_policy_can_be_set() -> None:
-    early = history(early_failures_max=3)
+    early = history(early_failures=3)
     assert [type(early.decide_restart(code(1, LastWords("E", "a")))) for _ in range(3)] == [Restart, Restart, GiveUp]
-    same = trained(same_failures_max=2)
+    same = trained(same_failures=2)
     words = LastWords("E", "a", step=7)
     assert [type(same.decide_restart(code(1, words))) for _ in range(2)] == [Restart, GiveUp]
-    services = ServiceHistory(Policy(service_failures_max=2, service_period_s=10.0))
+    services = ServiceHistory(LaunchSettings(service_failures=2, service_period_s=10.0))
     assert services.died(ServiceDeath.FAILED, 0.0) is not None
     assert services.died(ServiceDeath.FAILED, 11.0) is not None
     assert services.died(ServiceDeath.FAILED, 12.0) is None
@@ -334,7 +334,7 @@ def test_row_13_without_evidence_a_kill_has_an_unknown_sender() -> None:
 def test_a_crash_at_one_step_is_given_up_although_each_second_try_goes_back_and_makes_older_steps_durable_again() -> (
     None
 ):
-    past = History(Policy(), random.Random(1))
+    past = History(LaunchSettings(), random.Random(1))
     past.ready(0)
     assert past.durable(8)
     verdicts: list[Verdict] = []
@@ -345,4 +345,4 @@ def test_a_crash_at_one_step_is_given_up_although_each_second_try_goes_back_and_
         resumed = 0 if past.suspects(death, resumed, resumed) else 8
         past.ready(resumed)
         past.durable(5)
-    assert len(verdicts) == Policy().failures_max
+    assert len(verdicts) == LaunchSettings().max_failures

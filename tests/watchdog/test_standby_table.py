@@ -9,6 +9,7 @@ import pytest
 
 from procsv.base.errors import ProcsvBug
 from procsv.base.outcome import Exit
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.events import STANDBY, TRAINER, Action, NotSpawned
 from procsv.watchdog.core.lifecycle import State as Life
 from procsv.watchdog.core.settings import Settings
@@ -28,7 +29,7 @@ DONE, CHECKPOINTED = Exit(0, None), Exit(75, None)
 
 def training(mode: str = "warm", **changes: object) -> World:
     """A run whose trainer is at step 840 of which 800 are durable, and that has said what it has imported."""
-    world = World(settings=Settings(standby=mode), **changes).ready().train(840)  # type: ignore[arg-type]
+    world = World(settings=Settings(LaunchSettings(standby=mode)), **changes).ready().train(840)  # type: ignore[arg-type]
     world.durable(800)
     return world.loaded()
 
@@ -56,7 +57,7 @@ def test_every_pair_is_a_row_or_a_bug(state: State, event: Event) -> None:
 
 
 def test_one_is_made_when_training_runs_and_its_imports_are_known_and_not_before() -> None:
-    world = World(settings=Settings(standby="warm")).ready().train(840)
+    world = World(settings=Settings(LaunchSettings(standby="warm"))).ready().train(840)
     world.advance(10.0)
     assert STANDBY not in world.alive
     world.loaded()

@@ -145,10 +145,8 @@ def plan_of(saver: Any, save_path: str, save_secs: float) -> CheckpointPlan:
 def snapshot_seconds(wanted: Any, save_secs: float, runtime: Runtime) -> float | None:
     """Seconds between snapshots, None for auto.  Off (None, or 0 by the command line) leaves the checkpoints' own."""
     if wanted is SNAPSHOT_SECS_DEFAULT:
-        told = runtime.told_snapshot_secs
-        if told < 0:
-            return None
-        return float(told) or save_secs
+        told_s = runtime.told_snapshot_s
+        return None if told_s == "auto" else told_s or save_secs
     if wanted == "auto":
         return None
     if wanted is None or wanted == 0:

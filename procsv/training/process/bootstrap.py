@@ -60,14 +60,14 @@ def main() -> None:
     if standby is not None:
         observer.changes = standby.prepare()
     observer.begin()
-    if standby is not None and start.standby == "hot":
+    if standby is not None and start.settings.standby == "hot":
         runtime, signals = _make(standby.run_ahead()), _catch_signals(start)
         runtime.gate = lambda: _join(runtime, signals, standby.become())
     else:
         start = start if standby is None else standby.become()
         runtime = _make(start)
         _join(runtime, _catch_signals(start), start)
-    if start.standby != "off":
+    if start.settings.standby != "off":
         program = parse_target(start.target, Path.cwd()).module.partition(".")[0]
         runtime.on_ready = lambda: _tell_loaded(runtime, observer, program)
     code = _run(runtime, start)
@@ -77,7 +77,9 @@ def main() -> None:
         code = STOPPED  # it ended because it was asked to: there may be more to train
     runtime.phase = Phase.STOP
     runtime.end()
-    for notice in _notices(start):  # it is over: one that comes while the interpreter ends must not say otherwise
+    for (
+        notice
+    ) in start.settings.notice_signals:  # it is over: one that comes while the interpreter ends must not say otherwise
         signal.signal(notice, signal.SIG_IGN)
     failpoint("trainer.atexit")  # killed here: all is said and saved; the exit is a signal's all the same
     sys.exit(code)
@@ -98,7 +100,7 @@ def _join(runtime: Runtime, signals: int, start: Start) -> None:
     link.on(StopTraining, lambda received: runtime.request_stop(_reason(received.body)))
     link.on(Inject, lambda received: _have_fault(runtime, received.body))
     link.on_tick.append(lambda: runtime.injected.tick(runtime.clock.monotonic()))
-    limit = LogLimit(start.paths.log("trainer", start.incarnation), int(start.options.get("log-limit", "0")))
+    limit = LogLimit(start.paths.log("trainer", start.incarnation), start.settings.log_limit)
     link.on_tick.append(lambda: limit.tick(runtime.clock.monotonic()))
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
@@ -135,17 +137,12 @@ def _on_lifeline(runtime: Runtime, fd: int) -> None:
         runtime.request_stop("preempt")
 
 
-def _notices(start: Start) -> set[signal.Signals]:
-    """SIGTERM, and the signal of --preempt-signal."""
-    return {signal.SIGTERM, signal.Signals(int(start.options.get("preempt-signal", signal.SIGTERM)))}
-
-
 def _catch_signals(start: Start) -> int:
     """From now on the signals that ask for an end end nothing by themselves; where they can be read.  On the main thread."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
-    for notice in _notices(start):
+    for notice in start.settings.notice_signals:
         signal.signal(notice, lambda *_: None)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     return reader
@@ -153,7 +150,10 @@ def _catch_signals(start: Start) -> int:
 
 def _listen_for_signals(runtime: Runtime, start: Start, reader: int) -> None:
     """Each of them is a stop request.  The wake-up descriptor tells the link's thread, whatever the main thread does."""
-    link, notices = runtime.link, _notices(start)  # the process may be at its end already when the signal comes
+    link, notices = (
+        runtime.link,
+        start.settings.notice_signals,
+    )  # the process may be at its end already when the signal comes
 
     def hear() -> None:
         for number in notices.intersection(os.read(reader, 512)):
@@ -165,7 +165,8 @@ def _listen_for_signals(runtime: Runtime, start: Start, reader: int) -> None:
     def noticed(name: str) -> None:
         if runtime.stop_reason is None:
             link.send_reliable(
-                "watchdog", Note("preempt_notice", {"grace": start.grace_s, "source": f"{name} to the trainer"})
+                "watchdog",
+                Note("preempt_notice", {"grace": start.settings.grace_s, "source": f"{name} to the trainer"}),
             )
             runtime.request_stop("preempt")
 
@@ -174,7 +175,7 @@ def _listen_for_signals(runtime: Runtime, start: Start, reader: int) -> None:
 
 def _force_later(runtime: Runtime, start: Start) -> None:
     """A program that does not end by itself is ended within the grace: its newest snapshot outlives it."""
-    after_s = start.grace_s * TRAINER_SHARE * FORCED_SHARE
+    after_s = start.settings.grace_s * TRAINER_SHARE * FORCED_SHARE
 
     def force() -> None:
         print(f"procsv: not ended {after_s:.0f} s after the stop was asked for: ended now", file=sys.stderr)
@@ -188,7 +189,7 @@ def _force_later(runtime: Runtime, start: Start) -> None:
 
 def _run(runtime: Runtime, start: Start) -> int:
     """Runs the program; the code to exit with."""
-    if start.drop_in:
+    if start.settings.drop_in:
         install_later()
     try:
         failpoint("trainer.import")

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from procsv.ipc.messaging.start import Start
 
 PR_SET_PDEATHSIG = 1
-WITHOUT = "without"  # option of a standby that has started over: top-level names that it is not to import
 STARTS_OVER_MAX = 10  # then TensorFlow alone is imported
 
 declare("standby.import", "standby.wait", "standby.become", "standby.begun")
@@ -125,7 +124,7 @@ class _Preparation:
     def __init__(self, start: Start, loaded: Loaded) -> None:
         self._start, self._loaded = start, loaded
         self._environment = dict(os.environ)
-        self._without = tuple(filter(None, start.options.get(WITHOUT, "").split(",")))
+        self._without = start.standby_without
 
     def run(self) -> int:
         """The number of modules that were imported."""
@@ -133,7 +132,7 @@ class _Preparation:
         _change_environment(self._loaded.environment)
         target = parse_target(self._start.target, Path.cwd())
         sys.argv = [target.path or target.module, *self._start.args]
-        if self._start.drop_in:
+        if self._start.settings.drop_in:
             install_later()
         guard = _Guard(frozenset(self._loaded.own))
         sys.meta_path.insert(0, guard)
@@ -169,8 +168,7 @@ class _Preparation:
         """What was imported by half cannot be taken back: a fresh interpreter, which leaves that library out."""
         print(f"starting over without {without}", file=sys.stderr)
         sys.stderr.flush()
-        options = {**self._start.options, WITHOUT: ",".join((*self._without, without))}
-        start = msgspec.structs.replace(self._start, options=options)
+        start = msgspec.structs.replace(self._start, standby_without=(*self._without, without))
         for fd in (start.lifeline_fd, start.standby_fd):
             os.set_inheritable(fd, True)
         os.execve(sys.executable, start.argv(), start.environment(self._environment))

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
@@ -87,9 +87,9 @@ class Runtime:
         return self._link
 
     @property
-    def told_snapshot_secs(self) -> float:
-        """What the command line says of snapshots: seconds, 0 for off, -1 for auto."""
-        return self._start.snapshot_secs if self._start is not None else -1.0
+    def told_snapshot_s(self) -> float | Literal["auto"]:
+        """What the command line says of snapshots: seconds, 0 for off, or "auto"."""
+        return self._start.settings.snapshot_s if self._start is not None else "auto"
 
     @property
     def is_running(self) -> bool:

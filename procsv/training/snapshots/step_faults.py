@@ -12,8 +12,6 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from procsv.base.run.journal import Journal, read_journal
 from procsv.faults.pending import Injected, befall
 from procsv.faults.plan import FAULT_EVENT, Fault, Plan, count_done
@@ -31,8 +29,7 @@ class StepFaults:
     def __init__(self, start: Start, clock: Clock, injected: Injected, say_step: Callable[[int], None]) -> None:
         """`say_step` writes the step into the heartbeat: after a kill it is what the journal will say."""
         self._say_step = say_step
-        text = start.options.get("plan", "")
-        plan = msgspec.json.decode(text, type=Plan) if text else Plan()
+        plan = Plan.decode(start.settings.plan)
         self._start, self._clock, self._injected = start, clock, injected
         done = count_done(plan, read_journal(start.paths.journal)) if plan.faults else []
         self._left = {

@@ -173,7 +173,7 @@ class TrainingRun:
             self._runtime.session_recovered(recovered, now_s - self._lost.at_s, lost_steps)
 
     def _end_if_overdue(self) -> None:
-        share_s = self._runtime.start.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
+        share_s = self._runtime.start.settings.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
         if self._runtime.clock.monotonic() - self._runtime.stop_asked_s > share_s:
             log.warning("procsv: the program trains on %.0f s after it was asked to stop: ended at a step", share_s)
             raise SystemExit(75)
@@ -315,7 +315,7 @@ class TrainingRun:
         """How long the last save may take: what is left of the grace when a stop was asked for."""
         if self._runtime.stop_reason is None:
             return FINAL_SAVE_S_MAX
-        share_s = self._runtime.start.grace_s * TRAINER_SHARE
+        share_s = self._runtime.start.settings.grace_s * TRAINER_SHARE
         return max(1.0, share_s - (self._runtime.clock.monotonic() - self._runtime.stop_asked_s))
 
     def end(self) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from procsv.base.outcome import NO_STEP
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 if TYPE_CHECKING:
     import random
@@ -124,21 +125,6 @@ def _first_line(text: str) -> str:
 
 # -- the trainer ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """As `procsv launch` was told."""
-
-    restarts: bool = True  # False: somebody else has started the program, and may start it again
-    failures_max: int = 5  # consecutive ones with no newly durable step; then given up
-    delay_s_min: float = 1.0
-    delay_s_max: float = 60.0
-    early_failures_max: int = 2  # exceptions or exit codes before the first step ever; then given up
-    same_failures_max: int = 3  # of one exception at one step; then given up as deterministic
-    suspect_crashes_max: int = 2  # of what was resumed from one state; then an older one is resumed from
-    service_failures_max: int = 5  # of one service within service_period_s; then the run fails
-    service_period_s: float = 300.0
-
-
-@dataclass(frozen=True, slots=True)
 class Death:
     """One end of a trainer that was not asked for."""
 
@@ -167,8 +153,9 @@ Verdict = Restart | GiveUp
 class History:
     """What counts of a task's past, within one launch."""
 
-    policy: Policy
+    launch: LaunchSettings
     rng: random.Random
+    restarts: bool = True  # False: somebody else has started the program, and may start it again
     no_progress_count: int = 0
     durable_step: int = NO_STEP  # the highest that counted as progress
     was_ready: bool = False  # a first step has ended in this launch
@@ -205,7 +192,7 @@ class History:
         `has_standby`: the next trainer is there already.  The first failure after progress then costs no delay: it
         says nothing yet of whether the next start will fare better.
         """
-        if not self.policy.restarts:
+        if not self.restarts:
             return GiveUp(NOT_OURS, is_final=True)
         kind = classify(death.exit)
         if kind is Kind.CHECKPOINTED:
@@ -226,14 +213,14 @@ class History:
         return Restart(0.0 if has_standby and self.no_progress_count == 1 else self.delay_s())
 
     def is_spent(self) -> bool:
-        return self.no_progress_count >= self.policy.failures_max
+        return self.no_progress_count >= self.launch.max_failures
 
     def spent_why(self) -> str:
         return f"{self.no_progress_count} failures in a row with no newly durable step"
 
     def delay_s(self) -> float:
         """The delay after the failures so far."""
-        return self._jittered(self.policy.delay_s_min * 2 ** min(max(self.no_progress_count - 1, 0), 32))
+        return self._jittered(self.launch.backoff.least_s * 2 ** min(max(self.no_progress_count - 1, 0), 32))
 
     def suspects(self, death: Death, resumed_step: int, newest_step: int) -> bool:
         """Whether the state that the dead trainer was resumed from may be the cause.
@@ -244,7 +231,7 @@ class History:
         if resumed_step < 0 or newest_step > resumed_step or not by_itself:
             return False
         self._crashes_from[resumed_step] += 1
-        is_suspect = self._crashes_from[resumed_step] >= self.policy.suspect_crashes_max
+        is_suspect = self._crashes_from[resumed_step] >= self.launch.suspect_crashes
         self._has_gone_back = self._has_gone_back or is_suspect
         return is_suspect
 
@@ -261,7 +248,7 @@ class History:
 
     def not_spawned(self) -> Restart:
         """The system would not start a process (EAGAIN, ENOMEM): not the trainer's failure."""
-        return Restart(self._jittered(self.policy.delay_s_min))
+        return Restart(self._jittered(self.launch.backoff.least_s))
 
     def _weigh_return(self, at_once: int) -> Restart:
         """Exit 75 is free and immediate; a program that goes on saving nothing new and comes back is slowed down."""
@@ -269,10 +256,10 @@ class History:
         late = self._idle_returns - at_once
         if late <= 0:
             return Restart(0.0)
-        return Restart(self._jittered(self.policy.delay_s_min * 2 ** min(late - 1, 32)))
+        return Restart(self._jittered(self.launch.backoff.least_s * 2 ** min(late - 1, 32)))
 
     def _jittered(self, delay_s: float) -> float:
-        return min(delay_s, self.policy.delay_s_max) * self.rng.uniform(1 - JITTER, 1 + JITTER)
+        return min(delay_s, self.launch.backoff.most_s) * self.rng.uniform(1 - JITTER, 1 + JITTER)
 
     def _permanent(self, death: Death, kind: Kind) -> str:
         if kind is Kind.PERMANENT:
@@ -292,7 +279,7 @@ class History:
         if self.was_ready or death.exit.code is None:
             return ""
         self._early += 1
-        return f"{self._early} failures before the first step" if self._early >= self.policy.early_failures_max else ""
+        return f"{self._early} failures before the first step" if self._early >= self.launch.early_failures else ""
 
     def _same_failure(self, death: Death) -> str:
         words = death.words
@@ -301,7 +288,7 @@ class History:
         step = death.step if words.step is None else words.step
         key = (words.type, _fingerprint(words.message), step)
         self._same[key] += 1
-        if self._same[key] < self.policy.same_failures_max:
+        if self._same[key] < self.launch.same_failures:
             return ""
         return f"deterministic: {words.type} at step {step}, {self._same[key]} times"
 
@@ -321,9 +308,9 @@ class ServiceDeath(Enum):
 
 @dataclass(slots=True)
 class ServiceHistory:
-    """The deaths of one service that count, each kind in a window of the policy's period."""
+    """The deaths of one service that count, each kind in a window of `service_period_s`."""
 
-    policy: Policy = field(default_factory=Policy)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
     _deaths_s: dict[ServiceDeath, list[float]] = field(default_factory=dict)
 
     def worked(self) -> None:
@@ -334,13 +321,13 @@ class ServiceHistory:
         """Seconds until the next start, or None if the run is to fail."""
         if death is ServiceDeath.IDLE:
             return 0.0
-        policy = self.policy
-        period_s = math.inf if death is ServiceDeath.HUNG else policy.service_period_s
+        launch = self.launch
+        period_s = math.inf if death is ServiceDeath.HUNG else launch.service_period_s
         recent = [death_s for death_s in self._deaths_s.get(death, []) if now_s - death_s < period_s]
         recent.append(now_s)
         self._deaths_s[death] = recent
         if death is ServiceDeath.HUNG:
-            return 0.1 if len(recent) < policy.service_failures_max else None
+            return 0.1 if len(recent) < launch.service_failures else None
         if death is ServiceDeath.KILLED:
-            return 0.1 if len(recent) < SERVICE_KILLS * policy.service_failures_max else None
-        return 0.1 * 4.0 ** (len(recent) - 1) if len(recent) < policy.service_failures_max else None
+            return 0.1 if len(recent) < SERVICE_KILLS * launch.service_failures else None
+        return 0.1 * 4.0 ** (len(recent) - 1) if len(recent) < launch.service_failures else None

@@ -77,7 +77,7 @@ class Core:
         self.settings = settings
         self.started_s = now_s
         self._out: list[Action] = []
-        self.standby = Standby(settings.standby, self._out)
+        self.standby = Standby(settings.launch.standby, self._out)
         self.tasks = [TrainerSupervisor(first_incarnation, settings, rng, now_s, self.standby, self._out)]
         self.services = {role: supervise_service(role, settings, self._out) for role in settings.services}
         self.stop_source = ""  # who asked for the end; set before anything is done about it
@@ -293,7 +293,7 @@ class Core:
             self._out.append(WriteRun())  # before any signal: nothing is started again from here on
             self._wake_services()
             if event.is_notice:
-                fields = {"grace": self.settings.grace_s, "source": event.source}
+                fields = {"grace": self.settings.launch.grace_s, "source": event.source}
                 self._out.append(Journal("preempt_notice", TRAINER, self.task.incarnation, fields))
             if not self.task.ends_run:
                 how = "now" if event.now else f"at its next step, {show_duration(self.task.stop_s)} at most"
@@ -370,7 +370,7 @@ class Core:
 
     def _services_end_s(self, now_s: float) -> float:
         """When a stopped run's services must be done: 22 s of 25 after the stop, and never less than 5 s from now."""
-        grace_s = self.settings.grace_s
+        grace_s = self.settings.launch.grace_s
         return max(self._stop_s + grace_s * 22 / 25, now_s + grace_s * 5 / 25)
 
     def _has_nothing_to_do(self, service: ServiceSupervisor) -> bool:

@@ -41,8 +41,8 @@ class ServiceState(Enum):
 
 def supervise_service(role: str, settings: Settings, out: list[Action]) -> ServiceSupervisor:
     """Of a service that is still to be started; `out` takes the actions."""
-    hanging = HangEscalation(role, ServiceLiveness(settings.limits), settings.waits, out)
-    return ServiceSupervisor(role, ServiceHistory(settings.policy), hanging)
+    hanging = HangEscalation(role, ServiceLiveness(settings.launch), settings.launch, out)
+    return ServiceSupervisor(role, ServiceHistory(settings.launch), hanging)
 
 
 @dataclass(slots=True)
@@ -172,9 +172,9 @@ class ServiceSupervisor:
         delay_s = self.history.died(death, now_s)
         if delay_s is None:
             self.state = ServiceState.LOST
-            policy = self.history.policy
-            times = policy.service_failures_max * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)
-            within = f"failed {times} times within {policy.service_period_s:.0f} s"
+            launch = self.history.launch
+            times = launch.service_failures * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)
+            within = f"failed {times} times within {launch.service_period_s:.0f} s"
             what = f"hung {times} times with no job done" if death is ServiceDeath.HUNG else within
             self.why_lost = f"the {self.role} service {what} (the last time: {how})"
         else:

@@ -83,9 +83,9 @@ class TrainerSupervisor:
         self, incarnation: int, settings: Settings, rng: Random, now_s: float, standby: Standby, out: list[Action]
     ) -> None:
         self.life = Lifecycle()
-        self.history = History(settings.policy, rng)
-        liveness = Liveness(settings.limits, StepTimes(settings.learned_step_s))
-        self.hanging = HangEscalation(TRAINER, liveness, settings.waits, out)
+        self.history = History(settings.launch, rng, restarts=not settings.observes)
+        liveness = Liveness(settings.launch, StepTimes(settings.learned_step_s))
+        self.hanging = HangEscalation(TRAINER, liveness, settings.launch, out)
         self.goodput = Goodput(now_s)
         self.incarnation = incarnation  # of the trainer that runs, or of the next one
         self.pid = 0
@@ -100,7 +100,7 @@ class TrainerSupervisor:
         self.unsettled: TrainerExited | None = None  # what the checkpoint service has still to answer
         self.unsaved = ""  # why the newest state of the last trainer is not on disk
         self.restart_s: float | None = None  # monotonic time of the next start
-        self._grace_s, self._observes = settings.grace_s, settings.observes
+        self._grace_s, self._observes = settings.launch.grace_s, settings.observes
         self._standby = standby
         self._out = out
         self._death_s = now_s  # of the old trainer; of none, the start of the run

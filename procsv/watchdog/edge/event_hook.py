@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from procsv.ipc.messaging.start import Start
     from procsv.watchdog.edge.console import Console
 
-TIME_S_MAX = 30.0  # for one command; then it is killed with all it has started
 RUNNING_MAX = 4
 WAITING_MAX = 100
 LAST_S_MAX = 10.0  # how long the end of a run waits for the commands
@@ -63,13 +62,9 @@ class EventHook:
     @staticmethod
     def of(start: Start, console: Console, environment: Mapping[str, str]) -> EventHook:
         """As `procsv launch` was told."""
-        told, paths = start.options, start.paths
         known = {"PROCSV_LOGDIR": start.logdir, "PROCSV_RUN": start.run}
-        time_s = float(told.get("on-event-s", str(TIME_S_MAX)))
-        log = paths.logs / "on-event.log"
-        return EventHook(
-            told.get("on-event", ""), log, {**environment, **known}, lambda t: console.say(t, True), time_s
-        )
+        log, told = start.paths.logs / "on-event.log", start.settings
+        return EventHook(told.on_event, log, {**environment, **known}, lambda t: console.say(t, True), told.on_event_s)
 
     @property
     def pids(self) -> set[int]:

@@ -16,6 +16,7 @@ import psutil
 
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.run.run_file import RunFile
+from procsv.faults.plan import Plan
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import (
     Finish,
@@ -64,7 +65,7 @@ from procsv.watchdog.core.events import (
 )
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.edge.event_hook import LAST_S_MAX, EventHook
-from procsv.watchdog.edge.faults.injector import Hands, Injector, plan_of
+from procsv.watchdog.edge.faults.injector import Hands, Injector
 from procsv.watchdog.edge.post_mortem import clear, last_words, memory_step, service_ended, stacks
 from procsv.watchdog.edge.processes import Processes, Running, measure
 from procsv.watchdog.edge.resources.gpu import Gpus
@@ -126,7 +127,7 @@ class Reactor:
         self._event_hook = EventHook.of(start, self._console, os.environ)
         self._processes.helpers = lambda: self._event_hook.pids
         hands = Hands(processes, self._tell, self._journal, self._preempt)
-        self._injector = Injector(plan_of(start), self._paths, hands, clock.monotonic())
+        self._injector = Injector(Plan.decode(start.settings.plan), self._paths, hands, clock.monotonic())
         self._waiter = Waiter()
         self._promoter = Promoter(processes, self._waiter, self._handle)
         self._waiter.add(self._server)
@@ -193,12 +194,12 @@ class Reactor:
         beats = {role: beat for role, reader in self._heartbeats.items() if (beat := reader.read()) is not None}
         core, room = self._core, None
         if core.standby.is_due(self._clock.monotonic()):
-            room = room_for_standby(core.task.pid, core.settings.memory_limit)
+            room = room_for_standby(core.task.pid, core.settings.launch.memory_limit)
         doing = {role: self._processes.doing(role) for role, service in core.services.items() if service.is_quiet}
         return Ticked(beats, memory_step(self._paths), self._processes.is_stopped(TRAINER), room, doing)
 
     def _look_at_memory(self) -> None:
-        task, limit = self._core.task, self._core.settings.memory_limit
+        task, limit = self._core.task, self._core.settings.launch.memory_limit
         used = tree_rss(task.pid) if limit and task.life.state is State.RUNNING else 0
         if why := over_limit(used, limit):
             self._handle(RecycleAsked(why, by_hand=False))

@@ -36,8 +36,6 @@ PR_SET_CHILD_SUBREAPER = 36
 LOGS_KEPT_MAX = 20  # of one role; the oldest go first
 LOG_BYTES_MAX = 2**30  # of one role, the newest not counted
 
-OF_THE_TRAINER = frozenset({"plan", "preempt-signal", "log-limit"})  # options of `procsv launch` that a trainer is told
-
 Argv = Callable[[Start], list[str]]
 
 
@@ -89,7 +87,8 @@ class Processes:
         fds, lock = [self._lifeline[0]], FileLock(paths.writer_lock)
         line, end = StandbyChannel.pair() if role == STANDBY else (None, None)
         if end is not None:
-            start = msgspec.structs.replace(start, standby_fd=end.fd, standby=standby)
+            settings = msgspec.structs.replace(start.settings, standby=standby)
+            start = msgspec.structs.replace(start, standby_fd=end.fd, settings=settings)
             fds.append(end.fd)
         environment = start.environment(self.environment)
         if role in TRAINERS:
@@ -121,10 +120,8 @@ class Processes:
         return self.running[role]
 
     def _start(self, role: str, incarnation: int) -> Start:
-        changes = {"role": role, "incarnation": incarnation, "lifeline_fd": self._lifeline[0], "options": {}}
-        if role in TRAINERS:
-            changes["options"] = {key: value for key, value in self.start.options.items() if key in OF_THE_TRAINER}
-        else:
+        changes = {"role": role, "incarnation": incarnation, "lifeline_fd": self._lifeline[0]}
+        if role not in TRAINERS:
             changes |= {"target": "", "args": ()}  # a service serves any program
         return msgspec.structs.replace(self.start, **changes)
 

@@ -1,6 +1,6 @@
 """Signals that end a run or announce its end, as something a loop can wait for.
 
-Used by host.py and event_loop.py, on the main thread.  The handlers do nothing; the wake-up descriptor says which signal
+Used by main.py and event_loop.py, on the main thread.  The handlers do nothing; the wake-up descriptor says which signal
 came, even while Python is inside a long call.
 """
 
@@ -24,12 +24,12 @@ class Asked:
 
 
 class Signals:
-    def __init__(self, notice: int = signal.SIGTERM) -> None:
-        """`notice`: by what a scheduler announces the end, besides SIGTERM."""
-        self._event_hook = frozenset({signal.SIGTERM, signal.Signals(notice)})
+    def __init__(self, notices: frozenset[signal.Signals] = frozenset({signal.SIGTERM})) -> None:
+        """`notices`: those that announce a preemption."""
+        self._notices = notices
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for number in {*STOPS, *self._event_hook}:
+        for number in {*STOPS, *self._notices}:
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # started under nohup: a closed terminal is not to end the run
             signal.signal(number, _nothing)
@@ -43,8 +43,8 @@ class Signals:
             return []
         found = []
         for number in data:
-            if number in STOPS or number in self._event_hook:
-                is_notice = number in self._event_hook
+            if number in STOPS or number in self._notices:
+                is_notice = number in self._notices
                 self._count += 1
                 found.append(Asked(signal.Signals(number).name, self._count > 1 and not is_notice, is_notice))
         return found

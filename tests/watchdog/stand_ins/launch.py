@@ -1,12 +1,11 @@
-"""`procsv launch` with a checkpoint service that needs no TensorFlow:  launch.py LOGDIR OPTIONS TARGET [ARGS…]
+"""`procsv launch` with a checkpoint service that needs no TensorFlow:  launch.py LOGDIR SETTINGS TARGET [ARGS…]
 
-OPTIONS is a JSON object of the watchdog's options, with grace_s and standby among them, and socket_s: how often it looks at its
-socket.
+SETTINGS is a JSON object, read as LaunchSettings.  STAND_IN_SOCKET_S: how often the watchdog looks at its socket.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from procsv.cli.launch import make_start
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.edge import event_loop
 from procsv.watchdog.main import run
 
@@ -31,9 +31,6 @@ def argv(start: Start) -> list[str]:
 
 if __name__ == "__main__":
     _, logdir, text, target, *args = sys.argv
-    options = json.loads(text)
-    grace_s = float(options.pop("grace_s", 25.0))
-    event_loop.SOCKET_S = float(options.pop("socket_s", event_loop.SOCKET_S))
-    standby = options.pop("standby", "off")
-    start = make_start(logdir, target, tuple(args), -1.0, grace_s, options)
-    sys.exit(run(msgspec.structs.replace(start, standby=standby), argv))
+    event_loop.SOCKET_S = float(os.environ.get("STAND_IN_SOCKET_S", event_loop.SOCKET_S))
+    settings = msgspec.json.decode(text, type=LaunchSettings)
+    sys.exit(run(make_start(logdir, target, tuple(args), settings), argv))

@@ -21,6 +21,7 @@ from procsv.watchdog.core.hangs.stack_parser import where_it_stood
 
 if TYPE_CHECKING:
     from procsv.base.outcome import Exit
+    from procsv.ipc.messaging.launch_settings import LaunchSettings
     from procsv.ipc.shm.heartbeat import Heartbeat
     from procsv.watchdog.core.hangs.trainer_liveness import Hang
 
@@ -39,21 +40,13 @@ class LivenessT(Protocol):
 L = TypeVar("L", bound=LivenessT)
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """Of the ladder, in seconds."""
-
-    abort_s: float = 5.0  # from the dump
-    kill_s: float = 10.0  # from SIGABRT
-
-
 @dataclass(slots=True)
 class HangEscalation(Generic[L]):
     """The process of a role that runs: does it hang, and how far is its ending?"""
 
     role: str
     liveness: L
-    waits: Waits
+    launch: LaunchSettings
     out: list[Action]
     hang: Hang | None = None
     was_stopped: bool = False  # frozen by SIGSTOP when it was found
@@ -111,12 +104,12 @@ class HangEscalation(Generic[L]):
         self.report_hang(incarnation, now_s, "ending it")
         if not self.was_stopped:  # else it would wait, and write into the middle of what SIGABRT writes
             self.out.append(Signal(self.role, incarnation, DUMP_SIGNAL))
-        self._abort_s = now_s + self.waits.abort_s
+        self._abort_s = now_s + self.launch.hang_abort_s
 
     def is_to_be_killed(self, incarnation: int, now_s: float) -> bool:
         """Goes on with the ladder; True once, when only SIGKILL is left."""
         if self._abort_s is not None and now_s >= self._abort_s:
-            self._abort_s, self._kill_s = None, now_s + self.waits.kill_s
+            self._abort_s, self._kill_s = None, now_s + self.launch.hang_kill_s
             self.out.append(Signal(self.role, incarnation, signal.SIGABRT))
             self.out.append(Signal(self.role, incarnation, signal.SIGCONT))
         if self._kill_s is not None and now_s >= self._kill_s:

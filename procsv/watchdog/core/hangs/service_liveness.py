@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 
 from procsv.base.units import show_duration
 from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Phase
-from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, Hang, Limits
+from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, Hang
 
 if TYPE_CHECKING:
+    from procsv.ipc.messaging.launch_settings import LaunchSettings
     from procsv.ipc.shm.heartbeat import Heartbeat
 
 QUIET_S_MIN = 2.0  # without a beat, or with a job that stands still: from here on its process is looked at
@@ -34,7 +35,7 @@ DOUBLED_MAX = 6  # times; of a limit
 class ServiceLiveness:
     """One service's processes, one after the other.  What is remembered of hangs outlives them, until a job is done."""
 
-    limits: Limits
+    launch: LaunchSettings
     _last: Heartbeat | None = None
     _silent_s: float = 0.0  # since the last beat, as far as we looked
     _still_s: float = 0.0  # since the job moved
@@ -66,13 +67,12 @@ class ServiceLiveness:
 
     def hang(self, now_s: float) -> Hang | None:
         """Whether a deadline has passed."""
-        if not self.limits.is_on:
+        if not self.launch.watches_for_hangs:
             return None
         begins = self._last is None
         at_disk = self._last is not None and self._last.moved == LOOP_AT_DISK
-        waits_s = self.limits.phase_s[Phase.SAVE] if at_disk else self.limits.service_s
-        silent_s = self._limit_s(self.limits.phase_s[Phase.IMPORT] if begins else waits_s)
-        still_s = self._limit_s(min(self.limits.phase_s[phase] for phase in (Phase.RESTORE, Phase.SAVE)) / 2)
+        silent_s = self._limit_s("import" if begins else "save" if at_disk else "service")
+        still_s = min(self._limit_s("restore"), self._limit_s("save")) / 2
         if self._silent_s > silent_s:
             what = "has not begun to serve" if begins else "its loop has not come round"
             return self._found(what, self._silent_s, silent_s)
@@ -84,8 +84,8 @@ class ServiceLiveness:
         """A hang is acted upon.  The next process gets twice the time, until one has done a job."""
         self._hangs += 1
 
-    def _limit_s(self, limit_s: float) -> float:
-        return float(limit_s * 2 ** min(self._hangs, DOUBLED_MAX))
+    def _limit_s(self, phase: str) -> float:
+        return float(self.launch.hang_limit_s(phase) * 2 ** min(self._hangs, DOUBLED_MAX))
 
     def _found(self, what: str, seconds: float, limit_s: float) -> Hang:
         phase, step = (self._last.phase, self._last.step) if self._last is not None else (Phase.IMPORT, -1)

@@ -29,36 +29,15 @@ from typing import TYPE_CHECKING
 from procsv.ipc.shm.heartbeat import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from procsv.ipc.messaging.launch_settings import LaunchSettings
     from procsv.ipc.shm.heartbeat import Heartbeat
 
-PHASE_S_MAX: Mapping[Phase, float] = {
-    Phase.IMPORT: 300.0,
-    Phase.CONNECT: 1800.0,
-    Phase.RESTORE: 600.0,
-    Phase.COMPILE: 1800.0,
-    Phase.SAVE: 900.0,
-    Phase.STOP: 900.0,
-    Phase.IDLE: math.inf,
-}
-SERVICE_S_MAX = 60.0
 STEP_S_LEAST, STEP_S_MOST = 120.0, 1800.0  # of the learned limit
 STEP_MEDIANS = 20.0  # the limit is so many times the median step
 STEPS_KNOWN_MIN = 3  # measured before the median is believed; until then a step may take STEP_S_MOST
 STEPS_KNOWN_MAX = 201  # measured last; the median is over these
 LOOK_GAP_S_MAX = 5.0  # between two looks; of a longer gap only so much counts
 SILENT_S_MIN = 10.0  # a heartbeat that has not been written for so long makes a trainer suspect, and nothing more
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """As `procsv launch` was told."""
-
-    is_on: bool = True
-    step_s: float | None = None  # None: learned
-    phase_s: Mapping[Phase, float] = field(default_factory=lambda: PHASE_S_MAX)
-    service_s: float = SERVICE_S_MAX  # of a service: between two beats
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +80,7 @@ class StepTimes:
 class Liveness:
     """One task's trainers, one after the other.  `steps` outlives them, and so does the record of hangs."""
 
-    limits: Limits
+    launch: LaunchSettings
     steps: StepTimes
     _last: Heartbeat | None = None
     _quiet_s: float = 0.0  # since the last progress, as far as we looked
@@ -144,7 +123,7 @@ class Liveness:
         phase = self._last.phase if self._last is not None else Phase.IMPORT
         limit_s = self.limit_s(phase)
         extended_s = self._last.extended_s if self._last is not None else 0.0
-        if not self.limits.is_on or self._quiet_s <= limit_s or now_s <= extended_s:
+        if not self.launch.watches_for_hangs or self._quiet_s <= limit_s or now_s <= extended_s:
             return None
         return Hang(phase, self._quiet_s, limit_s, self._last.step if self._last is not None else -1)
 
@@ -161,11 +140,12 @@ class Liveness:
         """
         again = 2.0 ** min(self._hangs[phase], 10)
         if phase is not Phase.STEP:
-            told_s = self.limits.step_s or 0.0
+            told_s = self.launch.step_s_max or 0.0
             # The first step is a step, too: whoever allows an hour for one allows it for the first.
-            return max(self.limits.phase_s[phase] * again, told_s if phase is Phase.COMPILE else 0.0)
-        if self.limits.step_s is not None:
-            return self.limits.step_s
+            limit_s = math.inf if phase is Phase.IDLE else self.launch.hang_limit_s(phase.name.lower()) * again
+            return max(limit_s, told_s if phase is Phase.COMPILE else 0.0)
+        if self.launch.step_s_max is not None:
+            return self.launch.step_s_max
         return min(STEP_S_MOST, self.steps.limit_s * again)
 
     def is_silent(self, now_s: float) -> bool:

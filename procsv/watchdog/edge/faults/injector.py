@@ -13,8 +13,6 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from procsv.base.run.journal import read_journal
 from procsv.faults.plan import FAULT_EVENT, SERVICES, Fault, Plan, count_done
 from procsv.ipc.messaging.messages import Inject, Message
@@ -25,17 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from procsv.base.run.paths import RunPaths
-    from procsv.ipc.messaging.start import Start
     from procsv.watchdog.edge.processes import Processes, Running
 
 _WAKE = "import os, signal, sys, threading\nthreading.Event().wait(float(sys.argv[2]))\nos.kill(int(sys.argv[1]), signal.SIGCONT)"
 _SIGNALS = {"kill": signal.SIGKILL, "segfault": signal.SIGSEGV, "stop": signal.SIGSTOP}
-
-
-def plan_of(start: Start) -> Plan:
-    """The plan that `procsv launch` was given; an empty one if there is none."""
-    text = start.options.get("plan", "")
-    return msgspec.json.decode(text, type=Plan) if text else Plan()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,80 @@
+"""Settings of a launch: what `procsv launch` was told.
+
+Made by procsv/cli/launch.py, which has checked every value, and handed in Start to every process of the run.  To add a
+setting, add a field here and an option of the same name there.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Literal
+
+import msgspec
+
+# How long a phase of the program, and the main loop of a service, may go without progress.
+HANG_LIMITS_S = {
+    "import": 300.0,
+    "connect": 1800.0,
+    "restore": 600.0,
+    "compile": 1800.0,
+    "save": 900.0,
+    "stop": 900.0,
+    "service": 60.0,
+}
+
+
+class Range(msgspec.Struct, frozen=True):
+    """The shortest and the longest of some durations."""
+
+    least_s: float
+    most_s: float
+
+
+class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Durations in seconds, sizes in bytes.  The defaults are those of the options."""
+
+    drop_in: bool = False  # the program finds procsv's classes where TensorFlow's own would be
+    snapshot_s: float | Literal["auto"] = "auto"  # between two snapshots; 0.0: none
+    standby: Literal["warm", "hot", "off"] = (
+        "off"  # warm: has imported TensorFlow; hot: has also run the program's start
+    )
+    grace_s: float = 25.0  # for a stop, everything included
+
+    max_failures: int = 5  # in a row with no newly durable step; then the run is given up
+    backoff: Range = Range(1.0, 60.0)  # from a failure to the restart
+    early_failures: int = 2  # exceptions or exit codes before the first step ever; then the run is given up
+    same_failures: int = 3  # of one exception at one step; then the run is given up as deterministic
+    suspect_crashes: int = 2  # of what was resumed from one state; then an older state is resumed
+    service_failures: int = 5  # of one service within service_period_s; then the run fails
+    service_period_s: float = 300.0
+
+    hang_timeout_s: float | Literal["auto", "off"] = "auto"  # of a step; auto: learned
+    hang_limits_s: dict[str, float] = msgspec.field(default_factory=HANG_LIMITS_S.copy)  # a missing one has its default
+    hang_abort_s: float = 5.0  # from the dump of a hanging process's stacks to SIGABRT; no option sets it
+    hang_kill_s: float = 10.0  # from SIGABRT to SIGKILL; no option sets it
+
+    memory_limit: int = 0  # of the trainer's process tree; 0: none
+    log_limit: int = 512 * 2**20  # of the program's log; 0: none
+    on_event: str = ""  # command line; "": none
+    on_event_s: float = 30.0  # then the command is killed
+    detach: bool = False  # the watchdog's terminal is a log
+    preempt_signal: Literal["SIGTERM", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
+    plan: str = ""  # JSON of a fault plan (procsv/faults/plan.py); "": no faults
+
+    @property
+    def notice_signals(self) -> frozenset[signal.Signals]:
+        """The signals that announce a preemption."""
+        return frozenset({signal.SIGTERM, signal.Signals[self.preempt_signal]})
+
+    @property
+    def watches_for_hangs(self) -> bool:
+        return self.hang_timeout_s != "off"
+
+    @property
+    def step_s_max(self) -> float | None:
+        """How long one step may take; None: learned."""
+        return self.hang_timeout_s if isinstance(self.hang_timeout_s, float | int) else None
+
+    def hang_limit_s(self, phase: str) -> float:
+        """How long `phase`, or "service", may go without progress."""
+        return self.hang_limits_s.get(phase, HANG_LIMITS_S[phase])
