@@ -10,7 +10,7 @@ import pytest
 from procsv.testing import Launch
 from tests.support.launched import environment
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "faults-and-drills.md"
 
 
 def _pytest(directory: Path, source: str) -> subprocess.CompletedProcess[str]:
@@ -27,8 +27,8 @@ def _pytest(directory: Path, source: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.fault
-def test_the_test_file_of_the_readme_passes(tmp_path: Path) -> None:
-    found = re.search(r"```python\n(def test_.*?)```", README.read_text(), re.DOTALL)
+def test_the_test_of_the_documents_passes(tmp_path: Path) -> None:
+    found = re.search(r"```python\n(def test_.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
     done = _pytest(tmp_path, found[1])
     assert done.returncode == 0, done.stdout + done.stderr
