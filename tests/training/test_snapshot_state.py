@@ -1,0 +1,39 @@
+"""The life of a snapshot: each pair of state and event leads where this picture says, and every other is a bug."""
+
+import itertools
+
+import pytest
+
+from procsv.base.errors import ProcsvBug
+from procsv.training.snapshots.snapshot_state import Event, State, next_state
+
+# A dot: it cannot happen.
+EXPECTED = """
+            CAPTURE    COPY     OUTGROW    PUBLISH    SAVE     FAIL
+REQUESTED   CAPTURED   .        .          .          .        FAILED
+CAPTURED    .          COPIED   REQUESTED  .          .        FAILED
+COPIED      .          .        .          PUBLISHED  .        FAILED
+PUBLISHED   .          .        .          .          DURABLE  FAILED
+DURABLE     .          .        .          .          .        .
+FAILED      .          .        .          .          DURABLE  FAILED
+"""
+
+
+def _expected() -> dict[tuple[State, Event], State]:
+    head, *rows = (line.split() for line in EXPECTED.strip().splitlines())
+    return {
+        (State[row[0]], Event[event]): State[after]
+        for row in rows
+        for event, after in zip(head, row[1:], strict=True)
+        if after != "."
+    }
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
+def test_a_pair_leads_where_the_picture_says_or_is_a_bug_that_names_it(state: State, event: Event) -> None:
+    after = _expected().get((state, event))
+    if after is not None:
+        assert next_state(state, event) is after
+    else:
+        with pytest.raises(ProcsvBug, match=f"{event.name} in {state.name}"):
+            next_state(state, event)
