@@ -15,15 +15,26 @@ from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.processes import identify
 from procsv.base.system_clock import SystemClock
+from procsv.faults.plan import Plan
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.watchdog.core.events import SERVICES, SUMMARY, WATCHDOG, Quit
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.acquire_run import Opened, Unwanted, open_run, remove_run
 from procsv.watchdog.edge.console import Console
+from procsv.watchdog.edge.environment import Environment
+from procsv.watchdog.edge.event_hook import EventHook
 from procsv.watchdog.edge.event_loop import Reactor
+from procsv.watchdog.edge.faults.injector import Injector
+from procsv.watchdog.edge.heartbeats import RunHeartbeats
+from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Argv, Processes
+from procsv.watchdog.edge.resources.free_memory import MachineMemory
+from procsv.watchdog.edge.run_records import RunRecords
 from procsv.watchdog.edge.signals import Signals
+from procsv.watchdog.edge.sockets import RunSockets
+from procsv.watchdog.edge.standby_link import StandbyLink
 from procsv.watchdog.edge.status import Facts
 
 if TYPE_CHECKING:
@@ -58,7 +69,7 @@ def _run(
     start: Start,
     opened: Opened,
     argv: Argv,
-    environment: Mapping[str, str],
+    variables: Mapping[str, str],
     clock: Clock,
     signals: Signals,
     console: Console,
@@ -72,9 +83,9 @@ def _run(
         services=(SUMMARY,) if start.home else SERVICES,
     )
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
-    processes = Processes(start, clock, argv, environment)
-    reactor = Reactor(facts, core, start, processes, console, clock, signals)
-    reactor.records.append(
+    environment = _build_environment(start, argv, variables, clock, signals, console)
+    reactor = Reactor(core, facts, environment)
+    environment.records.append(
         "run_started",
         WATCHDOG,
         1,
@@ -90,18 +101,44 @@ def _run(
         },
     )
     left = reactor.run()
-    _leave(start, opened, reactor, processes, left)
+    _leave(start, opened, reactor, environment, left)
     _say_goodbye(core, left, console, start)
     return left.exit_code
 
 
-def _leave(start: Start, opened: Opened, reactor: Reactor, processes: Processes, left: Quit) -> None:
+def _build_environment(
+    start: Start, argv: Argv, variables: Mapping[str, str], clock: Clock, signals: Signals, console: Console
+) -> Environment:
+    """The machine, as the event loop uses it."""
+    paths, waiter = start.paths, Waiter()
+    waiter.add(signals.fd)
+    event_hook = EventHook.of(start, console, os.environ)
+    processes = Processes(start, clock, argv, variables, waiter, lambda: event_hook.pids)
+    return Environment(
+        clock=clock,
+        processes=processes,
+        standby=StandbyLink(processes),
+        sockets=RunSockets(start, clock, waiter),
+        signals=signals,
+        records=RunRecords(paths, clock, lambda text: console.say(text, is_bad=True)),
+        heartbeats=RunHeartbeats(paths),
+        post_mortem=PostMortem(paths),
+        resources=MachineMemory(),
+        console=console,
+        event_hook=event_hook,
+        make_injector=lambda reach: Injector(
+            Plan.decode(start.settings.plan), paths, processes, reach, clock.monotonic()
+        ),
+    )
+
+
+def _leave(start: Start, opened: Opened, reactor: Reactor, environment: Environment, left: Quit) -> None:
     """Nothing of the run stays but what is in the logdir.  Killed at any line: the next launch clears the rest."""
     last = reactor.close()
-    processes.clear_tree()
-    processes.close()
-    reactor.records.write_run(last, durable=True)
-    reactor.records.close()
+    environment.processes.clear_tree()
+    environment.processes.close()
+    environment.records.write_run(last, durable=True)
+    environment.records.close()
     remove_run(start.paths, opened.lock, left.keep_memory)
 
 

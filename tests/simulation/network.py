@@ -12,10 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 from procsv.base.clock import Clock
-from procsv.ipc.messaging.endpoint import COMMAND_LINE, Address, ClientEndpoint, Put, ServerEndpoint
+from procsv.ipc.messaging.endpoint import COMMAND_LINE, Address, ClientEndpoint, Put, Received, ServerEndpoint
+from procsv.watchdog.core.events import SERVICES, WATCHDOG
 from tests.simulation.clock import SimClock
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
 
 LATENCY_S = 0.0005
 RECONNECT_S = 0.1
@@ -167,3 +172,50 @@ class SimClient(ClientEndpoint):
 
     def close(self, linger_ms: int = 0) -> None:
         self._network.part(self)
+
+
+class SimSockets:
+    """The watchdog's sockets.  `hear` is told of each message that it takes."""
+
+    def __init__(self, world: World, run: str, wake: Callable[[], None], hear: Callable[[Received], None]) -> None:
+        me, network, clock = Address(run, WATCHDOG, 1), world.network, world.clock
+        self.server = _HeardServer(network, world.socket(WATCHDOG), me, clock, wake)
+        self.clients = {role: _HeardClient(network, world.socket(role), me, clock, wake) for role in SERVICES}
+        self.server.hear = hear
+        for client in self.clients.values():
+            client.hear = hear
+
+    @property
+    def wants_tick(self) -> bool:
+        return any(client.wants_tick for client in self.clients.values())
+
+    def wait(self, timeout_s: float) -> None:
+        raise AssertionError("in the simulation nothing waits: processes are woken")
+
+    def restore_server(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        for client in self.clients.values():
+            client.close()
+        self.server.close()
+
+
+class _HeardServer(SimServer):
+    hear: Callable[[Received], None]
+
+    def receive(self) -> Received | None:
+        received = super().receive()
+        if received is not None:
+            self.hear(received)
+        return received
+
+
+class _HeardClient(SimClient):
+    hear: Callable[[Received], None]
+
+    def receive(self) -> Received | None:
+        received = super().receive()
+        if received is not None:
+            self.hear(received)
+        return received

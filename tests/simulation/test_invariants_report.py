@@ -18,13 +18,13 @@ from procsv.watchdog.core.events import TRAINER, Ended, KillTree
 from procsv.watchdog.core.restart_policy import Cause, History
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.trainer import TrainerSupervisor
+from procsv.watchdog.edge.event_loop import Reactor
 from tests.simulation import faults, memory, store
 from tests.simulation.checkpoints import SAVE_PATH
 from tests.simulation.commit import SimWorkshop
 from tests.simulation.disk import SimDisk
 from tests.simulation.program import Program, ProgramError
 from tests.simulation.run import Run
-from tests.simulation.watchdog import Watchdog
 from tests.simulation.world import Violation
 
 SEEDS_MAX = 40  # of the same program and faults: what is left to chance differs
@@ -134,7 +134,7 @@ def _kills_the_trainer_with_the_service(patch: pytest.MonkeyPatch) -> None:
 
 
 def _does_not_answer_status(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Watchdog, "_heard_at_control", lambda self, received: None)
+    patch.setattr(Reactor, "_heard_at_control", lambda self, received: None)
 
 
 def _says_an_old_pid(patch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ import msgspec
 
 from procsv.base.outcome import Exit
 from procsv.base.run.run_file import RunFile
-from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings, Range
-from procsv.ipc.messaging.messages import CheckpointPlan, Status, StatusRequest
+from procsv.ipc.messaging.messages import CheckpointPlan, Message, Status, StatusRequest
 from procsv.watchdog.core.settings import Settings
 from tests.simulation import history
 from tests.simulation.clock import SimClock
@@ -131,14 +131,14 @@ class World:
             history.Died(process.role, process.incarnation, process.pid, exit, by, process.is_orphan, process.is_stuck)
         )
         if isinstance(process, Watchdog):
-            for child in process.children.values():
+            for child in process.machine.children.values():
                 child.orphan()
             return
         if isinstance(process, Trainer) and self.program.grandchild and exit.code != 0:
             self._leave_a_grandchild()
         watchdog = self.watchdog
-        if watchdog is not None and not watchdog.is_dead and watchdog.children.get(process.role) is process:
-            watchdog.child_died(process, exit)
+        if watchdog is not None and not watchdog.is_dead and watchdog.machine.children.get(process.role) is process:
+            watchdog.machine.child_died(process, exit)
 
     def _leave_a_grandchild(self) -> None:
         dies_in_s = self.rng.choice([0.0, 0.1, 2.0, 40.0])
@@ -205,12 +205,9 @@ class World:
         asked_s = self.clock.now_s
         done: list[bool] = []
 
-        def hear() -> None:
-            if client.tick():
-                client.tick()
-            while (received := client.receive()) is not None:
-                if isinstance(received.body, Status):
-                    finish(received.body)
+        def hear(received: Received) -> None:
+            if isinstance(received.body, Status):
+                finish(received.body)
 
         def finish(status: Status | None) -> None:
             if not done:
@@ -220,6 +217,19 @@ class World:
                 if status is not None or (not watchdog.is_dead and watchdog.frozen_until_s <= asked_s):
                     self.note(history.Asked(self.clock.now_s - asked_s, answer))
 
-        client = SimClient(self.network, watchdog.control, Address("", "cli", 1), self.clock, hear)
-        client.send_reliable(StatusRequest())
+        client = self.command(watchdog, StatusRequest(), hear)
         self.clock.after(STATUS_S_MAX, lambda: finish(None))
+
+    def command(self, watchdog: Watchdog, body: Message, hear: Callable[[Received], None] | None = None) -> SimClient:
+        """A command of the user's tells the watchdog something."""
+
+        def wake() -> None:
+            if client.tick():
+                client.tick()
+            while (received := client.receive()) is not None:
+                if hear is not None:
+                    hear(received)
+
+        client = SimClient(self.network, watchdog.control, Address("", "cli", 1), self.clock, wake)
+        client.send_reliable(body)
+        return client

@@ -23,12 +23,15 @@ from procsv.base.processes import Child, process_state, spawn, thread_states
 from procsv.base.run.log_follower import older_part
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.start import TRAINERS, Start
-from procsv.watchdog.core.events import AT_DISK, STANDBY, STOPPED, TRAINER
+from procsv.watchdog.core.events import AT_DISK, STANDBY, STOPPED, TRAINER, WATCHDOG
+from procsv.watchdog.edge.environment import Dead
+from procsv.watchdog.edge.resources.gpu import Gpus
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from procsv.base.clock import Clock
+    from procsv.ipc.messaging.zmq_transport import Waiter
 
 declare("watchdog.before_exec", "watchdog.after_exec")
 
@@ -52,7 +55,6 @@ class Running:
     child: Child
     started_s: float
     usage: psutil.Process | None
-    log: Path
     line: StandbyChannel | None = None  # to a standby
 
 
@@ -64,8 +66,12 @@ class Processes:
     clock: Clock
     argv: Argv
     environment: Mapping[str, str]
-    running: dict[str, Running] = field(default_factory=dict)
+    waiter: Waiter
     helpers: Callable[[], set[int]] = set  # pids of children of ours that are none of the run
+    running: dict[str, Running] = field(default_factory=dict)
+    _gpus: Gpus = field(default_factory=Gpus)
+    _usage: psutil.Process = field(default_factory=psutil.Process)  # our own
+    _started_s: float = 0.0
     _lifeline: tuple[int, int] = (-1, -1)
     _innocent: frozenset[tuple[int, float]] = frozenset()
 
@@ -74,12 +80,14 @@ class Processes:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._lifeline = os.pipe2(os.O_CLOEXEC)
+        self._started_s = self.clock.monotonic()
+        self._usage.cpu_percent()  # the first reading is the base of the next
         # What the shell had started before it became us is not ours to end.
         self._innocent = frozenset(_identity(child) for child in psutil.Process().children())
 
     # -- start ---------------------------------------------------------------------------------------------
-    def spawn(self, role: str, incarnation: int, standby: str = "") -> Running:
-        """Starts the process.  OSError if the system refuses, or if an old trainer's tree still holds its lock."""
+    def spawn(self, role: str, incarnation: int, standby: str) -> int:
+        """Starts the process; its pid.  OSError if the system refuses, or if an old trainer's tree still holds its lock."""
         paths = self.start.paths
         log = paths.log(role, incarnation)
         prune_logs(paths.logs, role, log)
@@ -116,8 +124,11 @@ class Processes:
         with contextlib.suppress(psutil.Error, OSError):
             usage = psutil.Process(child.pid)
             usage.cpu_percent()  # the first reading is the base of the next
-        self.running[role] = Running(role, incarnation, child, self.clock.monotonic(), usage, log, line)
-        return self.running[role]
+        self.running[role] = Running(role, incarnation, child, self.clock.monotonic(), usage, line)
+        self.waiter.add(child.pidfd)
+        if line is not None:
+            self.waiter.add(line.fd)
+        return child.pid
 
     def _start(self, role: str, incarnation: int) -> Start:
         changes = {"role": role, "incarnation": incarnation, "lifeline_fd": self._lifeline[0]}
@@ -130,15 +141,35 @@ class Processes:
         running = self.running.get(role)
         return running if running is not None and running.incarnation == incarnation else None
 
-    def ended(self) -> list[Running]:
-        """Those that are dead; they are the caller's to reap, and no longer in the table."""
-        dead = [running for running in self.running.values() if running.child.has_ended()]
-        for running in dead:
+    def signal(self, role: str, incarnation: int, number: int) -> None:
+        if (running := self.find(role, incarnation)) is not None:
+            running.child.signal(number)
+
+    def kill_tree(self, role: str, incarnation: int) -> None:
+        if (running := self.find(role, incarnation)) is not None:
+            running.child.signal_tree(signal.SIGKILL)
+
+    def ended(self) -> list[Dead]:
+        """Those that have died; they are reaped, and no longer in the table."""
+        dead = []
+        for running in [running for running in self.running.values() if running.child.has_ended()]:
             del self.running[running.role]
+            self.waiter.remove(running.child.pidfd)
+            self.end_talk(running)
+            if running.role == TRAINER:
+                self._gpus.expect_to_leave(running.child.pid, self.clock.monotonic())
+            dead.append(Dead(running.role, running.incarnation, running.child.pid, running.child.reap()))
         return dead
 
+    def end_talk(self, running: Running) -> None:
+        """The conversation with a standby is over: it is the trainer, or dead."""
+        if running.line is not None:
+            self.waiter.remove(running.line.fd)
+            running.line.close()
+            running.line = None
+
     def clear_tree(self) -> bool:
-        """Kills what the dead trainer has left behind.  True if nothing is left and the writer's lock is free."""
+        """Kills what the dead trainer has left behind.  True if nothing is left, on a GPU neither, and the writer's lock is free."""
         strays = self._strays()
         for stray in strays:
             with contextlib.suppress(psutil.Error, OSError):
@@ -146,7 +177,7 @@ class Processes:
                     with contextlib.suppress(psutil.Error, OSError):
                         process.kill()
         self.reap_strays()
-        return not strays and self._is_let_go()
+        return not strays and self._is_let_go() and self._gpus.are_left(self.clock.monotonic())
 
     def _is_let_go(self) -> bool:
         """Whether the writer's lock is free; not as long as nobody can tell (no descriptors left)."""
@@ -192,18 +223,22 @@ class Processes:
 
     def usage(self, role: str) -> dict[str, float | int]:
         """Uptime in seconds, resident bytes, and percent of a core since the last asking."""
+        if role == WATCHDOG:
+            return {"uptime": self._seconds_since(self._started_s), **_measure(self._usage)}
         running = self.running.get(role)
         if running is None:
             return {"uptime": 0.0, "rss": 0, "cpu": 0.0}
-        uptime = round(self.clock.monotonic() - running.started_s, 1)
-        return {"uptime": uptime, **measure(running.usage)}
+        return {"uptime": self._seconds_since(running.started_s), **_measure(running.usage)}
+
+    def _seconds_since(self, then_s: float) -> float:
+        return round(self.clock.monotonic() - then_s, 1)
 
     def close(self) -> None:
         for fd in self._lifeline:
             os.close(fd)
 
 
-def measure(process: psutil.Process | None) -> dict[str, float | int]:
+def _measure(process: psutil.Process | None) -> dict[str, float | int]:
     try:
         if process is not None:
             return {"rss": process.memory_info().rss, "cpu": process.cpu_percent()}

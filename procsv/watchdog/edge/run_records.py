@@ -14,6 +14,7 @@ from procsv.base.atomic_file import replace_file
 from procsv.base.run import journal
 from procsv.base.run.log_tail import last_lines
 from procsv.base.run.run_file import RunFile, write_run
+from procsv.watchdog.core.events import TRAINER
 from procsv.watchdog.edge.time_metrics import FigureBook
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from procsv.base.clock import Clock
     from procsv.base.run.paths import RunPaths
+    from procsv.ipc.messaging.messages import RunMetrics
     from procsv.watchdog.core.events import Report
 
 LOG_LINES_SHOWN = 50
@@ -57,20 +59,24 @@ class RunRecords:
         self._clock = clock
         self._say = say
         self._failing = ""
-        self.figures = FigureBook()
+        self._figures = FigureBook()
         for entry in journal.read_journal(paths.journal):
-            self.figures.enter(entry)
+            self._figures.enter(entry)
         self._journal = journal.Journal(paths.journal, clock)
 
     def append(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None:
-        self._try(lambda: self.figures.enter(self._journal.append(event, role, incarnation, **fields)))
+        self._try(lambda: self._figures.enter(self._journal.append(event, role, incarnation, **fields)))
+
+    def metrics_due(self, now_s: float, step: int) -> RunMetrics | None:
+        """What became of the time so far, if it is time to say so."""
+        return self._figures.due(now_s, self._clock.wall(), step)
 
     def write_run(self, run: RunFile, durable: bool) -> None:
         self._try(lambda: write_run(self._paths.run_json, run, durable))
 
-    def write_report(self, report: Report, run: RunFile, log: Path) -> None:
+    def write_report(self, report: Report, run: RunFile) -> None:
         """Both forms of a crash report."""
-        words = report.words
+        words, log = report.words, self._paths.log(TRAINER, report.incarnation)
         crash = CrashReport(
             time=self._clock.wall(),
             run=run.run,

@@ -12,55 +12,39 @@ from typing import TYPE_CHECKING
 
 from procsv.base.locks import FileLock
 from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun
-from procsv.watchdog.core.events import STANDBY, TRAINER, Event, Promoted, StandbySaid
+from procsv.watchdog.core.events import STANDBY, TRAINER, Promoted, StandbySaid
 from procsv.watchdog.edge.processes import WriterLockHeld, prune_logs
-from procsv.watchdog.edge.resources.free_memory import room_bytes
-from procsv.watchdog.edge.resources.oom import tree_rss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from procsv.ipc.messaging.standby_messages import Word
-    from procsv.ipc.messaging.zmq_transport import Waiter
     from procsv.watchdog.edge.processes import Processes, Running
 
 
-class Promoter:
-    """Speaks with the standby that there is.  What it says goes to `handle`."""
+class StandbyLink:
+    """Speaks with the standby that there is."""
 
-    def __init__(self, processes: Processes, waiter: Waiter, handle: Callable[[Event], None]) -> None:
-        self._processes, self._waiter, self._handle = processes, waiter, handle
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
         self._number = 0  # of the standby that is to be the trainer
 
-    def begin(self, running: Running) -> None:
-        """It has been started."""
-        if running.line is not None:
-            self._waiter.add(running.line.fd)
-
-    def hear(self) -> None:
+    def hear(self) -> list[StandbySaid | Promoted]:
         """What it has said by now."""
-        for running in list(self._processes.running.values()):
+        heard: list[StandbySaid | Promoted] = []
+        for running in self._processes.running.values():
             try:
                 while running.line is not None and (word := running.line.receive()) is not None:
-                    self._heard(running, word)
+                    heard.append(self._heard(running, word))
             except EOFError:
-                self.let_go(running)
+                self._processes.end_talk(running)
+        return heard
 
-    def _heard(self, running: Running, word: Word) -> None:
-        if isinstance(word, TrainerBegun):
-            self.let_go(running)
-            self._handle(Promoted(self._number, running.incarnation, running.child.pid))
-        else:
-            self._handle(StandbySaid(running.incarnation, word))
+    def _heard(self, running: Running, word: Word) -> StandbySaid | Promoted:
+        if not isinstance(word, TrainerBegun):
+            return StandbySaid(running.incarnation, word)
+        self._processes.end_talk(running)
+        return Promoted(self._number, running.incarnation, running.child.pid)
 
-    def let_go(self, running: Running) -> None:
-        """The conversation is over: the process is the trainer, or dead."""
-        if running.line is not None:
-            self._waiter.remove(running.line.fd)
-            running.line.close()
-            running.line = None
-
-    def promote(self, number: int, incarnation: int) -> Running:
+    def promote(self, number: int, incarnation: int) -> None:
         """Tells standby `number` to be trainer `incarnation`, under which it is listed from now on.
 
         OSError if it is dead, or if an old trainer's tree still holds the lock; then everything is as it was.
@@ -71,7 +55,6 @@ class Promoter:
         if running is None or running.line is None:
             raise ProcessLookupError("it is gone")
         log_path, lock = paths.log(TRAINER, incarnation), FileLock(paths.writer_lock)
-        paths.heartbeat(TRAINER, incarnation).unlink(missing_ok=True)
         prune_logs(paths.logs, TRAINER, log_path)
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
@@ -83,11 +66,5 @@ class Promoter:
             lock.let_go()  # from now on it is held by the trainer's tree alone
         del processes.running[STANDBY]
         now_s = processes.clock.monotonic()
-        trainer = dataclasses.replace(running, role=TRAINER, incarnation=incarnation, started_s=now_s, log=log_path)
+        trainer = dataclasses.replace(running, role=TRAINER, incarnation=incarnation, started_s=now_s)
         processes.running[TRAINER], self._number = trainer, number
-        return trainer
-
-
-def room_for_standby(trainer_pid: int, limit: int) -> int:
-    """Free bytes; what the trainer may still use of its limit (0: it has none) counts as used."""
-    return room_bytes() - (max(0, limit - tree_rss(trainer_pid)) if limit else 0)

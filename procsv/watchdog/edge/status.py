@@ -12,7 +12,6 @@ import msgspec
 
 from procsv.base.run.run_file import RunFile
 from procsv.watchdog.core.events import STANDBY, TRAINER, WATCHDOG
-from procsv.watchdog.edge.resources.oom import host_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,10 +72,12 @@ def status_object(
     core: Core,
     beats: Mapping[str, Heartbeat],
     usage: Mapping[str, Mapping[str, float | int]],
+    memory: Mapping[str, int],
     refused: int,
     now_s: float,
 ) -> dict[str, Any]:
-    """What `procsv status --json` prints.  `usage` has uptime, rss and cpu of every process, by role."""
+    """What `procsv status --json` prints.  `usage` has uptime, rss and cpu of every process, by role; `memory` the
+    machine's."""
     shown: dict[str, Any] = {"running": True, **msgspec.to_builtins(run)}
     for name in _NOT_SHOWN:
         del shown[name]
@@ -87,7 +88,7 @@ def status_object(
         rows.append((STANDBY, core.standby.pid, core.standby.state.word, ""))
     for role, service in core.services.items():
         rows.append((role, service.pid, service.state.word, _phase(beats.get(role))))
-    shown["memory"] = host_memory()
+    shown["memory"] = memory
     # By those who listen: garbage, too large, of another run or of an older incarnation.
     shown["dropped_messages"] = refused + sum(beat.refused for beat in beats.values())
     shown["processes"] = [

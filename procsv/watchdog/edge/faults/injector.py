@@ -10,12 +10,11 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from procsv.base.run.journal import read_journal
 from procsv.faults.plan import FAULT_EVENT, SERVICES, Fault, Plan, count_done
-from procsv.ipc.messaging.messages import Inject, Message
+from procsv.ipc.messaging.messages import Inject
 from procsv.watchdog.core.fault_schedule import Schedule
 from procsv.watchdog.edge.faults.corrupt_checkpoint import spoil
 
@@ -23,30 +22,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from procsv.base.run.paths import RunPaths
+    from procsv.watchdog.edge.environment import FaultReach
     from procsv.watchdog.edge.processes import Processes, Running
 
 _WAKE = "import os, signal, sys, threading\nthreading.Event().wait(float(sys.argv[2]))\nos.kill(int(sys.argv[1]), signal.SIGCONT)"
 _SIGNALS = {"kill": signal.SIGKILL, "segfault": signal.SIGSEGV, "stop": signal.SIGSTOP}
 
 
-@dataclass(frozen=True, slots=True)
-class Hands:
-    """What the reactor lets a fault do."""
-
-    processes: Processes
-    tell: Callable[[str, Message], None]
-    journal: Callable[[str, str, int, dict[str, Any]], None]
-    preempt: Callable[[float], None]
-
-    def find_running(self, role: str) -> Running | None:
-        return self.processes.running.get(role)
-
-
 class Injector:
     """One launch's faults."""
 
-    def __init__(self, plan: Plan, paths: RunPaths, hands: Hands, now_s: float) -> None:
-        self._paths, self._hands = paths, hands
+    def __init__(self, plan: Plan, paths: RunPaths, processes: Processes, reach: FaultReach, now_s: float) -> None:
+        self._paths, self._processes, self._reach = paths, processes, reach
         done = count_done(plan, read_journal(paths.journal)) if plan.faults else []
         self._schedule = Schedule(plan, done, now_s)
         self._wake: list[tuple[float, Running]] = []  # what is stopped, and until when
@@ -66,10 +53,10 @@ class Injector:
             act = self._find(fault, now_s)
             if act is None:
                 continue
-            befallen = self._hands.find_running(fault.target)
+            befallen = self._processes.running.get(fault.target)
             incarnation = befallen.incarnation if befallen is not None else 1
             self._schedule.happened(number, now_s)
-            self._hands.journal(FAULT_EVENT, fault.target, incarnation, {"fault": str(fault), "step": step})
+            self._reach.journal(FAULT_EVENT, fault.target, incarnation, {"fault": str(fault), "step": step})
             act()
 
     def _find(self, fault: Fault, now_s: float) -> Callable[[], object] | None:
@@ -80,26 +67,26 @@ class Injector:
             case "watchdog":
                 return lambda: _to_ourselves(fault)
             case role:
-                running = self._hands.find_running(role)
+                running = self._processes.running.get(role)
                 return None if running is None else self._find_for_process(fault, role, running, now_s)
 
     def _find_for_logdir(self, fault: Fault) -> Callable[[], object] | None:
         if fault.action == "corrupt":
             return lambda: spoil(self._paths.logdir, fault.how)
-        if any(self._hands.find_running(role) is None for role in SERVICES):
+        if any(self._processes.running.get(role) is None for role in SERVICES):
             return None
         return lambda: self._fill(fault.number)
 
     def _fill(self, seconds: float) -> None:
         for role in SERVICES:
-            self._hands.tell(role, Inject("fill", seconds))
+            self._reach.tell(role, Inject("fill", seconds))
 
     def _find_for_process(self, fault: Fault, role: str, running: Running, now_s: float) -> Callable[[], object]:
         if fault.action == "preempt":
-            return lambda: self._hands.preempt(fault.number)
+            return lambda: self._reach.preempt(fault.number)
         if fault.action in _SIGNALS:
             return lambda: self._signal(fault, running, now_s)
-        return lambda: self._hands.tell(role, Inject(fault.action, fault.number))  # type: ignore[arg-type]
+        return lambda: self._reach.tell(role, Inject(fault.action, fault.number))  # type: ignore[arg-type]
 
     def _signal(self, fault: Fault, running: Running, now_s: float) -> None:
         if fault.action == "stop":

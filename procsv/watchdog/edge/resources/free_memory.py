@@ -10,7 +10,23 @@ from pathlib import Path
 
 import psutil
 
+from procsv.watchdog.edge.resources.oom import host_memory, tree_rss
+
 _GROUPS = Path("/sys/fs/cgroup")
+
+
+class MachineMemory:
+    """The watchdog's port to what memory there is, and who uses it."""
+
+    def tree_rss(self, pid: int) -> int:
+        return tree_rss(pid)
+
+    def room_for_standby(self, trainer_pid: int, limit: int) -> int:
+        """Free bytes; what the trainer may still use of its limit (0: it has none) counts as used."""
+        return room_bytes() - (max(0, limit - tree_rss(trainer_pid)) if limit else 0)
+
+    def host_memory(self) -> dict[str, int]:
+        return host_memory()
 
 
 def room_bytes() -> int:

@@ -1,0 +1,164 @@
+"""The watchdog's environment: all that its event loop touches besides its core.
+
+main.py builds one of the machine's parts, tests build one in memory.  A port acts and reports; none decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
+
+if TYPE_CHECKING:
+    from procsv.base.clock import Clock
+    from procsv.base.outcome import Exit
+    from procsv.base.run.run_file import RunFile
+    from procsv.ipc.messaging.messages import Message, RunMetrics
+    from procsv.ipc.shm.heartbeat import Heartbeat
+    from procsv.watchdog.core.events import Ended, Promoted, Report, StandbySaid
+    from procsv.watchdog.edge.signals import Asked
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A process that has ended, and was reaped."""
+
+    role: str
+    incarnation: int
+    pid: int
+    exit: Exit
+
+
+class ProcessTable(Protocol):
+    """The processes of the run.  `signal` and `kill_tree` do nothing to one that is gone."""
+
+    def spawn(self, role: str, incarnation: int, standby: str) -> int:
+        """Starts one; its pid.  OSError if the system refuses, or an old trainer's tree still holds the logdir."""
+
+    def ended(self) -> list[Dead]:
+        """Those that have died since the last call."""
+
+    def signal(self, role: str, incarnation: int, number: int) -> None: ...
+    def kill_tree(self, role: str, incarnation: int) -> None: ...
+    def clear_tree(self) -> bool:
+        """Kills what a dead trainer has left.  True once nothing of it holds the logdir or the GPU."""
+
+    def reap_strays(self) -> None: ...
+    def is_stopped(self, role: str) -> bool: ...
+    def doing(self, role: str) -> str: ...
+    def usage(self, role: str) -> Mapping[str, float | int]: ...
+    def close(self) -> None: ...
+
+
+class StandbyPort(Protocol):
+    """The conversation with the standby."""
+
+    def hear(self) -> list[StandbySaid | Promoted]: ...
+    def promote(self, number: int, incarnation: int) -> None:
+        """Makes standby `number` the trainer.  OSError if it is gone; then everything is as it was."""
+
+
+class Sockets(Protocol):
+    """The control socket, the connections to the services, and what to wait on."""
+
+    @property
+    def server(self) -> ServerEndpoint: ...
+    @property
+    def clients(self) -> Mapping[str, ClientEndpoint]: ...
+    def wait(self, timeout_s: float) -> None: ...
+    def restore_server(self) -> bool:
+        """Binds the control socket again if something has deleted it; whether it had to."""
+
+    def close(self) -> None: ...
+
+
+class SignalSource(Protocol):
+    def take(self) -> list[Asked]: ...
+
+
+class Records(Protocol):
+    """Journal, run.json and crash reports."""
+
+    def append(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None: ...
+    def write_run(self, run: RunFile, durable: bool) -> None: ...
+    def write_report(self, report: Report, run: RunFile) -> None: ...
+    def metrics_due(self, now_s: float, step: int) -> RunMetrics | None: ...
+    def close(self) -> None: ...
+
+
+class Heartbeats(Protocol):
+    """The heartbeats of the processes that run."""
+
+    def follow(self, role: str, incarnation: int) -> None:
+        """Reads this process's from now on."""
+
+    def read(self) -> dict[str, Heartbeat]: ...
+    def drop(self, role: str) -> Heartbeat | None:
+        """The last one of a dead process."""
+
+    def close(self) -> None: ...
+
+
+class PostMortem(Protocol):
+    """What the dead have left to be read."""
+
+    def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended: ...
+    def clear(self, dead: Dead) -> None:
+        """Removes what `examine` has read."""
+
+    def memory_step(self) -> int:
+        """The step of the newest snapshot in shared memory."""
+
+
+class Resources(Protocol):
+    def tree_rss(self, pid: int) -> int: ...
+    def room_for_standby(self, trainer_pid: int, limit: int) -> int: ...
+    def host_memory(self) -> dict[str, int]: ...
+
+
+class Terminal(Protocol):
+    def say(self, text: str, is_bad: bool = False, traceback: str = "") -> None: ...
+    def follow(self, log: Path) -> None: ...
+
+
+class EventCommands(Protocol):
+    """The commands of --on-event."""
+
+    @property
+    def is_busy(self) -> bool: ...
+    def offer(self, entry: dict[str, Any], now_s: float) -> None: ...
+    def tick(self, now_s: float) -> None: ...
+    def close(self) -> None: ...
+
+
+class FaultInjector(Protocol):
+    def next_due_s(self, now_s: float) -> float | None: ...
+    def tick(self, now_s: float, step: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FaultReach:
+    """What the event loop lets a fault of the plan do."""
+
+    tell: Callable[[str, Message], None]
+    journal: Callable[[str, str, int, dict[str, Any]], None]
+    preempt: Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    clock: Clock
+    processes: ProcessTable
+    standby: StandbyPort
+    sockets: Sockets
+    signals: SignalSource
+    records: Records
+    heartbeats: Heartbeats
+    post_mortem: PostMortem
+    resources: Resources
+    console: Terminal
+    event_hook: EventCommands
+    make_injector: Callable[[FaultReach], FaultInjector]

@@ -1,0 +1,40 @@
+"""The heartbeats of a run's processes, by role."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from procsv.ipc.shm.heartbeat_file import HeartbeatReader
+
+if TYPE_CHECKING:
+    from procsv.base.run.paths import RunPaths
+    from procsv.ipc.shm.heartbeat import Heartbeat
+
+
+class RunHeartbeats:
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._readers: dict[str, HeartbeatReader] = {}
+
+    def follow(self, role: str, incarnation: int) -> None:
+        """Reads this process's from now on; what an earlier launch has left under its name goes."""
+        path = self._paths.heartbeat(role, incarnation)
+        path.unlink(missing_ok=True)
+        self._readers[role] = HeartbeatReader(path)
+
+    def read(self) -> dict[str, Heartbeat]:
+        return {role: beat for role, reader in self._readers.items() if (beat := reader.read()) is not None}
+
+    def drop(self, role: str) -> Heartbeat | None:
+        """The last one of a dead process; its file goes."""
+        reader = self._readers.pop(role, None)
+        if reader is None:
+            return None
+        beat = reader.read()
+        reader.close()
+        reader.path.unlink(missing_ok=True)
+        return beat
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()

@@ -1,0 +1,50 @@
+"""The watchdog's sockets: its own, to which trainers and commands connect, and its connections to the services."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context
+from procsv.watchdog.core.events import SERVICES, WATCHDOG
+
+if TYPE_CHECKING:
+    from procsv.base.clock import Clock
+    from procsv.ipc.messaging.start import Start
+
+
+class RunSockets:
+    def __init__(self, start: Start, clock: Clock, waiter: Waiter) -> None:
+        self._me, self._clock, self._paths, self._waiter = Address(start.run, WATCHDOG, 1), clock, start.paths, waiter
+        self._context = new_context()
+        self.server = self._bind()
+        self.clients = {
+            role: Client(self._context, self._paths.service_socket(role), self._me, clock) for role in SERVICES
+        }
+        for client in self.clients.values():
+            waiter.add(client)
+
+    def _bind(self) -> Server:
+        server = Server(self._context, self._paths.control_socket, self._me, self._clock)
+        self._waiter.add(server)
+        return server
+
+    def wait(self, timeout_s: float) -> None:
+        self._waiter.wait(timeout_s)
+
+    def restore_server(self) -> bool:
+        """Binds the control socket again if something has deleted it; peers come back by themselves."""
+        if self.server.is_in_place() or self._paths.control_socket.exists():
+            return False
+        peers, dropped = self.server.peers, self.server.dropped
+        self._waiter.remove(self.server)
+        self.server.close()
+        self.server = self._bind()
+        self.server.peers, self.server.dropped = peers, dropped
+        return True
+
+    def close(self) -> None:
+        for client in self.clients.values():
+            client.close(linger_ms=0)
+        self.server.close()
+        self._context.term()
