@@ -1,4 +1,4 @@
-"""Every change that procsv's store makes to a disk: the one gate, so that a test can watch, break or replay them all.
+"""The one gate for changes to a disk, so that a test can watch, break or replay them all.
 
 Called as `disk.rename(…)` by the checkpoint store and by atomic_file.py, never by a name of its own, so that what stands in for
 a call stands in everywhere.  The first part are the calls themselves, one operation of the system each; what comes

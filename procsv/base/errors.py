@@ -1,4 +1,4 @@
-"""Whose fault an error is: the user's, the peer's, or ours.
+"""Errors by whose fault they are: the user's, a peer's, or ours.
 
 Raised everywhere, caught at the edges: the command line prints a UserError as one message, a receiver counts
 a PeerError and goes on, and nothing catches a ProcsvBug.

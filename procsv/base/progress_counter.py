@@ -1,4 +1,4 @@
-"""How far the jobs of this process have come: a count that every piece of work moves, and that the heartbeat shows.
+"""Progress of this process's jobs: a count that every piece of work advances, and that the heartbeat shows.
 
 Moved by the gate to the disk (disk.py) and by whoever reads or checks large things a piece at a time; read by the checkpoint
 service's main loop.  A job that is slow moves it now and then, one that is stuck never does.  Decides nothing.

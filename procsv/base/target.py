@@ -1,4 +1,4 @@
-"""TARGET of `procsv launch`: which program it names, and whether it is there, without importing any of it.
+"""TARGET of `procsv launch`: find the program that it names, without importing any of it.
 
 Called by the command line, which refuses a target that is not there, and by the trainer's bootstrap, which runs it.
 Never executes anything of the user's: packages are looked into level by level, their __init__ unread.

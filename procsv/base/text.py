@@ -1,4 +1,4 @@
-"""Text that people and the system give us: how it is written down, and what it names."""
+"""Text from people and from the system: escaping, shortening, naming."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`procsv checkpoints DIR`: what is saved, and whether it is whole.
+"""`procsv checkpoints DIR`: list the checkpoints and their defects.
 
-Called by main.py.  The looking is done by the checkpoint service's own code in a process of its own (the command
-line imports no service); nothing is changed by it, so it may be used beside a live run.
+Called by main.py.  The checkpoint service's own code reads them in a separate process, since the command line imports no
+service.  Never changes anything, so it may run beside a live run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ INVENTORY = "procsv.services.checkpoint.tools.inventory"
 
 @click.command("checkpoints")
 @click.argument("directory", metavar="DIR", type=click.Path())
-@click.option("--verify", is_flag=True, help="Read every byte, and compare it with the checksums.")
+@click.option("--verify", is_flag=True, help="Read every byte and compare it with the checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(directory: str, verify: bool, as_json: bool) -> None:
-    """List the checkpoints in DIR: step, size, age, why each was made, and what is wrong with it.
+    """List the checkpoints in DIR: step, size, age, the reason for each, and what is wrong with it.
 
-    Reason: start, periodic, final, crash or preempt for procsv's own; manual for what the program has saved by a Saver
-    of its own while procsv was there; - for others.  Exit code 0 if all is well, 1 if a checkpoint is broken or there is
-    none, 2 if there is no such directory.
+    Reason: start, periodic, final, crash or preempt for procsv's own; manual for saves of the program's own; - for
+    others.  Exit code 0 if every checkpoint is whole, 1 if one is broken or there is none, 2 if there is no such directory.
     """
     argv = [sys.executable, *safe_path(), "-m", INVENTORY, directory, *(["--verify"] if verify else [])]
     done = subprocess.run(argv, capture_output=True, check=False)
@@ -65,9 +64,9 @@ def show(inventory: dict[str, Any], verify: bool) -> None:
             table.add_row(*(escape(cell) for cell in _row(item, verify)))
         console.print(table)
     for path in inventory["rejected"]:
-        console.print(f"moved aside, for it could not be restored: {escape(path)}")
+        console.print(f"moved aside, since it cannot be restored: {escape(path)}")
     for path in inventory["leftovers"]:
-        console.print(f"of no checkpoint: {escape(path)}")
+        console.print(f"belongs to no checkpoint: {escape(path)}")
 
 
 def _row(item: dict[str, Any], verify: bool) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`procsv launch --detach`: starts the watchdog in a session of its own and waits only until its run has begun.
+"""`procsv launch --detach`: start the watchdog in a session of its own and wait until its run has begun.
 
 Called by launch.py.  What the watchdog says goes to procsv/logs/watchdog.<number>.log; what the program prints is in its own
 logs, as always.

@@ -1,4 +1,4 @@
-"""`procsv drill TARGET`: proves that a program survives, by training it once without faults and once with them.
+"""`procsv drill TARGET`: train a program once without faults and once with them, and compare the results.
 
 Called by main.py.
 """
@@ -23,10 +23,12 @@ FAILED = 1  # it did not hold
     type=click.Path(dir_okay=False),
     metavar="PLAN.toml",
     show_default="each kind of fault once, spread over the training",
-    help="The faults to have.",
+    help="Fault plan (TOML).",
 )
-@click.option("--fault", multiple=True, metavar="TEXT", help="One more fault: 'kill trainer at step 50'.")
-@click.option("--seed", type=int, default=0, metavar="N", help="Of what is random in the plan.")
+@click.option(
+    "--fault", multiple=True, metavar="TEXT", help="Add this fault (repeatable), for example 'kill trainer at step 50'."
+)
+@click.option("--seed", type=int, default=0, metavar="N", help="Random seed for the fault plan.")
 @click.option(
     "--logdir",
     required=True,
@@ -35,12 +37,18 @@ FAILED = 1  # it did not hold
     help="Where both trainings go: DIR/baseline and DIR/drilled.",
 )
 @click.option(
-    "--rtol", type=click.FloatRange(min=0.0), default=0.0, metavar="X", help="How much, relatively, may differ."
+    "--rtol",
+    type=click.FloatRange(min=0.0),
+    default=0.0,
+    metavar="X",
+    help="Relative tolerance when comparing variables.",
 )
-@click.option("--drop-in", is_flag=True, help="As of launch: the program knows nothing of procsv.")
-@click.option("--snapshot-secs", metavar="auto|S|0", help="As of launch.")
-@click.option("--grace", type=Duration(least_s=1.0), metavar="S", help="As of launch.")
-@click.option("--config", type=click.Path(dir_okay=False), metavar="FILE", help="As of launch: its other options.")
+@click.option("--drop-in", is_flag=True, help="As for launch: replace TensorFlow's classes with procsv's.")
+@click.option("--snapshot-secs", metavar="auto|S|0", help="As for launch.")
+@click.option("--grace", type=Duration(least_s=1.0), metavar="S", help="As for launch.")
+@click.option(
+    "--config", type=click.Path(dir_okay=False), metavar="FILE", help="TOML file with further options of launch."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("target", metavar="TARGET")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
@@ -58,10 +66,10 @@ def command(
     target: str,
     args: tuple[str, ...],
 ) -> None:
-    """Train TARGET once without faults and once with them, and compare what both end with.
+    """Train TARGET once without faults and once with them, and compare the results.
 
-    Exit code 0 if it held: it survived, with the same final variables (bit by bit, or within --rtol), and continuous
-    summaries. 1 if it did not.
+    Exit code 0 if the program survived, with the same final variables (bit by bit, or within --rtol) and continuous
+    summaries; 1 if it did not.
     """
     from procsv.drill.format import as_data, show
     from procsv.drill.runner import Course, run_drill
@@ -83,7 +91,7 @@ def command(
 
 
 def _say(text: str) -> None:
-    """Progress, for a person who waits: steps only on a terminal, each in the place of the last."""
+    """Show progress to a person who waits: steps only on a terminal, each in place of the last."""
     if not text.startswith(" "):
         click.echo(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, err=True)
     elif sys.stderr.isatty():

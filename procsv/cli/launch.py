@@ -1,4 +1,4 @@
-"""`procsv launch`: checks all that is cheap to check, then becomes the watchdog by exec, so that the pid stays.
+"""`procsv launch`: check what is cheap to check, then become the watchdog by exec, so that the pid stays.
 
 Called by main.py.  Imports nothing of the user's program.
 """
@@ -40,13 +40,13 @@ from procsv.ipc.messaging.start import Start
     "--logdir",
     type=click.Path(file_okay=False),
     show_default="runs/<target name>",
-    help="Where checkpoints, event files and the journal go; made if it is not there. A URL that TensorFlow can write "
-    "to (gs://…) takes checkpoints and events; the journal then stays on this machine.",
+    help="Where checkpoints, event files and the journal go; created if it does not exist. A URL that TensorFlow can "
+    "write to (gs://…) takes checkpoints and events, and the journal stays on this machine.",
 )
 @click.option(
     "--drop-in",
     is_flag=True,
-    help="Put procsv's Supervisor and monitored sessions in the place of TensorFlow's own, for a program that knows nothing of procsv.",
+    help="Replace TensorFlow's Supervisor and monitored sessions with procsv's, for a program that does not know procsv.",
 )
 @click.option(
     "--snapshot-secs",
@@ -54,56 +54,57 @@ from procsv.ipc.messaging.start import Start
     type=Duration("auto"),
     default="auto",
     metavar="auto|S|0",
-    help="Time between snapshots in memory: what a crash may cost. auto: as often as 1 % of the time allows; 0: none.",
+    help="Time between snapshots in memory, which is what a crash may cost. auto: as often as 1 % of the time allows; "
+    "0: one for each checkpoint only.",
 )
 @click.option(
     "--standby",
     type=click.Choice(("warm", "hot", "off")),
     default="warm",
-    help="Keep a process that has imported TensorFlow and becomes the trainer at a crash. "
-    "hot: it has also run the program's own start, which so runs twice.",
+    help="Keep a process that has imported what the program imports and becomes the trainer at a crash. "
+    "hot: it has also run the program up to its session, so the program's start runs twice.",
 )
 @click.option(
     "--max-failures",
     type=click.IntRange(min=1),
     default=5,
     metavar="N",
-    help="Give up after this many failures in a row with no newly durable step.",
+    help="Give up after N failures in a row without a newly saved step.",
 )
 @click.option(
     "--backoff",
     type=DurationRange(),
     default="1s..60s",
     metavar="MIN..MAX",
-    help="Delay before a restart: the first, doubling with each failure up to the last.",
+    help="Delay before a restart: MIN at first, doubled with each failure, MAX at most.",
 )
 @click.option(
     "--early-failures",
     type=click.IntRange(min=1),
     default=2,
     metavar="N",
-    help="Give up after this many exceptions or exit codes before the first step ever.",
+    help="Give up after N exceptions or exit codes before the first step ever.",
 )
 @click.option(
     "--same-failures",
     type=click.IntRange(min=2),
     default=3,
     metavar="N",
-    help="Give up after the same exception at the same step so many times.",
+    help="Give up after the same exception at the same step N times.",
 )
 @click.option(
     "--suspect-crashes",
     type=click.IntRange(min=1),
     default=2,
     metavar="N",
-    help="After so many crashes of what was resumed from one state, resume from the checkpoint before it.",
+    help="Resume from the checkpoint before, after N crashes from the same state.",
 )
 @click.option(
     "--service-failures",
     type=click.IntRange(min=1),
     default=5,
     metavar="N",
-    help="Give up when a service has failed so many times within the service period.",
+    help="Give up after N failures of one service within --service-period.",
 )
 @click.option(
     "--service-period",
@@ -111,7 +112,7 @@ from procsv.ipc.messaging.start import Start
     type=Duration(least_s=1.0),
     default="300s",
     metavar="S",
-    help="The time in which a service's failures are counted.",
+    help="Time in which the failures of a service are counted.",
 )
 @click.option(
     "--hang-timeout",
@@ -119,8 +120,8 @@ from procsv.ipc.messaging.start import Start
     type=Duration("auto", "off", least_s=0.1),
     default="auto",
     metavar="auto|S|off",
-    help="How long one step may take; then the program hangs, and is ended and started again. auto: 20 times the median "
-    "step, 2 minutes at least and 30 at most. procsv.extend(seconds) in the program gives it more.",
+    help="Longest time that one step may take; then the program is ended and restarted. auto: 20 times the median "
+    "step, at least 2 minutes and at most 30. procsv.extend(seconds) in the program adds to it.",
 )
 @click.option(
     "--hang-limits",
@@ -128,8 +129,8 @@ from procsv.ipc.messaging.start import Start
     type=PhaseLimits(),
     default=", ".join(f"{phase}={limit_s / 60:g}m" for phase, limit_s in HANG_LIMITS_S.items()),
     metavar="PHASE=S,...",
-    help="How long each other phase may go without progress, and (service) the main loop of a service without coming round; "
-    "those that are not named keep their default.",
+    help="Longest time that each other phase may go without progress, and a service without completing a loop "
+    "iteration. A phase that is not named keeps its default.",
 )
 @click.option(
     "--memory-limit",
@@ -137,14 +138,14 @@ from procsv.ipc.messaging.start import Start
     default="0",
     show_default="none",
     metavar="SIZE",
-    help="What the program and its children may use; beyond it, it saves and is started again, free of charge.",
+    help="Memory that the program and its children may use; above it, the program saves and is restarted free of charge.",
 )
 @click.option(
     "--log-limit",
     type=Size(),
     default="512MiB",
     metavar="SIZE",
-    help="How long the program's log may grow; then a new one begins, and the one before is kept as NAME.log.1. 0: no limit.",
+    help="Size at which the program's log is rotated; the previous part is kept as NAME.log.1. 0: never.",
 )
 @click.option(
     "--on-event",
@@ -152,8 +153,8 @@ from procsv.ipc.messaging.start import Start
     default="",
     show_default="none",
     metavar="CMD",
-    help="Run CMD (split as a shell would, without one) at a crash, a hang, a failed checkpoint, a preemption and the end, "
-    "with the event's JSON on its standard input. It is killed after --on-event-timeout.",
+    help="Command to run at a crash, a hang, a failed checkpoint, a preemption and the end, with the event as JSON on its "
+    "standard input. It is split as a shell would split it, but run without a shell.",
 )
 @click.option(
     "--on-event-timeout",
@@ -161,12 +162,12 @@ from procsv.ipc.messaging.start import Start
     type=Duration(least_s=0.1),
     default="30s",
     metavar="S",
-    help="How long the command of --on-event may take.",
+    help="Longest time that the command of --on-event may take; then it is killed.",
 )
 @click.option(
     "--detach",
     is_flag=True,
-    help="Return as soon as the run has begun, and let it go on without this terminal.",
+    help="Return as soon as the program has started, and let the run go on without this terminal.",
 )
 @click.option(
     "--grace",
@@ -174,35 +175,35 @@ from procsv.ipc.messaging.start import Start
     type=Duration(least_s=1.0),
     default="25s",
     metavar="S",
-    help="What a stop may take, everything included.",
+    help="Time that a stop may take, everything included.",
 )
 @click.option(
     "--fault",
     multiple=True,
     metavar="TEXT",
-    help="Have this fault, to see what becomes of it: 'kill trainer at step 50'. Any number of times.",
+    help="Inject this fault (repeatable), for example 'kill trainer at step 50'.",
 )
-@click.option("--plan", type=click.Path(dir_okay=False), metavar="FILE", help="A TOML file of faults.")
+@click.option("--plan", type=click.Path(dir_okay=False), metavar="FILE", help="Fault plan (TOML).")
 @click.option(
     "--preempt-every",
     type=Duration(least_s=0.1),
     metavar="S",
-    help="Preempt the program at random intervals of this mean: notice, grace, kill, start again.",
+    help="Preempt the program at random intervals of this mean: notice, grace, kill, restart.",
 )
 @click.option(
     "--preempt-grace",
     type=Duration(),
     default="30s",
     metavar="S",
-    help="From the notice to the kill, with --preempt-every.",
+    help="Time from the notice to the kill, with --preempt-every.",
 )
 @click.option(
     "--preempt-signal",
     type=click.Choice(("SIGTERM", "SIGUSR1", "SIGUSR2"), case_sensitive=False),
     default="SIGTERM",
-    help="By what the scheduler announces the end, besides SIGTERM: to procsv, or to the program.",
+    help="Extra signal treated as a preemption notice, to procsv or to the program. SIGTERM always is one.",
 )
-@click.option("--preempt-seed", type=int, default=0, metavar="N", help="The same seed, the same schedule.")
+@click.option("--preempt-seed", type=int, default=0, metavar="N", help="Random seed for --preempt-every.")
 @click.option(
     "--config",
     type=click.Path(dir_okay=False),
@@ -225,13 +226,13 @@ def command(
     args: tuple[str, ...],
     **settings: Any,  # noqa: ANN401  the rest, each checked by its option's type
 ) -> None:
-    """Run TARGET, and run it again from its newest state when it crashes.
+    """Run TARGET, and restart it from its newest state when it crashes or hangs.
 
-    TARGET is pkg.module, path/to/train.py or pkg.module:function. All that follows it belongs to the program.
+    TARGET is pkg.module, path/to/train.py or pkg.module:function. Arguments after TARGET are passed to the program.
     """
     del config  # it has done its work
     if logdir == "":  # a shell variable that is not set, mostly
-        raise click.UsageError("--logdir is empty; leave it out for runs/<target name>")
+        raise click.UsageError("--logdir is empty; omit it for runs/<target name>")
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
     start = make_start(logdir, target, args, LaunchSettings(**settings, plan=faults.encode()))
     start = msgspec.structs.replace(start, asked_at=click.get_current_context().find_root().obj or 0.0)
@@ -250,7 +251,7 @@ def make_start(logdir: str | None, target: str, args: tuple[str, ...], settings:
     try:
         paths.logdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LogdirLocked(f"the logdir {paths.logdir} cannot be made: {error.strerror}") from error
+        raise LogdirLocked(f"the logdir {paths.logdir} cannot be created: {error.strerror}") from error
     if logdir is not None and is_remote(logdir):
         click.echo(
             f"procsv: checkpoints and events go to {logdir}; journal, logs and reports to {paths.home}", err=True

@@ -1,4 +1,4 @@
-"""`procsv logs DIR`: what the newest process of a role has printed; -f follows it through its restarts.
+"""`procsv logs DIR`: show the log of a role's newest process; -f follows it through restarts.
 
 Called by main.py.  Reads files only.
 """
@@ -27,7 +27,7 @@ CHUNK_BYTES = 2**16
 
 @click.command("logs")
 @click.argument("directory", metavar="DIR", type=click.Path())
-@click.option("-f", "--follow", is_flag=True, help="Go on as long as the run does.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log, through restarts, until the run ends.")
 @click.option(
     "--role",
     default="trainer",

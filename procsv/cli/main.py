@@ -1,4 +1,4 @@
-"""`procsv`: finds the command and runs it.
+"""`procsv`: find the command and run it.
 
 The commands' modules load only when they are called, so that `procsv --help` answers at once.  A UserError of any
 command is one message on stderr and its exit code.
@@ -18,20 +18,20 @@ from procsv.base.errors import UserError
 from procsv.base.system_clock import SystemClock
 
 COMMANDS = {  # name -> (module, what it does); in the order of the help
-    "launch": ("procsv.cli.launch", "Run a program, and run it again when it crashes."),
-    "status": ("procsv.cli.status", "Show how a run stands."),
-    "stop": ("procsv.cli.stop", "End a run; its state is saved first."),
-    "restart": ("procsv.cli.restart", "Save, and start the program again."),
-    "checkpoints": ("procsv.cli.checkpoints", "List what is saved, and whether it is whole."),
+    "launch": ("procsv.cli.launch", "Run a program, and restart it when it crashes or hangs."),
+    "status": ("procsv.cli.status", "Show the state of a run."),
+    "stop": ("procsv.cli.stop", "Save the state of a run and end it."),
+    "restart": ("procsv.cli.restart", "Save the state of a run and restart its program."),
+    "checkpoints": ("procsv.cli.checkpoints", "List checkpoints, and check that they are whole."),
     "report": ("procsv.cli.report", "Account for every second of a run."),
-    "preempt": ("procsv.cli.preempt", "Take the machine away from a run, as a platform does."),
-    "drill": ("procsv.cli.drill", "Prove that a program survives: train it with faults and without."),
+    "preempt": ("procsv.cli.preempt", "Preempt a run as a cloud or a scheduler does."),
+    "drill": ("procsv.cli.drill", "Prove that a program survives: train it with and without faults."),
     "logs": ("procsv.cli.logs", "Show what a process of a run has printed."),
 }
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by name."""
+    """A group that loads a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -61,7 +61,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="procsv")
 def procsv() -> None:
-    """procsv runs TensorFlow training programs that have to go on for days with nobody watching."""
+    """Run TensorFlow training programs for days with nobody watching."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _have_standard_streams() -> None:
-    """Started without them (`procsv … >&-`, some schedulers): else the next files that are opened would be taken for them."""
+    """Open them if procsv was started without (`procsv … >&-`, some schedulers): other files would get their numbers."""
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(fd)

@@ -1,4 +1,4 @@
-"""How a run stands whose host answers no questions: a Supervisor without a watchdog, or a watchdog that is stopped.
+"""Status of a run whose watchdog does not respond: from its heartbeat, its snapshots and the machine.
 
 Used by status.py.  Reads the trainer's heartbeat, the headers of the snapshots and the machine's own figures; asks nobody.
 """

@@ -22,7 +22,7 @@ def make_plan(
         faults.append(Fault("trainer", "preempt", preempt_grace_s, every_s=preempt_every_s, is_random=True, times=0))
     for fault in faults:
         if faults.count(fault) > 1:
-            raise UserError(f"the fault '{fault}' is there twice; write it once, with '2 times'")
+            raise UserError(f"the fault '{fault}' is listed twice; use '2 times' instead")
     return Plan(tuple(faults), plan.seed or seed)
 
 

@@ -1,4 +1,4 @@
-"""`procsv preempt DIR`: takes the machine away from a live run, as a platform does, and says whether it was saved in time.
+"""`procsv preempt DIR`: preempt a live run as a platform does, and report whether it was saved in time.
 
 Called by main.py.
 """
@@ -31,11 +31,11 @@ PROFILE_NAMES = ("gcp-spot", "aws-spot", "slurm", "k8s")
     "--profile",
     type=click.Choice(PROFILE_NAMES),
     default="gcp-spot",
-    help="gcp-spot: SIGTERM to all, off after 30 s; aws-spot: notice 120 s ahead; slurm: SIGTERM to all, 60 s; "
-    "k8s: SIGTERM to the first process, 30 s.",
+    help="Platform to imitate. gcp-spot: SIGTERM to all, off after 30 s; aws-spot: notice 120 s ahead; slurm: SIGTERM to "
+    "all, 60 s; k8s: SIGTERM to the first process, 30 s.",
 )
 @click.option(
-    "--grace", type=Duration(), metavar="S", show_default="the profile's", help="From the notice to the kill."
+    "--grace", type=Duration(), metavar="S", show_default="the profile's", help="Time from the notice to the kill."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(directory: str, profile: str, grace: float | None, as_json: bool) -> None:
@@ -48,7 +48,7 @@ def command(directory: str, profile: str, grace: float | None, as_json: bool) ->
 
     run = find_run(directory)
     if run.ended_at is not None or not host_is_alive(run):
-        raise UserError(f"nobody runs {run.logdir}; there is nothing to preempt", exit_code=1)
+        raise UserError(f"no run is active in {run.logdir}; there is nothing to preempt", exit_code=1)
     chosen = PROFILES[profile]
     if grace is not None:
         chosen = type(chosen)(grace, chosen.notifies_all, chosen.what)

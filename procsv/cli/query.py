@@ -1,6 +1,6 @@
-"""Finding the run in a directory, and asking its watchdog.
+"""Find the run in a directory, and query its watchdog.
 
-Used by status, stop and logs.  Every question has a time limit; no answer is an answer, too.
+Used by status, stop and logs.  Every query has a time limit; a missing answer is None.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ def find_run(directory: str) -> RunFile:
         return run if run.state in FINAL_STATES or host_is_alive(run) else _after_its_host(run)
     if not paths.logdir.is_dir():
         raise UserError(
-            f"nothing was run on this machine in {path}" if is_remote(path) else f"there is no directory {path}"
+            f"no run of {path} is known on this machine; look on the machine that ran it"
+            if is_remote(path)
+            else f"there is no directory {path}"
         )
     if paths.run_json.exists():
-        raise UserError(f"{paths.run_json} cannot be read: it is of another version of procsv, or damaged")
+        raise UserError(f"{paths.run_json} cannot be read: it is damaged, or of another version of procsv")
     raise UserError(f"{path} is not the logdir of a run: it has no procsv/run.json")
 
 

@@ -1,4 +1,4 @@
-"""`procsv report DIR`: what became of every second of a run.
+"""`procsv report DIR`: account for every second of a run.
 
 Called by main.py.  Reads the journal and run.json; nothing is changed, and the run may go on.
 """
@@ -22,11 +22,11 @@ from procsv.base.system_clock import SystemClock
     "--html",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Write one page, with nothing to load from elsewhere.",
+    help="Write one page that loads nothing from elsewhere.",
 )
 def command(directory: str, as_json: bool, html: str | None) -> None:
-    """Account for the run in DIR: training kept and redone, starting, down, stalled and stopped; every start, crash,
-    recovery and checkpoint."""
+    """Account for every second of the run in DIR: training kept and redone, starting, down, stalled and stopped; and
+    every start, crash, recovery and checkpoint."""
     from procsv.report.page import make_page
     from procsv.report.reading import read_story
     from procsv.report.text import as_data, show

@@ -1,6 +1,6 @@
-"""`procsv restart DIR`: the program saves, ends, and is started again; waits until the new one has begun.
+"""`procsv restart DIR`: save, end and restart the program, and wait until the new one has begun.
 
-Called by main.py.  Interrupted, it leaves the run to its restarting.
+Called by main.py.  If it is interrupted, the restart goes on.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ LOOK_S = 0.1
 @click.command("restart")
 @click.argument("directory", metavar="DIR", type=click.Path())
 def command(directory: str) -> None:
-    """Save the program of the run in DIR, end it and start it again. It costs nothing: earlier failures are forgiven."""
+    """Save the state of the run in DIR, end its program and start it again. Earlier failures are forgiven."""
     run = find_run(directory)
     if not host_is_alive(run) or run.ended_at is not None:
-        raise UserError(f"nobody runs {run.logdir}: it is {run.state}; start it with procsv launch", 1)
+        raise UserError(f"no run is active in {run.logdir} (state: {run.state}); start it with procsv launch", 1)
     if ask(run, RestartTrainer(), ASK_S_MAX) is None:
-        raise UserError(f"process {run.pid}, which runs {run.logdir}, does not answer", 1)
+        raise UserError(
+            f"the watchdog of {run.logdir} (process {run.pid}) does not answer; try again, or use procsv stop --now", 1
+        )
     click.echo(f"restarting {run.target} (incarnation {run.incarnation}) …")
     after = _wait_for_next(directory, run)
     if after.incarnation == run.incarnation:
-        raise UserError(f"it was not started again: the run is {after.state}", 1)
+        raise UserError(f"the program was not started again: the run is {after.state}", 1)
     click.echo(
         f"started again as incarnation {after.incarnation}, from step {max(after.durable_step, after.memory_step)}"
     )

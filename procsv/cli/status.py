@@ -1,4 +1,4 @@
-"""`procsv status DIR`: how a run stands, from its watchdog's memory, or from the files when nobody runs it.
+"""`procsv status DIR`: show the state of a run, from its watchdog or, when no run is active, from its files.
 
 Called by main.py.  Takes no lock, disturbs nothing, and answers within a second.
 """
@@ -25,7 +25,7 @@ _NOT_SHOWN = ("version", "run_dir", "shm_dir", "started", "boot")
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(directory: str, as_json: bool) -> None:
-    """Show how the run in DIR stands: state, steps, restarts, and each process."""
+    """Show the state of the run in DIR: steps, restarts, snapshots, and each process."""
     status = read_status(find_run(directory))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(status), indent=2).decode())
@@ -74,7 +74,7 @@ def show(status: dict[str, Any]) -> None:
 
 
 def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
-    facts = [("state", status["state"] if status["running"] else f"{status['state']} (nobody runs it)")]
+    facts = [("state", status["state"] if status["running"] else f"{status['state']} (not running)")]
     facts.append(("target", " ".join((status["target"], *status["args"]))))
     facts.append(("logdir", status["logdir"]))
     facts.append(
@@ -101,7 +101,9 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
     if status["exit_code"] is not None:
         facts.append(("exit code", str(status["exit_code"])))
     if status.get("dropped_messages"):
-        facts.append(("dropped", f"{status['dropped_messages']} messages that were none of this run's"))
+        facts.append(
+            ("dropped", f"{status['dropped_messages']} messages that were garbled, outdated or of another run")
+        )
     if "memory" in status:
         memory = status["memory"]
         facts.append(

@@ -1,6 +1,6 @@
-"""`procsv stop DIR`: asks the run to end, waits until it has, and says how.
+"""`procsv stop DIR`: ask the run to end, wait for its end, and report it.
 
-Called by main.py.  Interrupted, it leaves the run to its stopping.
+Called by main.py.  If it is interrupted, the run goes on stopping.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def command(directory: str, now: bool) -> None:
     run = find_run(directory)
     pidfd = _open(run)
     if pidfd is None:
-        click.echo(f"nobody runs {run.logdir}: {_how(run)}")
+        click.echo(f"no run is active in {run.logdir}: {_how(run)}")
         return
     is_alone = not run.paths.control_socket.exists()
     try:
@@ -66,7 +66,7 @@ def _ask(run: RunFile, now: bool, pidfd: int) -> None:
     if not run.paths.control_socket.exists():  # a Supervisor without a watchdog, or something deleted the socket
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
     elif not select.select([pidfd], [], [], 0)[0]:
-        raise UserError(f"process {run.pid} does not answer; is it stopped? `kill -CONT {run.pid}` would wake it", 1)
+        raise UserError(f"process {run.pid} does not answer; if it is stopped, `kill -CONT {run.pid}` wakes it", 1)
 
 
 def _see_service_out(run: RunFile) -> bool:
@@ -84,5 +84,5 @@ def _how(run: RunFile) -> str:
     at = f" at step {run.step}" if run.step >= 0 else ""
     durable = f"; step {run.durable_step} is on disk" if run.durable_step >= 0 else ""
     if run.ended_at is None:
-        return f"it was {run.state}{at} when whoever ran it was killed{durable}"
+        return f"it was {run.state}{at} when its watchdog was killed{durable}"
     return f"{run.state}{at}{durable}" + (f" (exit code {run.exit_code})" if run.exit_code is not None else "")

@@ -1,4 +1,4 @@
-"""What options may say: durations, ranges of them, and `auto`.
+"""Types of option values: durations and ranges of them, sizes, limits by phase.
 
 Used by the commands.  Each is a click type, so that a value from the command line and one from a TOML file pass the
 same check.
@@ -108,5 +108,5 @@ class DurationRange(_RangeType):
         except ValueError:
             self.fail(f"{value!r} is not a range of durations; write 1s..60s", param, ctx)
         if found.least_s > found.most_s:
-            self.fail(f"{value!r}: the first is to be the smaller", param, ctx)
+            self.fail(f"{value!r}: write the smaller duration first", param, ctx)
         return found

@@ -1,1 +1,1 @@
-"""Practising the crash before it comes: drills, and a pytest plugin for a program's own tests."""
+"""Drills: rehearse crashes and preemptions before they come."""

@@ -1,4 +1,4 @@
-"""The faults of a drill that was given none: each kind once, spread over the training.
+"""The default fault plan of a drill: each kind of fault once, spread over the training.
 
 Used by runner.py when the training without faults has shown how long it is.  Pure.
 """
@@ -28,7 +28,7 @@ def default_plan(steps: int) -> Plan:
     """For a training of that many global steps; UserError if they are too few to spread anything over."""
     if steps < STEPS_MIN:
         raise UserError(
-            f"the training is over after {max(steps, 0)} global steps; a drill needs {STEPS_MIN} at least. "
-            "Let it train longer, or say with --plan what is to happen when"
+            f"the training ends after {max(steps, 0)} global steps; a drill needs at least {STEPS_MIN}. "
+            "Let it train longer, or give the faults with --plan"
         )
     return Plan(tuple(msgspec.structs.replace(fault, at_step=round(steps * share)) for share, fault in _SPREAD))

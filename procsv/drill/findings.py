@@ -1,6 +1,6 @@
-"""What a drill has found, and whether it held.  Pure.
+"""Findings of a drill: what each fault cost, and whether the program survived.  Pure.
 
-Used by `procsv drill`.  What is compared was read by runner.py; here it is weighed.
+Used by `procsv drill`.  runner.py reads the results that are compared here.
 """
 
 from __future__ import annotations

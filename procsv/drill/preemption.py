@@ -1,4 +1,4 @@
-"""Preempts a live run as a platform would: notice, grace, kill, and the machine's memory is gone.
+"""Preempt a live run as a platform does: notice, grace, kill, and the machine's memory is gone.
 
 Used by `procsv preempt`.  Only ever touches the processes of one run, each held by a descriptor, so that a pid which is
 used again is not mistaken for it.

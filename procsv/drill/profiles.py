@@ -1,4 +1,4 @@
-"""How platforms take a machine away: the notice, to whom, and the time until everything on it is dead.
+"""Preemption profiles of platforms: the notice, its receivers, and the time until everything is killed.
 
 Used by `procsv preempt`.  Pure data, from the platforms' own documents:
 GCP Spot VMs: an ACPI signal, on which the init system sends SIGTERM to every process; 30 s later the machine is off.

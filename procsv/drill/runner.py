@@ -1,4 +1,4 @@
-"""Runs a drill: trains once without faults and once with them, then has both compared.
+"""Run a drill: train once without faults and once with them, then compare both.
 
 Used by `procsv drill`.  Everything is done by the commands that a person has: `procsv launch`, again and again until the
 training is over, as a scheduler would.  Decides nothing about what it finds (findings.py).

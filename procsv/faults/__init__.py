@@ -1,1 +1,1 @@
-"""Fault plans: what is to happen to which process, and when."""
+"""Fault plans: faults, their targets and their times."""

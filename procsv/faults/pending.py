@@ -1,7 +1,7 @@
-"""The faults that this process was told to have (message Inject), while it runs.
+"""Faults that this process was told to inject into itself (message Inject).
 
-Used by the loop of a service and by the trainer's link.  A fault of some seconds is a failpoint that is armed for as long;
-the others befall the process at its next `moment`.
+Used by the loop of a service and by the trainer's link.  A fault that lasts some seconds is a failpoint armed for that time;
+any other happens at the process's next `moment`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Faults that a person asks for: what is to happen to whom, and when.
+"""Faults: action, target and time, as plain data.
 
-Made by plan_parser.py from what people write; carried out by the watchdog, and by the trainer where a step counts.  Pure
-data.  What has been carried out stands in the journal, one line `fault` each, written before the deed: so a fault that
-is to happen once happens once, whoever is killed and started again.
+plan_parser.py makes them from what people write; the watchdog carries them out, and the trainer does where a step decides.
+Each one is journaled (`fault`) before it happens, so that a fault which is to happen once happens once, whichever process is
+killed and restarted.
 """
 
 from __future__ import annotations

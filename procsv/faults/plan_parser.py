@@ -1,4 +1,4 @@
-"""Reads fault plans as people write them: a line of words, or a TOML file.
+"""Parser of fault plans: a line of words, or a TOML file.
 
 Used by the command line.  Every word that is not known is an error that names it, its line, and the nearest that is.
 
@@ -38,14 +38,14 @@ from procsv.faults.plan import ACTIONS, HOWS, TARGETS, Action, Fault, Plan, Targ
 _SILENT = frozenset({"the", "newest", "messages", "of", "to", "and"})
 _ALIASES = {"disk": "logdir", "segv": "segfault", "sigkill": "kill"}
 _KEYS = ("do", "target", "action", "code", "for", "grace", "how", "at_step", "after", "every", "random", "times")
-_EXAMPLE = "write, for instance, 'kill trainer at step 50'"
+_EXAMPLE = "for example 'kill trainer at step 50'"
 
 
 def parse_fault(text: str) -> Fault:
     """One line of words; UserError says which word is wrong."""
     words = [word for word in text.replace(",", " ").lower().split() if word not in _SILENT]
     if len(words) < 2:
-        raise UserError(f"fault {text!r}: says not what is to happen to whom; {_EXAMPLE}")
+        raise UserError(f"fault {text!r}: expected 'ACTION TARGET [WHEN]'; {_EXAMPLE}")
     fields: dict[str, Any] = {"action": _ALIASES.get(words[0], words[0]), "target": _ALIASES.get(words[1], words[1])}
     if fields["action"] == "corrupt" and fields["target"] == "checkpoint":
         fields["target"] = "logdir"
@@ -100,7 +100,7 @@ def parse_plan(text: str, name: str) -> Plan:
     if isinstance(tables, dict):
         raise UserError(f"{name}, line {_Lines(text, -1).of_table('fault')}: write [[fault]], as there may be many")
     if not isinstance(tables, list) or not tables:
-        raise UserError(f"{name}: has no [[fault]]")
+        raise UserError(f"{name}: has no [[fault]]; add one")
     return Plan(tuple(_parse_item(table, name, _Lines(text, number)) for number, table in enumerate(tables)), seed)
 
 
@@ -148,7 +148,7 @@ def _parse_table(table: dict[str, Any], name: str, lines: _Lines) -> Fault:
     if "do" in table:
         if len(table) > 1:
             others = ", ".join(key for key in table if key != "do")
-            raise UserError(f"{name}, line {lines.of('do')}: do says it all; take out {others}")
+            raise UserError(f"{name}, line {lines.of('do')}: do describes the whole fault; remove {others}")
         try:
             return parse_fault(str(table["do"]))
         except UserError as error:
@@ -193,7 +193,7 @@ def _make(fields: dict[str, Any], where: str) -> Fault:
     fault = _with_time(fault, fields, prefix)
     if fields:
         key = next(iter(fields))
-        raise _WrongKey(key, f"{prefix}{action} has no use for {key!r}")
+        raise _WrongKey(key, f"{prefix}{action} does not take {key!r}")
     return fault
 
 
@@ -229,7 +229,7 @@ _NEEDED = {
 def _with_time(fault: Fault, fields: dict[str, Any], prefix: str) -> Fault:
     given = [key for key in ("at_step", "after", "every") if key in fields]
     if len(given) != 1:
-        what = "says not when" if not given else f"says when in two ways: {' and '.join(given)}"
+        what = "does not say when" if not given else f"has two times: {' and '.join(given)}"
         raise _WrongKey(given[0] if given else "action", f"{prefix}{what}; 'at step 50', 'after 20s' or 'every 30s'")
     value, times = fields.pop(given[0]), fields.pop("times", None)
     is_random = fields.pop("random", False)

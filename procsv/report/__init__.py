@@ -1,1 +1,1 @@
-"""The account of a run: what its journal says, as figures, as text and as a page."""
+"""The account of a run, from its journal: as data, as text and as a page."""

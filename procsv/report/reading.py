@@ -1,4 +1,4 @@
-"""Reads what a run has left in its logdir, and takes the account of it.
+"""Read the journal and run.json of a logdir, and make the account of the run.
 
 Used by the command line and by drills.  Changes nothing; a run may go on meanwhile.
 """

@@ -1,4 +1,4 @@
-"""A pytest plugin: prove in a program's own tests that it survives.
+"""A pytest plugin: prove in the tests of a program that it survives.
 
 Loaded by pytest through an entry point; costs nothing until a test asks for its fixture, for what a run needs is imported
 then.

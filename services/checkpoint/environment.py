@@ -1,6 +1,6 @@
-"""What the service's process touches besides messages: disk, slots, other processes, threads.
+"""Environment of the service's process: disk, slots, other processes, threads; everything but messages.
 
-Made by process.py for itself; the simulation puts a world that exists only in memory in its place.  Decides nothing.
+process.py makes the real one; the simulation uses one that exists only in memory.  Decides nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hints that something has changed in a directory, from the filesystem's own events where it has them.
+"""Filesystem events: hints that something has changed in a directory.
 
 Used by process.py.  A hint says nothing but "look": events get lost, and come late; whoever relies on this looks by
 himself, too.  Nothing is read or decided here, and the observer's thread does nothing but pass the hint on.

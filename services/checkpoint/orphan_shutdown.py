@@ -1,8 +1,8 @@
-"""When whoever ran the run is dead: this service sees to it that nothing is left, as the last one out.
+"""Orphan shutdown: after the watchdog's death, wait for the trainer and remove the run's files.
 
-Called by process.py after the lifeline was cut.  Waits for the trainer, which saves and ends by itself, kills it if it
-does not within the grace, waits for the summary service, and removes the run's files.  Never touches anything once
-another run has taken over the logdir.
+Called by process.py when the lifeline is cut.  The trainer saves and ends by itself, and is killed if it
+does not within the grace; the summary service ends; then the run's files are removed.  Never touches anything once
+another run has acquired the logdir.
 """
 
 from __future__ import annotations

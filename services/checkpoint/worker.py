@@ -1,4 +1,4 @@
-"""Threads that do one job after the other, and hand what came of it back to the main loop.
+"""Worker threads: do one job after the other, and return each result to the main loop.
 
 Called by process.py.  A job that fails never ends its thread: the failure is an outcome like any other.
 """

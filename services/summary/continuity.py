@@ -1,4 +1,4 @@
-"""`python -m procsv.services.summary.continuity DIR`: are the event files of a run whole and continuous?  As JSON.
+"""`python -m procsv.services.summary.continuity DIR`: check that a run's event files are whole and continuous; prints JSON.
 
 Run by `procsv drill`.  Continuous means what TensorBoard would show of them: no record torn in the middle, no step going
 backwards unless a START mark says that it does, no value of one tag at one step twice.  Only reads.

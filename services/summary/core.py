@@ -1,4 +1,4 @@
-"""What the summary service does about a message: pure decisions, no disk, no socket, no clock.
+"""The core of the summary service: pure decisions, without disk, socket or clock.
 
 Called by process.py with what was heard and with how the disk took it; answers with actions.  Never keeps a
 record: what cannot be written now is kept, and sent again, by its sender (ipc/messaging/event_backlog.py).

@@ -1,7 +1,7 @@
-"""The figures of the run itself, in an event file of their own: `<logdir>/procsv/events.out.tfevents.*`.
+"""Metrics of the run, in an event file of their own: `<logdir>/procsv/events.out.tfevents.*`.
 
-Used by process.py, from one thread.  A folder of its own, because TensorBoard reads the files of a folder one after the
-other: beside a trainer's, neither would be followed.  A figure that cannot be written is dropped; the next one replaces it.
+Used by process.py, from one thread.  The folder is its own because TensorBoard reads the files of a folder one after the
+other: beside a trainer's, neither would be followed.  A metric that cannot be written is dropped; the next one replaces it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The summary service: owns the event files and graph.pbtxt of a run, so that no trainer ever waits for a disk.
+"""The process of the summary service: owns a run's event files and graph.pbtxt, so that no trainer waits for a disk.
 
 Run by procsv.services.runtime.  Here messages meet the disk: core.py decides, stream_file.py writes, graph_text.py
 prints.  Never imports TensorFlow (60 MB is the bar), never answers before what it says is in the file.

@@ -1,4 +1,4 @@
-"""One stream's event file and the note of how far it has got: the disk side of the summary service.
+"""The event file of one stream, and its position: the disk side of the summary service.
 
 Called by stream_store.py, which does what core.py decides.  Never answers anybody and never decides what is news.
 

@@ -1,4 +1,4 @@
-"""All streams of a run on the disk: those being written, and those a killed process left behind.
+"""Store of a run's event streams: those being written, and those that a killed process left behind.
 
 Called by process.py, from one thread.  Never decides what is news; that is core.py's.
 """

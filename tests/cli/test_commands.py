@@ -141,7 +141,7 @@ def test_a_logdir_that_cannot_be_made_is_exit_73(tmp_path: Path) -> None:
     done = procsv("launch", "--logdir", str(tmp_path / "train.py" / "x"), "train.py", cwd=tmp_path)
 
     assert done.returncode == 73
-    assert "cannot be made" in done.stderr
+    assert "cannot be created" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "stop", "logs"])
@@ -155,14 +155,14 @@ def test_a_directory_that_is_no_run_is_exit_2(tmp_path: Path, command: str, dire
     assert said in done.stderr
 
 
-def test_status_of_a_run_whose_host_was_killed_reads_the_files_and_says_so(tmp_path: Path) -> None:
+def test_status_of_a_run_whose_watchdog_was_killed_reads_the_files(tmp_path: Path) -> None:
     a_run(tmp_path)
     status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
 
     assert (status["running"], status["state"], status["processes"]) == (False, "interrupted", [])
     assert (status["step"], status["durable_step"], status["incarnation"]) == (840, 800, 3)
     shown = procsv("status", str(tmp_path)).stdout
-    assert "interrupted (nobody runs it)" in shown
+    assert "interrupted (not running)" in shown
     assert "840" in shown
 
 
@@ -234,12 +234,12 @@ def test_status_of_a_supervisor_without_a_watchdog_reads_its_pulse(tmp_path: Pat
     shutil.rmtree(run.paths.run_dir)
 
 
-def test_stop_says_that_nobody_runs_the_run(tmp_path: Path) -> None:
+def test_stop_says_that_no_run_is_active(tmp_path: Path) -> None:
     a_run(tmp_path)
     done = procsv("stop", str(tmp_path))
 
     assert done.returncode == 0
-    assert "nobody runs" in done.stdout
+    assert "no run is active" in done.stdout
     assert "step 800 is on disk" in done.stdout
 
 
@@ -340,7 +340,7 @@ def _use_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     shutil.copytree(tmp_path / "logdir", tmp_path / "copy")
     for command in ("status", "stop", "report"):  # of a copy: the run of the other is none of its own
         done = procsv(command, "copy", cwd=tmp_path)
-        assert "nobody runs" in done.stdout or "interrupted" in done.stdout
+        assert "no run is active" in done.stdout or "interrupted" in done.stdout
     assert process.poll() is None
     stopped = procsv("stop", "logdir", cwd=tmp_path)
     assert stopped.returncode == 0

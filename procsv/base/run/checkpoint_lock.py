@@ -1,8 +1,8 @@
-"""Whose turn it is to write a directory's `checkpoint` file: the checkpoint service's, or a Saver's in the trainer.
+"""The lock on a directory's `checkpoint` file, between the checkpoint service and a Saver in the trainer.
 
-Taken by the service around its commit, and by the trainer around a save of the user's own.  The lock is on the
-directory itself, so nothing is left of it, and the kernel lets go of a dead process's.  Never waits without end: who is not
-given its turn goes on without, as there was none before.
+The service holds it during a commit, the trainer during a save of the program's own.  It is a lock on the directory
+itself, so it leaves no file behind, and the kernel releases a dead process's.  Never waits without end: a process that
+does not get the lock in time goes on without it.
 """
 
 from __future__ import annotations

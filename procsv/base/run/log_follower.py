@@ -1,7 +1,7 @@
-"""A log that is being written, read to its end; also when it has grown too long and its writer has turned it over.
+"""A log that is still being written, read to its end and through its rotation.
 
-Turned over means: `NAME.log` was renamed `NAME.log.1`, in the place of an older one of that name, and a new `NAME.log` begun
-(training/process/log_rotation.py does it).  Used by whoever shows what a process prints while it prints.
+Rotation: the writer renames `NAME.log` to `NAME.log.1`, replacing an older file of that name, and starts a new `NAME.log`
+(training/process/log_rotation.py).  Used by whoever shows what a process prints while it prints.
 """
 
 from __future__ import annotations

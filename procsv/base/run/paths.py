@@ -1,4 +1,4 @@
-"""Where a run keeps its files: pure names, and the few calls that make the directories.
+"""Paths of a run: pure names, and the few calls that create the directories.
 
 Called by every process.  Never deletes anything that it cannot name by the run's own hash.
 

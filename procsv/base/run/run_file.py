@@ -1,8 +1,7 @@
-"""run.json: what a run is and how it stands, in one small file of the logdir that is right when nobody runs, too.
+"""run.json: the identity and the state of a run, in one small file that is also right when no run is active.
 
-Written by the one process that runs the run (its host: the watchdog, or a trainer without one), replaced whole.
-Read by the command line, by the next launch and by people.  Never says whether somebody runs: the host may have
-been killed after the last writing, so `host_is_alive` asks the machine.
+Written by the one process that runs the run, and replaced whole.  Read by the command line, by the next launch and by people.
+Never says whether the run is active: its writer may have been killed since, so `host_is_alive` asks the machine.
 """
 
 from __future__ import annotations

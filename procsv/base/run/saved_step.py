@@ -1,7 +1,7 @@
-"""The step of what is saved in a logdir, as far as its small files say it.
+"""The newest saved step of a logdir, according to its small files.
 
-Called by the command line, and by a launch before anybody has verified what is there.  Reads no tensor, believes the
-manifests, and never decides what is restored: the checkpoint service does.
+Called by the command line, and by a launch before the checkpoints are verified.  Reads no tensor and trusts the manifests.  Never
+decides what is restored: the checkpoint service does.
 """
 
 from __future__ import annotations

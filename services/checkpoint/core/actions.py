@@ -1,4 +1,4 @@
-"""What the core tells the main loop to do.  Plain data; each says which event answers it."""
+"""Actions that the core asks of the main loop.  Plain data; each names the event that answers it."""
 
 from __future__ import annotations
 

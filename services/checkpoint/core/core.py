@@ -1,15 +1,15 @@
-"""The checkpoint service's mind: what is saved when, what a new trainer starts from, who is told.  Decisions only.
+"""The core of the checkpoint service: decides what is saved when, what a new trainer starts from, and who is told.
 
-Called by the service's main loop (process.py) with whatever happened; returns what to do about it.  No clock, no file,
-no socket inside: time is an argument, slots and files are what the events say they are.  The parts, each pure:
+Called by the service's main loop (process.py) with an event; returns actions.  Has no clock, file or socket: time is an
+argument, slots and files are what the events say.  Its parts, each pure:
 
-    states.py     which states there are, in memory and on disk
-    save_scheduler.py     when and why one is saved; back-off
-    waiting.py    who waits for one to be on disk
-    restore_choice.py  what a trainer is told to start from
-    external_saves.py   what others have saved, and is taken in
+    states.py           the states in memory and on disk
+    save_scheduler.py   when and why one is saved; back-off
+    pending_replies.py  who waits for one to be on disk
+    restore_choice.py   what a trainer starts from
+    external_saves.py   which checkpoints of other writers are adopted
 
-Here is what each event means to each of them, and the order in which they decide.
+This module says what each event means to each part, and in which order they decide.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which checkpoints that somebody else has saved are taken in, and when is the directory looked at?
+"""External saves: when the directory is scanned, and which checkpoints of other writers are adopted.
 
-Part of the core (core.py).  Pure.  The program may call a Saver at any time; what it has saved is seen by looking: when
-the filesystem says that something has changed (a hint, it may be lost), when the trainer says so, and every RESCAN_S.  A
-*stranger* is a checkpoint without a manifest, or with one that is older than its index.  It is examined once it has been
-the same for a while, or at once if its writer is known to be done, then taken in; what fails is left alone until it changes.
+Part of the core (core.py).  Pure.  The program may call a Saver at any time.  The directory is scanned when the filesystem says
+that something has changed (a hint, which may be lost), when the trainer says so, and every RESCAN_S.  An *external* checkpoint has
+no manifest, or one that is older than its index.  It is verified once it has stayed the same for a while, or at once if its
+writer is known to be done, then adopted; one that fails is left alone until it changes.
 """
 
 from __future__ import annotations

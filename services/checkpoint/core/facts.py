@@ -1,4 +1,4 @@
-"""What the parts of the checkpoint service tell each other.  Plain data."""
+"""Types that the parts of the checkpoint service share.  Plain data."""
 
 from __future__ import annotations
 

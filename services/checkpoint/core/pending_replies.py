@@ -1,7 +1,7 @@
-"""Who waits for a state to be on disk, and what are they told?
+"""Pending replies: the peers that wait for a state to be on disk.
 
-Part of the core (core.py).  Pure.  A *wish* is a trainer's: this snapshot, durable, for that reason.  An *ending* is a
-watchdog's: all that a dead trainer left, or all of it at the end of the run, is to be settled.
+Part of the core (core.py).  Pure.  A *wish* comes from a trainer: this snapshot, durable, for that reason.  An *ending* comes from the
+watchdog: settle what a dead trainer left, or everything at the end of the run.
 """
 
 from __future__ import annotations

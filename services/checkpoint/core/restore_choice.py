@@ -1,7 +1,7 @@
-"""What is a new trainer to start from?  The newest state there is; memory before disk where both hold it.
+"""Restore choice: the newest state there is, from memory rather than disk where both hold it.
 
-Part of the core (core.py).  Pure.  A slot is answered with only after it was read against its checksums, a checkpoint
-only after it was verified; never "start from step 0" where there are checkpoints that cannot be used.
+Part of the core (core.py).  Pure.  A slot is chosen only after it was read against its checksums, a checkpoint only after it was
+verified.  Never answers "start from step 0" where there are checkpoints that cannot be used.
 """
 
 from __future__ import annotations

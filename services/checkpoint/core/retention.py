@@ -1,9 +1,9 @@
-"""Which checkpoints are kept.  Pure: the store deletes.
+"""Retention: the checkpoints that are kept.  Pure; the store deletes.
 
-As tf.compat.v1.train.Saver does it, but for two of its bugs: all that is over `max_to_keep` goes, not one a save,
-and the time of the next one to keep for good is not forgotten by a restart.  The service's checkpoints and those that
-the program saves with the supervised Saver are one list, in the order of their states.  A *guest* is what somebody else
-has saved: another Saver, or under another name.  It stays on the list, is not counted, and is never deleted.
+The rules are those of tf.compat.v1.train.Saver, without two of its bugs: everything over `max_to_keep` goes, not one a save,
+and a restart does not forget when the next one is to be kept for good.  The service's checkpoints and those that
+the program saves with the supervised Saver are one list, in the order of their states.  An *external* checkpoint comes from another
+Saver, or has another name.  It stays on the list, is not counted, and is never deleted.
 """
 
 from __future__ import annotations

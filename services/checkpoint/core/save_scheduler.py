@@ -1,4 +1,4 @@
-"""When is a state saved, and why?  One at a time; by time, by wish, and again after a failure.
+"""Schedule of saves: one at a time; by time, by request, and again after a failure.
 
 Part of the core (core.py).  Pure.  It is always the newest state that is saved, and it satisfies every older wish.
 """

@@ -1,4 +1,4 @@
-"""Which states there are: in slots, staged as files, and on disk.  Facts, and what follows from them alone.
+"""States of the program: in slots, staged as files, and on disk.
 
 Part of the core (core.py), which shows it everything that is seen.  `durable` is the newest state that is verified on
 disk; a state is *unsaved* if its sequence is higher.  Never decides when anything is saved, nor who is told.

@@ -1,4 +1,4 @@
-"""What the index of a V2 checkpoint says of each tensor, and under which key, as TensorFlow encodes it.
+"""Entries of a V2 checkpoint's index, one for each tensor, encoded as TensorFlow does.
 
 Called by the bundle writer.  Pure.  The protos are few and small enough to be put down field by field: a field that
 has its default value is left out, as in every proto3 message.

@@ -1,4 +1,4 @@
-"""Whether a TensorFlow checkpoint is whole, found out without TensorFlow.
+"""Reader of V2 checkpoints, without TensorFlow: structure, entries and checksums.
 
 Called by the catalog for checkpoints that have no manifest, and by the writer's read-back.  Reads the V2
 format: `<prefix>.index` is a LevelDB table of one BundleEntryProto per tensor, each saying where in which

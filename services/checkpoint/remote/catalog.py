@@ -1,4 +1,4 @@
-"""Which checkpoints a directory that is not local holds, and which of them are good.
+"""Catalog of the checkpoints in a remote directory: find, verify, move the bad ones aside.
 
 Called by store.py, on the disk thread.  As catalog.py decides, so does this; it only reads through TensorFlow's
 filesystem.  Never deletes: what must not be used is moved into `<name>.rejected/` beside it.

@@ -1,4 +1,4 @@
-"""What the program has saved by itself gets a manifest, and its place on the list.
+"""Adopt an external checkpoint: give it a manifest and its place on the list.
 
 Called by the store, on the disk thread, for what was read whole and found good (scan.py).  Deletes what the supervised
 Saver's rule has no room for, and nothing else.

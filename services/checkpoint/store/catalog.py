@@ -1,4 +1,4 @@
-"""Which checkpoints there are, which of them are good, and what becomes of the bad ones.
+"""Catalog of the checkpoints in a directory: find, verify, move the bad ones aside.
 
 Called by the store, on the disk thread.  Never deletes: a checkpoint that must not be used is moved aside, whole, into
 `<name>.rejected/` beside it.  Never trusts a name: what is answered was verified file by file.

@@ -1,4 +1,4 @@
-"""How a checkpoint comes into place: the order of writes, and what a kill at each of them leaves.
+"""Commit of a checkpoint: the order of writes, and what a kill at each of them leaves.
 
 Called by the store, on the disk thread.  Works on files alone; knows nothing of TensorFlow, slots or messages.
 

@@ -1,4 +1,4 @@
-"""The checkpoints on disk: from a snapshot to files that TensorFlow reads, and back to the question which are good.
+"""Checkpoints on a local disk: write them from snapshots, find and verify them, delete the old ones.
 
 Called by the worker, on the disk thread alone, so that nothing here ever races: a commit, a search and a deletion
 come one after the other.  Decides nothing about when; never talks to a peer.

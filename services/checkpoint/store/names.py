@@ -1,4 +1,4 @@
-"""What a checkpoint's files are called.  Pure, but for the calls that look into a directory.
+"""Names of a checkpoint's files.  Pure, except for the calls that list a directory.
 
 Called by everything here that touches files.  Never changes one.
 

@@ -1,7 +1,7 @@
-"""The list of checkpoints as it stands: whose each is, and what becomes of it when one more is there.
+"""Rotation: the list of checkpoints after one more has been saved, and what is deleted for it.
 
-Called by the store, on the disk thread, with the directory's turn held.  The rules are retention.py's; here they meet
-the files.  Writes and deletes nothing itself.
+Called by the store, on the disk thread, with the lock on `checkpoint` held.  Applies the rules of retention.py to the files.
+Writes and deletes nothing itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What others have saved in the checkpoints' directory: seen by names and times, then read whole.
+"""Scan for external checkpoints: find them by names and times, then read them whole.
 
-Called by process.py, on threads of their own; `look` and `examine` may run beside a commit.  Only reads (and fsyncs, which
-changes nothing); what follows from it is external_saves.py's, and done by the store.
+Called by process.py, on threads of their own, also during a commit.  Only reads (and fsyncs, which
+changes nothing).  external_saves.py decides what follows, and the store does it.
 """
 
 from __future__ import annotations

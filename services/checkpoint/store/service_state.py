@@ -1,7 +1,7 @@
-"""`procsv/checkpoints.json`: the little that the service must not forget between runs.
+"""`procsv/checkpoints.json`: the state of the service that outlives a run.
 
-Called by the store.  Forgotten, it costs little: one checkpoint more or less is kept for good, and a snapshot that an
-earlier run has left in shared memory is taken for a stranger's.
+Called by the store.  Losing it costs little: one checkpoint more or less is kept for good, and a snapshot that an
+earlier run has left in shared memory is not recognised.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m procsv.services.checkpoint.tools.compare DIR DIR [RTOL]`: do two runs end with the same variables?  As JSON.
+"""`python -m procsv.services.checkpoint.tools.compare DIR DIR [RTOL]`: compare the last variables of two runs; prints JSON.
 
 Run by `procsv drill`.  Files that are the same, byte by byte, hold the same variables; for all others the newest checkpoint of
 each directory is read with TensorFlow's own reader, so that slices, strings and old formats are compared as a program would
