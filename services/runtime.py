@@ -77,17 +77,17 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
     clock, paths = SystemClock(), start.paths
     make_private_dir(paths.run_dir)
     make_private_dir(paths.shm_dir)
-    heartbeat = HeartbeatWriter(paths.heartbeat(start.role, start.incarnation))
+    heartbeat = HeartbeatWriter(paths.heartbeat(start.task, start.incarnation))
     heartbeat.phase = Phase.CONNECT
-    lock = FileLock(paths.service_lock(start.role))
+    lock = FileLock(paths.service_lock(start.task))
     _wait_for_lock(lock, start, clock, heartbeat)
     context = new_context()
     try:
         server = Server(
-            context, paths.service_socket(start.role), Address(start.run, start.role, start.incarnation), clock
+            context, paths.service_socket(start.task), Address(start.run, start.task, start.incarnation), clock
         )
     except UserError as error:
-        print(f"procsv {start.role}: {error}", file=sys.stderr)
+        print(f"procsv {start.task}: {error}", file=sys.stderr)
         return error.exit_code
     wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     heartbeat.phase = Phase.IDLE
@@ -108,13 +108,13 @@ def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, heartbeat: Heartb
     """A service of the run before may still be saving what a killed trainer left: it is given its time."""
     deadline_s = clock.monotonic() + PREDECESSOR_WAIT_S
     pause = threading.Event()
-    while not lock.try_acquire(f"procsv {start.role} service", clock.wall()):
+    while not lock.try_acquire(f"procsv {start.task} service", clock.wall()):
         if start.lifeline_fd >= 0 and _is_cut(start.lifeline_fd):  # it has served nobody, and another serves by now
-            raise SystemExit(f"procsv {start.role}: whoever ran the run is dead")
+            raise SystemExit(f"procsv {start.task}: whoever ran the run is dead")
         heartbeat.beat(clock.monotonic())
         if clock.monotonic() > deadline_s:
             holder = lock.holder()
-            raise SystemExit(f"procsv {start.role}: process {holder.pid if holder else '?'} still holds {lock.path}")
+            raise SystemExit(f"procsv {start.task}: process {holder.pid if holder else '?'} still holds {lock.path}")
         pause.wait(0.02)
 
 

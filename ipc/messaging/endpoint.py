@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
+from procsv.base.identity import COMMAND_LINE, TaskId
 from procsv.ipc.messaging.codec import decode, encode
 from procsv.ipc.messaging.delivery import Inbox, Outbox
 from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, Message
@@ -22,15 +22,14 @@ from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, Message
 DROPPED_REASONS_MAX = 50  # different reasons that are counted apart; more are counted together
 REPEATED = "seen before"  # the only reason that is everyday life
 GARBAGE_MAX = 200  # in a row, in one call of `receive`: who floods us does not keep us from our work
-COMMAND_LINE = "cli"  # a role of no run: it may speak to any, and hears any
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Who speaks: run id, role and incarnation; the door checks the first, dedup uses the last."""
+    """Who speaks: run id, task and incarnation; the endpoint checks the first, deduplication uses the others."""
 
     run: str
-    role: str
+    task: TaskId
     incarnation: int
 
 
@@ -40,7 +39,7 @@ class Peer:
 
     outbox: Outbox = field(default_factory=Outbox)
     inbox: Inbox = field(default_factory=Inbox)
-    role: str = ""
+    task: TaskId | None = None  # None: it has not spoken yet
     incarnation: int = 0
     is_reachable: bool = True  # as far as the last send to it could tell
 
@@ -50,7 +49,7 @@ class Received:
     """A message that is news: from whom (`who`, the key to answer with), and what."""
 
     who: bytes
-    role: str
+    task: TaskId
     incarnation: int
     seq: int
     re: int
@@ -96,7 +95,7 @@ class Endpoint(ABC):
             self._acknowledge(received.who, received.seq)
 
     def _envelope(self, seq: int, re: int, body: Message) -> bytes:
-        return encode(Envelope(PROTOCOL, self.me.run, self.me.role, self.me.incarnation, seq, re, body))  # type: ignore[arg-type]
+        return encode(Envelope(PROTOCOL, self.me.run, self.me.task, self.me.incarnation, seq, re, body))  # type: ignore[arg-type]
 
     def drop(self, why: str) -> None:
         """Counts a message that is not heard.  `why` may hold what a peer has said: only so many are told apart."""
@@ -109,7 +108,7 @@ class Endpoint(ABC):
         except PeerError as error:
             self.drop(str(error)[:60])
             return None
-        if message.run != self.me.run and COMMAND_LINE not in (message.role, self.me.role):
+        if message.run != self.me.run and COMMAND_LINE not in (message.task, self.me.task):
             self.drop("another run")
             return None
         if self._is_outdated(message):
@@ -120,11 +119,11 @@ class Endpoint(ABC):
             if message.seq and peer.inbox.is_settled(message.incarnation, message.seq):
                 self._acknowledge(who, message.seq)  # the first acknowledgement was lost
             return None
-        peer.role, peer.incarnation, peer.is_reachable = message.role, message.incarnation, True
+        peer.task, peer.incarnation, peer.is_reachable = message.task, message.incarnation, True
         if question := peer.outbox.answers(message.re):
             peer.inbox.settle(question)  # our answer has arrived: not before may the question be acknowledged again
         answered = peer.outbox.acknowledge(message.re) if message.re else None
-        return Received(who, message.role, message.incarnation, message.seq, message.re, message.body, answered)
+        return Received(who, message.task, message.incarnation, message.seq, message.re, message.body, answered)
 
     def _is_outdated(self, message: Envelope) -> bool:
         """Whether somebody of a later incarnation has spoken, on whatever connection."""
@@ -137,7 +136,7 @@ class ServerEndpoint(Endpoint):
     def __init__(self, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
         self.peers: dict[bytes, Peer] = {}  # in the order in which they were first heard
-        self._newest: dict[str, int] = {}  # role -> the highest incarnation that was heard
+        self._newest: dict[TaskId, int] = {}  # the highest incarnation that was heard
 
     def receive(self) -> Received | None:
         """The next message that is news, or None when nothing waits."""
@@ -156,12 +155,12 @@ class ServerEndpoint(Endpoint):
             if received is None:
                 continue
             self.peers[who] = peer
-            self._newest[received.role] = received.incarnation
+            self._newest[received.task] = received.incarnation
             return received
         return None
 
     def _is_outdated(self, message: Envelope) -> bool:
-        return message.incarnation < self._newest.get(message.role, 0)
+        return message.incarnation < self._newest.get(message.task, 0)
 
     def send_reliable(self, who: bytes, body: Message, re: int = 0) -> int:
         """Says `body` until `who` acknowledges it.  Its sequence number."""
@@ -170,14 +169,14 @@ class ServerEndpoint(Endpoint):
         self._send(who, seq, re, body)
         return seq
 
-    def broadcast(self, body: Message, roles: Iterable[str]) -> None:
-        """Says `body` to every peer of these roles, reliably; an older incarnation of a role is not told."""
-        roles = set(roles)
-        newest: dict[str, int] = {}
+    def broadcast(self, body: Message, only: TaskId | None = None) -> None:
+        """Says `body` reliably to every process of the run, or to one task `only`; never to an older incarnation."""
+        newest: dict[TaskId | None, int] = {}
         for peer in self.peers.values():
-            newest[peer.role] = max(newest.get(peer.role, 0), peer.incarnation)
+            newest[peer.task] = max(newest.get(peer.task, 0), peer.incarnation)
         for who, peer in list(self.peers.items()):
-            if peer.role in roles and peer.incarnation == newest[peer.role]:
+            is_meant = peer.task == only if only is not None else peer.task != COMMAND_LINE
+            if is_meant and peer.incarnation == newest[peer.task]:
                 self.send_reliable(who, body)
 
     def send(self, who: bytes, body: Message, re: int = 0) -> None:
@@ -203,22 +202,22 @@ class ServerEndpoint(Endpoint):
         self._forget_superseded()
 
     def _forget_superseded(self) -> None:
-        """Drops connections that are gone where their role has spoken on a later one: nobody will come back to them."""
-        later: set[str] = set()
+        """Drops connections that are gone where their task has spoken on a later one: nobody will come back to them."""
+        later: set[TaskId | None] = set()
         for who, peer in reversed(list(self.peers.items())):
-            if peer.role in later and not peer.is_reachable:
+            if peer.task in later and not peer.is_reachable:
                 del self.peers[who]
-            later.add(peer.role)
+            later.add(peer.task)
 
-    def forget(self, role: str, up_to_incarnation: int) -> None:
-        """Drops peers of `role` that are dead, with whatever was still to be said to them."""
-        gone = [w for w, p in self.peers.items() if p.role == role and p.incarnation <= up_to_incarnation]
+    def forget(self, task: TaskId, up_to_incarnation: int) -> None:
+        """Drops the peers of `task` that are dead, with whatever was still to be said to them."""
+        gone = [w for w, p in self.peers.items() if p.task == task and p.incarnation <= up_to_incarnation]
         for who in gone:
             del self.peers[who]
 
-    def unsaid(self, role: str) -> int:
-        """How many messages peers of `role` have not acknowledged."""
-        return sum(len(p.outbox) for p in self.peers.values() if p.role == role)
+    def unsaid(self, task: TaskId) -> int:
+        """How many messages the peers of `task` have not acknowledged."""
+        return sum(len(p.outbox) for p in self.peers.values() if p.task == task)
 
 
 class ClientEndpoint(Endpoint):

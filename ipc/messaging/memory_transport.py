@@ -77,7 +77,7 @@ class FakeNetwork:
 
     def join(self, client: FakeClient) -> bytes:
         """The key by which servers know it."""
-        who = f"{client.me.role}.{client.me.incarnation}.{next(self._numbers)}".encode()
+        who = f"{client.me.task}.{client.me.incarnation}.{next(self._numbers)}".encode()
         self._clients[who] = client
         self._connect()
         return who

@@ -14,12 +14,14 @@ from typing import Literal
 
 import msgspec
 
+from procsv.base.identity import TaskId
+
 Reason = Literal["start", "periodic", "final", "crash", "preempt", "manual"]
 Source = Literal["memory", "checkpoint", "fresh"]
 
 SavedKey = tuple[int, str, float]
 
-PROTOCOL = 1  # a peer of another protocol is refused, with both numbers in the error
+PROTOCOL = 2  # a peer of another protocol is refused, with both numbers in the error
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -318,7 +320,7 @@ class ServiceLost(Message, frozen=True):
     Whoever waits for it is told at once.  If lost: resent.
     """
 
-    role: str
+    service: TaskId
     why: str
 
 
@@ -395,7 +397,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
     protocol: int
     run: str  # run id; a message of another run is dropped and counted
-    role: str  # trainer, checkpoint, summary, watchdog, cli
+    task: TaskId  # the sender
     incarnation: int  # of the sender
     seq: int  # > 0: reliable, rising by one per sender and receiver
     re: int  # the seq that this answers or acknowledges; 0 if none

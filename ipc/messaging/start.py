@@ -16,24 +16,19 @@ import msgspec
 
 import procsv
 from procsv.base.errors import ProcsvBug
+from procsv.base.identity import STANDBY, WATCHDOG, TaskId
 from procsv.base.run.paths import RunPaths, local_home
+from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 VARIABLE = "PROCSV_START"
-MODULES = {
-    "watchdog": "procsv.watchdog",
-    "checkpoint": "procsv.services.checkpoint",
-    "summary": "procsv.services.summary",
-    "trainer": "procsv.training",
-    "standby": "procsv.training",
-}
-TRAINERS = ("trainer", "standby")
+TRAINING = "procsv.training"
 
 
 class Start(msgspec.Struct, frozen=True):
     """What a started process needs to know."""
 
-    role: str
+    task: TaskId
     run: str  # run id
     incarnation: int
     logdir: str  # as the user knows it: a directory's real path, or a URL
@@ -57,13 +52,20 @@ class Start(msgspec.Struct, frozen=True):
     def argv(self) -> list[str]:
         """The command line; in `ps` it says role, logdir and target."""
         shown = [self.logdir] + ([self.target, *self.args] if self.target else [])
-        if self.role in TRAINERS:
-            shown.insert(0, self.role)  # of one length: the one becomes the other (title.py)
-        return [sys.executable, *safe_path(), "-m", MODULES[self.role], *shown]
+        if module_of(self.task) == TRAINING:
+            shown.insert(0, str(self.task))  # of one length: the one becomes the other (title.py)
+        return [sys.executable, *safe_path(), "-m", module_of(self.task), *shown]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         # Not msgspec's encoder: arguments that are not UTF-8 must arrive as they were given.
         return {**base, VARIABLE: json.dumps(msgspec.to_builtins(self))}
+
+
+def module_of(task: TaskId) -> str:
+    """What `python -m` runs for it: a standby is of the kind that it is to become."""
+    if task.runs_program or task == STANDBY:
+        return TRAINING
+    return "procsv.watchdog" if task == WATCHDOG else SERVICES[task].module
 
 
 def safe_path() -> list[str]:
@@ -76,14 +78,14 @@ def safe_path() -> list[str]:
     return [] if is_in_tree else ["-P"]
 
 
-def take_start(*roles: str) -> Start:
-    """What this process, which is one of `roles`, was told, taken out of its environment."""
+def take_start(task: TaskId) -> Start:
+    """What this process, which runs the module of `task`, was told, taken out of its environment."""
     text = os.environ.pop(VARIABLE, None)
     if text is None:
         raise SystemExit(
-            f"python -m {MODULES[roles[0]]} is started by `procsv launch` or by procsv.Supervisor, not by hand"
+            f"python -m {module_of(task)} is started by `procsv launch` or by procsv.Supervisor, not by hand"
         )
     start = msgspec.convert(json.loads(text), Start)
-    if start.role not in roles:
-        raise ProcsvBug(f"started as {start.role}, but this is {' or '.join(roles)}")
+    if module_of(start.task) != module_of(task):
+        raise ProcsvBug(f"started as {start.task}, but this is {module_of(task)}")
     return start

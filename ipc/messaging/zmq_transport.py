@@ -127,7 +127,7 @@ class Client(ClientEndpoint):
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
         # The nonce: a server ignores a second connection of an identity it still holds.
-        self.socket.setsockopt(zmq.IDENTITY, f"{me.role}.{me.incarnation}.{secrets.token_hex(4)}".encode())
+        self.socket.setsockopt(zmq.IDENTITY, f"{me.task}.{me.incarnation}.{secrets.token_hex(4)}".encode())
         self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.socket.connect(f"ipc://{path}")
 

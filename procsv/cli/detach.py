@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from procsv.base.errors import LogdirLocked
+from procsv.base.identity import WATCHDOG
 from procsv.base.run.journal import read_journal
 from procsv.base.run.run_file import read_run
 
@@ -63,7 +64,7 @@ def _new_log(paths: RunPaths) -> Path:
     with contextlib.suppress(OSError):
         names = [path.name for path in paths.logs.iterdir()]
         numbers += [int(found[1]) for name in names if (found := re.fullmatch(r"watchdog\.(\d+)\.log", name))]
-    return paths.log("watchdog", max(numbers) + 1)
+    return paths.log(WATCHDOG, max(numbers) + 1)
 
 
 def _has_begun(start: Start) -> bool:

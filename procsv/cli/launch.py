@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from procsv.base.errors import LogdirLocked
+from procsv.base.identity import WATCHDOG
 from procsv.base.run.paths import check_socket_paths, find_paths
 from procsv.base.target import find_target
 from procsv.base.text import is_remote
@@ -257,7 +258,7 @@ def make_start(logdir: str | None, target: str, args: tuple[str, ...], settings:
             f"procsv: checkpoints and events go to {logdir}; journal, logs and reports to {paths.home}", err=True
         )
     return Start(
-        role="watchdog",
+        task=WATCHDOG,
         run=secrets.token_hex(8),
         incarnation=1,
         logdir=logdir.rstrip("/") if logdir is not None and is_remote(logdir) else str(paths.logdir),

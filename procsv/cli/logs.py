@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from procsv.base.errors import UserError
+from procsv.base.identity import TaskId
 from procsv.base.run.log_follower import GrowingLog
 from procsv.base.run.run_file import RunFile, host_is_alive
 from procsv.cli.query import find_run
@@ -40,7 +41,7 @@ def command(directory: str, follow: bool, role: str) -> None:
     run = find_run(directory)
     log = newest_log(run, role)
     if log is None:
-        roles = sorted({path.name.split(".")[0] for path in run.paths.logs.glob("*.*.log")})
+        roles = sorted({path.name.rsplit(".", 2)[0] for path in run.paths.logs.glob("*.*.log")})
         raise UserError(f"there is no log of {role!r} in {run.paths.logs}; there are: {', '.join(roles) or 'none'}")
     out = sys.stdout.buffer
     try:
@@ -53,14 +54,14 @@ def command(directory: str, follow: bool, role: str) -> None:
         sys.stderr.close()
 
 
-def newest_log(run: RunFile, role: str) -> Path | None:
+def newest_log(run: RunFile, task: str) -> Path | None:
     """The log of the highest incarnation."""
     found = [
         int(match[1])
         for path in run.paths.logs.glob("*.log*")
-        if (match := re.fullmatch(rf"{re.escape(role)}\.(\d+)\.log(\.1)?", path.name))
+        if (match := re.fullmatch(rf"{re.escape(task)}\.(\d+)\.log(\.1)?", path.name))
     ]
-    return run.paths.log(role, max(found)) if found else None
+    return run.paths.log(TaskId.parse(task), max(found)) if found else None
 
 
 def _follow(run: RunFile, role: str, log: Path, out: BinaryIO) -> None:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from procsv.base.identity import TRAINER
 from procsv.base.locks import FileLock
 from procsv.base.run.run_file import RunFile
+from procsv.base.service_table import SERVICES
 from procsv.base.system_clock import SystemClock
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from procsv.ipc.shm.slot_file import scan_slots
 
-SERVICES = ("checkpoint", "summary")
-
 
 def look_at(run: RunFile) -> dict[str, Any]:
     """The fields of `status --json` that run.json does not have, or has of earlier."""
-    reader = HeartbeatReader(run.paths.heartbeat("trainer", run.incarnation))
+    reader = HeartbeatReader(run.paths.heartbeat(TRAINER, run.incarnation))
     beat = reader.read()
     reader.close()
     slots = (slot.step for slot in scan_slots(run.paths.shm_dir) if slot.run == run.run)
@@ -35,11 +35,11 @@ def _processes(run: RunFile, beat: Heartbeat | None) -> list[dict[str, Any]]:
     """The trainer that is its own host, and its services, known by the locks that they hold."""
     phase = beat.phase.name.lower() if beat is not None else ""
     rows = [{"role": "trainer", "pid": run.pid, "state": run.state, "phase": phase, **_usage(run.pid)}]
-    for role in SERVICES:
-        lock = FileLock(run.paths.service_lock(role))
+    for task in SERVICES:
+        lock = FileLock(run.paths.service_lock(task))
         holder = lock.holder() if lock.is_held() else None
         if holder is not None:
-            rows.append({"role": role, "pid": holder.pid, "state": "serving", "phase": "", **_usage(holder.pid)})
+            rows.append({"role": str(task), "pid": holder.pid, "state": "serving", "phase": "", **_usage(holder.pid)})
     return rows
 
 

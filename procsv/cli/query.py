@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from procsv.base.errors import UserError
+from procsv.base.identity import COMMAND_LINE
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import FINAL_STATES, RunFile, find_run_in, host_is_alive
@@ -56,7 +57,7 @@ def ask(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | N
     if not socket_path.exists():
         return None
     clock, context = SystemClock(), new_context()
-    client = Client(context, socket_path, Address("", "cli", 1), clock)
+    client = Client(context, socket_path, Address("", COMMAND_LINE, 1), clock)
     try:
         waiter = Waiter()
         waiter.add(client)

@@ -15,6 +15,7 @@ import threading
 import click
 
 from procsv.base.errors import UserError
+from procsv.base.identity import CHECKPOINT
 from procsv.base.locks import FileLock
 from procsv.base.run.run_file import RunFile, host_is_alive
 from procsv.base.system_clock import SystemClock
@@ -71,7 +72,7 @@ def _ask(run: RunFile, now: bool, pidfd: int) -> None:
 
 def _see_service_out(run: RunFile) -> bool:
     """A host that the signal has killed leaves the saving to the service, which ends after it; False if that takes too long."""
-    lock, clock = FileLock(run.paths.service_lock("checkpoint")), SystemClock()
+    lock, clock = FileLock(run.paths.service_lock(CHECKPOINT)), SystemClock()
     until_s, pause = clock.monotonic() + SAVE_S_MAX, threading.Event()
     while lock.is_held():
         if clock.monotonic() > until_s:

@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from procsv.base.identity import TRAINER
+from procsv.base.service_table import SERVICES
 from procsv.base.units import show_duration
 
-Target = Literal["trainer", "checkpoint", "summary", "watchdog", "logdir"]
 Action = Literal["kill", "segfault", "raise", "exit", "stop", "hang", "preempt", "corrupt", "fill", "drop"]
 
 FAULT_EVENT = "fault"  # of a journal line
-SERVICES = ("checkpoint", "summary")
-TRAINER_AND_SERVICES = ("trainer", *SERVICES)
+TRAINER_AND_SERVICES = (str(TRAINER), *map(str, SERVICES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Fault(msgspec.Struct, frozen=True):
     exponential intervals).  `times` 0: without end.
     """
 
-    target: Target
+    target: str  # a task, a service, watchdog or logdir
     action: Action
     number: float = 0.0  # exit code; seconds of stop, fill and drop; seconds of grace
     how: str = ""

@@ -33,7 +33,7 @@ import msgspec
 
 from procsv.base.errors import UserError
 from procsv.base.units import parse_duration
-from procsv.faults.plan import ACTIONS, HOWS, TARGETS, Action, Fault, Plan, Target
+from procsv.faults.plan import ACTIONS, HOWS, TARGETS, Action, Fault, Plan
 
 _SILENT = frozenset({"the", "newest", "messages", "of", "to", "and"})
 _ALIASES = {"disk": "logdir", "segv": "segfault", "sigkill": "kill"}
@@ -188,7 +188,7 @@ def _make(fields: dict[str, Any], where: str) -> Fault:
     kind = ACTIONS[action]
     if target not in kind.targets:
         raise _WrongKey("target", f"{prefix}{action} is for {' or '.join(kind.targets)}, not for {target}")
-    fault = Fault(cast(Target, target), cast(Action, action))
+    fault = Fault(target, cast(Action, action))
     fault = _with_argument(fault, kind.argument, fields, prefix)
     fault = _with_time(fault, fields, prefix)
     if fields:

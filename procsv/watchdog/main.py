@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
+from procsv.base.identity import SUMMARY, WATCHDOG
 from procsv.base.processes import identify
+from procsv.base.service_table import SERVICES
 from procsv.base.system_clock import SystemClock
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
-from procsv.watchdog.core.events import SERVICES, SUMMARY, WATCHDOG, Quit
+from procsv.watchdog.core.events import Quit
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.acquire_run import Opened, Unwanted, open_run, remove_run
@@ -80,7 +82,7 @@ def _run(
         opened.step_s,
         opened.saved_step,
         observes=start.observes > 0,
-        services=(SUMMARY,) if start.home else SERVICES,
+        services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
     environment = _build_environment(start, argv, variables, clock, signals, console)

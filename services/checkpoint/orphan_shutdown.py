@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 
+from procsv.base.identity import SUMMARY
 from procsv.base.locks import FileLock
 from procsv.base.processes import ExternalProcess
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
@@ -34,7 +35,7 @@ class LastOneOut:
 
     def _wake_others(self) -> None:
         """One that is stopped (SIGSTOP) would not hear that it is to end."""
-        FileLock(self._start.paths.service_lock("summary")).wake()
+        FileLock(self._start.paths.service_lock(SUMMARY)).wake()
 
     def may_finish(self, now_s: float) -> bool:
         """True once: when no trainer is left that could still hand over a snapshot."""
@@ -55,7 +56,7 @@ class LastOneOut:
 
     def is_alone(self, now_s: float) -> bool:
         """Whether the summary service is gone as well, or will not go."""
-        is_held = FileLock(self._start.paths.service_lock("summary")).is_held()
+        is_held = FileLock(self._start.paths.service_lock(SUMMARY)).is_held()
         return not is_held or now_s >= self._give_up_s
 
     def tidy(self, keep_memory: bool, now_wall_s: float) -> None:

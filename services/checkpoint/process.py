@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from procsv.base import progress_counter
 from procsv.base.failpoints import declare, failpoint
+from procsv.base.identity import COMMAND_LINE, TRAINER
 from procsv.base.processes import ExternalProcess
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.endpoint import Received
@@ -99,7 +100,7 @@ class CheckpointService:
                 self._finish = received
                 self._do(self._core.finish(received, now_s))
             case TrainerExited():
-                self._tools.server.forget("trainer", received.body.incarnation)
+                self._tools.server.forget(TRAINER, received.body.incarnation)
                 for incarnation in [i for i in self._trainers if i <= received.body.incarnation]:
                     self._trainers.pop(incarnation).close()
                 self._do(self._core.handle(received, now_s))
@@ -195,13 +196,13 @@ class CheckpointService:
 
     def _on_hello(self, received: Received, hello: Hello) -> None:
         known = self._trainers.get(received.incarnation)
-        if received.role == "trainer" and (known is None or known.pid != hello.pid):
+        if received.task.runs_program and (known is None or known.pid != hello.pid):
             if known is not None:
                 known.close()
             self._newest_trainer = max(self._newest_trainer, received.incarnation)
             self._trainers[received.incarnation] = self._outside.stranger(hello.pid)
         self._tools.server.acknowledge(received)
-        if received.role in ("trainer", "watchdog"):
+        if received.task != COMMAND_LINE:
             for said in self._said.values():
                 self._tools.server.send_reliable(received.who, said)  # perhaps it was not there when it was said
             for rejected in self._rejected:
@@ -243,7 +244,7 @@ class CheckpointService:
                     self._said[bool(body.sequence)] = body
                 elif isinstance(body, Rejected) and len(self._rejected) < REJECTED_MAX:
                     self._rejected.append(body)
-                server.broadcast(body, ("trainer", "watchdog"))
+                server.broadcast(body)
             case Persist():
                 self._persist(action)
             case TakeStock(plan):

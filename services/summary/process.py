@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from procsv.base.errors import PeerError
 from procsv.base.failpoints import declare, failpoint
+from procsv.base.identity import WATCHDOG
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
     CloseWriter,
@@ -85,7 +86,7 @@ class SummaryService:
 
     # -- runtime.Service -----------------------------------------------------------------------------------
     def handle(self, received: Received) -> None:
-        if received.role == "trainer" and self._core.is_stale(received.incarnation):
+        if received.task.runs_program and self._core.is_stale(received.incarnation):
             return
         try:
             with self._at_disk():
@@ -138,14 +139,14 @@ class SummaryService:
     def _dispatch(self, received: Received) -> None:
         match received.body:
             case Hello(pid=pid):
-                if received.role == "trainer":
+                if received.task.runs_program:
                     self._trainer.watch(pid)
                     self._do(self._core.trainer(received.incarnation))
-                    self._tools.server.forget("trainer", received.incarnation - 1)
+                    self._tools.server.forget(received.task, received.incarnation - 1)
                 self._tools.server.acknowledge(received)
             case OpenWriter() | Records() | CloseWriter() as body:
-                if received.role != "trainer":
-                    raise PeerError(f"{type(body).__name__} from {received.role}")
+                if not received.task.runs_program:
+                    raise PeerError(f"{type(body).__name__} from {received.task}")
                 if (not_now := self._shelf.not_now(body.writer)) is not None:
                     self._tools.server.send(received.who, not_now, re=received.seq)
                     return
@@ -155,8 +156,8 @@ class SummaryService:
                 self._core.check_parcel(body.parcel)
                 self._graphs.add(received, body)
             case RunMetrics() as body:
-                if received.role != "watchdog":
-                    raise PeerError(f"Figures from {received.role}")
+                if received.task != WATCHDOG:
+                    raise PeerError(f"Figures from {received.task}")
                 self._figures.write(body, self._tools.clock.wall())
             case Finish():
                 self._finish, self._is_settled = received, False

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG, TaskId
 from procsv.base.processes import Child, spawn
 from procsv.base.run.paths import RunPaths, make_private_dir
 from procsv.base.system_clock import SystemClock
@@ -103,15 +104,15 @@ class TrainerStandIn:
     """Talks to the service as a trainer (or as a watchdog) does, from the test's own thread."""
 
     run: Run
-    role: str
+    task: TaskId
     incarnation: int
     context: Any = field(default_factory=new_context)
     received: list[Received] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clock = SystemClock()
-        address = Address(self.run.id, self.role, self.incarnation)
-        self.client = Client(self.context, self.run.paths.service_socket("checkpoint"), address, self.clock)
+        address = Address(self.run.id, self.task, self.incarnation)
+        self.client = Client(self.context, self.run.paths.service_socket(CHECKPOINT), address, self.clock)
         self.waiter = Waiter()
         self.waiter.add(self.client)
         self.plan: CheckpointPlan | None = None
@@ -190,7 +191,7 @@ class Run:
         env = start.environment({**os.environ, "PYTHONPATH": str(ROOT), "PROCSV_FAILPOINTS": failpoints})
         fds = (start.lifeline_fd,) if start.lifeline_fd >= 0 else ()
         argv = [sys.executable, *start.argv()[1:]]
-        child = spawn(argv, env=env, log=self.paths.log("checkpoint", start.incarnation), pass_fds=fds, cwd=ROOT)
+        child = spawn(argv, env=env, log=self.paths.log(CHECKPOINT, start.incarnation), pass_fds=fds, cwd=ROOT)
         self.services.append(child)
         return child
 
@@ -215,15 +216,15 @@ class Run:
                 talker.turn(0.02)
 
     def trainer(
-        self, incarnation: int = 1, role: str = "trainer", plan: CheckpointPlan | None = None
+        self, incarnation: int = 1, task: TaskId = TRAINER, plan: CheckpointPlan | None = None
     ) -> TrainerStandIn:
-        talker = TrainerStandIn(self, role, incarnation)
+        talker = TrainerStandIn(self, task, incarnation)
         talker.plan = plan
         self.talkers.append(talker)
         return talker
 
     def watchdog(self) -> TrainerStandIn:
-        return self.trainer(1, "watchdog")
+        return self.trainer(1, WATCHDOG)
 
     def pool(self, incarnation: int = 1, size: int = 100_000) -> SlotPool:
         pool = SlotPool(self.paths.shm_dir, self.id, incarnation)

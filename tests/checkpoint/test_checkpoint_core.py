@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from procsv.base.identity import WATCHDOG
 from procsv.ipc.messaging.messages import (
     CheckpointPlan,
     Durable,
@@ -157,7 +158,7 @@ def test_a_slot_that_was_overwritten_is_no_failure() -> None:
 def test_a_dead_trainers_newest_state_is_saved_then_settled(clean: bool, reason: str) -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
-    desk.say(TrainerExited(1, clean), role="watchdog")
+    desk.say(TrainerExited(1, clean), task=WATCHDOG)
     desk.after(QUIET_S_MAX)
     persist = only(desk.out, Persist)
     assert reason == persist.reason

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.ipc.messaging.messages import (
     Durable,
     Finish,
@@ -46,11 +47,11 @@ class World:
         self.tell(PLAN)
 
     def tell(self, body: Message) -> None:
-        role = "watchdog" if isinstance(body, (TrainerExited, Finish)) else "trainer"
+        task = WATCHDOG if isinstance(body, (TrainerExited, Finish)) else TRAINER
         self.open[self.desk.seq + 1] = body
         if isinstance(body, Restore):
             self.last_asked = self.desk.seq + 1
-        self.take(self.desk.say(body, self.incarnation, role))
+        self.take(self.desk.say(body, self.incarnation, task))
 
     def take(self, actions: list[Action]) -> None:
         for action in actions:

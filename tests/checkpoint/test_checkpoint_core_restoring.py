@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from procsv.base.identity import WATCHDOG
 from procsv.ipc.messaging.messages import (
     Rejected,
     Restore,
@@ -207,7 +208,7 @@ def found(step: int) -> Found:
 def test_after_a_suspect_state_the_checkpoint_before_it_is_answered_although_the_slot_is_good() -> None:
     desk = Desk().begun(DiskState(840, 84, None, ("/l/model.ckpt-800", "/l/model.ckpt-840")))
     desk.ready(slot(84, 840))
-    desk.say(TrainerExited(1, False, avoid_step=840), role="watchdog")
+    desk.say(TrainerExited(1, False, avoid_step=840), task=WATCHDOG)
     assert only(desk.say(Restore(False), incarnation=2), Find).before == 840
     answer = only(bodies(desk.see(desk.core.found(found(800), 0.0)), RestoreFrom), RestoreFrom)
 
@@ -216,7 +217,7 @@ def test_after_a_suspect_state_the_checkpoint_before_it_is_answered_although_the
 
 def test_a_suspect_state_with_none_before_it_is_used_after_all() -> None:
     desk = Desk().begun(DiskState(840, 84, None, ("/l/model.ckpt-840",)))
-    desk.say(TrainerExited(1, False, avoid_step=840), role="watchdog")
+    desk.say(TrainerExited(1, False, avoid_step=840), task=WATCHDOG)
     desk.say(Restore(False), incarnation=2)
     again = desk.see(desk.core.found(Found(None, ("/l/model.ckpt-840",), (), True, "none before it"), 0.0))
     assert only(again, Find).before == -1
@@ -227,7 +228,7 @@ def test_a_suspect_state_with_none_before_it_is_used_after_all() -> None:
 
 def test_suspicion_ends_with_the_trainer_that_it_was_about() -> None:
     desk = Desk().begun(DiskState(840, 84, None, ("/l/model.ckpt-840",)))
-    desk.say(TrainerExited(1, False, avoid_step=840), role="watchdog")
-    desk.say(TrainerExited(2, False), role="watchdog")
+    desk.say(TrainerExited(1, False, avoid_step=840), task=WATCHDOG)
+    desk.say(TrainerExited(2, False), task=WATCHDOG)
 
     assert only(desk.say(Restore(False), incarnation=3), Find).before == -1

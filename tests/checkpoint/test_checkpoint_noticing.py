@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from procsv.base.identity import TRAINER
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable, UserSave
 from procsv.services.checkpoint.core.actions import Acknowledge, Action, Examine, LookAround, MakeOwn, TakeIn
@@ -27,7 +28,7 @@ def stranger(name: str = "model.ckpt-7", *, version: int = 1, time: float = 2000
 
 
 def word_of(path: str, seq: int = 1) -> Received:
-    return Received(b"t", "trainer", 1, seq, 0, UserSave(path), None)
+    return Received(b"t", TRAINER, 1, seq, 0, UserSave(path), None)
 
 
 @dataclass

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from procsv.base.failpoints import DECLARED
+from procsv.base.identity import CHECKPOINT
 from procsv.base.processes import spawn
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import (
@@ -62,7 +63,7 @@ def test_a_snapshot_becomes_a_checkpoint_that_a_new_trainer_is_pointed_to(run: A
     assert watchdog.ask(TrainerExited(1, True)) == FlushDone(7, "")
     assert watchdog.ask(Finish()) == FlushDone(7, "")
     assert run.wait_ended(service).code == 0
-    assert not run.paths.service_socket("checkpoint").exists()
+    assert not run.paths.service_socket(CHECKPOINT).exists()
 
 
 def values_of(step: int) -> dict[str, Any]:
@@ -269,7 +270,7 @@ def test_the_pulse_says_what_is_done_and_the_socket_answers_while_saving(run: An
     trainer = run.trainer(plan=plan())
     info = publish(run.pool(), plan(), VALUES, 1, 7)
     seq = trainer.tell(Snapshot(str(info.path), 1, 7, "manual"))
-    reader = HeartbeatReader(run.paths.heartbeat("checkpoint", 1))
+    reader = HeartbeatReader(run.paths.heartbeat(CHECKPOINT, 1))
     while (beat := reader.read()) is None or beat.phase is not Phase.SAVE:
         trainer.turn(0.02)
 

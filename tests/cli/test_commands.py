@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER
 from procsv.base.locks import FileLock
 from procsv.base.processes import identify
 from procsv.base.run.paths import find_paths
@@ -218,7 +219,7 @@ def test_status_of_a_supervisor_without_a_watchdog_reads_its_pulse(tmp_path: Pat
     me = identify(os.getpid())
     run = a_run(tmp_path, started=me.started, step=0)
     run.paths.run_dir.mkdir(parents=True)
-    heartbeat, lock = HeartbeatWriter(run.paths.heartbeat("trainer", 3)), FileLock(run.paths.service_lock("summary"))
+    heartbeat, lock = HeartbeatWriter(run.paths.heartbeat(TRAINER, 3)), FileLock(run.paths.service_lock(SUMMARY))
     heartbeat.phase, heartbeat.step = Phase.STEP, 860
     heartbeat.beat(time.monotonic())
     assert lock.try_acquire("the service", time.time())
@@ -247,7 +248,7 @@ def test_stop_of_a_supervisor_without_a_watchdog_waits_until_its_service_has_sav
     host = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     run = a_run(tmp_path, pid=host.pid, started=identify(host.pid).started)
     run.paths.run_dir.mkdir(parents=True)
-    lock = FileLock(run.paths.service_lock("checkpoint"))
+    lock = FileLock(run.paths.service_lock(CHECKPOINT))
     assert lock.try_acquire("the service", time.time())
     with subprocess.Popen(
         [sys.executable, "-m", "procsv.cli.main", "stop", str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -264,7 +265,7 @@ def test_logs_shows_the_newest_incarnation_of_a_role(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     run.paths.logs.mkdir()
     for number in (2, 10):
-        run.paths.log("trainer", number).write_text(f"incarnation {number}\n")
+        run.paths.log(TRAINER, number).write_text(f"incarnation {number}\n")
 
     assert procsv("logs", str(tmp_path)).stdout == "incarnation 10\n"
     assert procsv("logs", str(tmp_path), "-f").stdout == "incarnation 10\n"
@@ -276,7 +277,7 @@ def test_logs_shows_the_newest_incarnation_of_a_role(tmp_path: Path) -> None:
 def test_a_logdir_that_was_moved_is_read_where_it_lies_now(tmp_path: Path) -> None:
     run = a_run(tmp_path / "before", state="done", exit_code=0)
     run.paths.logs.mkdir()
-    run.paths.log("trainer", 3).write_text("the last words\n")
+    run.paths.log(TRAINER, 3).write_text("the last words\n")
     (tmp_path / "before").rename(tmp_path / "after")
 
     assert procsv("logs", str(tmp_path / "after")).stdout == "the last words\n"

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from procsv.base.identity import COMMAND_LINE
 from procsv.base.run.journal import read_journal
 from procsv.base.system_clock import SystemClock
 from procsv.cli.query import find_run
@@ -95,7 +96,7 @@ def send_garbage(run: Detached) -> int:
     sent = 0
     context, waiter = new_context(), Waiter()
     for path in sorted(find_run(str(run.logdir)).paths.run_dir.glob("*.sock")):
-        client = Client(context, path, Address("", "cli", 1), SystemClock())
+        client = Client(context, path, Address("", COMMAND_LINE, 1), SystemClock())
         waiter.add(client)
         while not client.tick():
             assert waiter.wait(NEWS_S_MAX)

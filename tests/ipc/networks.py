@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from procsv.base.clock import FakeClock
+from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
 from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Received, ServerEndpoint
 from procsv.ipc.messaging.memory_transport import FakeClient, FakeNetwork, FakeServer
@@ -23,7 +24,7 @@ class Wire(Protocol):
     """A network with one server path."""
 
     def server(self, incarnation: int = 1, run: str = RUN) -> ServerEndpoint: ...
-    def client(self, role: str = "trainer", incarnation: int = 1, run: str = RUN) -> ClientEndpoint: ...
+    def client(self, task: TaskId = TRAINER, incarnation: int = 1, run: str = RUN) -> ClientEndpoint: ...
     def restart(self, server: ServerEndpoint) -> ServerEndpoint: ...
     def raw(self, client: ClientEndpoint, frames: list[bytes]) -> None: ...
     def wait(self) -> None: ...
@@ -42,12 +43,12 @@ class RealWire:
         self._clients: list[Client] = []
 
     def server(self, incarnation: int = 1, run: str = RUN) -> Server:
-        server = Server(self._context, self._path, Address(run, "checkpoint", incarnation), self._clock)
+        server = Server(self._context, self._path, Address(run, CHECKPOINT, incarnation), self._clock)
         self._servers.append(server)
         return server
 
-    def client(self, role: str = "trainer", incarnation: int = 1, run: str = RUN) -> Client:
-        client = Client(self._context, self._path, Address(run, role, incarnation), self._clock)
+    def client(self, task: TaskId = TRAINER, incarnation: int = 1, run: str = RUN) -> Client:
+        client = Client(self._context, self._path, Address(run, task, incarnation), self._clock)
         self._clients.append(client)
         return client
 
@@ -91,10 +92,10 @@ class FakeWire:
         self._path = Path("/nowhere/it.sock")
 
     def server(self, incarnation: int = 1, run: str = RUN) -> FakeServer:
-        return FakeServer(self.network, self._path, Address(run, "checkpoint", incarnation), self.clock)
+        return FakeServer(self.network, self._path, Address(run, CHECKPOINT, incarnation), self.clock)
 
-    def client(self, role: str = "trainer", incarnation: int = 1, run: str = RUN) -> FakeClient:
-        return FakeClient(self.network, self._path, Address(run, role, incarnation), self.clock)
+    def client(self, task: TaskId = TRAINER, incarnation: int = 1, run: str = RUN) -> FakeClient:
+        return FakeClient(self.network, self._path, Address(run, task, incarnation), self.clock)
 
     def restart(self, server: ServerEndpoint) -> FakeServer:
         assert isinstance(server, FakeServer)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base.errors import ProcsvBug
+from procsv.base.identity import COMMAND_LINE, TRAINER, WATCHDOG, TaskId
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX, encode
 from procsv.ipc.messaging.delivery import UNACKED_MAX
 from procsv.ipc.messaging.endpoint import DROPPED_REASONS_MAX, ClientEndpoint, ServerEndpoint
@@ -37,11 +38,11 @@ def talk(request: pytest.FixtureRequest) -> Iterator[Talk]:
         wire.close()
 
 
-def meet(talk: Talk, role: str = "trainer", incarnation: int = 1) -> tuple[ServerEndpoint, ClientEndpoint]:
+def meet(talk: Talk, task: TaskId = TRAINER, incarnation: int = 1) -> tuple[ServerEndpoint, ClientEndpoint]:
     """A server (the one that is there, if there is one) and a client whose Hello it has acknowledged."""
     if talk.server is None:
         talk.server = talk.wire.server()
-    client = talk.wire.client(role, incarnation)
+    client = talk.wire.client(task, incarnation)
     talk.clients.append(client)
     talk.until(lambda: client.connections and not len(client.peer.outbox))
     return talk.server, client
@@ -168,26 +169,26 @@ def test_an_answer_names_the_question_and_counts_as_its_acknowledgement(talk: Ta
     assert (answer.re, answer.answers, answer.body) == (seq, Finish(), FlushDone(7, ""))
     assert not len(client.peer.outbox)
     client.acknowledge(answer)
-    talk.until(lambda: not server.unsaid("trainer"))
+    talk.until(lambda: not server.unsaid(TRAINER))
 
 
 def test_news_is_told_to_every_peer_of_the_newest_incarnation_of_the_roles_named(talk: Talk) -> None:
-    server, old = meet(talk, "trainer", 1)
-    meet(talk, "trainer", 2)
-    meet(talk, "watchdog", 1)
-    meet(talk, "cli", 1)
-    server.broadcast(Rejected("/l/model.ckpt-1", "torn"), ("trainer", "watchdog"))
-    talk.until(lambda: len(talk.answers(Rejected)) == 2 and not server.unsaid("watchdog"))
+    server, old = meet(talk, TRAINER, 1)
+    meet(talk, TRAINER, 2)
+    meet(talk, WATCHDOG, 1)
+    meet(talk, COMMAND_LINE, 1)
+    server.broadcast(Rejected("/l/model.ckpt-1", "torn"))
+    talk.until(lambda: len(talk.answers(Rejected)) == 2 and not server.unsaid(WATCHDOG))
     talk.turn()
 
     assert len(talk.answers(Rejected)) == 2
-    assert not server.unsaid("cli")
+    assert not server.unsaid(COMMAND_LINE)
     assert old.dropped.total() == 0
 
 
 def test_nothing_that_an_older_incarnation_says_is_heard(talk: Talk) -> None:
-    server, old = meet(talk, "trainer", 1)
-    meet(talk, "trainer", 2)
+    server, old = meet(talk, TRAINER, 1)
+    meet(talk, TRAINER, 2)
     old.send_reliable(note(1))
     talk.until(lambda: server.dropped["an older incarnation"])
 
@@ -204,7 +205,7 @@ def test_a_message_of_another_run_is_dropped_and_counted(talk: Talk) -> None:
 
 def test_the_command_line_belongs_to_no_run_and_gets_its_answer(talk: Talk) -> None:
     talk.server = talk.wire.server()
-    command = talk.wire.client("cli", run="")
+    command = talk.wire.client(COMMAND_LINE, run="")
     talk.clients = [command]
     seq = command.send_reliable(StatusRequest())
     talk.until(lambda: talk.received(StatusRequest))
@@ -254,30 +255,30 @@ def test_a_peer_whose_role_speaks_on_a_later_connection_is_forgotten(talk: Talk)
     talk.clients.clear()
     talk.wire.drop_client(first)
     meet(talk)
-    server.broadcast(Rejected("p", "w"), ("trainer",))
+    server.broadcast(Rejected("p", "w"), TRAINER)
     talk.until(lambda: len(server.peers) == 1)
-    talk.until(lambda: not server.unsaid("trainer"))
+    talk.until(lambda: not server.unsaid(TRAINER))
 
 
 def test_the_only_peer_of_its_role_is_kept_though_it_cannot_be_reached(talk: Talk) -> None:
     server, client = meet(talk)
     talk.clients.clear()
     talk.wire.drop_client(client)
-    server.broadcast(Rejected("p", "w"), ("trainer",))
+    server.broadcast(Rejected("p", "w"), TRAINER)
     for _ in range(5):
         talk.turn()
 
-    assert server.unsaid("trainer") == 1
+    assert server.unsaid(TRAINER) == 1
 
 
 def test_a_peer_that_is_forgotten_is_told_nothing_more(talk: Talk) -> None:
     server, client = meet(talk)
     talk.acknowledges = False
-    server.broadcast(Rejected("p", "w"), ("trainer",))
-    server.forget("trainer", client.me.incarnation)
-    server.broadcast(Rejected("p", "w"), ("trainer",))
+    server.broadcast(Rejected("p", "w"), TRAINER)
+    server.forget(TRAINER, client.me.incarnation)
+    server.broadcast(Rejected("p", "w"), TRAINER)
 
-    assert (server.peers, server.unsaid("trainer")) == ({}, 0)
+    assert (server.peers, server.unsaid(TRAINER)) == ({}, 0)
 
 
 def test_messages_without_end_to_a_peer_that_never_answers_are_our_own_bug() -> None:
@@ -289,4 +290,4 @@ def test_messages_without_end_to_a_peer_that_never_answers_are_our_own_bug() -> 
 
 
 def envelope(body: Body, seq: int = 1, run: str = RUN, protocol: int = PROTOCOL) -> bytes:
-    return encode(Envelope(protocol, run, "trainer", 1, seq, 0, body))
+    return encode(Envelope(protocol, run, TRAINER, 1, seq, 0, body))

@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from procsv.base.errors import UserError
+from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
 from procsv.ipc.messaging.endpoint import Address
@@ -24,10 +25,11 @@ from tests.support.programs import running, until
 SERVER = """
     import os, sys
     from pathlib import Path
+    from procsv.base.identity import CHECKPOINT
     from procsv.ipc.messaging.zmq_transport import Address, Server, Waiter, new_context
     from procsv.base.system_clock import SystemClock
     path, run, incarnation, acknowledges = sys.argv[1:]
-    server = Server(new_context(), Path(path), Address(run, "checkpoint", int(incarnation)), SystemClock())
+    server = Server(new_context(), Path(path), Address(run, CHECKPOINT, int(incarnation)), SystemClock())
     waiter = Waiter()
     waiter.add(server)
     print("bound")
@@ -54,12 +56,12 @@ class Ends:
         self._open: list[Server | Client] = []
 
     def server(self) -> Server:
-        self._open.append(Server(self.context, self.path, Address(RUN, "checkpoint", 1), self.clock))
+        self._open.append(Server(self.context, self.path, Address(RUN, CHECKPOINT, 1), self.clock))
         assert isinstance(self._open[-1], Server)
         return self._open[-1]
 
     def client(self) -> Client:
-        self._open.append(Client(self.context, self.path, Address(RUN, "trainer", 1), self.clock))
+        self._open.append(Client(self.context, self.path, Address(RUN, TRAINER, 1), self.clock))
         assert isinstance(self._open[-1], Client)
         return self._open[-1]
 
@@ -209,10 +211,11 @@ def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, pat
     source = """
         import sys
         from pathlib import Path
+        from procsv.base.identity import TRAINER
         from procsv.ipc.messaging.zmq_transport import Address, Client, Waiter, new_context
         from procsv.base.system_clock import SystemClock
         from procsv.ipc.messaging.messages import Hello, Note
-        client = Client(new_context(), Path(sys.argv[1]), Address(sys.argv[2], "trainer", 1), SystemClock())
+        client = Client(new_context(), Path(sys.argv[1]), Address(sys.argv[2], TRAINER, 1), SystemClock())
         waiter = Waiter()
         waiter.add(client)
         number = 0
@@ -228,7 +231,7 @@ def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, pat
         talk.until(lambda: len(talk.received(Note)) > 10)
         trainer.kill()
     before = len(talk.at_server)
-    client = talk.wire.client("trainer", 2)
+    client = talk.wire.client(TRAINER, 2)
     talk.clients = [client]
     talk.until(lambda: client.connections and not len(client.peer.outbox))
 

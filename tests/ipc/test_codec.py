@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from procsv.base.errors import PeerError, ProcsvBug
+from procsv.base.identity import TRAINER, TaskId
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX, decode, encode
 from procsv.ipc.messaging.messages import PROTOCOL, Body, Envelope, Message, Note, Records, Rejected
 
@@ -28,6 +29,7 @@ def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
         bool: st.booleans(),
         bytes: st.binary(max_size=50),
         type(None): st.none(),
+        TaskId: st.sampled_from([TRAINER, TaskId("worker", 3)]),
     }
     if kind in simple:
         return simple[kind]
@@ -49,7 +51,7 @@ def envelope(body: typing.Any, **changes: typing.Any) -> Envelope:
     fields: dict[str, typing.Any] = {
         "protocol": PROTOCOL,
         "run": "r",
-        "role": "trainer",
+        "task": TRAINER,
         "incarnation": 1,
         "seq": 2,
         "re": 3,

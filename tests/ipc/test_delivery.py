@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from procsv.base.errors import ProcsvBug
+from procsv.base.identity import TRAINER
 from procsv.ipc.messaging.delivery import RESEND_S, UNACKED_MAX, Inbox, Outbox
 from procsv.ipc.messaging.endpoint import ServerEndpoint
 from procsv.ipc.messaging.memory_transport import FakeClient
@@ -174,7 +175,7 @@ class BadNetwork(RuleBasedStateMachine):
         self.told.clear()
         self.news.clear()
         self.trainers += 1
-        self.talk.clients = [self.wire.client("trainer", self.trainers)]
+        self.talk.clients = [self.wire.client(TRAINER, self.trainers)]
 
     @rule()
     def new_server(self) -> None:
@@ -199,7 +200,7 @@ class BadNetwork(RuleBasedStateMachine):
         text = f"s{next(self.numbers)}"
         if any(peer.incarnation == self.trainers for peer in self.server.peers.values()):
             self.news.add(text)
-        self.server.broadcast(Note(text, {}), ("trainer",))
+        self.server.broadcast(Note(text, {}), TRAINER)
 
     @rule(loss=st.floats(0, 0.9), duplication=st.floats(0, 1), delay_s=st.floats(0, 5))
     def weather(self, loss: float, duplication: float, delay_s: float) -> None:
@@ -219,7 +220,7 @@ class BadNetwork(RuleBasedStateMachine):
         """Where the network lets some things through, all that was told and not outlived is handled in the end."""
         self.weather(0.3, 0.3, 2.0)
         for _ in range(5000):
-            if not len(self.talk.clients[0].peer.outbox) and not self.server.unsaid("trainer"):
+            if not len(self.talk.clients[0].peer.outbox) and not self.server.unsaid(TRAINER):
                 break
             self.turn()
         handled = {text for _, _, text in self.handled}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base.clock import FakeClock
+from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.base.run.journal import Journal, read_journal
 from tests.support.programs import running
 
@@ -21,7 +22,7 @@ def test_a_line_carries_time_event_role_incarnation_and_its_own_fields(path: Pat
     clock = FakeClock(wall_offset_s=100.0)
     journal = Journal(path, clock)
     clock.advance(1.25)
-    journal.append("exited", "trainer", 3, code=None, signal="SIGKILL", step=840)
+    journal.append("exited", TRAINER, 3, code=None, signal="SIGKILL", step=840)
     journal.close()
     journal.close()
 
@@ -45,7 +46,7 @@ def test_no_journal_reads_as_an_empty_one(path: Path) -> None:
 def test_what_was_written_stays_when_it_is_opened_again(path: Path) -> None:
     for number in (1, 2):
         journal = Journal(path, FakeClock())
-        journal.append("run_started", "watchdog", number)
+        journal.append("run_started", WATCHDOG, number)
         journal.close()
     assert [line["incarnation"] for line in read_journal(path)] == [1, 2]
 
@@ -53,14 +54,14 @@ def test_what_was_written_stays_when_it_is_opened_again(path: Path) -> None:
 @pytest.mark.parametrize("torn", [b'{"time": 1.0, "ev', b"\xff\xfe", b"[1, 2]", b"7", b'"text"', b"\0\0\0"])
 def test_a_torn_last_line_is_passed_over_and_ended_by_the_next_writer(path: Path, torn: bytes) -> None:
     journal = Journal(path, FakeClock())
-    journal.append("spawned", "trainer", 1)
+    journal.append("spawned", TRAINER, 1)
     journal.close()
     with path.open("ab") as file:
         file.write(torn)
     assert [line["event"] for line in read_journal(path)] == ["spawned"]
 
     journal = Journal(path, FakeClock())
-    journal.append("ready", "trainer", 1)
+    journal.append("ready", TRAINER, 1)
     journal.close()
     assert [line["event"] for line in read_journal(path)] == ["spawned", "ready"]
     assert torn + b"\n" in path.read_bytes()
@@ -72,9 +73,9 @@ def test_a_line_that_a_full_disk_cut_short_does_not_take_the_next_one_with_it(
     journal, write = Journal(path, FakeClock()), os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
-        journal.append("lost", "trainer", 1)
-    journal.append("kept", "trainer", 1)
-    journal.append("kept too", "trainer", 1)
+        journal.append("lost", TRAINER, 1)
+    journal.append("kept", TRAINER, 1)
+    journal.append("kept too", TRAINER, 1)
     journal.close()
 
     assert [line["event"] for line in read_journal(path)] == ["kept", "kept too"]
@@ -83,8 +84,8 @@ def test_a_line_that_a_full_disk_cut_short_does_not_take_the_next_one_with_it(
 
 def test_text_of_any_kind_stays_within_its_line(path: Path) -> None:
     journal = Journal(path, FakeClock())
-    journal.append("exited", "trainer", 1, evidence="two\nlines\r\u2028 and \x00")
-    journal.append("exited", "trainer", 1, evidence="not UTF-8: \udcff", more=["\udc80", {"a": ("\udc81",)}])
+    journal.append("exited", TRAINER, 1, evidence="two\nlines\r\u2028 and \x00")
+    journal.append("exited", TRAINER, 1, evidence="not UTF-8: \udcff", more=["\udc80", {"a": ("\udc81",)}])
     journal.close()
 
     first, second = read_journal(path)
@@ -97,6 +98,7 @@ def test_two_that_write_at_once_never_mix_within_a_line(path: Path) -> None:
     source = """
         import sys
         from pathlib import Path
+        from procsv.base.identity import TRAINER
         from procsv.base.system_clock import SystemClock
         from procsv.base.run.journal import Journal
         journal = Journal(Path(sys.argv[1]), SystemClock())
@@ -127,11 +129,12 @@ def test_a_writer_that_is_killed_leaves_whole_lines_but_for_the_last(path: Path)
     source = """
         import sys
         from pathlib import Path
+        from procsv.base.identity import TRAINER
         from procsv.base.system_clock import SystemClock
         from procsv.base.run.journal import Journal
         journal = Journal(Path(sys.argv[1]), SystemClock())
         for number in range(10**9):
-            journal.append("spawned", "trainer", number, text="x" * 3000)
+            journal.append("spawned", TRAINER, number, text="x" * 3000)
             if number == 50:
                 print("writing")
     """
@@ -144,6 +147,6 @@ def test_a_writer_that_is_killed_leaves_whole_lines_but_for_the_last(path: Path)
     assert whole > 50
 
     journal = Journal(path, FakeClock())
-    journal.append("run_started", "watchdog", 2)
+    journal.append("run_started", WATCHDOG, 2)
     journal.close()
     assert [line["event"] for line in read_journal(path)][whole:] == ["run_started"]

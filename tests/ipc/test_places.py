@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base.errors import UserError
+from procsv.base.identity import SUMMARY, TRAINER
 from procsv.base.run.paths import (
     SHM_ROOT,
     SOCKET_PATH_BYTES_MAX,
@@ -93,14 +94,14 @@ def test_without_shared_memory_snapshots_lie_in_the_run_directory(
 
 def test_every_path_of_a_run_lies_in_one_of_its_directories(logdir: Path) -> None:
     paths = find_paths(logdir)
-    in_logdir = [paths.run_json, paths.journal, paths.logs, paths.crashes, paths.staging, paths.log("trainer", 1)]
+    in_logdir = [paths.run_json, paths.journal, paths.logs, paths.crashes, paths.staging, paths.log(TRAINER, 1)]
     in_run = [
         paths.control_socket,
-        paths.service_socket("summary"),
+        paths.service_socket(SUMMARY),
         paths.run_lock,
         paths.writer_lock,
-        paths.service_lock("summary"),
-        paths.heartbeat("trainer", 1),
+        paths.service_lock(SUMMARY),
+        paths.heartbeat(TRAINER, 1),
         paths.last_words(1),
         paths.event_position("1-0"),
     ]

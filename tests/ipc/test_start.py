@@ -11,16 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from procsv.base.errors import ProcsvBug
+from procsv.base.identity import STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.processes import spawn
 from procsv.base.run.paths import RunPaths
+from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.start import MODULES, VARIABLE, Start, take_start
+from procsv.ipc.messaging.start import VARIABLE, Start, take_start
 from tests.support.programs import ROOT
 
 TEXT = st.text(st.characters(exclude_characters="\0"))
 STARTS = st.builds(
     Start,
-    role=st.sampled_from(sorted(MODULES)),
+    task=st.sampled_from([WATCHDOG, STANDBY, TaskId("worker", 1), *SERVICES]),
     run=TEXT,
     incarnation=st.integers(0, 2**31),
     logdir=TEXT,
@@ -34,7 +36,7 @@ STARTS = st.builds(
 
 def a_start(**changes: object) -> Start:
     fields: dict[str, object] = {
-        "role": "trainer", "run": "r", "incarnation": 2, "logdir": "/l", "run_dir": "/r", "shm_dir": "/s",
+        "task": TRAINER, "run": "r", "incarnation": 2, "logdir": "/l", "run_dir": "/r", "shm_dir": "/s",
         "target": "train.py", "args": ("--steps", "3"),
     }  # fmt: skip
     return Start(**(fields | changes))  # type: ignore[arg-type]  # checked by the class
@@ -45,7 +47,7 @@ def a_start(**changes: object) -> Start:
 def test_what_is_said_is_what_is_taken(start: Start) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", start.environment({"HOME": "/h"}))
-        assert take_start(start.role) == start
+        assert take_start(start.task) == start
         assert os.environ == {"HOME": "/h"}, "taken out, before anything of the user's can see it"
 
 
@@ -59,7 +61,7 @@ def test_the_base_environment_is_passed_on_and_not_changed() -> None:
 
 def test_the_command_line_says_role_logdir_and_target() -> None:
     assert a_start().argv() == [sys.executable, "-m", "procsv.training", "trainer", "/l", "train.py", "--steps", "3"]
-    assert a_start(role="summary", target="", args=()).argv() == [sys.executable, "-m", MODULES["summary"], "/l"]
+    assert a_start(task=SUMMARY, target="", args=()).argv() == [sys.executable, "-m", "procsv.services.summary", "/l"]
 
 
 def test_the_places_are_those_of_the_run() -> None:
@@ -69,13 +71,13 @@ def test_the_places_are_those_of_the_run() -> None:
 def test_who_is_started_by_hand_is_told_how_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(SystemExit, match="procsv launch"):
-        take_start("summary")
+        take_start(SUMMARY)
 
 
 def test_who_is_started_as_another_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, a_start().environment({})[VARIABLE])
-    with pytest.raises(ProcsvBug, match="started as trainer, but this is summary"):
-        take_start("summary")
+    with pytest.raises(ProcsvBug, match="started as trainer"):
+        take_start(SUMMARY)
 
 
 @pytest.mark.fault
@@ -83,8 +85,9 @@ def test_arguments_arrive_as_they_were_given_whatever_their_bytes(tmp_path: Path
     args = ("ä", "\udcff\udc80", 'quo"te', "new\nline", "", "--", "日本")
     source = f"""
 import sys
+from procsv.base import identity
 from procsv.ipc.messaging.start import take_start
-sys.exit(take_start("trainer").args != {args!r})
+sys.exit(take_start(identity.TRAINER).args != {args!r})
 """
     env = a_start(args=args).environment({**os.environ, "PYTHONPATH": str(ROOT)})
     child = spawn([sys.executable, "-c", source], env=env, log=tmp_path / "log")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base.clock import FakeClock
+from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER
 from procsv.base.locks import FileLock
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.paths import RunPaths, make_private_dir
@@ -27,13 +28,13 @@ def paths(tmp_path: Path) -> RunPaths:
 def lay_out(paths: RunPaths) -> None:
     """Everything that a run makes, as it makes it."""
     clock = FakeClock()
-    for socket in (paths.control_socket, paths.service_socket("checkpoint"), paths.service_socket("summary")):
+    for socket in (paths.control_socket, paths.service_socket(CHECKPOINT), paths.service_socket(SUMMARY)):
         socket.touch()
-    for path in (paths.run_lock, paths.writer_lock, paths.service_lock("summary")):
+    for path in (paths.run_lock, paths.writer_lock, paths.service_lock(SUMMARY)):
         lock = FileLock(path)
         assert lock.try_acquire("x", clock.wall())
         lock.let_go()
-    HeartbeatWriter(paths.heartbeat("trainer", 3)).close()
+    HeartbeatWriter(paths.heartbeat(TRAINER, 3)).close()
     for path in (paths.last_words(3), paths.event_position("3-0")):
         path.touch()
         path.with_name(f".{path.name}.new").touch()  # killed within replace_file

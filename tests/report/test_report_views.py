@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
 from procsv.base.run.journal import Journal
 from procsv.base.system_clock import SystemClock
 from procsv.report.page import make_page
@@ -22,24 +23,22 @@ HOSTILE = "<script>alert(1)</script>"
 def logdir(tmp_path: Path) -> Path:
     """A run with one crash, a killed watchdog, and a checkpoint that somebody gave a hostile name."""
     journal = Journal(tmp_path / "procsv" / "journal.jsonl", SystemClock())
-    journal.append("run_started", "watchdog", 1)
-    journal.append("spawned", "trainer", 1, pid=1)
-    journal.append("ready", "trainer", 1, step=1)
-    journal.append("recovered", "trainer", 1, step=0, source="fresh", seconds=4.0, **{"from": ""})
-    journal.append("checkpoint_durable", "checkpoint", 1, step=7, path=HOSTILE, reason="crash", bytes=10, seconds=0.1)
-    journal.append("exited", "trainer", 1, code=None, signal="SIGKILL", cause="killed", evidence=HOSTILE, step=9)
-    journal.append("spawned", "trainer", 2, pid=2)
-    journal.append("ready", "trainer", 2, step=8)
-    journal.append("recovered", "trainer", 2, step=7, source="memory", seconds=2.0, **{"from": "slot"})
-    journal.append(
-        "checkpoint_durable", "checkpoint", 1, step=7, path=str(tmp_path / "model.ckpt-7"), reason="periodic"
-    )
-    journal.append("run_started", "watchdog", 2)  # the one before was killed
-    journal.append("spawned", "trainer", 3, pid=3)
-    journal.append("ready", "trainer", 3, step=9)
-    journal.append("recovered", "trainer", 3, step=8, source="memory", seconds=2.0, **{"from": "slot"})
-    journal.append("exited", "trainer", 3, code=0, signal=None, cause="completed", evidence="exit code 0", step=20)
-    journal.append("run_completed", "trainer", 3, step=20, goodput=0.5)
+    journal.append("run_started", WATCHDOG, 1)
+    journal.append("spawned", TRAINER, 1, pid=1)
+    journal.append("ready", TRAINER, 1, step=1)
+    journal.append("recovered", TRAINER, 1, step=0, source="fresh", seconds=4.0, **{"from": ""})
+    journal.append("checkpoint_durable", CHECKPOINT, 1, step=7, path=HOSTILE, reason="crash", bytes=10, seconds=0.1)
+    journal.append("exited", TRAINER, 1, code=None, signal="SIGKILL", cause="killed", evidence=HOSTILE, step=9)
+    journal.append("spawned", TRAINER, 2, pid=2)
+    journal.append("ready", TRAINER, 2, step=8)
+    journal.append("recovered", TRAINER, 2, step=7, source="memory", seconds=2.0, **{"from": "slot"})
+    journal.append("checkpoint_durable", CHECKPOINT, 1, step=7, path=str(tmp_path / "model.ckpt-7"), reason="periodic")
+    journal.append("run_started", WATCHDOG, 2)  # the one before was killed
+    journal.append("spawned", TRAINER, 3, pid=3)
+    journal.append("ready", TRAINER, 3, step=9)
+    journal.append("recovered", TRAINER, 3, step=8, source="memory", seconds=2.0, **{"from": "slot"})
+    journal.append("exited", TRAINER, 3, code=0, signal=None, cause="completed", evidence="exit code 0", step=20)
+    journal.append("run_completed", TRAINER, 3, step=20, goodput=0.5)
     journal.close()
     return tmp_path
 

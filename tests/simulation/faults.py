@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from tests.simulation.checkpoints import SAVE_PATH, files_of
 from tests.simulation.network import Weather
@@ -25,45 +26,45 @@ SERVICE_HANG_S_MAX = 400.0  # until a service is, the fourth time
 Fault = Callable[["Run", Random], str]
 
 
-def kill(role: str) -> Fault:
+def kill(task: TaskId) -> Fault:
     def fault(run: Run, rng: Random) -> str:
-        process = run.world.find(role)
+        process = run.world.find(task)
         if process is None:
             return ""
         run.world.disturb(RECOVERY_S)
         process.die(KILLED, "outside")
-        return f"SIGKILL to {role} {process.incarnation}"
+        return f"SIGKILL to {task} {process.incarnation}"
 
     return fault
 
 
-def kill_at_disk(role: str) -> Fault:
+def kill_at_disk(task: TaskId) -> Fault:
     def fault(run: Run, rng: Random) -> str:
-        process = run.world.find(role)
+        process = run.world.find(task)
         if process is None:
             return ""
         process.kill_in = rng.randrange(30)
         run.world.disturb(RECOVERY_S)
-        return f"{role} {process.incarnation} dies before its {process.kill_in}th disk operation from now"
+        return f"{task} {process.incarnation} dies before its {process.kill_in}th disk operation from now"
 
     return fault
 
 
-def freeze(role: str) -> Fault:
+def freeze(task: TaskId) -> Fault:
     def fault(run: Run, rng: Random) -> str:
-        process = run.world.find(role)
+        process = run.world.find(task)
         if process is None:
             return ""
         seconds = rng.uniform(0.5, 8.0)
         process.freeze(seconds)
         run.world.disturb(seconds + RECOVERY_S)
-        return f"SIGSTOP to {role} {process.incarnation} for {seconds:.1f} s"
+        return f"SIGSTOP to {task} {process.incarnation} for {seconds:.1f} s"
 
     return fault
 
 
 def _trainer(run: Run) -> Trainer | None:
-    found = run.world.find("trainer")
+    found = run.world.find(TRAINER)
     return found if isinstance(found, Trainer) else None
 
 
@@ -101,11 +102,11 @@ def stuck(run: Run, rng: Random) -> str:
     return f"trainer {trainer.incarnation} {'is stopped for ever' if is_stopped else 'hangs'}"
 
 
-def stuck_service(role: str) -> Fault:
+def stuck_service(task: TaskId) -> Fault:
     """It is wedged, or stopped for ever."""
 
     def fault(run: Run, rng: Random) -> str:
-        process = run.world.find(role)
+        process = run.world.find(task)
         if not isinstance(process, ServiceProcess) or not process.holds_lock:
             return ""  # before it serves, nobody but its own watchdog could know of it
         is_stopped = rng.random() < 0.5
@@ -114,7 +115,7 @@ def stuck_service(role: str) -> Fault:
         else:
             process.wedge()
         run.world.disturb(SERVICE_HANG_S_MAX + RECOVERY_S)
-        return f"{role} {process.incarnation} is {'stopped for ever' if is_stopped else 'wedged'}"
+        return f"{task} {process.incarnation} is {'stopped for ever' if is_stopped else 'wedged'}"
 
     return fault
 
@@ -132,9 +133,9 @@ def bad_network(run: Run, rng: Random) -> str:
 
 
 def cut(run: Run, rng: Random) -> str:
-    role = rng.choice(["watchdog", "checkpoint", "summary"])
-    run.world.network.cut(run.world.socket(role))
-    return f"every connection to {role} breaks"
+    task = rng.choice([WATCHDOG, CHECKPOINT, SUMMARY])
+    run.world.network.cut(run.world.socket(task))
+    return f"every connection to {task} breaks"
 
 
 def say_again(run: Run, rng: Random) -> str:
@@ -199,7 +200,7 @@ def _spoil(run: Run, path: str) -> bool:
 
 def _restart_from_disk(run: Run, rng: Random) -> str:
     run.world.disturb(60.0 + RECOVERY_S)
-    killed = kill("trainer")(run, rng)
+    killed = kill(TRAINER)(run, rng)
     return f"{killed}, " if killed else ""
 
 
@@ -250,7 +251,7 @@ def restart(run: Run, rng: Random) -> str:
 
 
 def kill_both(run: Run, rng: Random) -> str:
-    return f"{kill('watchdog')(run, rng)} and {kill(rng.choice(['trainer', 'checkpoint', 'summary']))(run, rng)}"
+    return f"{kill(WATCHDOG)(run, rng)} and {kill(rng.choice([TRAINER, CHECKPOINT, SUMMARY]))(run, rng)}"
 
 
 def lose_power(run: Run, rng: Random) -> str:
@@ -260,21 +261,21 @@ def lose_power(run: Run, rng: Random) -> str:
 
 
 FAULTS: dict[Fault, int] = {
-    kill("trainer"): 8,
-    kill("checkpoint"): 5,
-    kill("summary"): 4,
-    kill("watchdog"): 3,
-    kill_at_disk("checkpoint"): 8,
-    kill_at_disk("summary"): 4,
-    freeze("trainer"): 2,
-    freeze("checkpoint"): 2,
-    freeze("summary"): 2,
-    freeze("watchdog"): 1,
+    kill(TRAINER): 8,
+    kill(CHECKPOINT): 5,
+    kill(SUMMARY): 4,
+    kill(WATCHDOG): 3,
+    kill_at_disk(CHECKPOINT): 8,
+    kill_at_disk(SUMMARY): 4,
+    freeze(TRAINER): 2,
+    freeze(CHECKPOINT): 2,
+    freeze(SUMMARY): 2,
+    freeze(WATCHDOG): 1,
     crash: 3,
     raise_error: 3,
     stuck: 1,
-    stuck_service("checkpoint"): 1,
-    stuck_service("summary"): 1,
+    stuck_service(CHECKPOINT): 1,
+    stuck_service(SUMMARY): 1,
     bad_network: 5,
     cut: 2,
     say_again: 4,
@@ -288,8 +289,8 @@ FAULTS: dict[Fault, int] = {
     stop: 3,
     preempt: 3,
     restart: 2,
-    kill("standby"): 3,
-    freeze("standby"): 1,
+    kill(STANDBY): 3,
+    freeze(STANDBY): 1,
     kill_both: 2,
     lose_power: 2,
 }

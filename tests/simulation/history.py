@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import Durable
 from procsv.watchdog.core.events import Action, Event
@@ -12,7 +13,7 @@ from procsv.watchdog.core.events import Action, Event
 
 @dataclass(frozen=True, slots=True)
 class Born:
-    role: str
+    task: TaskId
     incarnation: int
     pid: int
 
@@ -21,7 +22,7 @@ class Born:
 class Died:
     """`by`: who ended it: outside (a fault), watchdog, program (its own error), itself (it was done), power."""
 
-    role: str
+    task: TaskId
     incarnation: int
     pid: int
     exit: Exit
@@ -34,7 +35,7 @@ class Died:
 class SpawnAsked:
     """The watchdog's core wants a process."""
 
-    role: str
+    task: TaskId
     incarnation: int
 
 
@@ -48,10 +49,10 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A checkpoint was told to be durable, and `role` has heard it."""
+    """A checkpoint was told to be durable, and `task` has heard it."""
 
     news: Durable
-    role: str
+    task: TaskId
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Appended:
 @dataclass(frozen=True, slots=True)
 class Journaled:
     event: str
-    role: str
+    task: TaskId
     incarnation: int
     fields: dict[str, Any]
 
@@ -115,8 +116,8 @@ class CoreActed:
 class Received:
     """A server has taken a message for news."""
 
-    server: str
-    role: str
+    server: TaskId
+    task: TaskId
     incarnation: int
     body: str
 

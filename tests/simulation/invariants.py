@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from procsv.base import identity
+from procsv.base.identity import CHECKPOINT, STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import Durable, FirstStepDone
-from procsv.watchdog.core.events import STANDBY, TRAINER, WATCHDOG, Ended, RecycleAsked, Said, Ticked
+from procsv.watchdog.core.events import Ended, RecycleAsked, Said, Ticked
 from tests.simulation import history
 from tests.simulation.checkpoints import REPLACED, STAGING, is_safe, is_whole, saved_after
 from tests.simulation.program import value_at
@@ -55,18 +57,18 @@ class Account:
     records: dict[str, tuple[str, int]] = field(default_factory=dict)  # record -> file and place
     checked: dict[str, int] = field(default_factory=dict)  # file -> records looked at
     last_in: dict[str, tuple[int, int]] = field(default_factory=dict)  # file -> number and step of the last record
-    died: dict[tuple[str, int], history.Died] = field(default_factory=dict)
+    died: dict[tuple[TaskId, int], history.Died] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
-    newest_heard: dict[tuple[str, str], int] = field(default_factory=dict)  # (server, role) -> incarnation
+    newest_heard: dict[tuple[TaskId, TaskId], int] = field(default_factory=dict)  # (server, task) -> incarnation
     newest_trainer: int = 0
 
 
 def i1_one_writer(world: World, account: Account, fact: history.Fact) -> str:
     """At most one trainer tree writes to a logdir: none is asked for, born or writing while another one holds the lock."""
     match fact:
-        case history.SpawnAsked("trainer") if world.writer_lock_is_held():
+        case history.SpawnAsked(identity.TRAINER) if world.writer_lock_is_held():
             return "a trainer is asked for while an older one's tree is alive"
-        case history.Born("trainer") if sum(p.role == "trainer" for p in world.processes.values()) > 1:
+        case history.Born(identity.TRAINER) if sum(p.task == TRAINER for p in world.processes.values()) > 1:
             return "two trainers are alive"
         case history.Wrote(pid) if pid not in world.processes:
             return "a dead trainer writes"
@@ -164,12 +166,12 @@ def i5_nothing_is_left(world: World, account: Account, fact: history.Fact) -> st
     """After the end: no process, shared memory, socket, temporary file or lock is left."""
     if not isinstance(fact, history.LaunchEnded) or fact.exit_code is None:
         return ""
-    left = [f"{process.role} {process.incarnation}" for process in world.processes.values()]
+    left = [f"{process.task} {process.incarnation}" for process in world.processes.values()]
     left += [f"socket {path}" for path in world.network.servers]
     left += [f"note {writer}" for writer in world.events.notes]
     if not fact.keep_memory:
         left += [f"shared memory {path}" for path in [*world.memory.slots, *world.memory.staged]]
-    served = next((died for key, died in reversed(account.died.items()) if key[0] == "checkpoint"), None)
+    served = next((died for key, died in reversed(account.died.items()) if key[0] == CHECKPOINT), None)
     is_swept = not world.disk.trouble and world.clock.now_s > world.disk_bad_until_s + SWEEP_S  # with the next save
     if is_swept and (served is None or served.by == "itself"):  # else nobody came to sweep
         left += [path for path in world.disk.files if path.startswith((STAGING, REPLACED)) or path.endswith(".new")]
@@ -179,15 +181,15 @@ def i5_nothing_is_left(world: World, account: Account, fact: history.Fact) -> st
 def i6_true_cause(world: World, account: Account, fact: history.Fact) -> str:
     """The recorded cause of a death is the true one, or "unknown"."""
     if isinstance(fact, history.Died):
-        account.died[fact.role, fact.incarnation] = fact
+        account.died[fact.task, fact.incarnation] = fact
     if not isinstance(fact, history.Journaled) or fact.event != "exited":
         return ""
-    died, fields = account.died[fact.role, fact.incarnation], fact.fields
+    died, fields = account.died[fact.task, fact.incarnation], fact.fields
     if (fields["code"], fields["signal"]) != (died.exit.code, died.exit.signal_name):
         return f"{died.exit} is in the journal as {fields}"
     expected = _causes(world, died)
     cause = fields["cause"]
-    return "" if cause in {*expected, "unknown"} else f"{fact.role} died by {died.by} with {died.exit}: {fields}"
+    return "" if cause in {*expected, "unknown"} else f"{fact.task} died by {died.by} with {died.exit}: {fields}"
 
 
 def _causes(world: World, died: history.Died) -> set[str]:
@@ -234,13 +236,13 @@ def i7_ready_in_time(world: World, account: Account, fact: history.Fact) -> str:
 def i8_gives_up_at_the_budget(world: World, account: Account, fact: history.Fact) -> str:
     """The run is given up exactly at the budget: not a failure earlier, and not a restart later."""
     match fact:
-        case history.Born("watchdog"):
+        case history.Born(identity.WATCHDOG):
             account.budget = Budget()
         case history.CoreActed(RecycleAsked(by_hand=True)):
             account.budget.failures = account.budget.early = 0
             account.budget.same.clear()
             account.budget.has_gone_back = False
-        case history.CoreActed(Ended("trainer", incarnation)) if _is_free(account.died["trainer", incarnation]):
+        case history.CoreActed(Ended(identity.TRAINER, incarnation)) if _is_free(account.died[TRAINER, incarnation]):
             account.budget.last = None
         case history.CoreActed(event):
             _count(account.budget, event)
@@ -264,21 +266,21 @@ def _is_free(died: history.Died) -> bool:
 
 def _count(budget: Budget, event: Any) -> None:
     match event:
-        case Said("trainer", _, FirstStepDone() as recovered):
+        case Said(identity.TRAINER, _, FirstStepDone() as recovered):
             if not budget.was_ready or (recovered.restored_step < budget.durable_step and not budget.has_gone_back):
                 budget.durable_step = recovered.restored_step
             budget.was_ready = True
-        case Said("checkpoint", _, Durable() as news) if news.step > budget.durable_step:
+        case Said(identity.CHECKPOINT, _, Durable() as news) if news.step > budget.durable_step:
             budget.durable_step, budget.failures, budget.has_gone_back = news.step, 0, False
             budget.same = Counter({key: count for key, count in budget.same.items() if key[2] >= news.step})
-        case Ended("trainer", _, exit) if exit.code not in (0, 75):
+        case Ended(identity.TRAINER, _, exit) if exit.code not in (0, 75):
             budget.failures, budget.last = budget.failures + 1, event
             words = event.words
             if exit.code is not None and words is not None and words.type:
                 budget.same[words.type, words.message, words.step if words.step is not None else -1] += 1
             if exit.code is not None and not budget.was_ready:
                 budget.early += 1
-        case Ended("trainer"):
+        case Ended(identity.TRAINER):
             budget.last = event
 
 
@@ -303,15 +305,15 @@ def i9_others_live_on(world: World, account: Account, fact: history.Fact) -> str
     core = watchdog.core if watchdog is not None else None
     is_ending = fact.was_orphan or (core is not None and core.is_ending)
     is_preempted = watchdog is not None and fact.pid in watchdog.preempted
-    if fact.role == TRAINER and fact.by == "watchdog":
+    if fact.task == TRAINER and fact.by == "watchdog":
         is_right = is_ending or is_preempted or fact.was_stuck
         return "" if is_right else "the watchdog has killed a trainer that was well"
-    if fact.role == TRAINER and fact.exit == Exit(75, None):
+    if fact.task == TRAINER and fact.exit == Exit(75, None):
         return "" if is_ending or is_preempted else "a trainer stopped, although nobody had asked"
-    if fact.role in (TRAINER, WATCHDOG, STANDBY):
+    if fact.task in (TRAINER, WATCHDOG, STANDBY):
         return ""
     is_right = is_ending or (fact.by == "watchdog" and fact.was_stuck)
-    return "" if is_right else f"the {fact.role} service ended ({fact.exit}, by {fact.by}) in the middle of a run"
+    return "" if is_right else f"the {fact.task} service ended ({fact.exit}, by {fact.by}) in the middle of a run"
 
 
 def i10_status_answers(world: World, account: Account, fact: history.Fact) -> str:
@@ -328,7 +330,8 @@ def i10_status_answers(world: World, account: Account, fact: history.Fact) -> st
         and not trainer.is_frozen
         and trainer.born_s < world.clock.now_s - STATUS_S_MAX
     ):
-        return "" if pids[TRAINER] == trainer.pid else f"says that the trainer is {pids[TRAINER]}, not {trainer.pid}"
+        told = pids[str(TRAINER)]
+        return "" if told == trainer.pid else f"says that the trainer is {told}, not {trainer.pid}"
     if fact.answer["durable_step"] not in {-1, *account.acknowledged.values(), *account.restored_steps}:
         return f"says that step {fact.answer['durable_step']} is durable"
     return ""
@@ -346,16 +349,16 @@ def i11_bit_identical(world: World, account: Account, fact: history.Fact) -> str
 def i12_the_dead_are_not_heard(world: World, account: Account, fact: history.Fact) -> str:
     """Nothing that an older incarnation says takes effect."""
     match fact:
-        case history.Born(role, incarnation):
-            account.newest_heard = {key: n for key, n in account.newest_heard.items() if key[0] != role}
-            if role == TRAINER:
+        case history.Born(task, incarnation):
+            account.newest_heard = {key: n for key, n in account.newest_heard.items() if key[0] != task}
+            if task == TRAINER:
                 account.newest_trainer = incarnation
-        case history.Received(server, role, incarnation, body):
-            newest = account.newest_heard.get((server, role), 0)
+        case history.Received(server, task, incarnation, body):
+            newest = account.newest_heard.get((server, task), 0)
             if incarnation < newest:
-                return f"{server} has heard {body} of {role} {incarnation}, after {newest}"
-            account.newest_heard[server, role] = incarnation
-        case history.CoreActed(Said("trainer", incarnation) as said, actions):
+                return f"{server} has heard {body} of {task} {incarnation}, after {newest}"
+            account.newest_heard[server, task] = incarnation
+        case history.CoreActed(Said(identity.TRAINER, incarnation) as said, actions):
             if incarnation != account.newest_trainer and actions:
                 return f"trainer {incarnation}'s {type(said.body).__name__} led to {actions}"
     return ""

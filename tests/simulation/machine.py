@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.messages import RunMetrics
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
-from procsv.watchdog.core.events import STANDBY, STOPPED, TRAINER, Ended, Promoted, Report, StandbySaid
+from procsv.watchdog.core.events import STOPPED, Ended, Promoted, Report, StandbySaid
 from procsv.watchdog.edge.environment import Dead
 from tests.simulation import history
 from tests.simulation.processes import KILLED, Process
@@ -37,26 +38,26 @@ class Machine:
 
     def __init__(self, world: World, start: Start, wake: Callable[[float], None]) -> None:
         self._world, self._start, self._wake = world, start, wake
-        self.children: dict[str, Process] = {}
+        self.children: dict[TaskId, Process] = {}
         self._dead: list[tuple[Process, Exit]] = []
-        self._corpses: dict[str, Process] = {}  # reaped, and not yet examined
+        self._corpses: dict[TaskId, Process] = {}  # reaped, and not yet examined
         self._said: list[StandbySaid | Promoted] = []
 
     # -- processes -------------------------------------------------------------------------------------------
-    def spawn(self, role: str, incarnation: int, standby: str) -> int:
+    def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
         world = self._world
-        world.note(history.SpawnAsked(role, incarnation))
-        if error := world.why_not_spawned(role):
+        world.note(history.SpawnAsked(task, incarnation))
+        if error := world.why_not_spawned(task):
             raise OSError(error)
         child: Process
-        if role == TRAINER:
+        if task == TRAINER:
             child = Trainer(world, incarnation, self._start.run, self._start.settings.grace_s)
-        elif role == STANDBY:
+        elif task == STANDBY:
             child = StandbyProcess(world, incarnation, self._standby_waits)
         else:
-            start = msgspec.structs.replace(self._start, role=role, incarnation=incarnation)
-            child = ServiceProcess(world, start, world.socket(role))
-        self.children[role] = child
+            start = msgspec.structs.replace(self._start, task=task, incarnation=incarnation)
+            child = ServiceProcess(world, start, world.socket(task))
+        self.children[task] = child
         return child.pid
 
     def child_died(self, process: Process, exit: Exit) -> None:
@@ -67,17 +68,17 @@ class Machine:
     def ended(self) -> list[Dead]:
         ended, self._dead = self._dead, []
         for process, _ in ended:
-            self._corpses[process.role] = self.children.pop(process.role)
-        return [Dead(process.role, process.incarnation, process.pid, exit) for process, exit in ended]
+            self._corpses[process.task] = self.children.pop(process.task)
+        return [Dead(process.task, process.incarnation, process.pid, exit) for process, exit in ended]
 
-    def signal(self, role: str, incarnation: int, number: int) -> None:
-        child = self._find(role, incarnation)
-        assert child is None or isinstance(child, Trainer | ServiceProcess), f"signal {number} to {role}"
+    def signal(self, task: TaskId, incarnation: int, number: int) -> None:
+        child = self._find(task, incarnation)
+        assert child is None or isinstance(child, Trainer | ServiceProcess), f"signal {number} to {task}"
         if child is not None and not child.is_dead:
             child.hear_signal(number)
 
-    def kill_tree(self, role: str, incarnation: int) -> None:
-        child = self._find(role, incarnation)
+    def kill_tree(self, task: TaskId, incarnation: int) -> None:
+        child = self._find(task, incarnation)
         if child is not None:
             child.die(KILLED, "watchdog")
 
@@ -87,18 +88,18 @@ class Machine:
     def reap_strays(self) -> None:
         """They need no reaping."""
 
-    def is_stopped(self, role: str) -> bool:
-        child = self.children.get(role)
+    def is_stopped(self, task: TaskId) -> bool:
+        child = self.children.get(task)
         return child is not None and child.is_frozen
 
-    def doing(self, role: str) -> str:
-        return STOPPED if self.is_stopped(role) else ""
+    def doing(self, task: TaskId) -> str:
+        return STOPPED if self.is_stopped(task) else ""
 
-    def usage(self, role: str) -> Mapping[str, float | int]:
+    def usage(self, task: TaskId) -> Mapping[str, float | int]:
         return NOTHING_USED
 
-    def _find(self, role: str, incarnation: int) -> Process | None:
-        child = self.children.get(role)
+    def _find(self, task: TaskId, incarnation: int) -> Process | None:
+        child = self.children.get(task)
         return child if child is not None and child.incarnation == incarnation else None
 
     # -- the standby -----------------------------------------------------------------------------------------
@@ -129,21 +130,21 @@ class Machine:
             self._wake(0.0)
 
     # -- heartbeats, and what the dead have left -------------------------------------------------------------
-    def follow(self, role: str, incarnation: int) -> None:
+    def follow(self, task: TaskId, incarnation: int) -> None:
         """A process and its heartbeat are one here."""
 
-    def read(self) -> dict[str, Heartbeat]:
-        beats = {role: _beat(process) for role, process in self.children.items()}
-        return {role: beat for role, beat in beats.items() if beat is not None}
+    def read(self) -> dict[TaskId, Heartbeat]:
+        beats = {task: _beat(process) for task, process in self.children.items()}
+        return {task: beat for task, beat in beats.items() if beat is not None}
 
-    def drop(self, role: str) -> Heartbeat | None:
-        corpse = self._corpses.get(role)
+    def drop(self, task: TaskId) -> Heartbeat | None:
+        corpse = self._corpses.get(task)
         return _beat(corpse) if corpse is not None else None
 
     def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended:
-        corpse = self._corpses.pop(dead.role)
+        corpse = self._corpses.pop(dead.task)
         if not isinstance(corpse, Trainer):
-            return Ended(dead.role, dead.incarnation, dead.exit, beat)
+            return Ended(dead.task, dead.incarnation, dead.exit, beat)
         words = corpse.words if corpse.words.type else None
         return Ended(TRAINER, dead.incarnation, dead.exit, beat, words, self.memory_step())
 
@@ -154,8 +155,8 @@ class Machine:
         return self._world.memory.newest_step()
 
     # -- records ---------------------------------------------------------------------------------------------
-    def append(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None:
-        self._world.note(history.Journaled(event, role, incarnation, fields))
+    def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
+        self._world.note(history.Journaled(event, task, incarnation, fields))
 
     def write_run(self, run: RunFile, durable: bool) -> None:
         self._world.run_json = run

@@ -15,8 +15,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from procsv.base.clock import Clock
-from procsv.ipc.messaging.endpoint import COMMAND_LINE, Address, ClientEndpoint, Put, Received, ServerEndpoint
-from procsv.watchdog.core.events import SERVICES, WATCHDOG
+from procsv.base.identity import COMMAND_LINE, WATCHDOG
+from procsv.base.service_table import SERVICES
+from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, Received, ServerEndpoint
 from tests.simulation.clock import SimClock
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class SimNetwork:
                 client.server = None
 
     def join(self, client: SimClient) -> bytes:
-        who = f"{client.me.role}.{client.me.incarnation}.{next(self._numbers)}".encode()
+        who = f"{client.me.task}.{client.me.incarnation}.{next(self._numbers)}".encode()
         self.clients[who] = client
         self._reconnect(client, 0.001)
         return who
@@ -128,7 +129,7 @@ class SimServer(ServerEndpoint):
         client = self._network.clients.get(frames[0])
         if client is None or client.server is not self:
             return Put.NOBODY
-        self._network.carry(frames[1:], client.deliver, client.me.role == COMMAND_LINE)
+        self._network.carry(frames[1:], client.deliver, client.me.task == COMMAND_LINE)
         return Put.TAKEN
 
     def _take(self) -> list[bytes] | None:
@@ -158,9 +159,9 @@ class SimClient(ClientEndpoint):
     def _put(self, frames: list[bytes]) -> Put:
         if self.made or self.server is None:
             return Put.FULL
-        if self.me.role == "trainer":
+        if self.me.task.runs_program:
             self._network.past.append((self.path, self.who, frames))
-        self._network.carry([self.who, *frames], self.server.deliver, self.me.role == COMMAND_LINE)
+        self._network.carry([self.who, *frames], self.server.deliver, self.me.task == COMMAND_LINE)
         return Put.TAKEN
 
     def _take(self) -> list[bytes] | None:
@@ -180,7 +181,7 @@ class SimSockets:
     def __init__(self, world: World, run: str, wake: Callable[[], None], hear: Callable[[Received], None]) -> None:
         me, network, clock = Address(run, WATCHDOG, 1), world.network, world.clock
         self.server = _HeardServer(network, world.socket(WATCHDOG), me, clock, wake)
-        self.clients = {role: _HeardClient(network, world.socket(role), me, clock, wake) for role in SERVICES}
+        self.clients = {task: _HeardClient(network, world.socket(task), me, clock, wake) for task in SERVICES}
         self.server.hear = hear
         for client in self.clients.values():
             client.hear = hear

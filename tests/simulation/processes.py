@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit
 from procsv.base.processes import ExternalProcess
 from tests.simulation.clock import Timer
@@ -23,8 +24,8 @@ FOR_EVER_S = 1e9
 class Process:
     """One process of the run; subclasses have its loop's body in `turn`."""
 
-    def __init__(self, world: World, role: str, incarnation: int, pid: int = 0) -> None:
-        self.world, self.role, self.incarnation = world, role, incarnation
+    def __init__(self, world: World, task: TaskId, incarnation: int, pid: int = 0) -> None:
+        self.world, self.task, self.incarnation = world, task, incarnation
         self.pid = pid or world.new_pid()
         self.is_dead = False
         self.holds_lock = False  # its own: run.lock, writer.lock or its service's

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from procsv.base.identity import WATCHDOG
 from procsv.base.outcome import Exit
 from tests.simulation import faults, history
 from tests.simulation.checkpoints import SAVE_PATH, is_safe, is_whole
@@ -80,7 +81,7 @@ class Run:
         self.world.disk.lose_power()
 
     def _watch(self, fact: history.Fact) -> None:
-        if isinstance(fact, history.Died) and fact.role == "watchdog":
+        if isinstance(fact, history.Died) and fact.task == WATCHDOG:
             self._launch_ended(fact.exit)
 
     def _launch_ended(self, exit: Exit) -> None:

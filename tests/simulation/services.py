@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG
 from procsv.base.outcome import Exit
 from procsv.base.processes import ExternalProcess
 from procsv.ipc.messaging.endpoint import Address, Received
@@ -132,16 +133,16 @@ class SimLastOneOut(LastOneOut):
         super().__init__(start, trainers, now_s)
 
     def _wake_others(self) -> None:
-        self._world.wake_holder("summary")
+        self._world.wake_holder(SUMMARY)
 
     def _is_trainer_gone(self) -> bool:
         return not self._world.writer_lock_is_held() and all(trainer.has_ended() for trainer in self._trainers)
 
     def is_alone(self, now_s: float) -> bool:
-        return self._world.holder("summary") is None or now_s >= self._give_up_s
+        return self._world.holder(SUMMARY) is None or now_s >= self._give_up_s
 
     def tidy(self, keep_memory: bool, now_wall_s: float) -> None:
-        if self._world.holder("watchdog") is None:
+        if self._world.holder(WATCHDOG) is None:
             self._world.clear_run(keep_memory)
 
 
@@ -242,7 +243,7 @@ class ServiceProcess(Process):
     """The loop of services/runtime.py around a service."""
 
     def __init__(self, world: World, start: Start, path: Path) -> None:
-        super().__init__(world, start.role, start.incarnation)
+        super().__init__(world, start.task, start.incarnation)
         self._start, self._path = start, path
         self.heartbeat = SimPulse()
         self.workers: list[SimWorker] = []
@@ -295,22 +296,22 @@ class ServiceProcess(Process):
         self.wake(min(TICK_S_MAX, max(LOOP_S_MIN, pause_s)))
 
     def _note(self, received: Received) -> None:
-        self.world.note(history.Received(self.role, received.role, received.incarnation, type(received.body).__name__))
+        self.world.note(history.Received(self.task, received.task, received.incarnation, type(received.body).__name__))
 
     def _begin(self) -> bool:
         """Serves, once the service of the run before has let go of the logdir."""
-        if self.world.holder(self.role) is not None:
+        if self.world.holder(self.task) is not None:
             if self.is_orphan:
                 self.die(Exit(1, None), "itself")
             self.wake(LOCK_LOOK_S)
             return False
         self.holds_lock = True
         world, start = self.world, self._start
-        me = Address(start.run, start.role, start.incarnation)
+        me = Address(start.run, start.task, start.incarnation)
         self.server = SimServer(world.network, self._path, me, world.clock, self.wake)
         self.heartbeat.phase = Phase.IDLE
         tools = Tools(start, world.clock, self.server, self.heartbeat, self.wake)
-        if self.role == "checkpoint":
+        if self.task == CHECKPOINT:
             self._service = HostedCheckpoint(tools, self)
         else:
             self._service = SummaryService(tools, SimStreamStore(world.events, start.run), SimTrainerWatch(world))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import STANDBY
 from procsv.base.outcome import Exit
 from tests.simulation.processes import Process
 
@@ -16,7 +17,7 @@ class StandbyProcess(Process):
     """`say` tells the watchdog that it waits: its number, and the seconds that it took."""
 
     def __init__(self, world: World, number: int, say: Callable[[int, float], None]) -> None:
-        super().__init__(world, "standby", number)
+        super().__init__(world, STANDBY, number)
         self._say, self._has_said = say, False
         self.wake(world.program.import_s)
 

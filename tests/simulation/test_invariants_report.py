@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER
 from procsv.ipc.messaging.delivery import Inbox
 from procsv.ipc.messaging.endpoint import ServerEndpoint
 from procsv.ipc.messaging.messages import Durable
 from procsv.services.checkpoint.core.restore_choice import Restoring
 from procsv.services.summary.core import SummaryCore
 from procsv.watchdog.core import trainer
-from procsv.watchdog.core.events import TRAINER, Ended, KillTree
+from procsv.watchdog.core.events import Ended, KillTree
 from procsv.watchdog.core.restart_policy import Cause, History
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.trainer import TrainerSupervisor
@@ -32,8 +33,8 @@ SEEDS_MAX = 40  # of the same program and faults: what is left to chance differs
 Break = Callable[[pytest.MonkeyPatch], None]
 Plan = list[tuple[float, faults.Fault]]
 
-KILL_TRAINER: Plan = [(12.0, faults.kill("trainer"))]
-KILL_CHECKPOINT: Plan = [(12.0, faults.kill("checkpoint"))]
+KILL_TRAINER: Plan = [(12.0, faults.kill(TRAINER))]
+KILL_CHECKPOINT: Plan = [(12.0, faults.kill(CHECKPOINT))]
 
 
 def _restarts_beside_the_old_tree(patch: pytest.MonkeyPatch) -> None:
@@ -171,14 +172,14 @@ def _believes_the_dead(patch: pytest.MonkeyPatch) -> None:
     said = TrainerSupervisor.said
 
     def believe(self: TrainerSupervisor, words: Any, now_s: float) -> None:
-        said(self, type(words)(words.role, self.incarnation, words.body, words.answers), now_s)
+        said(self, type(words)(words.task, self.incarnation, words.body, words.answers), now_s)
 
     patch.setattr(TrainerSupervisor, "said", believe)
     patch.setattr(ServerEndpoint, "_is_outdated", lambda self, message: False)
     patch.setattr(Inbox, "is_news", lambda self, incarnation, seq: True)
 
 
-LATER: Plan = [(20.0, faults.kill("trainer")), (22.0, faults.say_again), (23.0, faults.say_again), (25.0, faults.cut)]
+LATER: Plan = [(20.0, faults.kill(TRAINER)), (22.0, faults.say_again), (23.0, faults.say_again), (25.0, faults.cut)]
 SEGFAULT = ProgramError(signal=11)
 POISON = ProgramError("InvalidArgumentError", "NaN")
 
@@ -186,10 +187,10 @@ CASES: list[tuple[str, Break, dict[str, Any], Plan]] = [
     ("i1", _restarts_beside_the_old_tree, {"grandchild": True}, KILL_TRAINER),
     ("i2", _acknowledges_before_the_commit, {}, []),
     ("i2", _forgets_to_sync_the_directory, {}, []),
-    ("i2", _deletes_before_the_new_one_is_in_place, {"max_to_keep": 1}, [(12.0, faults.kill_at_disk("checkpoint"))]),
+    ("i2", _deletes_before_the_new_one_is_in_place, {"max_to_keep": 1}, [(12.0, faults.kill_at_disk(CHECKPOINT))]),
     ("i3", _resumes_from_the_oldest, {"save_secs": 2.0}, [(15.0, faults.lose_power)]),
     ("i3", _begins_again_where_nothing_is_good, {}, [(12.0, faults.spoil_all), (12.0, faults.lose_power)]),
-    ("i4", _writes_a_batch_that_is_said_again, {}, [(8.0, faults.bad_network), (12.0, faults.kill("summary"))]),
+    ("i4", _writes_a_batch_that_is_said_again, {}, [(8.0, faults.bad_network), (12.0, faults.kill(SUMMARY))]),
     ("i5", _quits_before_the_services_have_ended, {}, []),
     ("i6", _says_the_wrong_cause, {}, KILL_TRAINER),
     ("i7", _never_answers_restore, {}, []),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
 from tests.simulation import faults, history
 from tests.simulation.program import Program, ProgramError
 from tests.simulation.run import DONE, GAVE_UP, Run
@@ -26,7 +27,7 @@ def journaled(run: Run, event: str) -> list[history.Journaled]:
 
 @pytest.mark.parametrize("second", [1.0, 2.3, 3.0, 4.0, 9.0, 26.5, 27.5, 28.0])
 def test_row_01_a_killed_trainer_costs_one_restart_and_the_steps_since_the_last_snapshot(second: float) -> None:
-    for run in runs([(second, faults.kill("trainer"))]):
+    for run in runs([(second, faults.kill(TRAINER))]):
         assert run.exit_code == DONE
         assert len(journaled(run, "restarting")) <= 1
         lost = [entry.fields["lost_steps"] for entry in journaled(run, "restarting")]
@@ -42,41 +43,43 @@ def test_row_04_exceptions_at_moving_steps_never_end_a_run_that_progresses() -> 
 
 def test_row_07_training_that_is_done_ends_in_order_with_its_last_step_on_disk() -> None:
     for run in runs([]):
-        ends = [fact.role for _, fact in run.world.facts if isinstance(fact, history.Died)]
+        ends = [fact.task for _, fact in run.world.facts if isinstance(fact, history.Died)]
         assert run.exit_code == DONE
-        assert ends[0] == "trainer"
-        assert ends[-1] == "watchdog"
+        assert ends[0] == TRAINER
+        assert ends[-1] == WATCHDOG
 
 
-@pytest.mark.parametrize("role", ["trainer", "checkpoint", "summary"])
-def test_row_09_a_process_that_is_stopped_for_a_while_is_not_restarted_and_catches_up(role: str) -> None:
-    for run in runs([(8.0, faults.freeze(role))]):
+@pytest.mark.parametrize("task", [TRAINER, CHECKPOINT, SUMMARY])
+def test_row_09_a_process_that_is_stopped_for_a_while_is_not_restarted_and_catches_up(task: TaskId) -> None:
+    for run in runs([(8.0, faults.freeze(task))]):
         assert run.exit_code == DONE
         assert not journaled(run, "restarting")
         assert not journaled(run, "service_restarted")
 
 
 @pytest.mark.parametrize("seconds", [1.5, 8.0])
-@pytest.mark.parametrize("role", ["checkpoint", "summary"])
+@pytest.mark.parametrize("task", [CHECKPOINT, SUMMARY])
 def test_row_10_a_service_that_is_stopped_for_ever_or_wedged_is_replaced_and_training_never_notices(
-    role: str, seconds: float
+    task: TaskId, seconds: float
 ) -> None:
-    for run in runs([(seconds, faults.stuck_service(role))], save_secs=3.0):
+    for run in runs([(seconds, faults.stuck_service(task))], save_secs=3.0):
         assert run.exit_code == DONE
         assert not journaled(run, "restarting")
-        names = [entry.event for entry in _of(run, role) if entry.event != "checkpoint_durable"]
+        names = [entry.event for entry in _of(run, task) if entry.event != "checkpoint_durable"]
         assert names == ["spawned", "hang_detected", "exited", "spawned", "service_restarted", "exited"]
-        assert [e.fields["cause"] for e in _of(run, role) if e.event == "exited"] == ["hang", "completed"]
+        assert [e.fields["cause"] for e in _of(run, task) if e.event == "exited"] == ["hang", "completed"]
 
 
-def _of(run: Run, role: str) -> list[history.Journaled]:
-    return [fact for _, fact in run.world.facts if isinstance(fact, history.Journaled) and fact.role == role]
+def _of(run: Run, task: TaskId) -> list[history.Journaled]:
+    return [fact for _, fact in run.world.facts if isinstance(fact, history.Journaled) and fact.task == task]
 
 
-@pytest.mark.parametrize("role", ["checkpoint", "summary"])
-@pytest.mark.parametrize("beside", [faults.kill("trainer"), faults.stop, faults.preempt, faults.kill("watchdog")])
-def test_row_10_a_stuck_service_beside_another_fault_holds_up_nothing_for_ever(role: str, beside: faults.Fault) -> None:
-    for run in runs([(8.0, faults.stuck_service(role)), (9.0, beside), (27.0, faults.stuck_service(role))]):
+@pytest.mark.parametrize("task", [CHECKPOINT, SUMMARY])
+@pytest.mark.parametrize("beside", [faults.kill(TRAINER), faults.stop, faults.preempt, faults.kill(WATCHDOG)])
+def test_row_10_a_stuck_service_beside_another_fault_holds_up_nothing_for_ever(
+    task: TaskId, beside: faults.Fault
+) -> None:
+    for run in runs([(8.0, faults.stuck_service(task)), (9.0, beside), (27.0, faults.stuck_service(task))]):
         assert run.exit_code == DONE
 
 
@@ -87,7 +90,7 @@ def test_row_14_a_grandchild_that_survives_is_gone_before_the_next_trainer_start
 
 @pytest.mark.parametrize("seed", range(25))
 def test_row_15_a_checkpoint_service_killed_at_any_disk_operation_leaves_the_trainer_alone(seed: int) -> None:
-    run = Run(seed, Program(save_secs=2.0), [(6.0, faults.kill_at_disk("checkpoint"))]).go()
+    run = Run(seed, Program(save_secs=2.0), [(6.0, faults.kill_at_disk(CHECKPOINT))]).go()
     assert run.exit_code == DONE
     assert not journaled(run, "restarting")
 
@@ -114,20 +117,20 @@ def test_row_20_where_all_checkpoints_are_bad_the_run_fails_and_never_begins_ane
 
 @pytest.mark.parametrize("seed", range(10))
 def test_row_21_what_is_being_restored_from_stays_while_old_ones_are_deleted(seed: int) -> None:
-    plan: Plan = [(12.0, faults.lose_power), (15.0 + seed / 2, faults.kill("checkpoint"))]
+    plan: Plan = [(12.0, faults.lose_power), (15.0 + seed / 2, faults.kill(CHECKPOINT))]
     assert Run(seed, Program(save_secs=1.0, max_to_keep=1, restore_s=3.0), plan).go().exit_code == DONE
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_row_23_a_summary_service_killed_at_any_write_loses_and_doubles_no_record(seed: int) -> None:
-    run = Run(seed, Program(), [(6.0, faults.kill_at_disk("summary"))]).go()
+    run = Run(seed, Program(), [(6.0, faults.kill_at_disk(SUMMARY))]).go()
     finished = [fact for _, fact in run.world.facts if isinstance(fact, history.Finished)]
     assert [fact.unwritten for fact in finished] == [0]
     assert len(run.checker.account.records) == run.world.program.steps + 2  # START, each step, STOP
 
 
 def test_row_25_a_killed_watchdog_is_followed_by_a_launch_that_resumes() -> None:
-    for run in runs([(10.0, faults.kill("watchdog"))]):
+    for run in runs([(10.0, faults.kill(WATCHDOG))]):
         assert (run.exit_code, run.launches) == (DONE, 2)
 
 
@@ -139,7 +142,7 @@ def test_row_26_a_watchdog_killed_with_one_of_its_processes_is_cleared_away_and_
 
 @pytest.mark.parametrize("fault", [faults.bad_network, faults.cut, faults.say_again], ids=lambda fault: fault.__name__)
 def test_row_32_messages_lost_doubled_late_and_of_the_dead_change_nothing(fault: Callable[..., str]) -> None:
-    plan: Plan = [(0.5, fault), (8.0, faults.kill("trainer")), (9.0, fault), (13.0, fault), (14.0, fault)]
+    plan: Plan = [(0.5, fault), (8.0, faults.kill(TRAINER)), (9.0, fault), (13.0, fault), (14.0, fault)]
     for run in runs(plan):
         assert run.exit_code == DONE
 
@@ -151,6 +154,6 @@ def test_row_33_a_jump_of_the_wall_clock_kills_nothing_and_restarts_nothing() ->
 
 
 def test_row_34_a_system_that_starts_no_process_for_a_while_is_waited_for_and_charged_to_nobody() -> None:
-    for run in runs([(9.0, faults.no_spawn), (9.0, faults.kill("trainer")), (9.0, faults.kill("checkpoint"))]):
+    for run in runs([(9.0, faults.no_spawn), (9.0, faults.kill(TRAINER)), (9.0, faults.kill(CHECKPOINT))]):
         assert run.exit_code == DONE
         assert not journaled(run, "gave_up")

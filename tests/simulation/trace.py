@@ -17,17 +17,17 @@ def show(fact: history.Fact) -> str:
             return ""
         case history.CoreActed(event, actions):
             text = f"core: {_event(event)} -> {', '.join(_short(action) for action in actions) or 'nothing'}"
-        case history.Born(role, incarnation, pid):
-            text = f"{role} {incarnation} starts (pid {pid})"
-        case history.Died(role, incarnation, pid, exit, by):
-            text = f"{role} {incarnation} (pid {pid}) is dead: {exit}, by {by}"
-        case history.Received(server, role, incarnation, body):
-            text = f"{server} hears {body} of {role} {incarnation}"
-        case history.Journaled(event, role, incarnation, fields):
-            text = f"journal: {event} {role} {incarnation} {fields}"
-        case history.Acknowledged(news, role):
+        case history.Born(task, incarnation, pid):
+            text = f"{task} {incarnation} starts (pid {pid})"
+        case history.Died(task, incarnation, pid, exit, by):
+            text = f"{task} {incarnation} (pid {pid}) is dead: {exit}, by {by}"
+        case history.Received(server, task, incarnation, body):
+            text = f"{server} hears {body} of {task} {incarnation}"
+        case history.Journaled(event, task, incarnation, fields):
+            text = f"journal: {event} {task} {incarnation} {fields}"
+        case history.Acknowledged(news, task):
             text = (
-                f"{role} hears that step {news.step} is durable ({news.path}, sequence {news.sequence}, {news.reason})"
+                f"{task} hears that step {news.step} is durable ({news.path}, sequence {news.sequence}, {news.reason})"
             )
         case _:
             text = _short(fact)
@@ -38,10 +38,10 @@ def _event(event: Any) -> str:
     match event:
         case Ticked():
             return "time"
-        case Said(role, incarnation, body):
-            return f"{role} {incarnation} says {body!r}"
-        case Ended(role, incarnation, exit):
-            return f"{role} {incarnation} is dead ({exit})"
+        case Said(task, incarnation, body):
+            return f"{task} {incarnation} says {body!r}"
+        case Ended(task, incarnation, exit):
+            return f"{task} {incarnation} is dead ({exit})"
         case _:
             return repr(event)
 

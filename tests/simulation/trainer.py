@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import (
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 LINK_S = 0.2  # how often the real link looks around
 STEP_READ_S = 0.5  # how old a step in the heartbeat may be
 ANSWER_S_MAX, SLOT_WAIT_S_MAX, FINAL_SAVE_S_MAX, END_S_MAX = 600.0, 60.0, 600.0, 10.0
-ROLES = ("watchdog", "checkpoint", "summary")
+ROLES = (WATCHDOG, CHECKPOINT, SUMMARY)
 
 # What the program waits for: seconds to pass, or news to come within so many seconds (it is told whether they came).
 Wait = float | tuple[Callable[[], bool], float]
@@ -62,7 +63,7 @@ class Trainer(Process):
         self, world: World, incarnation: int, run: str, grace_s: float, standby: Process | None = None
     ) -> None:
         """`standby`: the process that it was before, its imports done."""
-        super().__init__(world, "trainer", incarnation, standby.pid if standby is not None else 0)
+        super().__init__(world, TRAINER, incarnation, standby.pid if standby is not None else 0)
         self._import_s = world.program.import_s if standby is None else 0.02
         self.frozen_until_s = standby.frozen_until_s if standby is not None else 0.0
         self.holds_lock = True
@@ -87,9 +88,9 @@ class Trainer(Process):
         self._streams = EventStreams(world.clock)
         self._streams.begin(world.memory.directory, incarnation)
         self._writer = ""
-        me = Address(run, "trainer", incarnation)
+        me = Address(run, TRAINER, incarnation)
         self._clients = {
-            role: SimClient(world.network, world.socket(role), me, world.clock, self.wake) for role in ROLES
+            task: SimClient(world.network, world.socket(task), me, world.clock, self.wake) for task in ROLES
         }
         self._program = self._main()
         self._wait: Wait = 0.0
@@ -151,29 +152,29 @@ class Trainer(Process):
         self._has_begun = True
         if self.is_orphan:
             self._request_stop("preempt")
-        for role, client in self._clients.items():
-            self._greet(role, client)
+        for task, client in self._clients.items():
+            self._greet(task, client)
             while (received := client.receive()) is not None:
                 self._hear(client, received)
         self._advance(now_s)
         if self.is_dead:
             return
         for message in self._streams.messages(now_s):
-            self._clients["summary"].send(message)
+            self._clients[SUMMARY].send(message)
         self._plan_next_turn(now_s)
 
-    def _greet(self, role: str, client: SimClient) -> None:
+    def _greet(self, task: TaskId, client: SimClient) -> None:
         if not client.tick():
             return
         client.send_reliable(Hello(self.pid))
-        if role == "checkpoint" and self._pool is not None:
+        if task == CHECKPOINT and self._pool is not None:
             client.send_reliable(self.world.program.plan)
-        if role == "summary":
+        if task == SUMMARY:
             self._streams.on_connected()
         client.tick()
 
     def _hear(self, client: SimClient, received: Received) -> None:
-        if received.re in self._asked and client is self._clients["checkpoint"] and not isinstance(received.body, Ack):
+        if received.re in self._asked and client is self._clients[CHECKPOINT] and not isinstance(received.body, Ack):
             self._answers[received.re] = received.body
         match received.body:
             case Written() as written:
@@ -182,7 +183,7 @@ class Trainer(Process):
                 self._request_stop(reason)
             case Durable() as news:
                 self._durable_sequence = max(self._durable_sequence, news.sequence)
-                self.world.note(history.Acknowledged(news, "trainer"))
+                self.world.note(history.Acknowledged(news, TRAINER))
             case SaveFailed():
                 pass
             case _:
@@ -257,7 +258,7 @@ class Trainer(Process):
         yield self._import_s
         program.check_import(self.incarnation)
         self._pool = SimArena(self.world.memory, self.run_id, self.incarnation, self.pid, program.plan)
-        self._tell("checkpoint", program.plan)
+        self._tell(CHECKPOINT, program.plan)
         self.phase = Phase.RESTORE
         yield from self._restore()
         self._writer = self._streams.open("/logdir", "")
@@ -289,8 +290,8 @@ class Trainer(Process):
         self.is_ready, self.phase, self._read = True, Phase.STEP, (self.step, now_s)
         self.world.note(history.Ready(self.incarnation))
         origin = self.world.last_origin
-        self._tell("watchdog", FirstStepDone(first_step, origin[0], origin[1], self.step, now_s))  # type: ignore[arg-type]
-        self._tell("watchdog", Loaded())
+        self._tell(WATCHDOG, FirstStepDone(first_step, origin[0], origin[1], self.step, now_s))  # type: ignore[arg-type]
+        self._tell(WATCHDOG, Loaded())
         self._reserve()
         self._snapshot_s = now_s + self.world.program.snapshot_s
 
@@ -329,7 +330,7 @@ class Trainer(Process):
                 continue
             self._take_over(answer)
             yield self.world.program.restore_s
-            self._tell("checkpoint", Restored(answer.source, answer.path, answer.step))
+            self._tell(CHECKPOINT, Restored(answer.source, answer.path, answer.step))
             return
         raise ProgramError("UserError", "the state in memory is gone, and was answered twice")
 
@@ -363,7 +364,7 @@ class Trainer(Process):
         self.world.note(history.Restored(self.incarnation, answer.source, answer.path, self.step, self.value))
 
     def _ask(self, body: Message) -> Generator[Wait, bool, Body]:
-        seq = self._tell("checkpoint", body)
+        seq = self._tell(CHECKPOINT, body)
         self._asked.add(seq)
         if not (yield (lambda: seq in self._answers), ANSWER_S_MAX):
             raise ProgramError("UserError", "the checkpoint service did not say which state to start from")
@@ -383,7 +384,7 @@ class Trainer(Process):
             self._sequence = sequence
             prefix = f"/shm/staged.{sequence}/model.ckpt-{step}"
             self.world.memory.staged[prefix] = (sequence, step, value)
-            self._tell("checkpoint", Staged(prefix, sequence, step, want))  # type: ignore[arg-type]
+            self._tell(CHECKPOINT, Staged(prefix, sequence, step, want))  # type: ignore[arg-type]
             self._snapshot_s = self.world.clock.now_s + self.world.program.snapshot_s
             return sequence
         assert self._pool is not None
@@ -405,7 +406,7 @@ class Trainer(Process):
         assert self._pool is not None
         info = self._pool.publish(slot, sequence, step, value)
         self.world.note(history.Wrote(self.pid, self.incarnation))
-        self._tell("checkpoint", Snapshot(str(info.path), sequence, step, want))  # type: ignore[arg-type]
+        self._tell(CHECKPOINT, Snapshot(str(info.path), sequence, step, want))  # type: ignore[arg-type]
         self.wake()
 
     def _take(self, reason: Reason) -> Doing:
@@ -419,8 +420,8 @@ class Trainer(Process):
         self._asked_for = (self._runs, sequence)
 
     # -- small things ----------------------------------------------------------------------------------------
-    def _tell(self, role: str, body: Message) -> int:
-        return self._clients[role].send_reliable(body)
+    def _tell(self, task: TaskId, body: Message) -> int:
+        return self._clients[task].send_reliable(body)
 
     def _add_record(self, what: str) -> None:
         self._records += 1

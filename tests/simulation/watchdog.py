@@ -9,12 +9,14 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.base.outcome import Exit
 from procsv.base.processes import Identity
+from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import Durable, RestartTrainer, StatusRequest
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.core.events import SERVICES, TRAINER, WATCHDOG, Action, Event, Quit
+from procsv.watchdog.core.events import Action, Event, Quit
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.acquire_run import LEFTOVER_MARGIN_S
@@ -42,7 +44,7 @@ class Watchdog(Process):
     def __init__(self, world: World, run: str, settings: Settings) -> None:
         super().__init__(world, WATCHDOG, 1)
         self._settings = settings
-        self.start = Start("watchdog", run, 1, "/logdir", "/run", str(world.memory.directory), settings=settings.launch)
+        self.start = Start(WATCHDOG, run, 1, "/logdir", "/run", str(world.memory.directory), settings=settings.launch)
         self.machine = Machine(world, self.start, self.wake)
         self.core: Core | None = None
         self.is_stop_asked = False
@@ -59,9 +61,9 @@ class Watchdog(Process):
         world, now_s = self.world, self.world.clock.now_s
         if world.holder(WATCHDOG) is not None:
             self.die(Exit(EXIT_LOCKED, None), "itself")
-        elif world.writer_lock_is_held() or any(world.holder(role) for role in SERVICES):
-            for role in SERVICES:
-                world.wake_holder(role)
+        elif world.writer_lock_is_held() or any(world.holder(task) for task in SERVICES):
+            for task in SERVICES:
+                world.wake_holder(task)
             if now_s > self._give_up_s:
                 self.die(Exit(EXIT_LOCKED, None), "itself")
             self.wake(LOOK_S)
@@ -110,9 +112,9 @@ class Watchdog(Process):
         """What it has heard, for the invariants."""
         if isinstance(received.body, Durable):
             self.world.note(history.Acknowledged(received.body, WATCHDOG))
-        elif received.role not in SERVICES and not isinstance(received.body, StatusRequest):
+        elif received.task not in SERVICES and not isinstance(received.body, StatusRequest):
             body = type(received.body).__name__
-            self.world.note(history.Received(WATCHDOG, received.role, received.incarnation, body))
+            self.world.note(history.Received(WATCHDOG, received.task, received.incarnation, body))
 
     # -- what is asked of it ---------------------------------------------------------------------------------
     def stop(self, source: str, now: bool) -> None:

@@ -13,6 +13,7 @@ from random import Random
 
 import msgspec
 
+from procsv.base.identity import COMMAND_LINE, TRAINER, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.endpoint import Address, Received
@@ -103,32 +104,32 @@ class World:
         self._pids += 1
         return self._pids
 
-    def socket(self, role: str) -> Path:
-        return RUN_DIR / f"{role}.sock"
+    def socket(self, task: TaskId) -> Path:
+        return RUN_DIR / f"{task}.sock"
 
     def born(self, process: Process) -> None:
         self.processes[process.pid] = process
         if isinstance(process, Trainer):
             self.last_incarnation = max(self.last_incarnation, process.incarnation)
-        self.note(history.Born(process.role, process.incarnation, process.pid))
+        self.note(history.Born(process.task, process.incarnation, process.pid))
 
-    def find(self, role: str) -> Process | None:
-        """The newest living process of that role."""
-        return next((p for p in reversed(self.processes.values()) if p.role == role), None)
+    def find(self, task: TaskId) -> Process | None:
+        """The newest living process of that task."""
+        return next((p for p in reversed(self.processes.values()) if p.task == task), None)
 
-    def holder(self, role: str) -> Process | None:
-        """Who holds that role's lock."""
-        return next((p for p in self.processes.values() if p.role == role and p.holds_lock), None)
+    def holder(self, task: TaskId) -> Process | None:
+        """Who holds that task's lock."""
+        return next((p for p in self.processes.values() if p.task == task and p.holds_lock), None)
 
-    def wake_holder(self, role: str) -> None:
-        """SIGCONT to whoever holds that role's lock."""
-        if (holder := self.holder(role)) is not None:
+    def wake_holder(self, task: TaskId) -> None:
+        """SIGCONT to whoever holds that task's lock."""
+        if (holder := self.holder(task)) is not None:
             holder.thaw()
 
     def process_died(self, process: Process, exit: Exit, by: str) -> None:
         self.processes.pop(process.pid, None)
         self.note(
-            history.Died(process.role, process.incarnation, process.pid, exit, by, process.is_orphan, process.is_stuck)
+            history.Died(process.task, process.incarnation, process.pid, exit, by, process.is_orphan, process.is_stuck)
         )
         if isinstance(process, Watchdog):
             for child in process.machine.children.values():
@@ -137,7 +138,7 @@ class World:
         if isinstance(process, Trainer) and self.program.grandchild and exit.code != 0:
             self._leave_a_grandchild()
         watchdog = self.watchdog
-        if watchdog is not None and not watchdog.is_dead and watchdog.machine.children.get(process.role) is process:
+        if watchdog is not None and not watchdog.is_dead and watchdog.machine.children.get(process.task) is process:
             watchdog.machine.child_died(process, exit)
 
     def _leave_a_grandchild(self) -> None:
@@ -156,7 +157,7 @@ class World:
 
     def writer_lock_is_held(self) -> bool:
         """By a trainer or anything that it has started."""
-        return any(p.role == "trainer" for p in self.processes.values()) or bool(self._living_strays())
+        return any(p.task == TRAINER for p in self.processes.values()) or bool(self._living_strays())
 
     def clear_tree(self) -> bool:
         """Kills what a dead trainer has left; whether nothing is left."""
@@ -164,10 +165,10 @@ class World:
             stray.killed_s = self.clock.now_s if stray.killed_s is None else stray.killed_s
         return not self.writer_lock_is_held()
 
-    def why_not_spawned(self, role: str) -> str:
+    def why_not_spawned(self, task: TaskId) -> str:
         if self.clock.now_s < self.cannot_spawn_until_s:
             return "[Errno 24] Too many open files"
-        if role == "trainer" and self.writer_lock_is_held():
+        if task == TRAINER and self.writer_lock_is_held():
             return "an older trainer's processes still hold the logdir"
         return ""
 
@@ -230,6 +231,6 @@ class World:
                 if hear is not None:
                     hear(received)
 
-        client = SimClient(self.network, watchdog.control, Address("", "cli", 1), self.clock, wake)
+        client = SimClient(self.network, watchdog.control, Address("", COMMAND_LINE, 1), self.clock, wake)
         client.send_reliable(body)
         return client

@@ -14,6 +14,7 @@ import psutil
 from tensorboard.backend.event_processing import event_file_loader
 from tensorboard.compat.proto import event_pb2
 
+from procsv.base.identity import SUMMARY, TRAINER
 from procsv.base.outcome import Exit
 from procsv.base.processes import Child, spawn
 from procsv.base.run.paths import RunPaths
@@ -68,7 +69,7 @@ class Run:
         self.incarnation += 1
         where = (str(self.logdir), str(self.paths.run_dir), str(self.paths.shm_dir))
         start = Start(
-            "summary",
+            SUMMARY,
             self.run,
             self.incarnation,
             *where,
@@ -134,7 +135,7 @@ class Trainer:
         self.streams.begin(run.paths.shm_dir, incarnation, run.paths.run_dir)
         self._context = new_context()
         self.client = Client(
-            self._context, run.paths.service_socket("summary"), Address(run.run, "trainer", incarnation), run.clock
+            self._context, run.paths.service_socket(SUMMARY), Address(run.run, TRAINER, incarnation), run.clock
         )
         self._waiter = Waiter()
         self._waiter.add(self.client)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tensorboard.compat.proto import graph_pb2
 
+from procsv.base.identity import SUMMARY
 from procsv.ipc.messaging.messages import Ack, FlushDone, GraphText, OpenWriter, Records, Written
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from tests.summary.real_service import ROOT, Run, Trainer, TurningTrainer, event, event_files, records_in, steps_in
@@ -78,7 +79,7 @@ def test_the_service_imports_no_tensorflow_and_no_numpy() -> None:
 def test_the_pulse_counts_the_records_that_are_written(run: Run, trainer: Trainer) -> None:
     run.start()
     send(trainer, trainer.streams.open(str(run.logdir), ""), 1, 42)
-    heartbeat = HeartbeatReader(run.paths.heartbeat("summary", 1))
+    heartbeat = HeartbeatReader(run.paths.heartbeat(SUMMARY, 1))
 
     def work() -> int:
         beat = heartbeat.read()

@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 
 from procsv.base.clock import FakeClock
+from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.memory_transport import FakeClient, FakeNetwork, FakeServer
 from procsv.ipc.messaging.messages import (
@@ -121,10 +122,10 @@ class World:
 
     def __post_init__(self) -> None:
         self.network = FakeNetwork(self.clock, self.seed)
-        self.path = self.run.paths.service_socket("checkpoint")
+        self.path = self.run.paths.service_socket(CHECKPOINT)
         self.recording = Recording(self.logdir)
         self.recording.__enter__()
-        self.watchdog = FakeClient(self.network, self.path, Address(self.run.id, "watchdog", 1), self.clock)
+        self.watchdog = FakeClient(self.network, self.path, Address(self.run.id, WATCHDOG, 1), self.clock)
         self.watchdog_heard: list[Received] = []
         self.trainer: FakeClient | None = None
         self.server: FakeServer | None = None
@@ -148,8 +149,8 @@ class World:
     def start_service(self) -> None:
         self.services += 1
         start = self.run.start(incarnation=self.services, lifeline_fd=-1, logdir=str(self.logdir))
-        self.server = FakeServer(self.network, self.path, Address(self.run.id, "checkpoint", self.services), self.clock)
-        self.heartbeat = HeartbeatWriter(self.run.paths.heartbeat("checkpoint", self.services))
+        self.server = FakeServer(self.network, self.path, Address(self.run.id, CHECKPOINT, self.services), self.clock)
+        self.heartbeat = HeartbeatWriter(self.run.paths.heartbeat(CHECKPOINT, self.services))
         self.machine = _Machine(start, self.clock)
         tools = Tools(start, self.clock, self.server, self.heartbeat, lambda: None)
         try:
@@ -181,9 +182,7 @@ class World:
         """A new one, with the state that it is to start from."""
         self.incarnation += 1
         self.received = []
-        self.trainer = FakeClient(
-            self.network, self.path, Address(self.run.id, "trainer", self.incarnation), self.clock
-        )
+        self.trainer = FakeClient(self.network, self.path, Address(self.run.id, TRAINER, self.incarnation), self.clock)
         seq = self.trainer.send_reliable(Restore(durable_only))
         answer = self.until(lambda h: h.re == seq and isinstance(h.body, RestoreFrom)).body
         assert isinstance(answer, RestoreFrom)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from procsv.base.identity import TRAINER, TaskId
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
     CheckpointPlan,
@@ -60,10 +61,10 @@ class Desk:
         self.out += actions
         return actions
 
-    def say(self, body: Message, incarnation: int = 1, role: str = "trainer") -> list[Action]:
+    def say(self, body: Message, incarnation: int = 1, task: TaskId = TRAINER) -> list[Action]:
         self.seq += 1
         self.core.slots_seen(self.slots)
-        received = Received(b"t", role, incarnation, self.seq, 0, body, None)  # type: ignore[arg-type]
+        received = Received(b"t", task, incarnation, self.seq, 0, body, None)  # type: ignore[arg-type]
         if isinstance(body, Finish):
             return self.see(self.core.finish(received, self.now_s))
         return self.see(self.core.handle(received, self.now_s))

@@ -15,6 +15,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
+from procsv.base.identity import STANDBY
 from procsv.base.run.paths import RunPaths
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.standby_channel import StandbyChannel
@@ -87,7 +88,7 @@ def standing_by(tmp_path: Path, loaded: Loaded) -> Iterator[tuple[subprocess.Pop
     line, end = StandbyChannel.pair()
     lifeline = os.pipe()
     start = Start(
-        role="standby", run="r", incarnation=1, logdir=str(tmp_path), run_dir=str(paths.run_dir), shm_dir=str(tmp_path),
+        task=STANDBY, run="r", incarnation=1, logdir=str(tmp_path), run_dir=str(paths.run_dir), shm_dir=str(tmp_path),
         lifeline_fd=lifeline[0], target=__file__, settings=LaunchSettings(standby="warm"), standby_fd=end.fd,
     )  # fmt: skip
     log = tmp_path / "log"

@@ -7,11 +7,12 @@ import signal
 
 import pytest
 
+from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Note, SaveFailed, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.events import CHECKPOINT, SUMMARY, TRAINER, NotSpawned, Said, TreeGone
+from procsv.watchdog.core.events import NotSpawned, Said, TreeGone
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.restart_policy import LastWords
 from procsv.watchdog.core.service import ServiceState
@@ -29,7 +30,7 @@ def running(step: int = 840, **changes: object) -> World:
 def test_services_start_first_and_everything_gets_a_line() -> None:
     world = World()
 
-    assert [(entry.role, entry.incarnation) for entry in world.events("spawned")] == [
+    assert [(entry.task, entry.incarnation) for entry in world.events("spawned")] == [
         (CHECKPOINT, 1),
         (SUMMARY, 1),
         (TRAINER, 1),
@@ -43,7 +44,7 @@ def test_training_that_is_done_ends_in_order_with_exit_code_0() -> None:
 
     assert world.exit_code == 0
     assert world.core.word == "done"
-    assert [type(body) for role, body in world.told if role == CHECKPOINT] == [TrainerExited, Finish]
+    assert [type(body) for task, body in world.told if task == CHECKPOINT] == [TrainerExited, Finish]
     assert world.last("run_completed")["step"] == 840
     assert 0 < world.last("run_completed")["goodput"] <= 1
     assert not world.alive
@@ -61,7 +62,7 @@ def test_a_killed_trainer_is_started_again_after_its_delay_and_the_services_keep
     assert world.last("restarting")["lost_steps"] == 2
     world.advance(1.3)
     assert world.alive[TRAINER].incarnation == 2
-    assert {role: process.incarnation for role, process in world.alive.items()} == {
+    assert {task: process.incarnation for task, process in world.alive.items()} == {
         CHECKPOINT: 1,
         SUMMARY: 1,
         TRAINER: 2,
@@ -98,7 +99,7 @@ def test_a_checkpoint_service_that_dies_before_it_has_settled_is_told_again() ->
     world.advance(0.6)
     world.ready(CHECKPOINT)
 
-    assert [body for role, body in world.told if role == CHECKPOINT] == [TrainerExited(1, clean=False)] * 2
+    assert [body for task, body in world.told if task == CHECKPOINT] == [TrainerExited(1, clean=False)] * 2
 
 
 def test_nothing_is_started_before_the_old_tree_is_gone() -> None:
@@ -214,8 +215,8 @@ def test_a_stop_asks_waits_and_ends_with_75() -> None:
     world.stop()
 
     assert world.core.word == "stopping"
-    assert [body for role, body in world.told if role == TRAINER] == [StopTraining(17.0, "final")]
-    assert [number for role, number in world.signals if role == TRAINER] == [signal.SIGTERM, signal.SIGCONT]
+    assert [body for task, body in world.told if task == TRAINER] == [StopTraining(17.0, "final")]
+    assert [number for task, number in world.signals if task == TRAINER] == [signal.SIGTERM, signal.SIGCONT]
     world.advance(3.0)
     world.crash(Exit(75, None))
     assert world.exit_code == 75
@@ -232,7 +233,7 @@ def test_a_trainer_that_does_not_stop_is_killed_after_its_share_of_the_grace() -
     world.advance(0.2)
 
     assert world.exit_code == 75
-    trainers = [entry.fields for entry in world.events("exited") if entry.role == TRAINER]
+    trainers = [entry.fields for entry in world.events("exited") if entry.task == TRAINER]
     assert trainers[0]["cause"] == "stopped"
     assert "did not stop within 17 s" in trainers[0]["evidence"]
 
@@ -252,7 +253,7 @@ def test_the_same_request_to_stop_twice_changes_nothing() -> None:
     world.stop(source="procsv stop")
     world.stop(source="procsv stop")
 
-    assert [number for role, number in world.signals if role == TRAINER] == [signal.SIGTERM, signal.SIGCONT]
+    assert [number for task, number in world.signals if task == TRAINER] == [signal.SIGTERM, signal.SIGCONT]
     assert TRAINER in world.alive
 
 
@@ -270,7 +271,7 @@ def test_a_stop_before_hello_is_told_when_the_trainer_can_hear_it() -> None:
     world.stop()
     world.handle(Said(TRAINER, 1, Hello(1)))
 
-    assert [body for role, body in world.told if role == TRAINER] == [StopTraining(17.0, "final")] * 2
+    assert [body for task, body in world.told if task == TRAINER] == [StopTraining(17.0, "final")] * 2
     assert world.signals.count((TRAINER, signal.SIGTERM)) == 1
 
 
@@ -316,13 +317,13 @@ def test_done_twice_pressed_keys_do_not_matter() -> None:
 
 
 # -- services --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("role", [CHECKPOINT, SUMMARY])
-def test_a_service_that_is_killed_while_idle_comes_back_at_once_as_often_as_it_happens(role: str) -> None:
+@pytest.mark.parametrize("task", [CHECKPOINT, SUMMARY])
+def test_a_service_that_is_killed_while_idle_comes_back_at_once_as_often_as_it_happens(task: TaskId) -> None:
     world = running()
     for incarnation in range(2, 30):
-        world.end(role, KILLED)
-        assert world.alive[role].incarnation == incarnation
-        world.ready(role)
+        world.end(task, KILLED)
+        assert world.alive[task].incarnation == incarnation
+        world.ready(task)
 
     assert world.alive[TRAINER].incarnation == 1
     assert len(world.events("service_restarted")) == 28
@@ -426,16 +427,16 @@ def _something_happens(world: World, rng: random.Random) -> None:
     roles = list(world.alive)
     match rng.randrange(10):
         case 0 | 1 if roles:
-            role = rng.choice(roles)
+            task = rng.choice(roles)
             exit = rng.choice([KILLED, Exit(None, signal.SIGSEGV), Exit(75, None), Exit(1, None), DONE])
             words = LastWords("ValueError", "boom", "Traceback", rng.randrange(3)) if exit.code == 1 else None
-            world.end(role, exit, words if role == TRAINER else None)
+            world.end(task, exit, words if task == TRAINER else None)
         case 2:
             world.advance(rng.choice([0.1, 1.0, 20.0, 100.0]))
         case 3 | 4:
-            for role in roles:
-                if role != TRAINER and not world.alive[role].is_ready:
-                    world.ready(role)
+            for task in roles:
+                if task != TRAINER and not world.alive[task].is_ready:
+                    world.ready(task)
                     return
         case 5 | 6 if TRAINER in world.alive:
             world.train(world.core.task.step + rng.randrange(10), max(0, world.core.task.durable_step))
@@ -451,7 +452,7 @@ def _something_happens(world: World, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("block", range(10))
 def test_whatever_happens_a_run_that_is_stopped_ends_and_leaves_nobody(block: int) -> None:
-    """Random schedules, replayable from their seed; the world checks that no role ever runs twice."""
+    """Random schedules, replayable from their seed; the world checks that no task ever runs twice."""
     for seed in range(block * 40, block * 40 + 40):
         rng, world = random.Random(seed), World(seed=seed)
         world.answers_settled = rng.random() < 0.8

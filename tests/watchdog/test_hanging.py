@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 
+from procsv.base.identity import TRAINER
 from procsv.base.outcome import Exit
 from procsv.base.signals import DUMP_SIGNAL
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.events import TRAINER, Said, TreeGone
+from procsv.watchdog.core.events import Said, TreeGone
 from procsv.watchdog.core.hangs.stack_parser import read_stacks, where_it_crashed, where_it_stood
 from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import World
@@ -36,7 +37,7 @@ def hung(**changes: object) -> World:
 
 
 def trainer_signals(world: World) -> list[int]:
-    return [number for role, number in world.signals if role == TRAINER]
+    return [number for task, number in world.signals if task == TRAINER]
 
 
 def test_a_hang_is_journaled_with_phase_seconds_and_step_and_begins_with_the_stacks() -> None:

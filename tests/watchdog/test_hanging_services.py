@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.signals import DUMP_SIGNAL
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Heartbeat, Phase
-from procsv.watchdog.core.events import CHECKPOINT, STOPPED, SUMMARY, TRAINER
+from procsv.watchdog.core.events import STOPPED
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX
 from procsv.watchdog.core.service import ServiceState
@@ -26,39 +27,39 @@ def running(**changes: object) -> World:
     return World(**changes).ready().train(840)  # type: ignore[arg-type]
 
 
-def wedge(world: World, role: str, shows: str = "") -> None:
+def wedge(world: World, task: TaskId, shows: str = "") -> None:
     """It is found, and dies of SIGABRT."""
     world.step(world.core.task.step + 1)
-    world.silent[role] = shows
+    world.silent[task] = shows
     found = len(world.events("hang_detected"))
     world.signals.clear()
     while len(world.events("hang_detected")) == found:
         world.step(world.core.task.step + 1)
-    while (role, signal.SIGCONT) not in world.signals:
+    while (task, signal.SIGCONT) not in world.signals:
         world.step(world.core.task.step + 1)
     world.stacks = DUMP
-    world.end(role, ABORTED)
-    del world.silent[role]
+    world.end(task, ABORTED)
+    del world.silent[task]
     world.stacks = ""
     world.advance(0.2)
-    if role in world.alive:
-        world.ready(role)
+    if task in world.alive:
+        world.ready(task)
 
 
-@pytest.mark.parametrize("role", [CHECKPOINT, SUMMARY])
-def test_a_service_whose_loop_does_not_come_round_is_ended_with_its_stacks_and_started_again(role: str) -> None:
+@pytest.mark.parametrize("task", [CHECKPOINT, SUMMARY])
+def test_a_service_whose_loop_does_not_come_round_is_ended_with_its_stacks_and_started_again(task: TaskId) -> None:
     world = running()
-    wedge(world, role)
+    wedge(world, task)
 
     found, ended = world.events("hang_detected")[0], world.events("exited")[0]
-    assert (found.role, found.incarnation, found.fields["phase"]) == (role, 1, "idle")
+    assert (found.task, found.incarnation, found.fields["phase"]) == (task, 1, "idle")
     assert HANG_LIMITS_S["service"] <= found.fields["seconds"] < HANG_LIMITS_S["service"] + 2.0
-    assert [number for to, number in world.signals if to == role] == [DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT]
-    assert (ended.role, ended.fields["cause"], ended.fields["signal"]) == (role, "hang", "SIGABRT")
+    assert [number for to, number in world.signals if to == task] == [DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT]
+    assert (ended.task, ended.fields["cause"], ended.fields["signal"]) == (task, "hang", "SIGABRT")
     assert "its loop has not come round for" in ended.fields["evidence"]
     assert "wedged (/p/services/runtime.py:12)" in ended.fields["evidence"]
-    assert [(entry.role, entry.incarnation) for entry in world.events("service_restarted")] == [(role, 2)]
-    names = [entry.event for entry in world.journal if entry.role == role][1:]
+    assert [(entry.task, entry.incarnation) for entry in world.events("service_restarted")] == [(task, 2)]
+    names = [entry.event for entry in world.journal if entry.task == task][1:]
     assert names == ["hang_detected", "exited", "spawned", "service_restarted"]
     assert world.alive[TRAINER].incarnation == 1
     assert not world.events("restarting")

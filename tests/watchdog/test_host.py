@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from procsv.base.identity import COMMAND_LINE
 from procsv.base.run.journal import read_journal
 from procsv.base.run.run_file import RunFile, read_run
 from procsv.base.system_clock import SystemClock
@@ -275,7 +276,7 @@ def test_row_32_garbage_at_the_control_socket_is_survived(tmp_path: Path) -> Non
     with launched(tmp_path, IDLE) as run:
         run.begun()
         context = new_context()
-        client = Client(context, run.file().paths.control_socket, Address("", "cli", 1), SystemClock())
+        client = Client(context, run.file().paths.control_socket, Address("", COMMAND_LINE, 1), SystemClock())
         waiter = Waiter()
         waiter.add(client)
         while not client.tick():

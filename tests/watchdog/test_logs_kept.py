@@ -1,4 +1,4 @@
-"""How many logs of a role, and how many crash reports, a run of weeks keeps."""
+"""How many logs of a task, and how many crash reports, a run of weeks keeps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from procsv.base.identity import TRAINER
 from procsv.base.outcome import Exit
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile
@@ -31,7 +32,7 @@ def test_the_newest_twenty_of_a_role_are_kept_and_the_others_roles_are_left_alon
     for number in range(1, 31):
         make(tmp_path, number)
     (tmp_path / "checkpoint.1.log").touch()
-    prune_logs(tmp_path, "trainer", tmp_path / "trainer.31.log")
+    prune_logs(tmp_path, TRAINER, tmp_path / "trainer.31.log")
 
     assert LOGS_KEPT_MAX == 20
     assert kept(tmp_path) == list(range(12, 31))  # and the new one
@@ -41,7 +42,7 @@ def test_the_newest_twenty_of_a_role_are_kept_and_the_others_roles_are_left_alon
 def test_more_than_a_gibibyte_is_not_kept(tmp_path: Path) -> None:
     for number in range(1, 6):
         make(tmp_path, number, LOG_BYTES_MAX // 3)
-    prune_logs(tmp_path, "trainer", tmp_path / "trainer.6.log")
+    prune_logs(tmp_path, TRAINER, tmp_path / "trainer.6.log")
 
     assert LOG_BYTES_MAX == 2**30
     assert kept(tmp_path) == [3, 4, 5]

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER
 from procsv.base.outcome import Exit
+from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import ServiceLost, StopTraining
-from procsv.watchdog.core.events import CHECKPOINT, SUMMARY, TRAINER, RecycleAsked
+from procsv.watchdog.core.events import RecycleAsked
 from procsv.watchdog.core.restart_policy import LastWords
 from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import World
@@ -24,7 +26,7 @@ def an_observer(launch: LaunchSettings | None = None) -> World:
 
 def an_end(world: World) -> dict[str, Any]:
     """What the journal says of the program's end."""
-    return next(entry.fields for entry in world.events("exited") if entry.role == TRAINER)
+    return next(entry.fields for entry in world.events("exited") if entry.task == TRAINER)
 
 
 def test_a_session_that_ends_completes_the_run() -> None:
@@ -88,7 +90,7 @@ def test_a_hang_is_reported_once_and_nothing_is_sent_to_the_program() -> None:
     assert world.last("hang_detected")["step"] == 7
     assert world.core.word == "hung"
     assert any("left alone" in text for text in world.said)
-    assert not [number for role, number in world.signals if role == TRAINER]
+    assert not [number for task, number in world.signals if task == TRAINER]
 
 
 def test_a_program_that_had_hung_and_goes_on_is_running_again_and_may_hang_again() -> None:
@@ -107,8 +109,8 @@ def test_a_stop_is_a_message_and_never_a_signal_however_long_the_program_takes()
     world.stop(source="procsv stop")
     world.advance(120.0)
 
-    assert any(isinstance(body, StopTraining) for role, body in world.told if role == TRAINER)
-    assert not [number for role, number in world.signals if role == TRAINER]
+    assert any(isinstance(body, StopTraining) for task, body in world.told if task == TRAINER)
+    assert not [number for task, number in world.signals if task == TRAINER]
     assert sum("procsv stop --now" in text for text in world.said) == 1
     world.end(TRAINER, Exit(0, None))
     assert (world.exit_code, world.last("stopped")["source"]) == (75, "procsv stop")
@@ -119,7 +121,7 @@ def test_a_program_that_hangs_is_still_asked_to_stop() -> None:
     world.advance(60.0)
     world.stop(source="procsv stop")
 
-    assert any(isinstance(body, StopTraining) for role, body in world.told if role == TRAINER)
+    assert any(isinstance(body, StopTraining) for task, body in world.told if task == TRAINER)
     assert TRAINER in world.alive
 
 
@@ -136,7 +138,7 @@ def test_nothing_asks_it_to_end_so_that_it_is_started_again() -> None:
     world.handle(RecycleAsked("procsv restart", by_hand=True))
 
     assert world.core.word == "running"
-    assert not [body for role, body in world.told if role == TRAINER]
+    assert not [body for task, body in world.told if task == TRAINER]
 
 
 def test_a_service_that_is_lost_is_told_to_the_program_which_goes_on() -> None:
@@ -145,8 +147,8 @@ def test_a_service_that_is_lost_is_told_to_the_program_which_goes_on() -> None:
         world.end(SUMMARY, Exit(1, None))
         world.advance(5.0)
 
-    lost = [body for role, body in world.told if isinstance(body, ServiceLost)]
-    assert [body.role for body in lost] == [SUMMARY]
+    lost = [body for task, body in world.told if isinstance(body, ServiceLost)]
+    assert [body.service for body in lost] == [SUMMARY]
     assert TRAINER in world.alive
     assert world.core.word == "running"
     world.end(TRAINER, Exit(0, None))
@@ -154,7 +156,7 @@ def test_a_service_that_is_lost_is_told_to_the_program_which_goes_on() -> None:
 
 
 def test_a_run_without_a_checkpoint_service_ends_with_its_program() -> None:
-    settings = Settings(observes=True, services=(SUMMARY,))
+    settings = Settings(observes=True, services={SUMMARY: SERVICES[SUMMARY]})
     world = World(settings).ready(SUMMARY).train(7)
 
     assert CHECKPOINT not in world.alive

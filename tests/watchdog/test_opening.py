@@ -12,6 +12,7 @@ import pytest
 
 from procsv.base.clock import FakeClock
 from procsv.base.errors import LogdirLocked, UserError
+from procsv.base.identity import CHECKPOINT
 from procsv.base.locks import FileLock
 from procsv.base.processes import identify
 from procsv.base.run.paths import RunPaths, find_paths
@@ -191,7 +192,7 @@ def test_what_never_ends_is_a_refusal_that_names_it(paths: RunPaths) -> None:
 def test_services_that_remove_the_run_directory_as_they_leave_do_not_take_our_lock_with_it(paths: RunPaths) -> None:
     close_it(paths, open_it(paths))
     paths.run_dir.mkdir(0o700)
-    lock = FileLock(paths.service_lock("checkpoint"))
+    lock = FileLock(paths.service_lock(CHECKPOINT))
     assert lock.try_acquire("left over", 0.0)
 
     def wait(seconds: float) -> None:

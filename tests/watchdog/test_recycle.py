@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 
+from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import StopTraining, TrainerExited
-from procsv.watchdog.core.events import CHECKPOINT, TRAINER, NotSpawned, RecycleAsked
+from procsv.watchdog.core.events import NotSpawned, RecycleAsked
 from procsv.watchdog.core.restart_policy import LastWords
 from tests.watchdog.world import KILLED, World
 
@@ -26,7 +27,7 @@ def test_a_restart_by_hand_saves_ends_and_starts_again_at_once_and_free() -> Non
     world = running()
     by_hand(world)
     assert world.core.word == "recycling"
-    assert [body for role, body in world.told if role == TRAINER] == [StopTraining(17.0, "manual")]
+    assert [body for task, body in world.told if task == TRAINER] == [StopTraining(17.0, "manual")]
     assert world.signals == [(TRAINER, signal.SIGTERM), (TRAINER, signal.SIGCONT)]
     world.crash(SAVED)
     world.advance(0.01)
@@ -99,7 +100,7 @@ def test_a_state_that_was_resumed_from_and_crashed_twice_is_left_for_the_one_bef
         world.train(840, restored=840)
         world.crash(Exit(None, signal.SIGSEGV))
 
-    ended = [body for role, body in world.told if role == CHECKPOINT and isinstance(body, TrainerExited)]
+    ended = [body for task, body in world.told if task == CHECKPOINT and isinstance(body, TrainerExited)]
     assert [body.avoid_step for body in ended] == [-1, -1, 840]
     assert world.last("state_suspected")["step"] == 840
     assert any("going back to the checkpoint before it" in text for text in world.said)

@@ -8,9 +8,10 @@ import random
 import pytest
 
 from procsv.base.errors import ProcsvBug
+from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.watchdog.core.events import STANDBY, TRAINER, Action, NotSpawned
+from procsv.watchdog.core.events import Action, NotSpawned
 from procsv.watchdog.core.lifecycle import State as Life
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.standby import (
@@ -39,8 +40,8 @@ def waiting(**changes: object) -> World:
     return training("warm", **changes).wait()
 
 
-def spawned(world: World, role: str) -> list[int]:
-    return [entry.incarnation for entry in world.events("spawned") if entry.role == role]
+def spawned(world: World, task: TaskId) -> list[int]:
+    return [entry.incarnation for entry in world.events("spawned") if entry.task == task]
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
@@ -137,7 +138,7 @@ def test_its_deaths_touch_nobody_are_answered_with_growing_delays_and_said_once(
         world.advance(0.7)
         made += 1
         assert len(spawned(world, STANDBY)) == made
-    assert [entry.role for entry in world.events("exited")] == [STANDBY] * 5
+    assert [entry.task for entry in world.events("exited")] == [STANDBY] * 5
     assert world.events("exited")[0].fields["cause"] == "killed"
     assert spawned(world, TRAINER) == [1]
     assert world.core.task.history.no_progress_count == 0
@@ -171,7 +172,7 @@ def test_one_that_dies_when_it_is_to_be_the_trainer_costs_no_failure_and_a_cold_
     assert spawned(world, TRAINER) == [1, 2]
     assert world.core.task.life.state is Life.PENDING
     assert world.core.task.history.no_progress_count == failures
-    assert [(entry.role, entry.incarnation) for entry in world.events("exited")] == [(TRAINER, 1), (STANDBY, 1)]
+    assert [(entry.task, entry.incarnation) for entry in world.events("exited")] == [(TRAINER, 1), (STANDBY, 1)]
     assert not world.events("promoted")
     assert len(world.reports) == 1, "of the trainer alone"
     assert any("a cold start instead" in text for text in world.said)
@@ -210,7 +211,7 @@ def test_it_never_keeps_a_run_alive(state: State) -> None:
         assert world.exit_code == {"stopped": 75, "done": 0, "gave up": 70}[end]
         assert not world.alive
         stopped = world.events("exited")
-        assert [e.fields["cause"] for e in stopped if e.role == STANDBY] == ["stopped"]
+        assert [e.fields["cause"] for e in stopped if e.task == STANDBY] == ["stopped"]
 
 
 def test_a_stop_while_it_is_becoming_the_trainer_ends_it_as_the_trainer() -> None:

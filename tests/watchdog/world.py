@@ -11,7 +11,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, TaskId
 from procsv.base.outcome import NO_STEP, Exit
+from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.messages import (
     Durable,
     Finish,
@@ -25,10 +27,6 @@ from procsv.ipc.messaging.messages import (
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import (
-    CHECKPOINT,
-    SERVICES,
-    STANDBY,
-    TRAINER,
     Action,
     ClearTree,
     Ended,
@@ -64,7 +62,7 @@ KILLED = Exit(None, signal.SIGKILL)
 
 @dataclass(slots=True)
 class Process:
-    role: str
+    task: TaskId
     incarnation: int
     beat: Heartbeat | None = None
     is_ready: bool = False
@@ -83,7 +81,7 @@ class World:
     stubborn: bool = False
     frozen: bool = False
     immortal: bool = False
-    silent: dict[str, str] = field(default_factory=dict)
+    silent: dict[TaskId, str] = field(default_factory=dict)
     refuses_spawns: bool = False
     refused: int = 0
     promotion: str = "begins"  # what a standby does that is to be the trainer: begins, cannot be told, is silent
@@ -94,11 +92,11 @@ class World:
     now_s: float = 100.0
     memory_step: int = NO_STEP
     core: Core = field(init=False)
-    alive: dict[str, Process] = field(default_factory=dict)
+    alive: dict[TaskId, Process] = field(default_factory=dict)
     journal: list[Journal] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
-    told: list[tuple[str, Message]] = field(default_factory=list)
-    signals: list[tuple[str, int]] = field(default_factory=list)
+    told: list[tuple[TaskId, Message]] = field(default_factory=list)
+    signals: list[tuple[TaskId, int]] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     quit: Quit | None = None
     sequence: int = 0
@@ -117,25 +115,25 @@ class World:
         for action in actions:
             assert self.quit is None, f"{action} after the end"
             match action:
-                case Spawn(role, incarnation):
+                case Spawn(task, incarnation):
                     if self.refuses_spawns and incarnation > 1:
                         self.refused += 1
-                        self.handle(NotSpawned(role, incarnation, "too many open files"))
+                        self.handle(NotSpawned(task, incarnation, "too many open files"))
                         continue
-                    assert role not in self.alive, f"two processes of {role}"
-                    self.alive[role] = Process(role, incarnation, pid=1000 + incarnation)
-                    self.handle(Spawned(role, incarnation, 1000 + incarnation))
+                    assert task not in self.alive, f"two processes of {task}"
+                    self.alive[task] = Process(task, incarnation, pid=1000 + incarnation)
+                    self.handle(Spawned(task, incarnation, 1000 + incarnation))
                 case Promote(number, incarnation):
                     self._promote(number, incarnation)
-                case KillTree(role, incarnation):
-                    self._signal(role, incarnation, signal.SIGKILL)
-                case Signal(role, incarnation, number):
-                    self._signal(role, incarnation, number)
+                case KillTree(task, incarnation):
+                    self._signal(task, incarnation, signal.SIGKILL)
+                case Signal(task, incarnation, number):
+                    self._signal(task, incarnation, number)
                 case ClearTree(incarnation):
                     if not self.stubborn:
                         self.handle(TreeGone(incarnation))
-                case Tell(role, body):
-                    self._tell(role, body)
+                case Tell(task, body):
+                    self._tell(task, body)
                 case Journal():
                     self.journal.append(action)
                 case Say(text):
@@ -158,33 +156,33 @@ class World:
         if self.promotion == "begins":
             self.handle(Promoted(number, incarnation, standby.pid))
 
-    def _signal(self, role: str, incarnation: int, number: int) -> None:
-        self.signals.append((role, number))
-        process = self.alive.get(role)
+    def _signal(self, task: TaskId, incarnation: int, number: int) -> None:
+        self.signals.append((task, number))
+        process = self.alive.get(task)
         if (
             number == signal.SIGKILL
             and not self.immortal
             and process is not None
             and process.incarnation == incarnation
         ):
-            self.end(role, KILLED)
+            self.end(task, KILLED)
 
-    def _tell(self, role: str, body: Message) -> None:
-        self.told.append((role, body))
-        if role == TRAINER or not self.answers_settled:
+    def _tell(self, task: TaskId, body: Message) -> None:
+        self.told.append((task, body))
+        if task == TRAINER or not self.answers_settled:
             return
-        incarnation = self.alive[role].incarnation
+        incarnation = self.alive[task].incarnation
         if isinstance(body, TrainerExited | Finish):
             if (
-                role == CHECKPOINT
+                task == CHECKPOINT
                 and isinstance(body, TrainerExited)
                 and self.memory_step >= 0
                 and not self.settle_error
             ):
                 self.durable(self.memory_step, "crash")
-            self.handle(Said(role, incarnation, FlushDone(-1, self.settle_error), body))
-        if isinstance(body, Finish) and role in self.alive:
-            self.end(role, Exit(0, None))
+            self.handle(Said(task, incarnation, FlushDone(-1, self.settle_error), body))
+        if isinstance(body, Finish) and task in self.alive:
+            self.end(task, Exit(0, None))
 
     # -- what happens --------------------------------------------------------------------------------------
     def handle(self, event: Event) -> None:
@@ -205,22 +203,22 @@ class World:
         while self.now_s < until_s and self.quit is None:
             due_s = self.core.next_due_s() or until_s
             self.now_s = min(until_s, max(min(due_s, self.now_s + 0.5), self.now_s + 0.001))
-            beats = {role: beat for role, process in self.alive.items() if (beat := self._beat(process)) is not None}
+            beats = {task: beat for task, process in self.alive.items() if (beat := self._beat(process)) is not None}
             room_bytes = self.room_bytes if self.core.standby.is_due(self.now_s) else None
             self.handle(Ticked(beats, self.memory_step, self.frozen, room_bytes, self.silent))
 
     def _beat(self, process: Process) -> Heartbeat | None:
         """A service that is up comes round all the time."""
-        if process.role in SERVICES and process.is_ready and process.role not in self.silent:
+        if process.task in SERVICES and process.is_ready and process.task not in self.silent:
             process.beat = replace(process.beat or Heartbeat(Phase.IDLE, NO_STEP, 0, 0.0, 0.0), beat_s=self.now_s)
         return process.beat
 
-    def ready(self, *roles: str) -> World:
+    def ready(self, *tasks: TaskId) -> World:
         """These services now hear what they are told."""
-        for role in roles or (CHECKPOINT, "summary"):
-            process = self.alive[role]
+        for task in tasks or (CHECKPOINT, SUMMARY):
+            process = self.alive[task]
             process.is_ready = True
-            self.handle(ServiceReady(role, process.incarnation))
+            self.handle(ServiceReady(task, process.incarnation))
         return self
 
     def train(self, step: int, restored: int = 0) -> World:
@@ -256,9 +254,9 @@ class World:
         news = Durable(self.sequence, step, 1, f"/l/model.ckpt-{step}", reason, 10, 0.1, ())
         self.handle(Said(CHECKPOINT, service.incarnation, news))
 
-    def end(self, role: str, exit: Exit, words: LastWords | None = None) -> None:
-        process = self.alive.pop(role)
-        self.handle(Ended(role, process.incarnation, exit, process.beat, words, self.memory_step, self.stacks))
+    def end(self, task: TaskId, exit: Exit, words: LastWords | None = None) -> None:
+        process = self.alive.pop(task)
+        self.handle(Ended(task, process.incarnation, exit, process.beat, words, self.memory_step, self.stacks))
 
     def crash(self, exit: Exit = KILLED, words: LastWords | None = None) -> None:
         self.end(TRAINER, exit, words)

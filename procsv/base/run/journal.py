@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from procsv.base.clock import Clock
+from procsv.base.identity import TaskId
 from procsv.base.text import escape_surrogates
 
 
@@ -31,9 +32,9 @@ class Journal:
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
 
-    def append(self, event: str, role: str, incarnation: int, **fields: Any) -> dict[str, Any]:
+    def append(self, event: str, task: TaskId, incarnation: int, **fields: Any) -> dict[str, Any]:
         """One line: `time` (Unix seconds), `event`, `role`, `incarnation` and the event's own fields.  What it holds."""
-        line = {"time": round(self._clock.wall(), 6), "event": event, "role": role, "incarnation": incarnation}
+        line = {"time": round(self._clock.wall(), 6), "event": event, "role": str(task), "incarnation": incarnation}
         try:
             data = msgspec.json.encode(line | fields)
         except UnicodeEncodeError:  # a file name that is not UTF-8, in the text of an error say

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from procsv.base.errors import UserError
+from procsv.base.identity import TaskId
+from procsv.base.service_table import SERVICES
 from procsv.base.text import is_remote
 
 SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un.sun_path less its NUL; a longer path cannot be bound
@@ -58,16 +60,16 @@ class RunPaths:
         """Checkpoints in the making, on the logdir's own filesystem, so that a rename moves them in."""
         return self.home / "staging"
 
-    def log(self, role: str, incarnation: int) -> Path:
-        return self.logs / f"{role}.{incarnation}.log"
+    def log(self, task: TaskId, incarnation: int) -> Path:
+        return self.logs / f"{task}.{incarnation}.log"
 
     # -- in the run directory ------------------------------------------------------------------------------
     @property
     def control_socket(self) -> Path:
         return self.run_dir / "control.sock"
 
-    def service_socket(self, role: str) -> Path:
-        return self.run_dir / f"{role}.sock"
+    def service_socket(self, service: TaskId) -> Path:
+        return self.run_dir / f"{service}.sock"
 
     @property
     def run_lock(self) -> Path:
@@ -79,12 +81,12 @@ class RunPaths:
         """Held by the trainer's whole tree: a new trainer starts only when the old tree has let go."""
         return self.run_dir / "writer.lock"
 
-    def service_lock(self, role: str) -> Path:
+    def service_lock(self, service: TaskId) -> Path:
         """Held by a service for its life: a new one serves only when the old one is gone."""
-        return self.run_dir / f"{role}.lock"
+        return self.run_dir / f"{service}.lock"
 
-    def heartbeat(self, role: str, incarnation: int) -> Path:
-        return self.run_dir / f"{role}.{incarnation}.heartbeat"
+    def heartbeat(self, task: TaskId, incarnation: int) -> Path:
+        return self.run_dir / f"{task}.{incarnation}.heartbeat"
 
     def last_words(self, incarnation: int) -> Path:
         """What a trainer's excepthook wrote of the exception that ended it."""
@@ -167,7 +169,7 @@ def make_private_dir(path: Path) -> None:
 def check_socket_paths(paths: RunPaths) -> None:
     """A path too long for a unix socket is found here, before anything starts."""
     longest = max(
-        (paths.control_socket, paths.service_socket("checkpoint"), paths.service_socket("summary")),
+        (paths.control_socket, *map(paths.service_socket, SERVICES)),
         key=lambda p: len(os.fsencode(p)),
     )
     size = len(os.fsencode(longest))

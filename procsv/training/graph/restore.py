@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from procsv.base.errors import PeerError, UserError
 from procsv.base.failpoints import declare, failpoint
+from procsv.base.identity import CHECKPOINT
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import Restore, Restored, RestoreFrom
 from procsv.ipc.shm.heartbeat import Phase
@@ -52,7 +53,7 @@ class CannotFeed(Exception):
 def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
     """The checkpoint service's answer to "which state shall I start from?".  UserError if none of them is good."""
     try:
-        received = runtime.link.ask("checkpoint", Restore(durable_only), ANSWER_S_MAX)
+        received = runtime.link.ask(CHECKPOINT, Restore(durable_only), ANSWER_S_MAX)
     except TimeoutError:
         raise UserError(
             f"the checkpoint service did not say within {ANSWER_S_MAX:.0f} s which state to start from; "

@@ -17,6 +17,7 @@ import tensorflow as tf
 import xxhash
 
 from procsv.base.atomic_file import replace_file
+from procsv.base.identity import CHECKPOINT
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.training.graph.capture import Capture
@@ -84,7 +85,7 @@ class SaveConfig:
         assert self.plan is not None
         if self.meta:
             self.plan = msgspec.structs.replace(self.plan, meta_path=str(self._lay_meta(runtime)))
-        runtime.link.introductions["checkpoint"] = self.plan
+        runtime.link.introductions[CHECKPOINT] = self.plan
         runtime.tell_checkpoint(self.plan)
 
     def _lay_meta(self, runtime: Runtime) -> Path:

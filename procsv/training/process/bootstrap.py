@@ -20,7 +20,9 @@ import msgspec
 from procsv.base.atomic_file import replace_file
 from procsv.base.errors import UserError
 from procsv.base.failpoints import declare, failpoint
+from procsv.base.identity import STANDBY, TRAINER, WATCHDOG
 from procsv.base.output import keep_output_going
+from procsv.base.service_table import SERVICES
 from procsv.base.stack_dump import arm
 from procsv.base.target import find_target, parse_target
 from procsv.ipc.messaging.messages import Inject, Loaded, Note, Reason, StopTraining
@@ -54,9 +56,9 @@ class LastWords(msgspec.Struct):
 def main() -> None:
     """Runs the target; ends the process with its exit code."""
     keep_output_going()
-    start = take_start("trainer", "standby")
+    start = take_start(TRAINER)
     observer = Observer()
-    standby = Standby(start) if start.role == "standby" else None
+    standby = Standby(start) if start.task == STANDBY else None
     if standby is not None:
         observer.changes = standby.prepare()
     observer.begin()
@@ -86,7 +88,7 @@ def main() -> None:
 
 
 def _make(start: Start) -> Runtime:
-    runtime = Runtime(start.paths, ("watchdog", "checkpoint", "summary"), start, None)
+    runtime = Runtime(start.paths, (WATCHDOG, *SERVICES), start, None)
     set_current(runtime)
     return runtime
 
@@ -100,7 +102,7 @@ def _join(runtime: Runtime, signals: int, start: Start) -> None:
     link.on(StopTraining, lambda received: runtime.request_stop(_reason(received.body)))
     link.on(Inject, lambda received: _have_fault(runtime, received.body))
     link.on_tick.append(lambda: runtime.injected.tick(runtime.clock.monotonic()))
-    limit = LogLimit(start.paths.log("trainer", start.incarnation), start.settings.log_limit)
+    limit = LogLimit(start.paths.log(start.task, start.incarnation), start.settings.log_limit)
     link.on_tick.append(lambda: limit.tick(runtime.clock.monotonic()))
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
@@ -165,7 +167,7 @@ def _listen_for_signals(runtime: Runtime, start: Start, reader: int) -> None:
     def noticed(name: str) -> None:
         if runtime.stop_reason is None:
             link.send_reliable(
-                "watchdog",
+                WATCHDOG,
                 Note("preempt_notice", {"grace": start.settings.grace_s, "source": f"{name} to the trainer"}),
             )
             runtime.request_stop("preempt")

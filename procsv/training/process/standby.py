@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from procsv.base.failpoints import declare, failpoint
+from procsv.base.identity import TRAINER
 from procsv.base.target import parse_target
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Waiting
@@ -97,7 +98,7 @@ class Standby:
         return self._as_trainer(word.incarnation)
 
     def _as_trainer(self, incarnation: int) -> Start:
-        return msgspec.structs.replace(self._start, role="trainer", incarnation=incarnation, standby_fd=-1)
+        return msgspec.structs.replace(self._start, task=TRAINER, incarnation=incarnation, standby_fd=-1)
 
 
 def _die_with_watchdog(lifeline_fd: int) -> None:

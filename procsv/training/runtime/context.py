@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
+from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId
 from procsv.base.run.paths import RunPaths, local_home
 from procsv.base.system_clock import SystemClock
 from procsv.base.text import is_remote
@@ -43,7 +44,7 @@ class Host(Protocol):
 class Runtime:
     """The trainer's end of its run.  `begin` and `end` may be called any number of times, in turns."""
 
-    def __init__(self, paths: RunPaths, roles: tuple[str, ...], start: Start | None, host: Host | None) -> None:
+    def __init__(self, paths: RunPaths, peers: tuple[TaskId, ...], start: Start | None, host: Host | None) -> None:
         """`start` is known from the beginning under a watchdog; without one `host` makes it at each `begin`."""
         self.clock: Clock = SystemClock()
         self.paths = paths
@@ -62,7 +63,7 @@ class Runtime:
         self.on_ready: Callable[[], None] = _nothing  # called once, on the training thread
         self.gate: Callable[[], None] | None = None  # where a hot standby sleeps; it opens when it is the trainer
         self._start = start
-        self._roles = roles
+        self._peers = peers
         self._link: Link | None = None
         self._extended_s = 0.0
         self._beating = threading.RLock()
@@ -123,9 +124,9 @@ class Runtime:
 
     def _begin_link(self) -> None:
         start = self.start
-        link = Link(start, self.clock, self.streams, self._roles)
+        link = Link(start, self.clock, self.streams, self._peers)
         self.streams.begin(start.paths.shm_dir, start.incarnation, start.paths.run_dir)
-        link.heartbeat = HeartbeatWriter(start.paths.heartbeat("trainer", start.incarnation))
+        link.heartbeat = HeartbeatWriter(start.paths.heartbeat(start.task, start.incarnation))
         link.on_tick.append(lambda: self._beat(link))
         if self.host is not None:
             self.host.attach(link)
@@ -207,7 +208,7 @@ class Runtime:
                         link.heartbeat = None
 
     def tell_checkpoint(self, body: Message) -> None:
-        self.link.send_reliable("checkpoint", body)
+        self.link.send_reliable(CHECKPOINT, body)
 
     def tell_user_save(self, path: str) -> None:
         """The program has saved `path` by the supervised Saver.  Nothing to tell where no service is there to care."""
@@ -219,14 +220,14 @@ class Runtime:
         if self.host is not None:
             self.host.note(event, fields)
         else:
-            self.link.send_reliable("watchdog", Note(event, fields))
+            self.link.send_reliable(WATCHDOG, Note(event, fields))
 
     def recovered(self, body: FirstStepDone) -> None:
         """The first step after the start has ended."""
         if self.host is not None:
             self.host.recovered(body)
         else:
-            self.link.send_reliable("watchdog", body)
+            self.link.send_reliable(WATCHDOG, body)
         on_ready, self.on_ready = self.on_ready, _nothing
         on_ready()
 
@@ -235,13 +236,13 @@ class Runtime:
         source = {"step": body.restored_step, "source": body.source, "from": body.origin}
         self.note("session_recovered", **source, at=body.step, seconds=round(seconds, 3), lost_steps=lost_steps)
         if self.host is None:
-            self.link.send_reliable("watchdog", body)
+            self.link.send_reliable(WATCHDOG, body)
 
     def tell_watchdog(self, body: Message) -> None:
         """Nothing where there is no watchdog, or where the conversation is over."""
         link = self._link
         if link is not None:
-            link.send_reliable("watchdog", body)
+            link.send_reliable(WATCHDOG, body)
 
     # -- stop requests ---------------------------------------------------------------------------------------
     def on_stop(self, listener: Callable[[Reason], None]) -> None:

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.base.failpoints import declare, failpoint
+from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import Ack, Hello, Message, Written
 from procsv.ipc.messaging.start import Start
@@ -32,19 +33,19 @@ Handler = Callable[[Received], None]
 
 
 class Link:
-    """Connections to `roles` (watchdog, checkpoint, summary) of one run."""
+    """Connections to `peers` (watchdog, checkpoint, summary) of one run."""
 
-    def __init__(self, start: Start, clock: Clock, streams: EventStreams, roles: tuple[str, ...]) -> None:
-        self._start, self._clock, self._streams, self._roles = start, clock, streams, roles
-        self._queue: deque[tuple[str, Message, Future[Received] | None]] = deque()
+    def __init__(self, start: Start, clock: Clock, streams: EventStreams, peers: tuple[TaskId, ...]) -> None:
+        self._start, self._clock, self._streams, self._peers = start, clock, streams, peers
+        self._queue: deque[tuple[TaskId, Message, Future[Received] | None]] = deque()
         self._handlers: dict[type, list[Handler]] = {}
         self._watched: dict[int, Callable[[], None]] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lost: dict[str, str] = {}  # roles that nobody will take again, and why
+        self._lost: dict[TaskId, str] = {}  # peers that nobody will take again, and why
         self._ending = False
         self._ending_by_s = 0.0
         self._failure: BaseException | None = None
-        self.introductions: dict[str, Message] = {}  # role -> said again on every new connection, after Hello
+        self.introductions: dict[TaskId, Message] = {}  # peer -> said again on every new connection, after Hello
         self.heartbeat: HeartbeatWriter | None = None
         self.on_tick: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name="procsv-link", daemon=True)
@@ -67,26 +68,26 @@ class Link:
         """Calls `react` on this thread when `fd` is readable; before `begin` only."""
         self._watched[fd] = react
 
-    def send_reliable(self, role: str, body: Message) -> None:
+    def send_reliable(self, peer: TaskId, body: Message) -> None:
         """Says `body` until it is acknowledged.  Any thread; never blocks."""
-        self._queue.append((role, body, None))
+        self._queue.append((peer, body, None))
         self.wake()
 
-    def ask(self, role: str, body: Message, timeout_s: float) -> Received:
-        """Says `body` and waits for what answers it.  TimeoutError after `timeout_s`; PeerError if `role` is lost."""
+    def ask(self, peer: TaskId, body: Message, timeout_s: float) -> Received:
+        """Says `body` and waits for what answers it.  TimeoutError after `timeout_s`; PeerError if `peer` is lost."""
         future: Future[Received] = Future()
-        self._queue.append((role, body, future))
+        self._queue.append((peer, body, future))
         self.wake()
         return future.result(timeout_s)
 
-    def lose(self, role: str, why: str) -> None:
-        """Nobody will answer as `role` any more: whoever waits for that is told so, now and later.  Any thread."""
-        self._lost[role] = why
+    def lose(self, peer: TaskId, why: str) -> None:
+        """Nobody will answer as `peer` any more: whoever waits for that is told so, now and later.  Any thread."""
+        self._lost[peer] = why
         self.wake()
 
-    def why_lost(self, role: str) -> str:
-        """ "" as long as somebody answers as `role`, or will again."""
-        return self._lost.get(role, "")
+    def why_lost(self, peer: TaskId) -> str:
+        """ "" as long as somebody answers as `peer`, or will again."""
+        return self._lost.get(peer, "")
 
     def wake(self) -> None:
         if self._wake_fd >= 0:
@@ -107,10 +108,10 @@ class Link:
     # -- on the thread ---------------------------------------------------------------------------------------
     def _run(self) -> None:
         context = new_context()
-        me = Address(self._start.run, "trainer", self._start.incarnation)
+        me = Address(self._start.run, self._start.task, self._start.incarnation)
         paths = self._start.paths
-        sockets = {r: paths.control_socket if r == "watchdog" else paths.service_socket(r) for r in self._roles}
-        clients = {role: Client(context, path, me, self._clock) for role, path in sockets.items()}
+        sockets = {p: paths.control_socket if p == WATCHDOG else paths.service_socket(p) for p in self._peers}
+        clients = {peer: Client(context, path, me, self._clock) for peer, path in sockets.items()}
         try:
             self._talk(clients)
         except BaseException as failure:  # shown by `end`, and by the hang of whoever asks: never lost
@@ -121,8 +122,8 @@ class Link:
                 client.close()
             context.term()
 
-    def _talk(self, clients: dict[str, Client]) -> None:
-        waiter, open_futures = Waiter(), dict[tuple[str, int], Future[Received]]()
+    def _talk(self, clients: dict[TaskId, Client]) -> None:
+        waiter, open_futures = Waiter(), dict[tuple[TaskId, int], Future[Received]]()
         for client in clients.values():
             waiter.add(client)
         for fd in (self._wake_fd, *self._watched):
@@ -130,8 +131,8 @@ class Link:
         while True:
             self._say_what_is_queued(clients, open_futures)
             self._give_up_on_lost(open_futures)
-            for role, client in clients.items():
-                self._tick(role, client)
+            for peer, client in clients.items():
+                self._tick(peer, client)
             for listener in self.on_tick:
                 listener()
             if self._ending and self._is_all_said(clients):
@@ -143,45 +144,47 @@ class Link:
                     self._watched[thing]()
                     if thing not in self._watched:
                         waiter.remove(thing)
-            for role, client in clients.items():
+            for peer, client in clients.items():
                 while (received := client.receive()) is not None:
-                    self._hear(role, client, received, open_futures)
+                    self._hear(peer, client, received, open_futures)
 
     def unwatch(self, fd: int) -> None:
         """Stops watching `fd`; called from its own reaction."""
         self._watched.pop(fd, None)
 
-    def _say_what_is_queued(self, clients: dict[str, Client], futures: dict[tuple[str, int], Future[Received]]) -> None:
+    def _say_what_is_queued(
+        self, clients: dict[TaskId, Client], futures: dict[tuple[TaskId, int], Future[Received]]
+    ) -> None:
         while self._queue:
-            role, body, future = self._queue.popleft()
-            if role not in clients:
+            peer, body, future = self._queue.popleft()
+            if peer not in clients:
                 continue  # no watchdog in this run: there is nobody whom it concerns
-            seq = clients[role].send_reliable(body)
+            seq = clients[peer].send_reliable(body)
             if future is not None:
-                futures[role, seq] = future
-        if "summary" in clients:
+                futures[peer, seq] = future
+        if SUMMARY in clients:
             for message in self._streams.messages(self._clock.monotonic()):
-                clients["summary"].send(message)
+                clients[SUMMARY].send(message)
 
-    def _give_up_on_lost(self, futures: dict[tuple[str, int], Future[Received]]) -> None:
-        for role, seq in [key for key in futures if key[0] in self._lost]:
-            futures.pop((role, seq)).set_exception(PeerError(self._lost[role]))
+    def _give_up_on_lost(self, futures: dict[tuple[TaskId, int], Future[Received]]) -> None:
+        for peer, seq in [key for key in futures if key[0] in self._lost]:
+            futures.pop((peer, seq)).set_exception(PeerError(self._lost[peer]))
 
-    def _tick(self, role: str, client: Client) -> None:
+    def _tick(self, peer: TaskId, client: Client) -> None:
         if client.tick():
             failpoint("trainer.hello")
             client.send_reliable(Hello(os.getpid()))
-            if role in self.introductions:
-                client.send_reliable(self.introductions[role])
-            if role == "summary":
+            if peer in self.introductions:
+                client.send_reliable(self.introductions[peer])
+            if peer == SUMMARY:
                 self._streams.on_connected()
 
     def _hear(
-        self, role: str, client: Client, received: Received, futures: dict[tuple[str, int], Future[Received]]
+        self, peer: TaskId, client: Client, received: Received, futures: dict[tuple[TaskId, int], Future[Received]]
     ) -> None:
-        future = futures.get((role, received.re))
+        future = futures.get((peer, received.re))
         if future is not None and not isinstance(received.body, Ack):
-            futures.pop((role, received.re))
+            futures.pop((peer, received.re))
             future.set_result(received)
         if isinstance(received.body, Written):
             self._streams.on_written(received.body)
@@ -189,6 +192,6 @@ class Link:
             handler(received)
         client.acknowledge(received)
 
-    def _is_all_said(self, clients: dict[str, Client]) -> bool:
-        unsaid = sum(len(client.peer.outbox) for role, client in clients.items() if role not in self._lost)
+    def _is_all_said(self, clients: dict[TaskId, Client]) -> bool:
+        unsaid = sum(len(client.peer.outbox) for peer, client in clients.items() if peer not in self._lost)
         return (not self._queue and not unsaid) or self._clock.monotonic() >= self._ending_by_s

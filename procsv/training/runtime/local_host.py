@@ -22,6 +22,7 @@ import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.errors import LogdirLocked, PeerError
+from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, TaskId
 from procsv.base.locks import FileLock
 from procsv.base.processes import Child, identify, spawn
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
@@ -29,6 +30,7 @@ from procsv.base.run.journal import Journal
 from procsv.base.run.log_tail import last_lines
 from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, make_private_dir
 from procsv.base.run.run_file import RunFile, find_run_in, host_is_alive, read_run, write_run
+from procsv.base.service_table import SERVICES
 from procsv.base.system_clock import SystemClock
 from procsv.base.text import gist, is_remote
 from procsv.ipc.messaging.endpoint import Received
@@ -45,7 +47,7 @@ from procsv.ipc.messaging.messages import (
 from procsv.ipc.messaging.start import Start
 from procsv.training.runtime.link import Link
 
-FINISH_S_MAX = {"checkpoint": 300.0, "summary": 10.0}  # what a service may take to save what is unsaved
+FINISH_S_MAX = {CHECKPOINT: 300.0, SUMMARY: 10.0}  # what a service may take to save what is unsaved
 EXIT_S_MAX = 5.0  # from its last word to its exit; then it is killed
 PREDECESSOR_S_MAX = 60.0  # what the services of a killed trainer may take to save and leave
 RESPAWN_S = 1.0  # until a service that the system would not start is tried again
@@ -66,25 +68,25 @@ class LocalHost:
         self.may_save = may_save
         if may_save:
             self.paths = found
-            self.roles: tuple[str, ...] = ("checkpoint", "summary")
+            self.roles: tuple[TaskId, ...] = tuple(SERVICES)
         else:
             mark = f".{os.getpid()}.{secrets.token_hex(2)}"
             run_dir, shm_dir = Path(f"{found.run_dir}{mark}"), Path(f"{found.shm_dir}{mark}")
             self.paths = RunPaths(found.logdir, run_dir, shm_dir)
-            self.roles = ("summary",)
+            self.roles = (SUMMARY,)
         self._clock: Clock = SystemClock()
         self._lock = FileLock(self.paths.run_lock)
-        self._children: dict[str, Child] = {}
-        self._incarnations: dict[str, int] = {}
-        self._deaths: dict[str, list[float]] = {}
+        self._children: dict[TaskId, Child] = {}
+        self._incarnations: dict[TaskId, int] = {}
+        self._deaths: dict[TaskId, list[float]] = {}
         self._link: Link | None = None
         self._journal: Journal | None = None
         self._file: RunFile | None = None
         self._start: Start | None = None
         self._lifeline = (-1, -1)
         self._ending = self._is_over = False
-        self._missing: set[str] = set()  # roles that the system would not start just now
-        self._settled: set[str] = set()  # roles that have answered Finish: they end by themselves
+        self._missing: set[TaskId] = set()  # roles that the system would not start just now
+        self._settled: set[TaskId] = set()  # roles that have answered Finish: they end by themselves
         self._trouble = ""  # why the journal cannot be written
         self._begun_s = 0.0
         self._journaled: dict[bool, SavedKey] = {}  # the last in the journal of the program's own saves, and of ours
@@ -110,7 +112,7 @@ class LocalHost:
         self._missing, self._settled = set(), set()
         run, paths = secrets.token_hex(8), self.paths
         self._start = Start(
-            role="trainer",
+            task=TRAINER,
             run=run,
             incarnation=self.next_incarnation(),
             logdir=self._logdir,
@@ -125,9 +127,9 @@ class LocalHost:
             self._write_run("running")
             self.note("run_started", {"target": self._start.target, "pid": os.getpid()})
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        for role in self.roles:
-            self._incarnations[role] = 0
-            self._spawn(role)
+        for task in self.roles:
+            self._incarnations[task] = 0
+            self._spawn(task)
         self._thread = threading.Thread(target=self._watch, name="procsv-host", daemon=True)
         self._thread.start()
         atexit.register(self.end)
@@ -151,18 +153,18 @@ class LocalHost:
             )
 
     def _locks(self) -> list[Path]:
-        return [self.paths.run_lock, *(self.paths.service_lock(role) for role in self.roles)]
+        return [self.paths.run_lock, *(self.paths.service_lock(task) for task in self.roles)]
 
-    def _spawn(self, role: str) -> None:
+    def _spawn(self, task: TaskId) -> None:
         assert self._start is not None
-        self._incarnations[role] += 1
+        self._incarnations[task] += 1
         start = msgspec.structs.replace(
-            self._start, role=role, incarnation=self._incarnations[role], lifeline_fd=self._lifeline[0], target=""
+            self._start, task=task, incarnation=self._incarnations[task], lifeline_fd=self._lifeline[0], target=""
         )
-        log = self.paths.log(role, start.incarnation) if self.may_save else Path(os.devnull)
+        log = self.paths.log(task, start.incarnation) if self.may_save else Path(os.devnull)
         child = spawn(start.argv(), env=start.environment(os.environ), log=log, pass_fds=(self._lifeline[0],))
-        self._children[role] = child
-        self.note("spawned" if start.incarnation == 1 else "service_restarted", {"pid": child.pid}, role=role)
+        self._children[task] = child
+        self.note("spawned" if start.incarnation == 1 else "service_restarted", {"pid": child.pid}, task=task)
 
     def attach(self, link: Link) -> None:
         """Hears what the journal is to say.  Before the link talks."""
@@ -171,7 +173,7 @@ class LocalHost:
         link.on(SaveFailed, self._on_failed)
         link.on(Unwritable, self._on_unwritable)
         link.on(Rejected, self._on_rejected)
-        link.on(FlushDone, lambda received: self._settled.add(received.role))
+        link.on(FlushDone, lambda received: self._settled.add(received.task))
 
     # -- while it runs ---------------------------------------------------------------------------------------
     def _watch(self) -> None:
@@ -179,48 +181,48 @@ class LocalHost:
         while not self._is_over:
             poller = select.poll()
             poller.register(self._wake_fd, select.POLLIN)
-            for role in set(self._children) - self._settled:
-                poller.register(self._children[role].pidfd, select.POLLIN)
+            for task in set(self._children) - self._settled:
+                poller.register(self._children[task].pidfd, select.POLLIN)
             poller.poll(RESPAWN_S * 1000 if self._missing else None)
             if self._is_over:
                 return
-            for role in sorted(self._missing):
-                self._spawn_if_possible(role)
-            for role in set(self._children) - self._settled:
-                if self._children[role].has_ended():
-                    self._replace(role, self._children.pop(role))
+            for task in sorted(self._missing):
+                self._spawn_if_possible(task)
+            for task in set(self._children) - self._settled:
+                if self._children[task].has_ended():
+                    self._replace(task, self._children.pop(task))
 
-    def _replace(self, role: str, child: Child) -> None:
+    def _replace(self, task: TaskId, child: Child) -> None:
         ended = child.reap()
         now_s = self._clock.monotonic()
-        recent = [s for s in self._deaths.get(role, []) if now_s - s < DEATHS_PERIOD_S]
-        self._deaths[role] = recent if ended.signal == signal.SIGKILL else [*recent, now_s]
-        self.note("exited", {"code": ended.code, "signal": ended.signal_name}, role=role)
-        if len(self._deaths[role]) > DEATHS_MAX:
-            self._lose(role, str(ended))
+        recent = [s for s in self._deaths.get(task, []) if now_s - s < DEATHS_PERIOD_S]
+        self._deaths[task] = recent if ended.signal == signal.SIGKILL else [*recent, now_s]
+        self.note("exited", {"code": ended.code, "signal": ended.signal_name}, task=task)
+        if len(self._deaths[task]) > DEATHS_MAX:
+            self._lose(task, str(ended))
             return
-        self._spawn_if_possible(role)
+        self._spawn_if_possible(task)
 
-    def _spawn_if_possible(self, role: str) -> None:
+    def _spawn_if_possible(self, task: TaskId) -> None:
         """No process, descriptor or room for a log just now: it is tried again."""
         try:
-            self._spawn(role)
+            self._spawn(task)
         except OSError as error:
-            if role not in self._missing:
-                print(f"procsv: cannot start the {role} service: {error}; trying again", file=sys.stderr)
-            self._missing.add(role)
+            if task not in self._missing:
+                print(f"procsv: cannot start the {task} service: {error}; trying again", file=sys.stderr)
+            self._missing.add(task)
         else:
-            self._missing.discard(role)
+            self._missing.discard(task)
 
-    def _lose(self, role: str, ended: str) -> None:
+    def _lose(self, task: TaskId, ended: str) -> None:
         """A service that ends again and again is not started any more, and whoever waits for it is told."""
-        log = self.paths.log(role, self._incarnations[role])
-        why = f"the {role} service ended {len(self._deaths[role])} times within {DEATHS_PERIOD_S:.0f} s, at last with {ended}"
+        log = self.paths.log(task, self._incarnations[task])
+        why = f"the {task} service ended {len(self._deaths[task])} times within {DEATHS_PERIOD_S:.0f} s, at last with {ended}"
         said = "".join(f"\n  {line}" for line in last_lines(log, LOG_LINES_SHOWN)) if self.may_save else ""
         end = f"; its log {log} ends with:{said}" if said else ""
         print(f"procsv: {why}; it is not started again{end}", file=sys.stderr)
         if self._link is not None:
-            self._link.lose(role, why)
+            self._link.lose(task, why)
 
     def _on_durable(self, received: Received) -> None:
         body = cast(Durable, received.body)
@@ -255,12 +257,12 @@ class LocalHost:
         body = cast(Rejected, received.body)
         self.note("checkpoint_rejected", {"path": body.path, "why": body.why})
 
-    def note(self, event: str, fields: Fields, role: str = "trainer") -> None:
+    def note(self, event: str, fields: Fields, task: TaskId = TRAINER) -> None:
         """A line in the journal."""
         if self._journal is not None and self._start is not None:
-            incarnation = self._incarnations.get(role, self._start.incarnation)
+            incarnation = self._incarnations.get(task, self._start.incarnation)
             try:
-                self._journal.append(event, role, incarnation, **fields)
+                self._journal.append(event, task, incarnation, **fields)
             except OSError as error:  # a full disk, say: the thread that wanted to tell of it has more to do
                 if not self._trouble:
                     print(f"procsv: cannot write {self.paths.journal}: {error}; training goes on", file=sys.stderr)
@@ -312,7 +314,7 @@ class LocalHost:
             return
         self._ending = True
         atexit.unregister(self.end)
-        settled = {role: self._finish(role) for role in self.roles}
+        settled = {task: self._finish(task) for task in self.roles}
         self._is_over = True
         os.eventfd_write(self._wake_fd, 1)
         if self._thread is not None:
@@ -322,7 +324,7 @@ class LocalHost:
             if self._link is not None:
                 self._link.end(1.0)
         finally:
-            self._leave(settled.get("checkpoint"), has_talked)
+            self._leave(settled.get(CHECKPOINT), has_talked)
 
     def _leave(self, settled: FlushDone | None, has_talked: bool) -> None:
         """Nothing of the run stays but what is in the logdir, and what nobody has said to be there."""
@@ -337,14 +339,14 @@ class LocalHost:
         self._write_run("failed" if error else "done", step if step >= 0 else None)
         self._clean_up(keep_memory=self.may_save and (settled is None or bool(error)))
 
-    def _finish(self, role: str) -> FlushDone | None:
+    def _finish(self, task: TaskId) -> FlushDone | None:
         """Asks a service to finish; None if it is not there to answer.  One that dies meanwhile is asked again, by the link."""
-        if self._link is None or not self._link.is_talking or self._link.why_lost(role):
+        if self._link is None or not self._link.is_talking or self._link.why_lost(task):
             return None
         try:
-            return cast(FlushDone, self._link.ask(role, Finish(), FINISH_S_MAX[role]).body)
+            return cast(FlushDone, self._link.ask(task, Finish(), FINISH_S_MAX[task]).body)
         except TimeoutError:
-            print(f"procsv: the {role} service did not finish in {FINISH_S_MAX[role]:.0f} s", file=sys.stderr)
+            print(f"procsv: the {task} service did not finish in {FINISH_S_MAX[task]:.0f} s", file=sys.stderr)
         except PeerError:
             pass  # it dies again and again, which was said
         return None

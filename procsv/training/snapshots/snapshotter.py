@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from procsv.base.identity import CHECKPOINT
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import Durable, Message, SaveFailed
 from procsv.ipc.shm.heartbeat import Phase, Snapshots
@@ -161,7 +162,7 @@ class Snapshotter:
         """
         deadline_s, link = self._clock.monotonic() + timeout_s, self._runtime.link
         with self._changed:
-            while self.durable_sequence < sequence and not link.why_lost("checkpoint"):
+            while self.durable_sequence < sequence and not link.why_lost(CHECKPOINT):
                 left_s = deadline_s - self._clock.monotonic()
                 if left_s <= 0:
                     break
@@ -172,7 +173,7 @@ class Snapshotter:
         """Whether snapshot `sequence` is a verified checkpoint; False as soon as a try to save it has failed, too."""
         deadline_s, link = self._clock.monotonic() + timeout_s, self._runtime.link
         with self._changed:
-            while not self._is_told(sequence) and not link.why_lost("checkpoint"):
+            while not self._is_told(sequence) and not link.why_lost(CHECKPOINT):
                 left_s = deadline_s - self._clock.monotonic()
                 if left_s <= 0:
                     break

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import TRAINER
 from procsv.base.run.journal import Journal, read_journal
 from procsv.faults.pending import Injected, befall
 from procsv.faults.plan import FAULT_EVENT, Fault, Plan, count_done
@@ -58,7 +59,7 @@ class StepFaults:
 
     def _have(self, fault: Fault, step: int) -> None:
         journal = Journal(self._start.paths.journal, self._clock)
-        journal.append(FAULT_EVENT, "trainer", self._start.incarnation, fault=str(fault), step=step)
+        journal.append(FAULT_EVENT, TRAINER, self._start.incarnation, fault=str(fault), step=step)
         journal.close()
         self._say_step(step)
         match fault.action:

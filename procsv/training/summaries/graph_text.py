@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from procsv.base.identity import SUMMARY
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import GraphText
 
@@ -34,7 +35,7 @@ def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
     data, path = graph_def.SerializeToString(), Path(logdir) / NAME
     is_new = not path.exists()  # else there is one to be found, and a restart is not to take longer for it
     parcel = runtime.streams.put_parcel(data)
-    runtime.link.send_reliable("summary", GraphText(parcel, str(path)))
+    runtime.link.send_reliable(SUMMARY, GraphText(parcel, str(path)))
     if is_new and len(data) <= WAITED_FOR_BYTES_MAX:
         _wait_for(runtime, path)
 
@@ -43,6 +44,6 @@ def _wait_for(runtime: Runtime, path: Path) -> None:
     """It is replaced whole: once it is there, it is complete."""
     deadline_s, pause = runtime.clock.monotonic() + WAIT_S_MAX, threading.Event()
     while not path.exists() and runtime.clock.monotonic() < deadline_s:
-        if runtime.stop_reason is not None or runtime.link.why_lost("summary"):
+        if runtime.stop_reason is not None or runtime.link.why_lost(SUMMARY):
             return
         pause.wait(LOOK_S)

@@ -14,22 +14,20 @@ from procsv.base.outcome import NO_STEP
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from procsv.base.identity import TaskId
     from procsv.base.outcome import Exit
     from procsv.ipc.messaging.messages import Body, Finish, Message, TrainerExited
     from procsv.ipc.messaging.standby_messages import Word
     from procsv.ipc.shm.heartbeat import Heartbeat
     from procsv.watchdog.core.restart_policy import LastWords
 
-TRAINER, CHECKPOINT, SUMMARY, WATCHDOG = "trainer", "checkpoint", "summary", "watchdog"
-STANDBY = "standby"  # its incarnation is a number of its own
-SERVICES = (CHECKPOINT, SUMMARY)  # in the order in which they are started
 AT_DISK, STOPPED = "at-disk", "stopped"  # what a process does: it waits for a disk, or is frozen by SIGSTOP
 
 
 # -- events --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    role: str
+    task: TaskId
     incarnation: int
     pid: int
 
@@ -38,7 +36,7 @@ class Spawned:
 class NotSpawned:
     """The system would not start the process (EAGAIN, EMFILE, ENOMEM)."""
 
-    role: str
+    task: TaskId
     incarnation: int
     error: str
 
@@ -47,7 +45,7 @@ class NotSpawned:
 class Ended:
     """A process is dead and reaped; with the last that is known of it."""
 
-    role: str
+    task: TaskId
     incarnation: int
     exit: Exit
     beat: Heartbeat | None = None
@@ -70,7 +68,7 @@ class TreeGone:
 class Said:
     """A message from the trainer or a service.  `answers`: what of ours it answers, if it does."""
 
-    role: str
+    task: TaskId
     incarnation: int
     body: Body
     answers: TrainerExited | Finish | None = None
@@ -80,19 +78,19 @@ class Said:
 class ServiceReady:
     """A service has acknowledged our Hello: it is serving."""
 
-    role: str
+    task: TaskId
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed; with the heartbeat of each process that has one, by role."""
+    """Time has passed; with the heartbeat of each process that has one."""
 
-    beats: dict[str, Heartbeat] = field(default_factory=dict)
+    beats: dict[TaskId, Heartbeat] = field(default_factory=dict)
     memory_step: int = NO_STEP
     is_stopped: bool = False  # the trainer is frozen by SIGSTOP
     room_bytes: int | None = None  # free memory, if it was looked at
-    doing: Mapping[str, str] = field(default_factory=dict)  # of services that are quiet: AT_DISK, STOPPED or ""
+    doing: Mapping[TaskId, str] = field(default_factory=dict)  # of services that are quiet: AT_DISK, STOPPED or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +164,7 @@ Event = (
 # -- actions -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    role: str
+    task: TaskId
     incarnation: int
     standby: str = ""  # of a standby: warm or hot
 
@@ -183,7 +181,7 @@ class Promote:
 class Signal:
     """To that process alone."""
 
-    role: str
+    task: TaskId
     incarnation: int
     number: int
 
@@ -192,7 +190,7 @@ class Signal:
 class KillTree:
     """SIGKILL to the process, its group and all that descends from it."""
 
-    role: str
+    task: TaskId
     incarnation: int
 
 
@@ -205,16 +203,16 @@ class ClearTree:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Reliably, to the newest incarnation of `role`."""
+    """Reliably, to the newest incarnation of `task`."""
 
-    role: str
+    task: TaskId
     body: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Journal:
     event: str
-    role: str
+    task: TaskId
     incarnation: int
     fields: dict[str, Any] = field(default_factory=dict)
 

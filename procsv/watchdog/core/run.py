@@ -16,6 +16,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER
 from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import (
@@ -29,10 +30,6 @@ from procsv.ipc.messaging.messages import (
     Unwritable,
 )
 from procsv.watchdog.core.events import (
-    CHECKPOINT,
-    STANDBY,
-    SUMMARY,
-    TRAINER,
     Action,
     Ended,
     Event,
@@ -79,7 +76,7 @@ class Core:
         self._out: list[Action] = []
         self.standby = Standby(settings.launch.standby, self._out)
         self.tasks = [TrainerSupervisor(first_incarnation, settings, rng, now_s, self.standby, self._out)]
-        self.services = {role: supervise_service(role, settings, self._out) for role in settings.services}
+        self.services = {task: supervise_service(task, settings, self._out) for task in settings.services}
         self.stop_source = ""  # who asked for the end; set before anything is done about it
         self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
         self.exit_code: int | None = None
@@ -110,7 +107,7 @@ class Core:
     def start(self, now_s: float) -> list[Action]:
         """The first actions: the services, then the trainer."""
         for service in self.services.values():
-            self._out.append(Spawn(service.role, service.start(now_s)))
+            self._out.append(Spawn(service.task, service.start(now_s)))
         self.task.start(now_s)
         return self._take()
 
@@ -121,20 +118,20 @@ class Core:
                 self._spawned(event)
             case NotSpawned():
                 self._not_spawned(event, now_s)
-            case Ended(role=role) if role == TRAINER:
+            case Ended(task=task) if task == TRAINER:
                 self._trainer_ended(event, now_s)
-            case Ended(role=role) if role == STANDBY:
+            case Ended(task=task) if task == STANDBY:
                 self.standby.died(event, now_s)
             case Ended():
                 self._service_ended(event, now_s)
             case TreeGone(incarnation):
                 self.task.tree_gone(incarnation, now_s)
-            case Said(role=role) if role == TRAINER:
+            case Said(task=task) if task == TRAINER:
                 self.task.said(event, now_s)
             case Said():
                 self._service_said(event, now_s)
-            case ServiceReady(role, incarnation):
-                self.services[role].ready(incarnation)
+            case ServiceReady(task, incarnation):
+                self.services[task].ready(incarnation)
             case Ticked():
                 self._ticked(event, now_s)
             case StandbySaid():
@@ -172,26 +169,26 @@ class Core:
 
     # -- processes -----------------------------------------------------------------------------------------
     def _spawned(self, event: Spawned) -> None:
-        self._out.append(Journal("spawned", event.role, event.incarnation, {"pid": event.pid}))
-        if event.role == TRAINER:
+        self._out.append(Journal("spawned", event.task, event.incarnation, {"pid": event.pid}))
+        if event.task == TRAINER:
             self.task.pid = event.pid
             return
-        if event.role == STANDBY:
+        if event.task == STANDBY:
             self.standby.spawned(event)
             return
-        self.services[event.role].pid = event.pid
+        self.services[event.task].pid = event.pid
         if event.incarnation > 1:
-            self._out.append(Journal("service_restarted", event.role, event.incarnation, {"pid": event.pid}))
+            self._out.append(Journal("service_restarted", event.task, event.incarnation, {"pid": event.pid}))
 
     def _not_spawned(self, event: NotSpawned, now_s: float) -> None:
-        if event.role == TRAINER:
+        if event.task == TRAINER:
             self.task.not_spawned(event.error, now_s)
-        elif event.role == STANDBY:
+        elif event.task == STANDBY:
             self.standby.not_spawned(event, now_s)
         else:
-            text = f"cannot start the {event.role} service: {event.error}; trying again"
+            text = f"cannot start the {event.task} service: {event.error}; trying again"
             self._out.append(Say(text, is_bad=True))
-            self.services[event.role].not_spawned(now_s)
+            self.services[event.task].not_spawned(now_s)
 
     def _promoted(self, event: Promoted, now_s: float) -> None:
         self.standby.promoted(event, now_s)
@@ -210,22 +207,22 @@ class Core:
         self.task.died(event, now_s)
 
     def _service_ended(self, event: Ended, now_s: float) -> None:
-        service = self.services[event.role]
+        service = self.services[event.task]
         if event.incarnation != service.incarnation:
             return
         if event.beat is not None:
             service.beat(event.beat)
-        if service.role == CHECKPOINT:
+        if service.task == CHECKPOINT:
             self._told_ended = 0
         fields = service.exited_fields(event, service.cause(event))
         service.ended(event.exit, self._is_needed(service, now_s), now_s)
-        self._out.append(Journal("exited", event.role, event.incarnation, fields))
+        self._out.append(Journal("exited", event.task, event.incarnation, fields))
         if service.state is ServiceState.LOST:
             why = f"{service.why_lost}; what it said: {event.log}"
-            self._out.append(Tell(TRAINER, ServiceLost(service.role, why)))
-            self._fail(why, now_s, is_hopeless=service.role == CHECKPOINT, last_lines=event.last_lines)
+            self._out.append(Tell(TRAINER, ServiceLost(service.task, why)))
+            self._fail(why, now_s, is_hopeless=service.task == CHECKPOINT, last_lines=event.last_lines)
         elif service.restart_s is not None:
-            text = f"the {service.role} service ended ({event.exit}); starting it again, training goes on"
+            text = f"the {service.task} service ended ({event.exit}); starting it again, training goes on"
             self._out.append(Say(text, is_bad=True))
 
     def _is_needed(self, service: ServiceSupervisor, now_s: float) -> bool:
@@ -238,7 +235,7 @@ class Core:
 
     # -- news of the services ------------------------------------------------------------------------------
     def _service_said(self, said: Said, now_s: float) -> None:
-        service = self.services[said.role]
+        service = self.services[said.task]
         if said.incarnation != service.incarnation:
             return
         match said.body:
@@ -250,7 +247,7 @@ class Core:
                 self._out += self.saves.unwritable(news, service.incarnation, self.task.step)
             case Rejected(path, why) as news:
                 fields = {"path": path, "why": why}
-                self._out.append(Journal("checkpoint_rejected", service.role, service.incarnation, fields))
+                self._out.append(Journal("checkpoint_rejected", service.task, service.incarnation, fields))
                 self.task.rejected(news)
             case FlushDone() as news:
                 self.settled_step = max(self.settled_step, news.step)
@@ -272,16 +269,16 @@ class Core:
 
     # -- time ----------------------------------------------------------------------------------------------
     def _ticked(self, event: Ticked, now_s: float) -> None:
-        for role, beat in event.beats.items():
-            if role == TRAINER:
+        for task, beat in event.beats.items():
+            if task == TRAINER:
                 self.task.beat(beat, now_s)
             else:
-                self.services[role].beat(beat)
+                self.services[task].beat(beat)
         if self.task.pid:
             self.task.memory_step = event.memory_step
             self.task.watch(event.beats.get(TRAINER), event.is_stopped, now_s)
-        for role, service in self.services.items():
-            service.watch(event.beats.get(role), event.doing.get(role, ""), now_s)
+        for task, service in self.services.items():
+            service.watch(event.beats.get(task), event.doing.get(task, ""), now_s)
         self.task.tick(now_s)
         self.standby.tick(now_s, event.room_bytes)
 
@@ -335,7 +332,7 @@ class Core:
             self._end(now_s)
         for service in self.services.values():
             if service.is_due(now_s):
-                self._out.append(Spawn(service.role, service.start(now_s)))
+                self._out.append(Spawn(service.task, service.start(now_s)))
 
     def _end(self, now_s: float) -> None:
         """One more step of the end of the run."""
@@ -349,11 +346,11 @@ class Core:
                 continue
             if is_late or self._has_nothing_to_do(service):
                 if service.pid:
-                    self._out.append(KillTree(service.role, service.incarnation))
+                    self._out.append(KillTree(service.task, service.incarnation))
                     service.kill("it was not done in time" if is_late else "it had nothing to do yet")
                 service.drop()
-            elif service.state is ServiceState.SERVING and (service.role == SUMMARY or self.task.unsettled is None):
-                self._out.append(Tell(service.role, Finish()))
+            elif service.state is ServiceState.SERVING and (service.task == SUMMARY or self.task.unsettled is None):
+                self._out.append(Tell(service.task, Finish()))
                 service.finish()
         is_hopeless = now_s >= self._end_s + TREE_S_MAX  # killed, and still there
         if is_hopeless or self._are_all_gone():
@@ -363,7 +360,7 @@ class Core:
         """One that is stopped (SIGSTOP) would not hear that the run ends; to any other SIGCONT says nothing."""
         for service in self.services.values():
             if service.pid:
-                self._out.append(Signal(service.role, service.incarnation, signal.SIGCONT))
+                self._out.append(Signal(service.task, service.incarnation, signal.SIGCONT))
 
     def _are_all_gone(self) -> bool:
         return not self.standby.pid and all(service.is_over and not service.pid for service in self.services.values())

@@ -10,9 +10,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import CHECKPOINT
 from procsv.base.text import gist
 from procsv.ipc.messaging.messages import Durable, SavedKey, SaveFailed, Unwritable
-from procsv.watchdog.core.events import CHECKPOINT, Action, Journal, Say
+from procsv.watchdog.core.events import Action, Journal, Say
 
 if TYPE_CHECKING:
     from typing import Any

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
+from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import AT_DISK, STOPPED, KillTree
@@ -39,17 +40,17 @@ class ServiceState(Enum):
         return self.name.lower()
 
 
-def supervise_service(role: str, settings: Settings, out: list[Action]) -> ServiceSupervisor:
+def supervise_service(task: TaskId, settings: Settings, out: list[Action]) -> ServiceSupervisor:
     """Of a service that is still to be started; `out` takes the actions."""
-    hanging = HangEscalation(role, ServiceLiveness(settings.launch), settings.launch, out)
-    return ServiceSupervisor(role, ServiceHistory(settings.launch), hanging)
+    hanging = HangEscalation(task, ServiceLiveness(settings.launch), settings.launch, out)
+    return ServiceSupervisor(task, ServiceHistory(settings.launch), hanging)
 
 
 @dataclass(slots=True)
 class ServiceSupervisor:
     """One service, through its incarnations.  Its methods answer what is to be done about it."""
 
-    role: str
+    task: TaskId
     history: ServiceHistory
     hanging: HangEscalation[ServiceLiveness]
     state: ServiceState = ServiceState.WAITING
@@ -94,7 +95,7 @@ class ServiceSupervisor:
         if self.hanging.is_found(beat, doing == STOPPED, now_s, doing == AT_DISK):
             self.hanging.begin_ladder(self.incarnation, now_s)
         if self.hanging.is_to_be_killed(self.incarnation, now_s):
-            self.hanging.out.append(KillTree(self.role, self.incarnation))
+            self.hanging.out.append(KillTree(self.task, self.incarnation))
 
     @property
     def is_quiet(self) -> bool:
@@ -176,6 +177,6 @@ class ServiceSupervisor:
             times = launch.service_failures * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)
             within = f"failed {times} times within {launch.service_period_s:.0f} s"
             what = f"hung {times} times with no job done" if death is ServiceDeath.HUNG else within
-            self.why_lost = f"the {self.role} service {what} (the last time: {how})"
+            self.why_lost = f"the {self.task} service {what} (the last time: {how})"
         else:
             self.state, self.restart_s = ServiceState.WAITING, now_s + delay_s

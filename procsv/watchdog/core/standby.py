@@ -20,11 +20,10 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from procsv.base.errors import ProcsvBug
+from procsv.base.identity import STANDBY, TRAINER
 from procsv.base.units import show_duration, show_size
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.watchdog.core.events import (
-    STANDBY,
-    TRAINER,
     Action,
     Ended,
     Journal,
@@ -251,8 +250,8 @@ class Standby:
                     self._why_killed = ""
                     self.out.append(Spawn(STANDBY, self.number, self.mode))
                 case StandbyAction.KILL:
-                    role, number = (TRAINER, self._becomes) if event is Event.LATE else (STANDBY, self.number)
-                    self.out.append(KillTree(role, number))
+                    task, number = (TRAINER, self._becomes) if event is Event.LATE else (STANDBY, self.number)
+                    self.out.append(KillTree(task, number))
                 case StandbyAction.COUNT:
                     self._count(now_s)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from procsv.base.identity import TRAINER
 from procsv.base.outcome import NO_STEP, LastExit
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import (
@@ -27,19 +28,7 @@ from procsv.ipc.messaging.messages import (
 )
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core import wording
-from procsv.watchdog.core.events import (
-    TRAINER,
-    Action,
-    ClearTree,
-    Ended,
-    Journal,
-    KillTree,
-    Said,
-    Say,
-    Signal,
-    Tell,
-    WriteRun,
-)
+from procsv.watchdog.core.events import Action, ClearTree, Ended, Journal, KillTree, Said, Say, Signal, Tell, WriteRun
 from procsv.watchdog.core.goodput import Goodput
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.stack_parser import where_it_crashed

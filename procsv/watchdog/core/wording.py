@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import TRAINER
 from procsv.base.outcome import LastExit
 from procsv.base.units import show_duration
-from procsv.watchdog.core.events import TRAINER, Journal, Report, Say
+from procsv.watchdog.core.events import Journal, Report, Say
 
 if TYPE_CHECKING:
     from procsv.base.outcome import Exit

@@ -23,8 +23,8 @@ from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_fi
 from procsv.base.run.paths import RunPaths, check_socket_paths, make_private_dir
 from procsv.base.run.run_file import RunFile, find_run_in, host_is_alive, read_run
 from procsv.base.run.saved_step import saved_step
+from procsv.base.service_table import SERVICES
 from procsv.base.text import is_remote
-from procsv.watchdog.core.events import SERVICES
 
 if TYPE_CHECKING:
     from procsv.base.clock import Clock
@@ -132,7 +132,7 @@ def _wait_for_leftovers(
 ) -> None:
     """Trainer and services of a run whose watchdog was killed save and leave by themselves: give them their time."""
     deadline_s = clock.monotonic() + grace_s + LEFTOVER_MARGIN_S
-    locks = {"trainer": paths.writer_lock, **{f"{role} service": paths.service_lock(role) for role in SERVICES}}
+    locks = {"trainer": paths.writer_lock, **{f"{task} service": paths.service_lock(task) for task in SERVICES}}
     if before is not None and before.run_dir != str(paths.run_dir):  # it ran with another runtime directory
         old = before.paths
         locks |= {"trainer (before)": old.writer_lock} | {

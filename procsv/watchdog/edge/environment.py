@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from procsv.base.identity import TaskId
 from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class Dead:
     """A process that has ended, and was reaped."""
 
-    role: str
+    task: TaskId
     incarnation: int
     pid: int
     exit: Exit
@@ -35,21 +36,21 @@ class Dead:
 class ProcessTable(Protocol):
     """The processes of the run.  `signal` and `kill_tree` do nothing to one that is gone."""
 
-    def spawn(self, role: str, incarnation: int, standby: str) -> int:
+    def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
         """Starts one; its pid.  OSError if the system refuses, or an old trainer's tree still holds the logdir."""
 
     def ended(self) -> list[Dead]:
         """Those that have died since the last call."""
 
-    def signal(self, role: str, incarnation: int, number: int) -> None: ...
-    def kill_tree(self, role: str, incarnation: int) -> None: ...
+    def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
+    def kill_tree(self, task: TaskId, incarnation: int) -> None: ...
     def clear_tree(self) -> bool:
         """Kills what a dead trainer has left.  True once nothing of it holds the logdir or the GPU."""
 
     def reap_strays(self) -> None: ...
-    def is_stopped(self, role: str) -> bool: ...
-    def doing(self, role: str) -> str: ...
-    def usage(self, role: str) -> Mapping[str, float | int]: ...
+    def is_stopped(self, task: TaskId) -> bool: ...
+    def doing(self, task: TaskId) -> str: ...
+    def usage(self, task: TaskId) -> Mapping[str, float | int]: ...
     def close(self) -> None: ...
 
 
@@ -67,7 +68,7 @@ class Sockets(Protocol):
     @property
     def server(self) -> ServerEndpoint: ...
     @property
-    def clients(self) -> Mapping[str, ClientEndpoint]: ...
+    def clients(self) -> Mapping[TaskId, ClientEndpoint]: ...
     def wait(self, timeout_s: float) -> None: ...
     def restore_server(self) -> bool:
         """Binds the control socket again if something has deleted it; whether it had to."""
@@ -82,7 +83,7 @@ class SignalSource(Protocol):
 class Records(Protocol):
     """Journal, run.json and crash reports."""
 
-    def append(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None: ...
+    def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None: ...
     def write_run(self, run: RunFile, durable: bool) -> None: ...
     def write_report(self, report: Report, run: RunFile) -> None: ...
     def metrics_due(self, now_s: float, step: int) -> RunMetrics | None: ...
@@ -92,11 +93,11 @@ class Records(Protocol):
 class Heartbeats(Protocol):
     """The heartbeats of the processes that run."""
 
-    def follow(self, role: str, incarnation: int) -> None:
+    def follow(self, task: TaskId, incarnation: int) -> None:
         """Reads this process's from now on."""
 
-    def read(self) -> dict[str, Heartbeat]: ...
-    def drop(self, role: str) -> Heartbeat | None:
+    def read(self) -> dict[TaskId, Heartbeat]: ...
+    def drop(self, task: TaskId) -> Heartbeat | None:
         """The last one of a dead process."""
 
     def close(self) -> None: ...
@@ -143,8 +144,8 @@ class FaultInjector(Protocol):
 class FaultReach:
     """What the event loop lets a fault of the plan do."""
 
-    tell: Callable[[str, Message], None]
-    journal: Callable[[str, str, int, dict[str, Any]], None]
+    tell: Callable[[TaskId, Message], None]
+    journal: Callable[[str, TaskId, int, dict[str, Any]], None]
     preempt: Callable[[float], None]
 
 

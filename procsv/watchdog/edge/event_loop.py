@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from procsv.base.failpoints import declare, failpoint
+from procsv.base.identity import COMMAND_LINE, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
+from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.messages import (
     Finish,
     FlushDone,
@@ -23,11 +25,6 @@ from procsv.ipc.messaging.messages import (
     TrainerExited,
 )
 from procsv.watchdog.core.events import (
-    SERVICES,
-    STANDBY,
-    SUMMARY,
-    TRAINER,
-    WATCHDOG,
     Action,
     ClearTree,
     Event,
@@ -81,7 +78,7 @@ class Reactor:
         self._clock, self._processes = environment.clock, environment.processes
         self._sockets, self._heartbeats = environment.sockets, environment.heartbeats
         self._paths = facts.start.paths
-        self._asked: dict[str, dict[int, Message]] = {role: {} for role in SERVICES}  # what FlushDone will answer
+        self._asked: dict[TaskId, dict[int, Message]] = {task: {} for task in SERVICES}  # what FlushDone will answer
         self._clearing: int | None = None  # the trainer's incarnation whose tree is being cleared
         self._quit: Quit | None = None
         self._quit_s = 0.0
@@ -149,7 +146,7 @@ class Reactor:
         for client in self._sockets.clients.values():
             self._greet(client)
         self._sockets.server.tick()
-        self._sockets.server.forget("cli", 2**31)  # each command is a peer of its own, and gone after its answer
+        self._sockets.server.forget(COMMAND_LINE, 2**31)  # each command is a peer of its own, and gone after its answer
         self._processes.reap_strays()
         self.handle(self._reading())
         if now_s >= self._run_json_s:
@@ -166,7 +163,7 @@ class Reactor:
         core, room = self._core, None
         if core.standby.is_due(self._clock.monotonic()):
             room = self._env.resources.room_for_standby(core.task.pid, core.settings.launch.memory_limit)
-        doing = {role: self._processes.doing(role) for role, service in core.services.items() if service.is_quiet}
+        doing = {task: self._processes.doing(task) for task, service in core.services.items() if service.is_quiet}
         is_stopped = self._processes.is_stopped(TRAINER)
         return Ticked(self._heartbeats.read(), self._env.post_mortem.memory_step(), is_stopped, room, doing)
 
@@ -178,12 +175,12 @@ class Reactor:
 
     # -- processes -----------------------------------------------------------------------------------------
     def _process_ended(self, dead: Dead) -> None:
-        beat = self._heartbeats.drop(dead.role)
-        if dead.role == TRAINER:
+        beat = self._heartbeats.drop(dead.task)
+        if dead.task == TRAINER:
             self._sockets.server.forget(TRAINER, dead.incarnation)
-        elif dead.role in SERVICES:
-            self._sockets.clients[dead.role].peer.outbox.forget()  # its successor is told anew by the core
-            self._asked[dead.role].clear()
+        elif dead.task in SERVICES:
+            self._sockets.clients[dead.task].peer.outbox.forget()  # its successor is told anew by the core
+            self._asked[dead.task].clear()
         self.handle(self._env.post_mortem.examine(dead, beat))
         self._env.post_mortem.clear(dead)  # killed here: the next launch tidies
 
@@ -193,18 +190,18 @@ class Reactor:
             self._clearing = None
             self.handle(TreeGone(incarnation))
 
-    def _spawn(self, role: str, incarnation: int, standby: str) -> None:
-        if role != STANDBY:
-            self._heartbeats.follow(role, incarnation)
+    def _spawn(self, task: TaskId, incarnation: int, standby: str) -> None:
+        if task != STANDBY:
+            self._heartbeats.follow(task, incarnation)
         try:
-            pid = self._processes.spawn(role, incarnation, standby)
+            pid = self._processes.spawn(task, incarnation, standby)
         except OSError as error:
-            self._heartbeats.drop(role)
-            self.handle(NotSpawned(role, incarnation, str(error)))
+            self._heartbeats.drop(task)
+            self.handle(NotSpawned(task, incarnation, str(error)))
             return
-        if role == TRAINER:
+        if task == TRAINER:
             self._env.console.follow(self._paths.log(TRAINER, incarnation))
-        self.handle(Spawned(role, incarnation, pid))
+        self.handle(Spawned(task, incarnation, pid))
 
     def _promote(self, number: int, incarnation: int) -> None:
         self._heartbeats.follow(TRAINER, incarnation)
@@ -222,10 +219,10 @@ class Reactor:
             if (received := self._sockets.server.receive()) is None:
                 break
             self._heard_at_control(received)
-        for role, client in self._sockets.clients.items():
+        for task, client in self._sockets.clients.items():
             self._greet(client)
             while (received := client.receive()) is not None:
-                self._heard_from_service(role, client, received)
+                self._heard_from_service(task, client, received)
 
     def _greet(self, client: ClientEndpoint) -> None:
         if client.tick():
@@ -243,28 +240,28 @@ class Reactor:
                 self.handle(StopAsked("procsv stop", now))
                 self._sockets.server.acknowledge(received)  # what it asks for is written down by now
             case body:
-                if received.role == TRAINER:
+                if received.task == TRAINER:
                     self.handle(Said(TRAINER, received.incarnation, body))
                 self._sockets.server.acknowledge(received)
 
-    def _heard_from_service(self, role: str, client: ClientEndpoint, received: Received) -> None:
+    def _heard_from_service(self, task: TaskId, client: ClientEndpoint, received: Received) -> None:
         answered = received.answers
         if isinstance(answered, Hello):
-            self.handle(ServiceReady(role, received.incarnation))
+            self.handle(ServiceReady(task, received.incarnation))
         asked = None
         if isinstance(received.body, FlushDone):
-            found = self._asked[role].pop(received.re, None)
+            found = self._asked[task].pop(received.re, None)
             asked = found if isinstance(found, TrainerExited | Finish) else None
-        self.handle(Said(role, received.incarnation, received.body, asked))
+        self.handle(Said(task, received.incarnation, received.body, asked))
         client.acknowledge(received)
 
-    def _tell(self, role: str, body: Message) -> None:
-        if role == SUMMARY and isinstance(body, Finish):
+    def _tell(self, task: TaskId, body: Message) -> None:
+        if task == SUMMARY and isinstance(body, Finish):
             self._say_figures(math.inf)  # the last ones: after these it ends
-        if role == TRAINER:
-            self._sockets.server.broadcast(body, (TRAINER,))
+        if task == TRAINER:
+            self._sockets.server.broadcast(body, TRAINER)
         else:
-            self._asked[role][self._sockets.clients[role].send_reliable(body)] = body
+            self._asked[task][self._sockets.clients[task].send_reliable(body)] = body
 
     def _preempt(self, grace_s: float) -> None:
         self.handle(PreemptAsked(grace_s, "a fault of the plan"))
@@ -282,22 +279,22 @@ class Reactor:
 
     def _perform_one(self, action: Action) -> None:
         match action:
-            case Spawn(role, incarnation, standby):
-                self._spawn(role, incarnation, standby)
+            case Spawn(task, incarnation, standby):
+                self._spawn(task, incarnation, standby)
             case Promote(number, incarnation):
                 self._promote(number, incarnation)
-            case Signal(role, incarnation, number):
+            case Signal(task, incarnation, number):
                 failpoint("watchdog.mid_stop")
-                self._processes.signal(role, incarnation, number)
-            case KillTree(role, incarnation):
-                self._processes.kill_tree(role, incarnation)
+                self._processes.signal(task, incarnation, number)
+            case KillTree(task, incarnation):
+                self._processes.kill_tree(task, incarnation)
             case ClearTree(incarnation):
                 self._clearing = incarnation
                 self._look_at_tree()
-            case Tell(role, body):
-                self._tell(role, body)
-            case Journal(event, role, incarnation, fields):
-                self._journal(event, role, incarnation, fields)
+            case Tell(task, body):
+                self._tell(task, body)
+            case Journal(event, task, incarnation, fields):
+                self._journal(event, task, incarnation, fields)
             case WriteRun():
                 self._write_run()
             case Report() as report:
@@ -309,11 +306,11 @@ class Reactor:
             case _:
                 assert_never(action)
 
-    def _journal(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None:
-        self._env.records.append(event, role, incarnation, fields)
+    def _journal(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
+        self._env.records.append(event, task, incarnation, fields)
         if event == "restarting":
             failpoint("watchdog.back_off")
-        entry = {"time": self._clock.wall(), "event": event, "role": role, "incarnation": incarnation, **fields}
+        entry = {"time": self._clock.wall(), "event": event, "role": str(task), "incarnation": incarnation, **fields}
         self._env.event_hook.offer(entry, self._clock.monotonic())
 
     def _write_run(self) -> None:
@@ -326,7 +323,7 @@ class Reactor:
         return run_file(self._facts, self._core, self._clock.monotonic(), self._clock.wall())
 
     def _status(self) -> dict[str, object]:
-        usage = {role: self._processes.usage(role) for role in (WATCHDOG, TRAINER, STANDBY, *SERVICES)}
+        usage = {task: self._processes.usage(task) for task in (WATCHDOG, TRAINER, STANDBY, *SERVICES)}
         refused = self._sockets.server.refused + sum(client.refused for client in self._sockets.clients.values())
         memory = self._env.resources.host_memory()
         beats, now_s = self._heartbeats.read(), self._clock.monotonic()

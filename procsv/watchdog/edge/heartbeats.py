@@ -1,9 +1,10 @@
-"""The heartbeats of a run's processes, by role."""
+"""The heartbeats of a run's processes, by task."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import TaskId
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 
 if TYPE_CHECKING:
@@ -14,20 +15,20 @@ if TYPE_CHECKING:
 class RunHeartbeats:
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
-        self._readers: dict[str, HeartbeatReader] = {}
+        self._readers: dict[TaskId, HeartbeatReader] = {}
 
-    def follow(self, role: str, incarnation: int) -> None:
+    def follow(self, task: TaskId, incarnation: int) -> None:
         """Reads this process's from now on; what an earlier launch has left under its name goes."""
-        path = self._paths.heartbeat(role, incarnation)
+        path = self._paths.heartbeat(task, incarnation)
         path.unlink(missing_ok=True)
-        self._readers[role] = HeartbeatReader(path)
+        self._readers[task] = HeartbeatReader(path)
 
-    def read(self) -> dict[str, Heartbeat]:
-        return {role: beat for role, reader in self._readers.items() if (beat := reader.read()) is not None}
+    def read(self) -> dict[TaskId, Heartbeat]:
+        return {task: beat for task, reader in self._readers.items() if (beat := reader.read()) is not None}
 
-    def drop(self, role: str) -> Heartbeat | None:
+    def drop(self, task: TaskId) -> Heartbeat | None:
         """The last one of a dead process; its file goes."""
-        reader = self._readers.pop(role, None)
+        reader = self._readers.pop(task, None)
         if reader is None:
             return None
         beat = reader.read()

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from procsv.base.identity import STANDBY, TRAINER
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.log_tail import last_lines
 from procsv.ipc.shm.slot_file import scan_slots
-from procsv.watchdog.core.events import STANDBY, TRAINER, Ended
+from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restart_policy import LastWords
 from procsv.watchdog.edge.resources.oom import KillCounters
 
@@ -38,20 +39,20 @@ class PostMortem:
 
     def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended:
         """The end of a process, with all that tells of its cause."""
-        role, number = dead.role, dead.incarnation
+        task, number = dead.task, dead.incarnation
         oom = self._kills.news() if dead.exit.signal == signal.SIGKILL else ""
-        if role == STANDBY:
-            return Ended(role, number, dead.exit)
-        if role == TRAINER:
+        if task == STANDBY:
+            return Ended(task, number, dead.exit)
+        if task == TRAINER:
             words, stacks = self._last_words(number), _read(self._paths.stacks(number), STACKS_BYTES_MAX)
-            return Ended(role, number, dead.exit, beat, words, self.memory_step(), stacks, oom)
-        log = self._paths.log(role, number)
+            return Ended(task, number, dead.exit, beat, words, self.memory_step(), stacks, oom)
+        log = self._paths.log(task, number)
         said = tuple(last_lines(log, SERVICE_LINES_SHOWN))
-        return Ended(role, number, dead.exit, beat, stacks=_read_end(log), oom=oom, log=str(log), last_lines=said)
+        return Ended(task, number, dead.exit, beat, stacks=_read_end(log), oom=oom, log=str(log), last_lines=said)
 
     def clear(self, dead: Dead) -> None:
         """Removes words and stacks, once the report of the crash is written: one of each a crash would pile up for months."""
-        if dead.role == TRAINER:
+        if dead.task == TRAINER:
             self._paths.last_words(dead.incarnation).unlink(missing_ok=True)
             self._paths.stacks(dead.incarnation).unlink(missing_ok=True)
 

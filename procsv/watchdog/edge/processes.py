@@ -18,12 +18,13 @@ import msgspec
 import psutil
 
 from procsv.base.failpoints import declare, failpoint
+from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.locks import FileLock
 from procsv.base.processes import Child, process_state, spawn, thread_states
 from procsv.base.run.log_follower import older_part
 from procsv.ipc.messaging.standby_channel import StandbyChannel
-from procsv.ipc.messaging.start import TRAINERS, Start
-from procsv.watchdog.core.events import AT_DISK, STANDBY, STOPPED, TRAINER, WATCHDOG
+from procsv.ipc.messaging.start import TRAINING, Start, module_of
+from procsv.watchdog.core.events import AT_DISK, STOPPED
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.resources.gpu import Gpus
 
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 declare("watchdog.before_exec", "watchdog.after_exec")
 
 PR_SET_CHILD_SUBREAPER = 36
-LOGS_KEPT_MAX = 20  # of one role; the oldest go first
-LOG_BYTES_MAX = 2**30  # of one role, the newest not counted
+LOGS_KEPT_MAX = 20  # of one task; the oldest go first
+LOG_BYTES_MAX = 2**30  # of one task, the newest not counted
 
 Argv = Callable[[Start], list[str]]
 
@@ -50,7 +51,7 @@ class WriterLockHeld(OSError):
 class Running:
     """One process that was started."""
 
-    role: str
+    task: TaskId
     incarnation: int
     child: Child
     started_s: float
@@ -60,7 +61,7 @@ class Running:
 
 @dataclass(slots=True)
 class Processes:
-    """The children of this watchdog, by role."""
+    """The children of this watchdog, by task."""
 
     start: Start  # the watchdog's own; the others' are made from it
     clock: Clock
@@ -68,7 +69,7 @@ class Processes:
     environment: Mapping[str, str]
     waiter: Waiter
     helpers: Callable[[], set[int]] = set  # pids of children of ours that are none of the run
-    running: dict[str, Running] = field(default_factory=dict)
+    running: dict[TaskId, Running] = field(default_factory=dict)
     _gpus: Gpus = field(default_factory=Gpus)
     _usage: psutil.Process = field(default_factory=psutil.Process)  # our own
     _started_s: float = 0.0
@@ -86,24 +87,24 @@ class Processes:
         self._innocent = frozenset(_identity(child) for child in psutil.Process().children())
 
     # -- start ---------------------------------------------------------------------------------------------
-    def spawn(self, role: str, incarnation: int, standby: str) -> int:
+    def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
         """Starts the process; its pid.  OSError if the system refuses, or if an old trainer's tree still holds its lock."""
         paths = self.start.paths
-        log = paths.log(role, incarnation)
-        prune_logs(paths.logs, role, log)
-        start = self._start(role, incarnation)
+        log = paths.log(task, incarnation)
+        prune_logs(paths.logs, task, log)
+        start = self._start(task, incarnation)
         fds, lock = [self._lifeline[0]], FileLock(paths.writer_lock)
-        line, end = StandbyChannel.pair() if role == STANDBY else (None, None)
+        line, end = StandbyChannel.pair() if task == STANDBY else (None, None)
         if end is not None:
             settings = msgspec.structs.replace(start.settings, standby=standby)
             start = msgspec.structs.replace(start, standby_fd=end.fd, settings=settings)
             fds.append(end.fd)
         environment = start.environment(self.environment)
-        if role in TRAINERS:
-            environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": role}
-        if role == STANDBY and TRAINER in self.running:
+        if module_of(task) == TRAINING:
+            environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": str(task)}
+        if task == STANDBY and TRAINER in self.running:
             environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # as it is to be
-        if role == TRAINER:
+        if task == TRAINER:
             environment["PROCSV_INCARNATION"] = str(incarnation)
             if not lock.try_acquire(f"trainer {incarnation}", self.clock.wall()):
                 raise WriterLockHeld("an older trainer's processes still hold the logdir")
@@ -124,41 +125,41 @@ class Processes:
         with contextlib.suppress(psutil.Error, OSError):
             usage = psutil.Process(child.pid)
             usage.cpu_percent()  # the first reading is the base of the next
-        self.running[role] = Running(role, incarnation, child, self.clock.monotonic(), usage, line)
+        self.running[task] = Running(task, incarnation, child, self.clock.monotonic(), usage, line)
         self.waiter.add(child.pidfd)
         if line is not None:
             self.waiter.add(line.fd)
         return child.pid
 
-    def _start(self, role: str, incarnation: int) -> Start:
-        changes = {"role": role, "incarnation": incarnation, "lifeline_fd": self._lifeline[0]}
-        if role not in TRAINERS:
+    def _start(self, task: TaskId, incarnation: int) -> Start:
+        changes = {"task": task, "incarnation": incarnation, "lifeline_fd": self._lifeline[0]}
+        if module_of(task) != TRAINING:
             changes |= {"target": "", "args": ()}  # a service serves any program
         return msgspec.structs.replace(self.start, **changes)
 
     # -- end -----------------------------------------------------------------------------------------------
-    def find(self, role: str, incarnation: int) -> Running | None:
-        running = self.running.get(role)
+    def find(self, task: TaskId, incarnation: int) -> Running | None:
+        running = self.running.get(task)
         return running if running is not None and running.incarnation == incarnation else None
 
-    def signal(self, role: str, incarnation: int, number: int) -> None:
-        if (running := self.find(role, incarnation)) is not None:
+    def signal(self, task: TaskId, incarnation: int, number: int) -> None:
+        if (running := self.find(task, incarnation)) is not None:
             running.child.signal(number)
 
-    def kill_tree(self, role: str, incarnation: int) -> None:
-        if (running := self.find(role, incarnation)) is not None:
+    def kill_tree(self, task: TaskId, incarnation: int) -> None:
+        if (running := self.find(task, incarnation)) is not None:
             running.child.signal_tree(signal.SIGKILL)
 
     def ended(self) -> list[Dead]:
         """Those that have died; they are reaped, and no longer in the table."""
         dead = []
         for running in [running for running in self.running.values() if running.child.has_ended()]:
-            del self.running[running.role]
+            del self.running[running.task]
             self.waiter.remove(running.child.pidfd)
             self.end_talk(running)
-            if running.role == TRAINER:
+            if running.task == TRAINER:
                 self._gpus.expect_to_leave(running.child.pid, self.clock.monotonic())
-            dead.append(Dead(running.role, running.incarnation, running.child.pid, running.child.reap()))
+            dead.append(Dead(running.task, running.incarnation, running.child.pid, running.child.reap()))
         return dead
 
     def end_talk(self, running: Running) -> None:
@@ -206,26 +207,26 @@ class Processes:
                     return
                 os.waitpid(dead.si_pid, os.WNOHANG)
 
-    def is_stopped(self, role: str) -> bool:
+    def is_stopped(self, task: TaskId) -> bool:
         """Whether its process is frozen by a signal (SIGSTOP, SIGTSTP)."""
-        running = self.running.get(role)
+        running = self.running.get(task)
         with contextlib.suppress(psutil.Error, OSError):
             return running is not None and process_state(running.child.pid) in ("T", "t")
         return False
 
-    def doing(self, role: str) -> str:
+    def doing(self, task: TaskId) -> str:
         """What its threads show: STOPPED by a signal, AT_DISK if one waits for a disk, or ""."""
-        running = self.running.get(role)
+        running = self.running.get(task)
         with contextlib.suppress(psutil.Error, OSError):
             states = thread_states(running.child.pid) if running is not None else set()
             return STOPPED if states & {"T", "t"} else AT_DISK if "D" in states else ""
         return ""
 
-    def usage(self, role: str) -> dict[str, float | int]:
+    def usage(self, task: TaskId) -> dict[str, float | int]:
         """Uptime in seconds, resident bytes, and percent of a core since the last asking."""
-        if role == WATCHDOG:
+        if task == WATCHDOG:
             return {"uptime": self._seconds_since(self._started_s), **_measure(self._usage)}
-        running = self.running.get(role)
+        running = self.running.get(task)
         if running is None:
             return {"uptime": 0.0, "rss": 0, "cpu": 0.0}
         return {"uptime": self._seconds_since(running.started_s), **_measure(running.usage)}
@@ -251,10 +252,10 @@ def _identity(process: psutil.Process) -> tuple[int, float]:
     return process.pid, process.create_time()
 
 
-def prune_logs(logs: Path, role: str, new: Path) -> None:
-    """Keeps the newest logs of `role`, so that a run of weeks does not fill the disk."""
+def prune_logs(logs: Path, task: TaskId, new: Path) -> None:
+    """Keeps the newest logs of `task`, so that a run of weeks does not fill the disk."""
     with contextlib.suppress(OSError):
-        old = [path for path in logs.glob(f"{role}.*.log") if path != new]
+        old = [path for path in logs.glob(f"{task}.*.log") if path != new]
         old.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         total = 0
         for number, path in enumerate(old, start=2):  # the new one is the first

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from procsv.base.atomic_file import replace_file
+from procsv.base.identity import TRAINER, TaskId
 from procsv.base.run import journal
 from procsv.base.run.log_tail import last_lines
 from procsv.base.run.run_file import RunFile, write_run
-from procsv.watchdog.core.events import TRAINER
 from procsv.watchdog.edge.time_metrics import FigureBook
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class RunRecords:
             self._figures.enter(entry)
         self._journal = journal.Journal(paths.journal, clock)
 
-    def append(self, event: str, role: str, incarnation: int, fields: dict[str, Any]) -> None:
-        self._try(lambda: self._figures.enter(self._journal.append(event, role, incarnation, **fields)))
+    def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
+        self._try(lambda: self._figures.enter(self._journal.append(event, task, incarnation, **fields)))
 
     def metrics_due(self, now_s: float, step: int) -> RunMetrics | None:
         """What became of the time so far, if it is time to say so."""

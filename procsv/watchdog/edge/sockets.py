@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import WATCHDOG
+from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context
-from procsv.watchdog.core.events import SERVICES, WATCHDOG
 
 if TYPE_CHECKING:
     from procsv.base.clock import Clock
@@ -19,7 +20,7 @@ class RunSockets:
         self._context = new_context()
         self.server = self._bind()
         self.clients = {
-            role: Client(self._context, self._paths.service_socket(role), self._me, clock) for role in SERVICES
+            task: Client(self._context, self._paths.service_socket(task), self._me, clock) for task in SERVICES
         }
         for client in self.clients.values():
             waiter.add(client)

@@ -10,9 +10,10 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import STANDBY, TRAINER
 from procsv.base.locks import FileLock
 from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun
-from procsv.watchdog.core.events import STANDBY, TRAINER, Promoted, StandbySaid
+from procsv.watchdog.core.events import Promoted, StandbySaid
 from procsv.watchdog.edge.processes import WriterLockHeld, prune_logs
 
 if TYPE_CHECKING:
@@ -66,5 +67,5 @@ class StandbyLink:
             lock.let_go()  # from now on it is held by the trainer's tree alone
         del processes.running[STANDBY]
         now_s = processes.clock.monotonic()
-        trainer = dataclasses.replace(running, role=TRAINER, incarnation=incarnation, started_s=now_s)
+        trainer = dataclasses.replace(running, task=TRAINER, incarnation=incarnation, started_s=now_s)
         processes.running[TRAINER], self._number = trainer, number

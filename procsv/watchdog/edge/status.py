@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.run_file import RunFile
-from procsv.watchdog.core.events import STANDBY, TRAINER, WATCHDOG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,13 +70,13 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
 def status_object(
     run: RunFile,
     core: Core,
-    beats: Mapping[str, Heartbeat],
-    usage: Mapping[str, Mapping[str, float | int]],
+    beats: Mapping[TaskId, Heartbeat],
+    usage: Mapping[TaskId, Mapping[str, float | int]],
     memory: Mapping[str, int],
     refused: int,
     now_s: float,
 ) -> dict[str, Any]:
-    """What `procsv status --json` prints.  `usage` has uptime, rss and cpu of every process, by role; `memory` the
+    """What `procsv status --json` prints.  `usage` has uptime, rss and cpu of every process, by task; `memory` the
     machine's."""
     shown: dict[str, Any] = {"running": True, **msgspec.to_builtins(run)}
     for name in _NOT_SHOWN:
@@ -86,14 +86,14 @@ def status_object(
     rows.append((TRAINER, core.task.pid, word, _phase(beats.get(TRAINER))))
     if core.standby.pid:
         rows.append((STANDBY, core.standby.pid, core.standby.state.word, ""))
-    for role, service in core.services.items():
-        rows.append((role, service.pid, service.state.word, _phase(beats.get(role))))
+    for task, service in core.services.items():
+        rows.append((task, service.pid, service.state.word, _phase(beats.get(task))))
     shown["memory"] = memory
     # By those who listen: garbage, too large, of another run or of an older incarnation.
     shown["dropped_messages"] = refused + sum(beat.refused for beat in beats.values())
     shown["processes"] = [
-        {"role": role, "pid": pid or None, "state": state, "phase": phase, **usage[role]}
-        for role, pid, state, phase in rows
+        {"role": str(task), "pid": pid or None, "state": state, "phase": phase, **usage[task]}
+        for task, pid, state, phase in rows
     ]
     trainer = beats.get(TRAINER)
     shown["snapshots"] = trainer.snapshots.as_status() if trainer is not None and trainer.snapshots.spacing else None

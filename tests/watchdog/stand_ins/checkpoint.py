@@ -12,6 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
 from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Restore, RestoreFrom, TrainerExited
 from procsv.ipc.messaging.start import take_start
 from procsv.services.runtime import Tools, serve
@@ -31,7 +32,7 @@ class StandIn:
         match received.body:
             case Restore():
                 server.send_reliable(received.who, RestoreFrom("fresh", "", 0, 0, (), ""), re=received.seq)
-            case Hello() if received.role == "trainer" and is_wedged(self.tools):
+            case Hello() if received.task == TRAINER and is_wedged(self.tools):
                 gets_nowhere()
             case TrainerExited():
                 server.send_reliable(received.who, FlushDone(-1, self.error), re=received.seq)
@@ -48,7 +49,7 @@ class StandIn:
         self.finishing = True
 
     def is_finished(self) -> bool:
-        return self.finishing and not self.tools.server.unsaid("watchdog")
+        return self.finishing and not self.tools.server.unsaid(WATCHDOG)
 
     def close(self) -> None:
         pass
@@ -64,7 +65,7 @@ def gets_nowhere() -> None:
 
 
 if __name__ == "__main__":
-    start = take_start("checkpoint")
+    start = take_start(CHECKPOINT)
     if os.environ.get("STAND_IN_CHECKPOINT") == "die":
         sys.exit(9)
     sys.exit(serve(start, StandIn))

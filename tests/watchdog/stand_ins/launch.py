@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from procsv.base.identity import CHECKPOINT
 from procsv.cli.launch import make_start
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.edge import event_loop
@@ -24,7 +25,7 @@ STAND_IN = Path(__file__).with_name("checkpoint.py")
 
 
 def argv(start: Start) -> list[str]:
-    if start.role == "checkpoint":
+    if start.task == CHECKPOINT:
         return [sys.executable, str(STAND_IN), start.logdir]
     return start.argv()
 

@@ -14,9 +14,10 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from procsv.base.identity import TRAINER, TaskId
 from procsv.base.signals import DUMP_SIGNAL
 from procsv.base.units import show_duration
-from procsv.watchdog.core.events import TRAINER, Action, Journal, Say, Signal
+from procsv.watchdog.core.events import Action, Journal, Say, Signal
 from procsv.watchdog.core.hangs.stack_parser import where_it_stood
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ L = TypeVar("L", bound=LivenessT)
 
 @dataclass(slots=True)
 class HangEscalation(Generic[L]):
-    """The process of a role that runs: does it hang, and how far is its ending?"""
+    """The process of a task that runs: does it hang, and how far is its ending?"""
 
-    role: str
+    task: TaskId
     liveness: L
     launch: LaunchSettings
     out: list[Action]
@@ -92,8 +93,8 @@ class HangEscalation(Generic[L]):
         self._found_s = now_s
         phase, seconds = hang.phase.name.lower(), round(hang.seconds, 1)
         fields = {"phase": phase, "seconds": seconds, "step": hang.step}
-        self.out.append(Journal("hang_detected", self.role, incarnation, fields))
-        who = f"trainer {incarnation}" if self.role == TRAINER else f"the {self.role} service"
+        self.out.append(Journal("hang_detected", self.task, incarnation, fields))
+        who = f"trainer {incarnation}" if self.task == TRAINER else f"the {self.task} service"
         self.out.append(Say(f"{who} hangs: {self._what()}; {then}", is_bad=True))
 
     def begin_ladder(self, incarnation: int, now_s: float) -> None:
@@ -103,15 +104,15 @@ class HangEscalation(Generic[L]):
             self.liveness.found(hang)
         self.report_hang(incarnation, now_s, "ending it")
         if not self.was_stopped:  # else it would wait, and write into the middle of what SIGABRT writes
-            self.out.append(Signal(self.role, incarnation, DUMP_SIGNAL))
+            self.out.append(Signal(self.task, incarnation, DUMP_SIGNAL))
         self._abort_s = now_s + self.launch.hang_abort_s
 
     def is_to_be_killed(self, incarnation: int, now_s: float) -> bool:
         """Goes on with the ladder; True once, when only SIGKILL is left."""
         if self._abort_s is not None and now_s >= self._abort_s:
             self._abort_s, self._kill_s = None, now_s + self.launch.hang_kill_s
-            self.out.append(Signal(self.role, incarnation, signal.SIGABRT))
-            self.out.append(Signal(self.role, incarnation, signal.SIGCONT))
+            self.out.append(Signal(self.task, incarnation, signal.SIGABRT))
+            self.out.append(Signal(self.task, incarnation, signal.SIGCONT))
         if self._kill_s is not None and now_s >= self._kill_s:
             self._kill_s = None
             return True

@@ -12,8 +12,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from procsv.base.identity import TaskId
 from procsv.base.run.journal import read_journal
-from procsv.faults.plan import FAULT_EVENT, SERVICES, Fault, Plan, count_done
+from procsv.base.service_table import SERVICES
+from procsv.faults.plan import FAULT_EVENT, Fault, Plan, count_done
 from procsv.ipc.messaging.messages import Inject
 from procsv.watchdog.core.fault_schedule import Schedule
 from procsv.watchdog.edge.faults.corrupt_checkpoint import spoil
@@ -53,10 +55,11 @@ class Injector:
             act = self._find(fault, now_s)
             if act is None:
                 continue
-            befallen = self._processes.running.get(fault.target)
+            target = TaskId.parse(fault.target)
+            befallen = self._processes.running.get(target)
             incarnation = befallen.incarnation if befallen is not None else 1
             self._schedule.happened(number, now_s)
-            self._reach.journal(FAULT_EVENT, fault.target, incarnation, {"fault": str(fault), "step": step})
+            self._reach.journal(FAULT_EVENT, target, incarnation, {"fault": str(fault), "step": step})
             act()
 
     def _find(self, fault: Fault, now_s: float) -> Callable[[], object] | None:
@@ -66,27 +69,28 @@ class Injector:
                 return self._find_for_logdir(fault)
             case "watchdog":
                 return lambda: _to_ourselves(fault)
-            case role:
-                running = self._processes.running.get(role)
-                return None if running is None else self._find_for_process(fault, role, running, now_s)
+            case name:
+                task = TaskId.parse(name)
+                running = self._processes.running.get(task)
+                return None if running is None else self._find_for_process(fault, task, running, now_s)
 
     def _find_for_logdir(self, fault: Fault) -> Callable[[], object] | None:
         if fault.action == "corrupt":
             return lambda: spoil(self._paths.logdir, fault.how)
-        if any(self._processes.running.get(role) is None for role in SERVICES):
+        if any(self._processes.running.get(task) is None for task in SERVICES):
             return None
         return lambda: self._fill(fault.number)
 
     def _fill(self, seconds: float) -> None:
-        for role in SERVICES:
-            self._reach.tell(role, Inject("fill", seconds))
+        for task in SERVICES:
+            self._reach.tell(task, Inject("fill", seconds))
 
-    def _find_for_process(self, fault: Fault, role: str, running: Running, now_s: float) -> Callable[[], object]:
+    def _find_for_process(self, fault: Fault, task: TaskId, running: Running, now_s: float) -> Callable[[], object]:
         if fault.action == "preempt":
             return lambda: self._reach.preempt(fault.number)
         if fault.action in _SIGNALS:
             return lambda: self._signal(fault, running, now_s)
-        return lambda: self._reach.tell(role, Inject(fault.action, fault.number))  # type: ignore[arg-type]
+        return lambda: self._reach.tell(task, Inject(fault.action, fault.number))  # type: ignore[arg-type]
 
     def _signal(self, fault: Fault, running: Running, now_s: float) -> None:
         if fault.action == "stop":

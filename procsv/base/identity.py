@@ -1,0 +1,45 @@
+"""Identity of a process of a run: its role and index, beside which an incarnation counts its starts.
+
+Used by every process as the key of addresses, paths, locks, events and journal lines; nothing is keyed by a bare role.
+Knows nothing of what a role does.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import msgspec
+
+PROGRAM_ROLES = frozenset({"trainer", "chief", "worker", "ps", "evaluator"})  # they run the user's program
+NUMBERED_ROLES = frozenset({"worker", "ps", "evaluator"})  # a run has any number of them: the first is `worker.0`
+_NAME = re.compile(r"([a-z]+)(?:\.(\d+))?")
+
+
+class TaskId(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """Which process of a run.  Its name is the role, and the index where a run may have several: trainer, worker.1."""
+
+    role: Annotated[str, msgspec.Meta(pattern="^[a-z]+$")]  # it goes into file names
+    index: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    def __str__(self) -> str:
+        return f"{self.role}.{self.index}" if self.index or self.role in NUMBERED_ROLES else self.role
+
+    @classmethod
+    def parse(cls, name: str) -> TaskId:
+        """The task of that name; ValueError if it is none's."""
+        match = _NAME.fullmatch(name)
+        task = cls(match[1], int(match[2] or 0)) if match is not None else None
+        if task is None or str(task) != name:
+            raise ValueError(f"{name!r} is not the name of a task; write a role such as trainer or worker.1")
+        return task
+
+    @property
+    def runs_program(self) -> bool:
+        """Whether it is a task of the user's, not a service, the watchdog or a command."""
+        return self.role in PROGRAM_ROLES
+
+
+TRAINER, STANDBY, WATCHDOG = TaskId("trainer"), TaskId("standby"), TaskId("watchdog")
+CHECKPOINT, SUMMARY = TaskId("checkpoint"), TaskId("summary")
+COMMAND_LINE = TaskId("cli")  # of no run: it may speak to any, and hears any
