@@ -12,12 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from procsv.training.graph.patches import AttributePatch
+
 tf1 = tf.compat.v1
 
 _home: Any = next(kind for kind in tf1.Session.__mro__ if "run" in vars(kind))
 _lock = threading.Lock()
 _counters: list[CallCounter] = []
-_original: Any = None
 
 
 class CallCounter:
@@ -28,20 +29,17 @@ class CallCounter:
         self._thread = threading.get_ident()
 
     def begin(self) -> None:
-        global _original
         with _lock:
             _counters.append(self)
-            if len(_counters) == 1:
-                _original = _home.run
-                _home.run = _counted(_original)
+            _patch.apply()
 
     def end(self) -> None:
         with _lock:
             if self not in _counters:
                 return
             _counters.remove(self)
-            if not _counters and getattr(_home.run, "__wrapped__", None) is _original:
-                _home.run = _original  # somebody else's wrapper around ours stays, and ours in it
+            if not _counters:
+                _patch.undo()
 
     def ended_on(self, thread: int) -> None:
         if thread == self._thread:
@@ -58,3 +56,6 @@ def _counted(run: Any) -> Any:
         return result
 
     return counted
+
+
+_patch = AttributePatch(_home, "run", _counted)

@@ -6,8 +6,7 @@ the program nor anything that is written of the graph shows it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from procsv.base.identity import CHECKPOINT
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.training.graph.capture import Capture
-from procsv.training.graph.hidden_ops import hiding_ops
+from procsv.training.graph.patches import GrowingGraph, hiding_ops
 from procsv.training.graph.saver_ops import Unsupported, read_save_graph
 from procsv.training.runtime.context import Runtime
 from procsv.training.snapshots.backends import SaverBackend, SlotBackend, SnapshotBackend
@@ -74,7 +73,7 @@ class SaveConfig:
             if has_meta:
                 with graph.as_default():
                     meta = saver.export_meta_graph().SerializeToString(deterministic=True)
-            with unfinalized(graph), hiding_ops(graph):
+            with GrowingGraph(graph), hiding_ops(graph):
                 capture = Capture(saved, graph, step)
         except Unsupported as reason:
             why_not = str(reason)
@@ -157,16 +156,3 @@ def snapshot_seconds(wanted: Any, save_secs: float, runtime: Runtime) -> float |
             f'snapshot_secs is {wanted!r}; pass "auto", seconds, or None for no snapshots between checkpoints'
         )
     return float(wanted)
-
-
-@contextlib.contextmanager
-def unfinalized(graph: Any) -> Iterator[None]:
-    """A finalized graph that may be added to for a moment."""
-    was_finalized = graph.finalized
-    if was_finalized:
-        graph._unsafe_unfinalize()
-    try:
-        yield
-    finally:
-        if was_finalized:
-            graph.finalize()

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.base.failpoints import declare, failpoint
+from procsv.training.graph.patches import TypePatch
 from procsv.training.summaries.piggyback import PendingFetch
 
 tf1 = tf.compat.v1
@@ -144,6 +145,6 @@ def adopt(session: Any, boundary: Boundary) -> bool:
     """Makes `session` pass `boundary`; False if it is no plain Session (a wrapper of the user's, say)."""
     if type(session) not in (tf1.Session, TrainingSession):
         return False
-    session.__class__ = TrainingSession
+    TypePatch(session, TrainingSession).apply()
     session._procsv_boundary = boundary
     return True

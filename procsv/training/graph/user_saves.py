@@ -21,6 +21,7 @@ from tensorflow.python.checkpoint import checkpoint_management
 from procsv.base.run.checkpoint_lock import turn
 from procsv.base.run.paths import local_home
 from procsv.base.text import is_remote
+from procsv.training.graph.patches import AttributePatch
 from procsv.training.graph.restore import written_at
 from procsv.training.runtime.context import current
 
@@ -37,16 +38,16 @@ class UserSaves:
         self._saver, self._directory, self._tell = saver, _directory_of(save_path), tell
         self._own: frozenset[str] = frozenset()  # checkpoints that are this Saver's, besides those it knows itself
         self._save = saver.save
+        self._patch = AttributePatch(saver, "save", lambda _: self.save)
         self._lock = threading.Lock()
 
     def begin(self) -> None:
         """From here on `saver.save` comes by here."""
-        self._saver.save = self.save
+        self._patch.apply()
 
     def end(self) -> None:
         """The Saver is as it was."""
-        if vars(self._saver).get("save") == self.save:
-            del self._saver.save
+        self._patch.undo()
 
     def save(self, sess: Any, save_path: str, *args: Any, **kwargs: Any) -> Any:
         """What Saver.save does, in its turn."""

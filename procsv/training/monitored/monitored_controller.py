@@ -19,6 +19,7 @@ from tensorflow.python.training import monitored_session as tf_monitored
 
 from procsv.ipc.messaging.messages import Reason
 from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.graph.patches import AttributePatch
 from procsv.training.graph.save_config import SaveConfig, plan_of, snapshot_seconds
 from procsv.training.managed.session_controller import NOT_SAVED, SessionController
 from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
@@ -90,6 +91,7 @@ class MonitoredController(SessionController):
         self._hooks: list[Any] = []
         self._snapshots: tuple[threading.Event, threading.Thread] | None = None
         self._reason: Reason = "start"
+        self._creators_manager: AttributePatch | None = None
         self._saved_step = NOT_SAVED  # of the newest checkpoint that was asked for
         self._lost: Lost | None = None  # the last session that trained and was lost
         self._resumed_at: int | None = None  # the step that the program resumes at, if this session is its first
@@ -118,7 +120,9 @@ class MonitoredController(SessionController):
         creator._scaffold.finalize()
         self._introduce(tf1.get_default_graph())
         if self.manager is None:
-            self.manager = creator._session_manager = session_manager(creator._scaffold, tf1.get_default_graph())
+            manager = self.manager = session_manager(creator._scaffold, tf1.get_default_graph())
+            self._creators_manager = AttributePatch(creator, "_session_manager", lambda _: manager)
+            self._creators_manager.apply()
             if self._hook is not None and _is_same(self._hook._checkpoint_dir, creator._checkpoint_dir):
                 self.manager.runtime = self.runtime
 
@@ -278,6 +282,8 @@ class MonitoredController(SessionController):
         self.coord = None
         if self._hook is not None:
             self._hook._controller = None
+        if self._creators_manager is not None:
+            self._creators_manager.undo()
         try:
             self._writers.forget(self._hooks)
             self._writers.end()

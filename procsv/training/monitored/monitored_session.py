@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_coordinator_context
 from tensorflow.python.training import monitored_session as tf_monitored
 
+from procsv.training.graph.patches import AttributePatch
 from procsv.training.graph.save_config import SNAPSHOT_SECS_DEFAULT
 from procsv.training.managed.coordinator import Coordinator
 from procsv.training.managed.local_master import resolve_master
@@ -42,11 +43,12 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
     def create_session(self) -> Any:
         """The new session with its coordinator and hooks around it."""
         controller, creator = self._controller, self._session_creator
-        if hasattr(creator, "_master"):
-            creator._master = resolve_master(creator._master)
-        if controller is not None:
-            controller.prepare_session(creator)
-        with contextlib.nullcontext() if controller is None else controller.waiting(creator):
+        with contextlib.ExitStack() as around:
+            if hasattr(creator, "_master"):
+                around.enter_context(AttributePatch(creator, "_master", resolve_master))
+            if controller is not None:
+                controller.prepare_session(creator)
+                around.enter_context(controller.waiting(creator))
             self.tf_sess = creator.create_session()
         coord = self.coord = Coordinator(clean_stop_exception_types=[])
         try:

@@ -17,25 +17,24 @@ from types import ModuleType
 from typing import Any
 
 import procsv
+from procsv.training.graph.patches import ClassPatch
 
-_installed: list[tuple[str, type[Any], type[Any]]] = []  # name, TensorFlow's, ours
-_OWN = ("procsv", "services", "ipc")
+_installed: list[ClassPatch] = []
 
 
 def install() -> None:
     """Replaces every class of tf.compat.v1.train that procsv has, too.  Once is enough, twice does no harm."""
     if _installed:
         return
-    for name, theirs, ours in _pairs():
-        _replace(name, theirs, ours)
-        _installed.append((name, theirs, ours))
+    for patch in class_patches():
+        patch.apply()
+        _installed.append(patch)
 
 
 def uninstall() -> None:
     """Puts TensorFlow's classes back, in all that has been imported meanwhile, too."""
     while _installed:
-        name, theirs, ours = _installed.pop()
-        _replace(name, ours, theirs)
+        _installed.pop().undo()
 
 
 def install_later() -> None:
@@ -46,30 +45,19 @@ def install_later() -> None:
         sys.meta_path.insert(0, _AfterTensorFlow())
 
 
-def _pairs() -> list[tuple[str, Any, Any]]:
-    train = importlib.import_module("tensorflow").compat.v1.train
-    names = [name for name in procsv.__all__ if hasattr(train, name)]
-    pairs = [(name, getattr(train, name), getattr(procsv, name)) for name in names]
-    # Layers of a monitored session, which libraries build themselves.
+def class_patches() -> list[ClassPatch]:
+    """A patch for each class of TensorFlow's that procsv has, too, and for the layers of a monitored session.
+
+    Libraries build these layers themselves.
+    """
+    compat = importlib.import_module("tensorflow").compat
+    public = [compat.v1.train, compat.v2.compat.v1.train]
+    names = [name for name in procsv.__all__ if hasattr(compat.v1.train, name)]
+    pairs = [(name, getattr(compat.v1.train, name), getattr(procsv, name)) for name in names]
     theirs = importlib.import_module("tensorflow.python.training.monitored_session")
     ours = importlib.import_module("procsv.training.monitored.sessions")
     pairs += [(name, getattr(theirs, name), getattr(ours, name)) for name in ours.LAYERS]
-    return [(name, old, new) for name, old, new in pairs if old is not new]
-
-
-def _replace(name: str, old: Any, new: Any) -> None:
-    # The module that defines it first: whatever is imported from it from now on gets the new one.
-    home = sys.modules[(old if old.__module__.startswith("tensorflow") else new).__module__]
-    setattr(home, name, new)
-    for module_name, module in list(sys.modules.items()):
-        if module_name.split(".")[0] in _OWN or not isinstance(module, ModuleType):
-            continue
-        for attribute in [key for key, value in list(vars(module).items()) if value is old]:
-            setattr(module, attribute, new)
-    public = importlib.import_module("tensorflow").compat
-    for api in (public.v1.train, public.v2.compat.v1.train):
-        if not name.startswith("_") and getattr(api, name, None) is old:  # these load their names late
-            setattr(api, name, new)
+    return [ClassPatch(name, old, new, public) for name, old, new in pairs if old is not new]
 
 
 class _AfterTensorFlow:

@@ -1,0 +1,210 @@
+"""Patches: all changes that procsv makes to TensorFlow's own objects and modules, each with `apply` and `undo`.
+
+Made by the modules that need the change; what is changed is handed in, so that nothing here imports TensorFlow.
+A patch around which somebody else has put a wrapper stays where it is: `undo` then changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, MutableMapping
+from types import ModuleType
+from typing import Any, Self
+
+_ABSENT: Any = object()
+_HIDDEN = "_procsv_hidden"  # attribute of a graph: its HiddenOps
+_OWN = ("procsv", "services", "ipc")
+
+
+class Patch(ABC):
+    """A change that holds from `apply` to `undo`, or for a `with` block.  Either does nothing when it is done already."""
+
+    is_applied = False
+
+    def apply(self) -> None:
+        if not self.is_applied:
+            self._change()
+            self.is_applied = True
+
+    def undo(self) -> None:
+        if self.is_applied:
+            self.is_applied = not self._change_back()
+
+    def __enter__(self) -> Self:
+        self.apply()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    @abstractmethod
+    def _change(self) -> None: ...
+
+    @abstractmethod
+    def _change_back(self) -> bool:
+        """False if the change has to stay."""
+
+
+class AttributePatch(Patch):
+    """`owner.name` becomes what `make` gives for its value so far (None if there is none)."""
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self._owner, self._name, self._make = owner, name, make
+        self._old = self._new = _ABSENT
+
+    def _change(self) -> None:
+        self._old = _own(self._owner, self._name)
+        self._new = self._make(getattr(self._owner, self._name, None))
+        setattr(self._owner, self._name, self._new)
+
+    def _change_back(self) -> bool:
+        if _own(self._owner, self._name) is not self._new:
+            return False
+        if self._old is _ABSENT:
+            delattr(self._owner, self._name)  # what its class has shows again
+        else:
+            setattr(self._owner, self._name, self._old)
+        return True
+
+
+def _own(owner: Any, name: str) -> Any:
+    """An attribute of `owner`, unless it is a method of its class.  A tf.Graph has no `vars`."""
+    value = getattr(owner, name, _ABSENT)
+    return _ABSENT if getattr(value, "__self__", None) is owner else value
+
+
+class ItemPatch(Patch):
+    """`mapping[key]` becomes `new`."""
+
+    def __init__(self, mapping: MutableMapping[Any, Any], key: Any, new: Any) -> None:
+        self._mapping, self._key, self._new, self._old = mapping, key, new, _ABSENT
+
+    def _change(self) -> None:
+        self._old = self._mapping.get(self._key, _ABSENT)
+        self._mapping[self._key] = self._new
+
+    def _change_back(self) -> bool:
+        if self._mapping.get(self._key, _ABSENT) is self._new:
+            del self._mapping[self._key]
+        if self._old is not _ABSENT:
+            self._mapping[self._key] = self._old
+        return True
+
+
+class TypePatch(Patch):
+    """`thing` becomes an instance of `kind`, a class that extends its own."""
+
+    def __init__(self, thing: Any, kind: type[Any]) -> None:
+        self._thing, self._kind, self._old = thing, kind, type(thing)
+
+    def _change(self) -> None:
+        self._thing.__class__ = self._kind
+
+    def _change_back(self) -> bool:
+        self._thing.__class__ = self._old
+        return True
+
+
+class GrowingGraph(Patch):
+    """A finalized graph can be added to."""
+
+    def __init__(self, graph: Any) -> None:
+        self._graph, self._was_finalized = graph, graph.finalized
+
+    def _change(self) -> None:
+        if self._was_finalized:
+            self._graph._unsafe_unfinalize()
+
+    def _change_back(self) -> bool:
+        if self._was_finalized:
+            self._graph.finalize()
+        return True
+
+
+class HiddenOps(Patch):
+    """Ops of a graph that are neither in its lists nor in what is written of it; they can be run, and found by name.
+
+    What the program, its checkpoints and its event files see of the graph is what TensorFlow's Supervisor would have left.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.names: set[str] = set()
+        self._patches = [
+            AttributePatch(graph, "_as_graph_def", self._show_graph_def),
+            AttributePatch(graph, "get_operations", self._show_operations),
+            AttributePatch(graph, _HIDDEN, lambda _: self),
+        ]
+
+    def _change(self) -> None:
+        for patch in self._patches:
+            patch.apply()
+
+    def _change_back(self) -> bool:
+        for patch in self._patches:
+            patch.undo()
+        return not any(patch.is_applied for patch in self._patches)
+
+    def _show_graph_def(self, as_graph_def: Any) -> Any:
+        def shown(*args: Any, **kwargs: Any) -> Any:
+            graph_def, version = as_graph_def(*args, **kwargs)
+            self._leave_out(graph_def.node)
+            return graph_def, version
+
+        return shown
+
+    def _show_operations(self, get_operations: Any) -> Any:
+        return lambda: [op for op in get_operations() if op.name not in self.names]
+
+    def _leave_out(self, nodes: Any) -> None:
+        """Deletes the hidden ones of `nodes`; from the back, where they are: the graph was complete before."""
+        left, at = len(self.names), len(nodes) - 1
+        while left and at >= 0:
+            if nodes[at].name in self.names:
+                del nodes[at]
+                left -= 1
+            at -= 1
+
+
+@contextlib.contextmanager
+def hiding_ops(graph: Any) -> Iterator[None]:
+    """Hides the ops that are added to `graph` (a tf.Graph, not finalized) inside the block, as long as it lives."""
+    hidden: HiddenOps = getattr(graph, _HIDDEN, None) or HiddenOps(graph)
+    hidden.apply()
+    before = {op.name for op in graph.get_operations()}
+    try:
+        yield
+    finally:
+        hidden.names.update({op.name for op in graph.get_operations()} - before)
+
+
+class ClassPatch(Patch):
+    """A class of TensorFlow's is another one wherever it can be found by its name.
+
+    That is in the module that defines it, in TensorFlow's public names, and in modules that have imported it before.
+    Objects that exist already, and classes that are derived already, keep what they have.
+    """
+
+    def __init__(self, name: str, theirs: Any, ours: Any, public: list[Any]) -> None:
+        """`public`: the modules of TensorFlow's public names, which load them late."""
+        self._name, self._theirs, self._ours, self._public = name, theirs, ours, public
+
+    def _change(self) -> None:
+        self._replace(self._theirs, self._ours)
+
+    def _change_back(self) -> bool:
+        self._replace(self._ours, self._theirs)  # in all that has been imported meanwhile, too
+        return True
+
+    def _replace(self, old: Any, new: Any) -> None:
+        # The module that defines it first: whatever is imported from it from now on gets the new one.
+        setattr(sys.modules[self._theirs.__module__], self._name, new)
+        for module_name, module in list(sys.modules.items()):
+            if module_name.split(".")[0] in _OWN or not isinstance(module, ModuleType):
+                continue
+            for attribute in [key for key, value in list(vars(module).items()) if value is old]:
+                setattr(module, attribute, new)
+        for api in self._public:
+            if not self._name.startswith("_") and getattr(api, self._name, None) is old:
+                setattr(api, self._name, new)
