@@ -175,7 +175,7 @@ class Run:
 
     def start(self, **changes: Any) -> Start:
         fields: dict[str, Any] = {
-            "role": "checkpoint",
+            "task": CHECKPOINT,
             "run": self.id,
             "incarnation": len(self.services) + 1,
             "logdir": str(self.logdir),
