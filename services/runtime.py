@@ -33,7 +33,7 @@ from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 
 TICK_S_MAX = 1.0  # the loop looks around at least this often
 HEARD_MAX = (
-    1000  # messages in one turn of the loop; then the heartbeat, the service's own work and the lifeline have theirs
+    1000  # messages in one loop iteration; then the heartbeat, the service's own work and the lifeline have theirs
 )
 PREDECESSOR_WAIT_S = 60.0  # how long the service of an earlier run may take to let go of the logdir
 

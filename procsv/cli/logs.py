@@ -15,7 +15,7 @@ import click
 
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
-from procsv.base.run.log_follower import GrowingLog
+from procsv.base.run.log_follower import LogFollower
 from procsv.base.run.run_file import RunFile, host_is_alive
 from procsv.cli.query import find_run
 
@@ -48,7 +48,7 @@ def command(directory: str, follow: bool, role: str) -> None:
         if follow:
             _follow(run, role, log, out)
         else:
-            with contextlib.closing(GrowingLog(log, with_older=True)) as file:
+            with contextlib.closing(LogFollower(log, with_older=True)) as file:
                 _copy(file, out, is_last=True)
     except (BrokenPipeError, KeyboardInterrupt):
         sys.stderr.close()
@@ -67,7 +67,7 @@ def newest_log(run: RunFile, task: str) -> Path | None:
 def _follow(run: RunFile, role: str, log: Path, out: BinaryIO) -> None:
     pause = threading.Event()
     while True:
-        with contextlib.closing(GrowingLog(log, with_older=True)) as file:
+        with contextlib.closing(LogFollower(log, with_older=True)) as file:
             newest: Path | None = log
             alive = True
             while newest == log and alive:
@@ -81,7 +81,7 @@ def _follow(run: RunFile, role: str, log: Path, out: BinaryIO) -> None:
         log = newest
 
 
-def _copy(log: GrowingLog, out: BinaryIO, is_last: bool) -> None:
+def _copy(log: LogFollower, out: BinaryIO, is_last: bool) -> None:
     while data := log.read(CHUNK_BYTES, is_last=is_last):
         out.write(data)
     out.flush()

@@ -20,9 +20,9 @@ from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_file import SlotReader, remove_slot, scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.services.checkpoint.core.facts import Look, Sighting, State, Verified
+from procsv.services.checkpoint.core.facts import Scan, Sighting, State, Verified
 from procsv.services.checkpoint.fs_events import Watch
-from procsv.services.checkpoint.orphan_shutdown import LastOneOut
+from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.store import scan
 from procsv.services.checkpoint.store.local_store import Store
 from procsv.services.checkpoint.store.names import absolute_save_path
@@ -85,21 +85,21 @@ class Environment:
         """Hints that the checkpoints' directory has changed; any thread calls `on_change`."""
         return Watch(on_change)
 
-    def look(self, plan: CheckpointPlan, watch: Watch) -> Look:
+    def scan_directory(self, plan: CheckpointPlan, watch: Watch) -> Scan:
         """The checkpoints' directory as it is now; from now on it is watched, if it was not.
 
         Not one that is a URL: what others save there is seen when it is written to next.
         """
         if is_remote(self._start.logdir):
-            return Look((), None, "")
-        watch.keep(Path(absolute_save_path(plan)).parent)  # before the look: what comes after it is hinted at
-        return scan.look(plan)
+            return Scan((), None, "")
+        watch.keep(Path(absolute_save_path(plan)).parent)  # before the scan: what comes after it is hinted at
+        return scan.scan_directory(plan)
 
     def examine(self, sighting: Sighting) -> Verified:
         return scan.examine(sighting, self._clock)
 
-    def stranger(self, pid: int) -> ExternalProcess:
+    def external_process(self, pid: int) -> ExternalProcess:
         return ExternalProcess(pid)
 
-    def last_one_out(self, trainers: list[ExternalProcess], now_s: float) -> LastOneOut:
-        return LastOneOut(self._start, trainers, now_s)
+    def orphan_shutdown(self, trainers: list[ExternalProcess], now_s: float) -> OrphanShutdown:
+        return OrphanShutdown(self._start, trainers, now_s)

@@ -62,7 +62,7 @@ class Watch:
             if not self._has_complained:
                 self._has_complained = True
                 text = (
-                    f"no news of changes in {directory} ({error.strerror}): it is looked at every few seconds instead"
+                    f"no news of changes in {directory} ({error.strerror}): it is scanned at every few seconds instead"
                 )
                 print(f"procsv checkpoint: {text}", file=sys.stderr)
 

@@ -20,7 +20,7 @@ LOOK_AGAIN_S = 0.1
 OTHERS_S_MAX = 5.0  # beyond the grace: for a killed trainer to be gone, and the summary service to end
 
 
-class LastOneOut:
+class OrphanShutdown:
     """The end of a run whose owner is dead."""
 
     look_again_s = LOOK_AGAIN_S

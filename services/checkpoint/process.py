@@ -30,24 +30,24 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,
     Action,
+    Adopt,
     Announce,
     Examine,
     Find,
-    LookAround,
     MakeOwn,
     Persist,
     Release,
     RemoveStaged,
     Reply,
     Retire,
-    TakeIn,
+    ScanDirectory,
     TakeStock,
     VerifySlot,
 )
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import Adopted, Found, State, Verified
 from procsv.services.checkpoint.environment import Environment
-from procsv.services.checkpoint.orphan_shutdown import LastOneOut
+from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone
 from procsv.services.checkpoint.worker import Outcomes
 from procsv.services.runtime import TICK_S_MAX, Tools
@@ -69,71 +69,71 @@ class CheckpointService:
     def __init__(self, tools: Tools, environment: Environment | None = None) -> None:
         failpoint("checkpoint.start")
         self._tools = tools
-        self._outside = environment or Environment(tools.start, tools.clock)
-        self._store = self._outside.store()
+        self._environment = environment or Environment(tools.start, tools.clock)
+        self._store = self._environment.store()
         self._outcomes = Outcomes(tools.wake)
-        self._disk = self._outside.worker("disk", self._outcomes, NICENESS)
-        self._checker = self._outside.worker("checker", self._outcomes)
-        self._examiner = self._outside.worker("examiner", self._outcomes, NICENESS_EXAMINING)
-        self._watch = self._outside.watch(self._on_change)
+        self._disk = self._environment.worker("disk", self._outcomes, NICENESS)
+        self._checker = self._environment.worker("checker", self._outcomes)
+        self._examiner = self._environment.worker("examiner", self._outcomes, NICENESS_EXAMINING)
+        self._watch = self._environment.watch(self._on_change)
         self._is_change_posted = False
         self._core = Core(tools.start.run, self._store.lineage(), is_restarted=tools.start.incarnation > 1)
-        self._last_one_out: LastOneOut | None = None
+        self._orphan_shutdown: OrphanShutdown | None = None
         self._trainers: dict[int, ExternalProcess] = {}  # by incarnation
         self._newest_trainer = 0
         self._said: dict[bool, Durable] = {}  # the newest that were announced: a user's save, and one of ours
         self._rejected: list[Rejected] = []  # all that was announced, for who comes later
         self._finish: Received | None = None
         self._finished_by_s = 0.0
-        self._disk.do(_unseen(self._store.open), lambda _: None, lambda _: None)
-        self._core.staged_seen(self._outside.staged())
-        self._look()
+        self._disk.run_job(_unseen(self._store.open), lambda _: None, lambda _: None)
+        self._core.staged_seen(self._environment.staged())
+        self._read_slots()
 
     # -- what the skeleton calls ------------------------------------------------------------------------------
     def handle(self, received: Received) -> None:
         now_s = self._tools.clock.monotonic()
-        self._look()
+        self._read_slots()
         match received.body:
             case Hello():
                 self._on_hello(received, received.body)
             case Finish():
                 self._finish = received
-                self._do(self._core.finish(received, now_s))
+                self._perform(self._core.finish(received, now_s))
             case TrainerExited():
                 self._tools.server.forget(TRAINER, received.body.incarnation)
                 for incarnation in [i for i in self._trainers if i <= received.body.incarnation]:
                     self._trainers.pop(incarnation).close()
-                self._do(self._core.handle(received, now_s))
+                self._perform(self._core.handle(received, now_s))
             case body:
                 if isinstance(body, CheckpointPlan):
-                    self._outside.keep_plan(body)
+                    self._environment.keep_plan(body)
                 elif isinstance(body, (Snapshot, Staged)):
                     failpoint("checkpoint.receive")
-                self._do(self._core.handle(received, now_s))
+                self._perform(self._core.handle(received, now_s))
 
     def tick(self, now_s: float) -> float:
         self._outcomes.deliver()
-        self._look()
-        self._do(self._core.tick(now_s))
-        if self._last_one_out is not None and self._last_one_out.may_finish(now_s):
-            self._do(self._core.finish(None, now_s))
+        self._read_slots()
+        self._perform(self._core.tick(now_s))
+        if self._orphan_shutdown is not None and self._orphan_shutdown.may_finish(now_s):
+            self._perform(self._core.finish(None, now_s))
         self._beat()
         if self._core.settled and not self._finished_by_s:
             self._finished_by_s = now_s + LAST_WORDS_S_MAX
-        if self._last_one_out is not None:
-            return self._last_one_out.look_again_s
+        if self._orphan_shutdown is not None:
+            return self._orphan_shutdown.look_again_s
         return max(0.0, min(TICK_S_MAX, self._core.next_due_s() - now_s))
 
     def orphaned(self) -> None:
         now_s = self._tools.clock.monotonic()
-        self._last_one_out = self._outside.last_one_out(list(self._trainers.values()), now_s)
+        self._orphan_shutdown = self._environment.orphan_shutdown(list(self._trainers.values()), now_s)
 
     def is_finished(self) -> bool:
         if not self._core.settled:
             return False
         now_s = self._tools.clock.monotonic()
-        if self._last_one_out is not None:
-            return self._last_one_out.is_alone(now_s)
+        if self._orphan_shutdown is not None:
+            return self._orphan_shutdown.is_alone(now_s)
         return not self._is_answer_open() or now_s >= self._finished_by_s > 0
 
     def close(self) -> None:
@@ -142,57 +142,57 @@ class CheckpointService:
             worker.close()
         for trainer in self._trainers.values():
             trainer.close()
-        if self._last_one_out is not None:
-            self._last_one_out.tidy(keep_memory=self._core.unsaved is not None, now_wall_s=self._tools.clock.wall())
+        if self._orphan_shutdown is not None:
+            self._orphan_shutdown.tidy(keep_memory=self._core.unsaved is not None, now_wall_s=self._tools.clock.wall())
 
     # -- the directory ----------------------------------------------------------------------------------------
     def _on_change(self) -> None:
         """On the observer's thread: however many changes there are, the main thread hears of one at a time."""
         if not self._is_change_posted:
             self._is_change_posted = True
-            self._outcomes.add(self._changed)
+            self._outcomes.post(self._changed)
 
     def _changed(self) -> None:
         self._is_change_posted = False
-        self._do(self._core.changed(self._tools.clock.monotonic()))
+        self._perform(self._core.changed(self._tools.clock.monotonic()))
 
-    def _look_around(self, plan: CheckpointPlan) -> None:
+    def _scan_directory(self, plan: CheckpointPlan) -> None:
         def failed(error: Exception) -> None:
-            self._do(self._core.look_failed(_text(error), self._tools.clock.monotonic()))
+            self._perform(self._core.scan_failed(_text(error), self._tools.clock.monotonic()))
 
-        look = _unseen(lambda: self._outside.look(plan, self._watch))
-        self._checker.do(look, self._after(self._core.looked), failed)
+        scan = _unseen(lambda: self._environment.scan_directory(plan, self._watch))
+        self._checker.run_job(scan, self._after(self._core.scanned), failed)
 
     def _examine(self, action: Examine) -> None:
         sighting = action.sighting
 
         def failed(error: Exception) -> None:
             examined = Verified(sighting.path, sighting.signature, -1, {}, sighting.time, 0.0, _text(error))
-            self._do(self._core.examined(examined, self._tools.clock.monotonic()))
+            self._perform(self._core.examined(examined, self._tools.clock.monotonic()))
 
-        self._examiner.do(lambda: self._outside.examine(sighting), self._after(self._core.examined), failed)
+        self._examiner.run_job(lambda: self._environment.examine(sighting), self._after(self._core.examined), failed)
 
-    def _take_in(self, action: TakeIn) -> None:
+    def _adopt(self, action: Adopt) -> None:
         examined, incarnation = action.examined, self._newest_trainer
 
         def failed(error: Exception) -> None:  # printed by the worker; it is tried again
-            self._do(self._core.taken_in(Adopted(examined, action.own, None), self._tools.clock.monotonic()))
+            self._perform(self._core.adopted(Adopted(examined, action.own, None), self._tools.clock.monotonic()))
 
-        self._disk.do(
-            _unseen(lambda: self._store.take_in(action.plan, examined, action.own, incarnation)),
-            self._after(self._core.taken_in),
+        self._disk.run_job(
+            _unseen(lambda: self._store.adopt(action.plan, examined, action.own, incarnation)),
+            self._after(self._core.adopted),
             failed,
         )
 
     # -- events -----------------------------------------------------------------------------------------------
-    def _look(self) -> None:
+    def _read_slots(self) -> None:
         """Shows the core which slots there are; the plan is the one that was said before if no trainer has said it."""
-        self._core.slots_seen(self._outside.slots())
+        self._core.slots_seen(self._environment.slots())
         newest = self._core.unsaved
         if self._core.plan is None and newest is not None:
-            plan = self._outside.plan_in(newest.slot) if newest.slot is not None else self._outside.kept_plan()
+            plan = self._environment.plan_in(newest.slot) if newest.slot is not None else self._environment.kept_plan()
             if plan is not None:
-                self._do(self._core.plan_seen(plan, self._tools.clock.monotonic()))
+                self._perform(self._core.plan_seen(plan, self._tools.clock.monotonic()))
 
     def _on_hello(self, received: Received, hello: Hello) -> None:
         known = self._trainers.get(received.incarnation)
@@ -200,7 +200,7 @@ class CheckpointService:
             if known is not None:
                 known.close()
             self._newest_trainer = max(self._newest_trainer, received.incarnation)
-            self._trainers[received.incarnation] = self._outside.stranger(hello.pid)
+            self._trainers[received.incarnation] = self._environment.external_process(hello.pid)
         self._tools.server.acknowledge(received)
         if received.task != COMMAND_LINE:
             for said in self._said.values():
@@ -226,7 +226,7 @@ class CheckpointService:
         return 0 if made is None else made + 1
 
     # -- actions ----------------------------------------------------------------------------------------------
-    def _do(self, actions: list[Action]) -> None:
+    def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             self._act(action)
 
@@ -248,28 +248,30 @@ class CheckpointService:
             case Persist():
                 self._persist(action)
             case TakeStock(plan):
-                self._disk.do(
-                    _unseen(lambda: self._store.take_stock(plan)), self._after(self._core.stocked), self._looking_failed
+                self._disk.run_job(
+                    _unseen(lambda: self._store.list_checkpoints(plan)),
+                    self._after(self._core.stocked),
+                    self._search_failed,
                 )
             case Find(plan, before):
                 find = _unseen(lambda: self._find(plan, before))
-                self._disk.do(find, self._after(self._core.found), self._looking_failed)
+                self._disk.run_job(find, self._after(self._core.found), self._search_failed)
             case VerifySlot(state):
                 self._verify(state)
-            case LookAround(plan):
-                self._look_around(plan)
+            case ScanDirectory(plan):
+                self._scan_directory(plan)
             case Examine():
                 self._examine(action)
-            case TakeIn():
-                self._take_in(action)
+            case Adopt():
+                self._adopt(action)
             case MakeOwn(path, plan):  # failed: printed by the worker; one checkpoint more is kept
-                self._disk.do(_unseen(lambda: self._store.make_own(plan, path)), lambda _: None, lambda _: None)
+                self._disk.run_job(_unseen(lambda: self._store.make_own(plan, path)), lambda _: None, lambda _: None)
             case Release():
-                self._disk.do(self._store.release, lambda _: None, lambda _: None)
+                self._disk.run_job(self._store.release, lambda _: None, lambda _: None)
             case Retire(slot):
-                self._outside.remove_slot(slot)
+                self._environment.remove_slot(slot)
             case RemoveStaged(state):
-                self._outside.remove_staged(state.staged)
+                self._environment.remove_staged(state.staged)
 
     def _persist(self, action: Persist) -> None:
         state = action.state
@@ -283,13 +285,13 @@ class CheckpointService:
 
         def failed(error: Exception) -> None:
             now_s = self._tools.clock.monotonic()
-            self._look()
+            self._read_slots()
             if isinstance(error, (SlotGone, SlotBad)):
-                self._do(self._core.save_lost(state, str(error), isinstance(error, SlotBad), now_s))
+                self._perform(self._core.save_lost(state, str(error), isinstance(error, SlotBad), now_s))
             else:
-                self._do(self._core.save_failed(_text(error), now_s))
+                self._perform(self._core.save_failed(_text(error), now_s))
 
-        self._disk.do(job, self._after(self._core.saved), failed)
+        self._disk.run_job(job, self._after(self._core.saved), failed)
 
     def _find(self, plan: CheckpointPlan, before: int) -> Found:
         found = self._store.find(plan, before)
@@ -306,23 +308,23 @@ class CheckpointService:
             return state
 
         def failed(error: Exception) -> None:
-            self._look()
+            self._read_slots()
             is_bad = not isinstance(error, SlotGone)
-            self._do(self._core.verify_lost(state, _text(error), is_bad, self._tools.clock.monotonic()))
+            self._perform(self._core.verify_lost(state, _text(error), is_bad, self._tools.clock.monotonic()))
 
-        self._checker.do(job, self._after(self._core.slot_verified), failed)
+        self._checker.run_job(job, self._after(self._core.slot_verified), failed)
 
     def _after(self, event: Callable[[T, float], list[Action]]) -> Callable[[T], None]:
         """What a job's result does: the core hears of it, having seen the slots as they are now."""
 
         def then(result: T) -> None:
-            self._look()
-            self._do(event(result, self._tools.clock.monotonic()))
+            self._read_slots()
+            self._perform(event(result, self._tools.clock.monotonic()))
 
         return then
 
-    def _looking_failed(self, error: Exception) -> None:
-        self._do(self._core.looking_failed(_text(error), self._tools.clock.monotonic()))
+    def _search_failed(self, error: Exception) -> None:
+        self._perform(self._core.search_failed(_text(error), self._tools.clock.monotonic()))
 
 
 def _unseen(job: Callable[[], T]) -> Callable[[], T]:

@@ -27,7 +27,7 @@ class Outcomes:
         self._wake = wake
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
-    def add(self, call: Callable[[], None]) -> None:
+    def post(self, call: Callable[[], None]) -> None:
         self._calls.put(call)
         self._wake()
 
@@ -57,7 +57,7 @@ class Worker:
         """Whether a job of its is not over."""
         return self._begun > self._ended
 
-    def do(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
+    def run_job(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
         """Does `job` on the thread; then `then` or `failed` is called on the main thread."""
 
         def run() -> None:
@@ -66,9 +66,9 @@ class Worker:
             except Exception as error:  # noqa: BLE001  TensorFlow, disks and user data raise anything
                 traceback.print_exc(file=sys.stderr)
                 caught = error.with_traceback(None)  # its frames would keep a slot mapped
-                self._outcomes.add(lambda: failed(caught))
+                self._outcomes.post(lambda: failed(caught))
             else:
-                self._outcomes.add(lambda: then(result))
+                self._outcomes.post(lambda: then(result))
 
         self._begun += 1
         self._jobs.put(run)

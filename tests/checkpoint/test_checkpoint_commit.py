@@ -1,4 +1,4 @@
-"""Whatever disk call fails, once or from then on: what was acknowledged stays, and the next save after it is mended is good."""
+"""Whatever disk call fails, once or from then on: what was acknowledged stays, and the next save after it is repaired is good."""
 
 from __future__ import annotations
 

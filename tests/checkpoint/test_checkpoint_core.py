@@ -22,25 +22,25 @@ from procsv.ipc.messaging.messages import (
 )
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,
+    Adopt,
     Announce,
     Examine,
     Find,
-    LookAround,
     Persist,
     RemoveStaged,
     Reply,
-    TakeIn,
+    ScanDirectory,
     TakeStock,
     VerifySlot,
 )
-from procsv.services.checkpoint.core.core import NOTICING_S_MAX, Core
+from procsv.services.checkpoint.core.core import ADOPTION_S_MAX, Core
 from procsv.services.checkpoint.core.facts import (
     Adopted,
     Candidate,
     DiskState,
     FileSum,
     Found,
-    Look,
+    Scan,
     Sighting,
     State,
     Verified,
@@ -289,29 +289,29 @@ def looking_by_itself() -> Desk:
 
 def test_the_end_waits_for_what_the_program_has_saved_as_long_as_one_after_the_other_is_taken_in() -> None:
     desk = looking_by_itself()
-    only(desk.say(Finish()), LookAround)
-    strangers = tuple(
+    only(desk.say(Finish()), ScanDirectory)
+    external = tuple(
         Sighting(f"/l/model.ckpt-{n}", ((f"model.ckpt-{n}.index", 1, 9, n),), n, True) for n in range(1, 6)
     )
-    out = desk.core.looked(Look(strangers, None, ""), desk.now_s)
-    for n, stranger in enumerate(strangers, 1):
-        assert only(out, Examine).sighting == stranger
-        desk.after(NOTICING_S_MAX - 0.5)  # a disk that takes its time
-        examined = Verified(stranger.path, stranger.signature, n, {"index": FileSum(9, "00")}, n, 0.1, "")
-        assert only(desk.core.examined(examined, desk.now_s), TakeIn).examined == examined
+    out = desk.core.scanned(Scan(external, None, ""), desk.now_s)
+    for n, sighting in enumerate(external, 1):
+        assert only(out, Examine).sighting == sighting
+        desk.after(ADOPTION_S_MAX - 0.5)  # a disk that takes its time
+        examined = Verified(sighting.path, sighting.signature, n, {"index": FileSum(9, "00")}, n, 0.1, "")
+        assert only(desk.core.examined(examined, desk.now_s), Adopt).examined == examined
         assert not desk.core.settled
-        durable = Durable(0, n, 1, stranger.path, "manual", 9, 0.1, ())
-        assert only(desk.core.taken_in(Adopted(examined, False, durable), desk.now_s), LookAround)
-        out = desk.core.looked(Look(strangers[n:], None, ""), desk.now_s)
+        durable = Durable(0, n, 1, sighting.path, "manual", 9, 0.1, ())
+        assert only(desk.core.adopted(Adopted(examined, False, durable), desk.now_s), ScanDirectory)
+        out = desk.core.scanned(Scan(external[n:], None, ""), desk.now_s)
     assert desk.core.settled
 
 
 def test_the_end_does_not_wait_for_ever_for_what_the_program_has_saved() -> None:
     desk = looking_by_itself()
     desk.say(Finish())
-    stranger = Sighting("/l/model.ckpt-1", (("model.ckpt-1.index", 1, 9, 1),), 1.0, True)
-    only(desk.core.looked(Look((stranger,), None, ""), desk.now_s), Examine)
-    desk.after(NOTICING_S_MAX - 0.1)
+    sighting = Sighting("/l/model.ckpt-1", (("model.ckpt-1.index", 1, 9, 1),), 1.0, True)
+    only(desk.core.scanned(Scan((sighting,), None, ""), desk.now_s), Examine)
+    desk.after(ADOPTION_S_MAX - 0.1)
     assert not desk.core.settled
     desk.after(0.1)
     assert desk.core.settled

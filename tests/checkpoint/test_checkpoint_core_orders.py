@@ -21,14 +21,14 @@ from procsv.services.checkpoint.core.actions import (
     Acknowledge,
     Action,
     Find,
-    LookAround,
     Persist,
     Reply,
     Retire,
+    ScanDirectory,
     TakeStock,
     VerifySlot,
 )
-from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, Look, State
+from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, Scan, State
 from tests.support.core_desk import PLAN, Desk, durable_of, slot
 
 
@@ -65,8 +65,8 @@ class World:
                     assert info.sequence <= self.on_disk, "a state that is nowhere else was removed"
                     self.desk.slots.remove(info)
                     self.desk.core.slots_seen(self.desk.slots)
-                case LookAround():
-                    assert not any(isinstance(job, LookAround) for job in self.jobs)
+                case ScanDirectory():
+                    assert not any(isinstance(job, ScanDirectory) for job in self.jobs)
                     self.jobs.append(action)
                 case Persist() | TakeStock() | Find() | VerifySlot():
                     assert not (isinstance(action, Persist) and any(isinstance(j, Persist) for j in self.jobs))
@@ -131,8 +131,8 @@ class World:
                     self.take(core.save_failed("bad luck", now_s))
             case TakeStock():
                 self.take(core.stocked(DiskState(self.newest_step, self.on_disk, None, ()), now_s))
-            case LookAround():
-                self.take(core.looked(Look((), self.newest_step, ""), now_s))
+            case ScanDirectory():
+                self.take(core.scanned(Scan((), self.newest_step, ""), now_s))
             case VerifySlot(state):
                 there = any(State.of_slot(info) == state for info in self.desk.slots)
                 self.take(core.slot_verified(state, now_s) if there else core.verify_lost(state, "gone", False, now_s))

@@ -133,7 +133,7 @@ def test_a_directory_that_cannot_be_read_is_an_error_never_a_fresh_start() -> No
     desk = Desk()
     desk.say(PLAN)
     desk.say(Restore(False))
-    answer = bodies(desk.core.looking_failed("Input/output error", 0.0), RestoreFrom)[0]
+    answer = bodies(desk.core.search_failed("Input/output error", 0.0), RestoreFrom)[0]
     assert "Input/output error" in answer.error
     assert [TakeStock(PLAN)] == desk.after(1.0)
 
@@ -156,9 +156,9 @@ def test_durable_only_falls_back_when_the_state_cannot_be_saved() -> None:
     assert [Find(PLAN)] == [a for a in desk.core.save_failed("no room", desk.now_s) if isinstance(a, Find)]
 
 
-def test_a_previous_runs_snapshot_is_restored_and_saved_and_a_strangers_removed() -> None:
+def test_a_previous_runs_snapshot_is_restored_and_saved_and_one_of_an_unknown_run_removed() -> None:
     desk = Desk(Core("r", frozenset({"before"})))
-    left, strange = slot(5, 50, 3, "before"), slot(8, 80, 3, "stranger")
+    left, strange = slot(5, 50, 3, "before"), slot(8, 80, 3, "unknown")
     desk.ready(left, strange)
     desk.begun()
     assert [Retire(strange)] == [a for a in desk.after(0.0) if isinstance(a, Retire)]

@@ -1,4 +1,4 @@
-"""What others have saved: when it is looked for, when it is taken in, and when it is left alone."""
+"""What others have saved: when it is scanned for, when it is adopted, and when it is left alone."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 from procsv.base.identity import TRAINER
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable, UserSave
-from procsv.services.checkpoint.core.actions import Acknowledge, Action, Examine, LookAround, MakeOwn, TakeIn
+from procsv.services.checkpoint.core.actions import Acknowledge, Action, Adopt, Examine, MakeOwn, ScanDirectory
 from procsv.services.checkpoint.core.external_saves import (
     BUSY_S,
     CALM_S,
     CALM_UNNAMED_S,
-    LOOK_S_MIN,
     RESCAN_S,
-    Noticing,
+    SCAN_S_MIN,
+    ExternalSaves,
 )
-from procsv.services.checkpoint.core.facts import Adopted, FileSum, Look, Sighting, Verified
+from procsv.services.checkpoint.core.facts import Adopted, FileSum, Scan, Sighting, Verified
 
 PLAN = CheckpointPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 RUN_BEGAN = 1000.0
 
 
-def stranger(name: str = "model.ckpt-7", *, version: int = 1, time: float = 2000.0, listed: bool = True) -> Sighting:
+def external(name: str = "model.ckpt-7", *, version: int = 1, time: float = 2000.0, listed: bool = True) -> Sighting:
     return Sighting(f"/l/{name}", ((f"{name}.index", version, 10, version),), time, listed)
 
 
@@ -33,22 +33,22 @@ def word_of(path: str, seq: int = 1) -> Received:
 
 @dataclass
 class Directory:
-    """A directory that is looked at whenever that is asked for."""
+    """A directory that is scanned at whenever that is asked for."""
 
-    noticing: Noticing = field(default_factory=Noticing)
+    external_saves: ExternalSaves = field(default_factory=ExternalSaves)
     now_s: float = 0.0
     there: list[Sighting] = field(default_factory=list)
     looks: int = 0
 
     def __post_init__(self) -> None:
-        self.noticing.begin(RUN_BEGAN)
+        self.external_saves.start_directory(RUN_BEGAN)
 
     def go_on(self) -> list[Action]:
         """What is to be done now, besides looking."""
         out: list[Action] = []
-        while self.noticing.go_on(PLAN, self.now_s) == [LookAround(PLAN)]:
+        while self.external_saves.go_on(PLAN, self.now_s) == [ScanDirectory(PLAN)]:
             self.looks += 1
-            out += self.noticing.looked(Look(tuple(self.there), 0, ""), PLAN, self.now_s)
+            out += self.external_saves.scanned(Scan(tuple(self.there), 0, ""), PLAN, self.now_s)
         return out
 
     def after(self, seconds: float) -> list[Action]:
@@ -60,15 +60,15 @@ class Directory:
         sighting = action.sighting
         files = {} if error or is_changed else {"model.ckpt-7.index": FileSum(10, "00")}
         examined = Verified(sighting.path, sighting.signature, 7, files, sighting.time, 0.1, error)
-        return self.noticing.examined(examined, PLAN)
+        return self.external_saves.examined(examined, PLAN)
 
-    def take_in(self, action: Action, is_in: bool = True) -> None:
-        assert isinstance(action, TakeIn)
+    def adopt(self, action: Action, is_in: bool = True) -> None:
+        assert isinstance(action, Adopt)
         examined, durable = action.examined, None
         if is_in:
             self.there = [s for s in self.there if s.path != examined.path]  # it has its manifest now
             durable = Durable(0, 7, 1, examined.path, "manual", 10, 0.1, ())
-        self.noticing.taken_in(Adopted(examined, action.own, durable), self.now_s)
+        self.external_saves.adopted(Adopted(examined, action.own, durable), self.now_s)
 
 
 def test_the_directory_is_looked_at_every_few_seconds_and_soon_after_a_hint_but_never_without_pause() -> None:
@@ -80,147 +80,147 @@ def test_the_directory_is_looked_at_every_few_seconds_and_soon_after_a_hint_but_
     directory.after(0.02)
     assert directory.looks == 2
     for _ in range(100):  # a storm of hints, for a second
-        directory.noticing.hint()
+        directory.external_saves.hint()
         directory.after(0.01)
-    assert directory.looks <= 2 + 1 / LOOK_S_MIN + 1
-    assert directory.noticing.next_due_s() - directory.now_s <= LOOK_S_MIN
+    assert directory.looks <= 2 + 1 / SCAN_S_MIN + 1
+    assert directory.external_saves.next_due_s() - directory.now_s <= SCAN_S_MIN
 
 
 def test_while_a_look_goes_on_no_other_begins_and_a_hint_meanwhile_is_not_lost() -> None:
-    noticing = Noticing()
-    noticing.begin(RUN_BEGAN)
-    assert noticing.go_on(PLAN, 0.0) == [LookAround(PLAN)]
-    noticing.hint()
-    assert noticing.go_on(PLAN, 100.0) == []
-    noticing.looked(Look((), 0, ""), PLAN, 100.0)
-    assert noticing.go_on(PLAN, 100.0 + LOOK_S_MIN) == [LookAround(PLAN)]
+    external_saves = ExternalSaves()
+    external_saves.start_directory(RUN_BEGAN)
+    assert external_saves.go_on(PLAN, 0.0) == [ScanDirectory(PLAN)]
+    external_saves.hint()
+    assert external_saves.go_on(PLAN, 100.0) == []
+    external_saves.scanned(Scan((), 0, ""), PLAN, 100.0)
+    assert external_saves.go_on(PLAN, 100.0 + SCAN_S_MIN) == [ScanDirectory(PLAN)]
 
 
-def test_a_checkpoint_that_is_listed_is_examined_when_it_has_been_the_same_for_a_moment_then_taken_in() -> None:
-    directory = Directory(there=[stranger()])
+def test_a_checkpoint_that_is_listed_is_examined_when_it_has_been_the_same_for_a_moment_then_adopted() -> None:
+    directory = Directory(there=[external()])
     assert directory.go_on() == []
     assert directory.after(CALM_S / 2) == []
     (examine,) = directory.after(CALM_S / 2)
-    assert examine == Examine(stranger(), PLAN)
-    (take_in,) = directory.examine(examine)
-    assert isinstance(take_in, TakeIn)
-    assert not take_in.own
-    directory.take_in(take_in)
+    assert examine == Examine(external(), PLAN)
+    (adopt,) = directory.examine(examine)
+    assert isinstance(adopt, Adopt)
+    assert not adopt.own
+    directory.adopt(adopt)
     assert directory.after(RESCAN_S) == []
-    assert directory.noticing.is_idle
+    assert directory.external_saves.is_idle
 
 
 def test_one_that_changes_waits_anew_and_one_that_nobody_lists_waits_longer() -> None:
-    directory = Directory(there=[stranger()])
+    directory = Directory(there=[external()])
     directory.go_on()
-    directory.there = [stranger(version=2)]
+    directory.there = [external(version=2)]
     assert directory.after(CALM_S) == []
-    assert directory.after(CALM_S) == [Examine(stranger(version=2), PLAN)]
-    quiet = Directory(there=[stranger(listed=False)])
+    assert directory.after(CALM_S) == [Examine(external(version=2), PLAN)]
+    quiet = Directory(there=[external(listed=False)])
     quiet.go_on()
     assert quiet.after(CALM_S) == []
     assert len(quiet.after(CALM_UNNAMED_S - CALM_S)) == 1
 
 
 def test_what_the_trainer_says_is_examined_at_once_as_its_own_and_answered_when_it_is_in() -> None:
-    directory = Directory(there=[stranger()])
+    directory = Directory(there=[external()])
     directory.go_on()
-    directory.noticing.told(word_of("/l/model.ckpt-7"), "/l/model.ckpt-7")
-    (examine,) = directory.after(LOOK_S_MIN)
-    (take_in,) = directory.examine(examine)
-    assert isinstance(take_in, TakeIn)
-    assert take_in.own
-    directory.take_in(take_in)
-    assert directory.after(LOOK_S_MIN) == [Acknowledge(word_of("/l/model.ckpt-7"))]
+    directory.external_saves.own_save_reported(word_of("/l/model.ckpt-7"), "/l/model.ckpt-7")
+    (examine,) = directory.after(SCAN_S_MIN)
+    (adopt,) = directory.examine(examine)
+    assert isinstance(adopt, Adopt)
+    assert adopt.own
+    directory.adopt(adopt)
+    assert directory.after(SCAN_S_MIN) == [Acknowledge(word_of("/l/model.ckpt-7"))]
 
 
 def test_word_of_a_checkpoint_that_is_gone_or_known_is_answered() -> None:
     directory = Directory()
-    directory.noticing.told(word_of("/l/model.ckpt-3"), "/l/model.ckpt-3")
+    directory.external_saves.own_save_reported(word_of("/l/model.ckpt-3"), "/l/model.ckpt-3")
     assert directory.go_on() == [Acknowledge(word_of("/l/model.ckpt-3"))]
 
 
 def test_one_at_a_time_is_examined_the_oldest_first() -> None:
-    directory = Directory(there=[stranger("b", time=3000.0), stranger("a-9", time=2000.0)])
+    directory = Directory(there=[external("b", time=3000.0), external("a-9", time=2000.0)])
     directory.go_on()
     (first,) = directory.after(CALM_S)
-    assert first == Examine(stranger("a-9", time=2000.0), PLAN)
+    assert first == Examine(external("a-9", time=2000.0), PLAN)
     assert directory.after(CALM_S) == []
-    directory.take_in(directory.examine(first)[0])
-    assert directory.after(LOOK_S_MIN) == [Examine(stranger("b", time=3000.0), PLAN)]
+    directory.adopt(directory.examine(first)[0])
+    assert directory.after(SCAN_S_MIN) == [Examine(external("b", time=3000.0), PLAN)]
 
 
 def test_one_that_is_damaged_is_left_alone_until_it_changes_and_its_writer_is_answered() -> None:
-    directory = Directory(there=[stranger()])
-    directory.noticing.told(word_of("/l/model.ckpt-7"), "/l/model.ckpt-7")
+    directory = Directory(there=[external()])
+    directory.external_saves.own_save_reported(word_of("/l/model.ckpt-7"), "/l/model.ckpt-7")
     (examine,) = directory.go_on()
     assert directory.examine(examine, error="a block does not match its checksum") == []
-    assert directory.after(LOOK_S_MIN) == [Acknowledge(word_of("/l/model.ckpt-7"))]
+    assert directory.after(SCAN_S_MIN) == [Acknowledge(word_of("/l/model.ckpt-7"))]
     assert directory.after(RESCAN_S) == []
-    directory.there = [stranger(version=2)]
+    directory.there = [external(version=2)]
     directory.after(RESCAN_S)
     assert len(directory.after(CALM_S)) == 1
 
 
 def test_one_that_changed_while_it_was_read_is_seen_again() -> None:
-    directory = Directory(there=[stranger()])
+    directory = Directory(there=[external()])
     directory.go_on()
     (examine,) = directory.after(CALM_S)
     assert directory.examine(examine, is_changed=True) == []
-    directory.there = [stranger(version=2)]
-    directory.after(LOOK_S_MIN)
-    assert directory.after(CALM_S) == [Examine(stranger(version=2), PLAN)]
+    directory.there = [external(version=2)]
+    directory.after(SCAN_S_MIN)
+    assert directory.after(CALM_S) == [Examine(external(version=2), PLAN)]
 
 
-def test_while_another_saver_has_its_turn_it_is_tried_again() -> None:
-    directory = Directory(there=[stranger()])
+def test_while_another_saver_holds_the_lock_it_is_tried_again() -> None:
+    directory = Directory(there=[external()])
     directory.go_on()
     (examine,) = directory.after(CALM_S)
-    (take_in,) = directory.examine(examine)
-    directory.take_in(take_in, is_in=False)
+    (adopt,) = directory.examine(examine)
+    directory.adopt(adopt, is_in=False)
     assert directory.after(BUSY_S / 2) == []
     directory.after(BUSY_S / 2)
-    assert directory.after(CALM_S) == [take_in], "what has not changed is not read again"
-    directory.take_in(take_in, is_in=False)
-    directory.there = [stranger(version=2)]
+    assert directory.after(CALM_S) == [adopt], "what has not changed is not read again"
+    directory.adopt(adopt, is_in=False)
+    directory.there = [external(version=2)]
     directory.after(BUSY_S)
-    assert directory.after(CALM_S) == [Examine(stranger(version=2), PLAN)]
+    assert directory.after(CALM_S) == [Examine(external(version=2), PLAN)]
 
 
-def test_a_word_that_comes_late_makes_a_guest_the_savers_own() -> None:
-    directory = Directory(there=[stranger()])
+def test_a_word_that_comes_late_makes_an_external_checkpoint_the_savers_own() -> None:
+    directory = Directory(there=[external()])
     directory.go_on()
     (examine,) = directory.after(CALM_S)
-    directory.take_in(directory.examine(examine)[0])
+    directory.adopt(directory.examine(examine)[0])
     word = word_of("/l/model.ckpt-7")
-    directory.noticing.told(word, "/l/model.ckpt-7")
-    assert directory.after(LOOK_S_MIN) == [MakeOwn("/l/model.ckpt-7", PLAN), Acknowledge(word)]
-    directory.noticing.told(word, "/l/model.ckpt-7")
-    assert directory.after(LOOK_S_MIN) == [Acknowledge(word)]
+    directory.external_saves.own_save_reported(word, "/l/model.ckpt-7")
+    assert directory.after(SCAN_S_MIN) == [MakeOwn("/l/model.ckpt-7", PLAN), Acknowledge(word)]
+    directory.external_saves.own_save_reported(word, "/l/model.ckpt-7")
+    assert directory.after(SCAN_S_MIN) == [Acknowledge(word)]
 
 
 def test_what_was_there_before_the_run_is_no_news() -> None:
-    directory = Directory(there=[stranger(time=RUN_BEGAN - 1.0)])
+    directory = Directory(there=[external(time=RUN_BEGAN - 1.0)])
     assert [directory.go_on(), directory.after(CALM_S), directory.after(RESCAN_S)] == [[], [], []]
-    unknown = Directory(there=[stranger()])
-    unknown.noticing.begin(None)
+    unknown = Directory(there=[external()])
+    unknown.external_saves.start_directory(None)
     assert [unknown.go_on(), unknown.after(CALM_S), unknown.after(RESCAN_S)] == [[], [], []]
-    unknown.there = [stranger(), stranger("model.ckpt-8")]
+    unknown.there = [external(), external("model.ckpt-8")]
     unknown.after(RESCAN_S)
-    assert unknown.after(CALM_S) == [Examine(stranger("model.ckpt-8"), PLAN)]
+    assert unknown.after(CALM_S) == [Examine(external("model.ckpt-8"), PLAN)]
 
 
 def test_when_the_trainer_is_dead_nothing_is_waited_for() -> None:
     directory = Directory()
     directory.go_on()
-    directory.there = [stranger(listed=False)]
-    directory.noticing.writers_are_gone(True)
-    assert directory.go_on() == [Examine(stranger(listed=False), PLAN)]
-    assert not directory.noticing.is_idle
+    directory.there = [external(listed=False)]
+    directory.external_saves.writers_are_gone(True)
+    assert directory.go_on() == [Examine(external(listed=False), PLAN)]
+    assert not directory.external_saves.is_idle
 
 
 def test_a_directory_that_cannot_be_looked_at_is_tried_again_at_the_next_rescan(tmp_path: Any) -> None:
-    directory = Directory(there=[stranger()])
-    directory.noticing.go_on(PLAN, 0.0)
-    directory.noticing.looked(Look((), None, "it is gone"), PLAN, 0.0)
-    assert directory.noticing.next_due_s() == RESCAN_S
+    directory = Directory(there=[external()])
+    directory.external_saves.go_on(PLAN, 0.0)
+    directory.external_saves.scanned(Scan((), None, "it is gone"), PLAN, 0.0)
+    assert directory.external_saves.next_due_s() == RESCAN_S

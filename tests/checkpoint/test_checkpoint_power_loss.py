@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from procsv.base.system_clock import SystemClock
-from procsv.services.checkpoint.store.scan import examine, look
+from procsv.services.checkpoint.store.scan import examine, scan_directory
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state
 from tests.support.commits import Acknowledged, Commits
 from tests.support.power_loss import Op, Recording, Tree, aftermaths, write_tree
@@ -219,10 +219,10 @@ def test_what_a_user_saved_and_the_service_vouched_for_outlives_a_loss_of_power(
     before = case.told
     with Recording(case.logdir) as recording:
         store = case.open_store()
-        store.take_stock(case.plan)
+        store.list_checkpoints(case.plan)
         case.save_as_a_user(7)
-        (sighting,) = look(case.plan).strangers
-        taken = store.take_in(case.plan, examine(sighting, SystemClock()), True, 1)
+        (sighting,) = scan_directory(case.plan).external
+        taken = store.adopt(case.plan, examine(sighting, SystemClock()), True, 1)
         assert taken.durable is not None
         recording.mark(taken)
     assert recording.unseen == [], "the disk was changed past its gate"

@@ -97,7 +97,7 @@ def test_a_service_killed_at_any_moment_is_followed_by_one_that_saves_again(
         first = run.start_service(failpoints=f"{moment}=1*kill")
         trainer.tell(Restore(True))
         assert run.wait_ended(first).signal == signal.SIGKILL
-        assert_holds(newest(run), 6)  # before anybody mends anything
+        assert_holds(newest(run), 6)  # before anybody repairs anything
         run.start_service()
         served = trainer.until_body(RestoreFrom)
         assert served.source == "checkpoint"
@@ -218,7 +218,7 @@ def test_a_snapshot_of_a_logdir_that_was_deleted_is_not_restored(run: Any, plan:
     run.start_service()
 
     assert run.trainer(plan=plan()).ask(Restore(False)).source == "fresh"
-    run.until(lambda: not info.path.exists(), "the end of the stranger's slot")
+    run.until(lambda: not info.path.exists(), "the end of the unknown run's slot")
 
 
 def test_checkpoints_of_which_none_is_good_are_an_error(run: Any, plan: Any) -> None:

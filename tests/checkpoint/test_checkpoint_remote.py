@@ -106,7 +106,7 @@ def test_checkpoints_are_written_verified_found_and_rotated_by_tensorflows_files
     suspect = place.store().find(place.plan, before=3)
     assert suspect.checkpoint is not None
     assert (suspect.checkpoint.path, suspect.kept) == (paths[1], tuple(paths[1:]))
-    stock = place.store().take_stock(place.plan)
+    stock = place.store().list_checkpoints(place.plan)
     assert (stock.newest_step, stock.top_sequence, stock.kept) == (3, 3, tuple(paths[1:]))
 
 
@@ -170,14 +170,14 @@ def test_the_inventory_of_a_url_tells_what_is_whole_and_what_is_not(on_disk: Pla
         on_disk.save(store, step)
     (tmp_path / "far" / "away" / "model.ckpt-1.index").write_bytes(b"short")
 
-    looked, verified = (take_remote_inventory(on_disk.url + "/", verify) for verify in (False, True))
+    scanned, verified = (take_remote_inventory(on_disk.url + "/", verify) for verify in (False, True))
 
-    assert [(item.step, item.listed, item.latest, item.reason) for item in looked.checkpoints] == [
+    assert [(item.step, item.listed, item.latest, item.reason) for item in scanned.checkpoints] == [
         (1, True, False, "periodic"),
         (2, True, True, "periodic"),
     ]
-    assert [item.error is None for item in looked.checkpoints] == [False, True]
-    assert "5 bytes" in str(looked.checkpoints[0].error)
+    assert [item.error is None for item in scanned.checkpoints] == [False, True]
+    assert "5 bytes" in str(scanned.checkpoints[0].error)
     assert [item.verified for item in verified.checkpoints] == [False, True]
     with pytest.raises(FileNotFoundError):
         take_remote_inventory(on_disk.url + "er", False)

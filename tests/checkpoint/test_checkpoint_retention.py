@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.services.checkpoint.core.retention import KEEP_NEVER_HOURS, Kept, Rule, first_keep, mend, retain
+from procsv.services.checkpoint.core.retention import KEEP_NEVER_HOURS, Kept, Rule, first_keep, repair, retain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ def test_the_default_of_every_n_hours_keeps_nothing_for_good() -> None:
 
 
 def kept(*names: str) -> list[Kept]:
-    """A list; "other-…" is a guest's, and each is as old as its number says."""
+    """A list; "other-…" is external, and each is as old as its number says."""
     return [Kept(name, float(name.rpartition("-")[2]), name.startswith("other")) for name in names]
 
 
@@ -68,16 +68,16 @@ def test_an_earlier_state_goes_before_later_ones_that_were_saved_first() -> None
     assert (outcome.listed, outcome.delete) == (("7", "8"), ("5",)), "a later state was given up for an earlier one"
 
 
-def test_guests_are_listed_not_counted_and_never_deleted() -> None:
+def test_external_checkpoints_are_listed_not_counted_and_never_deleted() -> None:
     outcome = retain(kept("1", "other-2", "3"), Kept("4", 4.0), Rule(1, KEEP_NEVER_HOURS))
     assert (outcome.listed, outcome.delete) == (("other-2", "4"), ("1", "3"))
     assert retain(kept("1", "other-2"), Kept("4", 4.0), Rule(0, KEEP_NEVER_HOURS)).listed == ("other-2", "4")
 
 
 def test_what_a_saver_that_knows_only_its_own_has_dropped_comes_back_before_what_it_lists() -> None:
-    outcome = mend(kept("1", "2", "3"), kept("other-4"), Rule(3, KEEP_NEVER_HOURS))
+    outcome = repair(kept("1", "2", "3"), kept("other-4"), Rule(3, KEEP_NEVER_HOURS))
     assert (outcome.listed, outcome.delete) == (("1", "2", "3", "other-4"), ())
-    again = mend(kept(*outcome.listed), kept("other-5"), Rule(3, KEEP_NEVER_HOURS))
+    again = repair(kept(*outcome.listed), kept("other-5"), Rule(3, KEEP_NEVER_HOURS))
     assert again.listed == ("1", "2", "3", "other-4", "other-5")
 
 
@@ -85,19 +85,19 @@ def test_what_a_saver_that_knows_only_its_own_has_dropped_comes_back_before_what
 def test_what_a_saver_that_knows_of_all_has_taken_off_stays_off_and_goes_unless_it_may_be_kept_for_good(
     hours: float, gone: tuple[str, ...]
 ) -> None:
-    outcome = mend(kept("1", "2", "3"), kept("2", "3", "4"), Rule(3, hours))
+    outcome = repair(kept("1", "2", "3"), kept("2", "3", "4"), Rule(3, hours))
     assert (outcome.listed, outcome.delete) == (("2", "3", "4"), gone)
 
 
 def test_all_the_excess_of_a_list_that_somebody_else_has_written_goes() -> None:
-    outcome = mend(kept("1", "2", "3"), kept("1", "2", "3", "4"), Rule(2, KEEP_NEVER_HOURS))
+    outcome = repair(kept("1", "2", "3"), kept("1", "2", "3", "4"), Rule(2, KEEP_NEVER_HOURS))
     assert (outcome.listed, outcome.delete) == (("3", "4"), ("1", "2"))
 
 
 def test_the_latest_is_what_the_file_says_and_a_lost_file_is_written_again() -> None:
     rule = Rule(5, KEEP_NEVER_HOURS)
-    assert mend(kept("1", "2", "3"), kept("3", "1"), rule).listed == ("2", "3", "1")
-    assert mend(kept("1", "2"), [], rule).listed == ("1", "2")
+    assert repair(kept("1", "2", "3"), kept("3", "1"), rule).listed == ("2", "3", "1")
+    assert repair(kept("1", "2"), [], rule).listed == ("1", "2")
 
 
 @pytest.mark.parametrize("seed", range(8))

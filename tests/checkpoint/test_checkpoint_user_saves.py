@@ -1,4 +1,4 @@
-"""Checkpoints that the program saves by itself, beside a real checkpoint service: taken in, kept right, never deleted."""
+"""Checkpoints that the program saves by itself, beside a real checkpoint service: adopted, kept right, never deleted."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.base.run.checkpoint_lock import turn
+from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.messages import Durable, Finish, FlushDone, Restore, Restored, Snapshot, Unwritable, UserSave
 from procsv.services.checkpoint.fs_events import Watch, filesystem_of, is_of_interest
 from procsv.services.checkpoint.store.manifest import read_manifest, verify_files
 from procsv.services.checkpoint.store.names import manifest_of
-from procsv.services.checkpoint.store.scan import examine, look
+from procsv.services.checkpoint.store.scan import examine, scan_directory
 
 tf1 = tf.compat.v1
 SIZE = 1000
@@ -103,7 +103,7 @@ def test_what_the_program_saves_gets_a_manifest_is_journaled_and_goes_when_its_t
     assert news.all_paths == (str(run.logdir / "model.ckpt-10"), saved)
     manifest = read_manifest(Path(saved + ".manifest.json"))
     assert manifest is not None
-    assert (manifest.reason, manifest.step, manifest.incarnation, manifest.guest) == ("manual", 12, 1, False)
+    assert (manifest.reason, manifest.step, manifest.incarnation, manifest.is_external) == ("manual", 12, 1, False)
     assert sorted(manifest.files) == [Path(saved).name + s for s in (".data-00000-of-00001", ".index", ".meta")]
     assert news.bytes == sum(Path(run.logdir / name).stat().st_size for name in manifest.files)
     verify_files(manifest, run.logdir)
@@ -195,54 +195,54 @@ def test_while_somebody_has_the_turn_it_may_yet_turn_out_whose_a_checkpoint_is_a
     run: Any, store: Any, plan: Any, program: Program
 ) -> None:
     one, saver = plan(max_to_keep=1), program.saver()
-    store.take_stock(one)
+    store.list_checkpoints(one)
 
     def examined() -> Any:
-        (sighting,) = look(one).strangers
+        (sighting,) = scan_directory(one).external
         return examine(sighting, SystemClock())
 
     first = program.save(saver, 5, run.logdir / "model.ckpt")
-    with turn(run.logdir):
-        assert store.take_in(one, examined(), False, 1).durable is None
-    assert store.take_in(one, examined(), False, 1).durable.all_paths == (), "nobody has said whose it is"
+    with hold_checkpoint_lock(run.logdir):
+        assert store.adopt(one, examined(), False, 1).durable is None
+    assert store.adopt(one, examined(), False, 1).durable.all_paths == (), "nobody has said whose it is"
     second = program.save(saver, 6, run.logdir / "model.ckpt")
-    assert store.take_in(one, examined(), True, 1).durable.all_paths == (second,)
+    assert store.adopt(one, examined(), True, 1).durable.all_paths == (second,)
     assert listed(run) == ["model.ckpt-5", "model.ckpt-6"]
 
     store.make_own(one, first)
 
     assert listed(run) == ["model.ckpt-6"]
     assert there(run) == {"model.ckpt-6"}
-    assert look(one).strangers == ()
+    assert scan_directory(one).external == ()
 
 
 def test_what_was_seen_just_before_it_had_its_manifest_keeps_that(
     run: Any, store: Any, plan: Any, program: Program
 ) -> None:
-    """As a look sees a checkpoint of ours between its files and its manifest: it would be a guest, and never go."""
-    store.take_stock(plan())
+    """As a scan sees a checkpoint of ours between its files and its manifest: it would be external, and never go."""
+    store.list_checkpoints(plan())
     saved = program.save(program.saver(), 5, run.logdir / "model.ckpt")
-    (sighting,) = look(plan()).strangers
+    (sighting,) = scan_directory(plan()).external
     seen = examine(sighting, SystemClock())
-    assert store.take_in(plan(), seen, True, 1).durable is not None
+    assert store.adopt(plan(), seen, True, 1).durable is not None
     before = manifest_of(saved).read_bytes()
-    assert store.take_in(plan(), seen, False, 2).durable is None
+    assert store.adopt(plan(), seen, False, 2).durable is None
     assert manifest_of(saved).read_bytes() == before
 
 
 def test_a_damaged_or_changing_checkpoint_is_not_taken_in(run: Any, store: Any, plan: Any, program: Program) -> None:
-    store.take_stock(plan())
+    store.list_checkpoints(plan())
     saved = program.save(program.saver(), 5, run.logdir / "model.ckpt")
-    (sighting,) = look(plan()).strangers
+    (sighting,) = scan_directory(plan()).external
     good = examine(sighting, SystemClock())
     data = Path(saved + ".data-00000-of-00001")
     whole = data.read_bytes()
     data.write_bytes(whole[:-1])
-    assert store.take_in(plan(), good, True, 1).durable is None, "it has changed since it was read"
-    (cut,) = look(plan()).strangers
+    assert store.adopt(plan(), good, True, 1).durable is None, "it has changed since it was read"
+    (cut,) = scan_directory(plan()).external
     assert "the index lists" in examine(cut, SystemClock()).error
     data.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-    (flipped,) = look(plan()).strangers
+    (flipped,) = scan_directory(plan()).external
     assert "does not match its checksum" in examine(flipped, SystemClock()).error
     seen_before = examine(cut, SystemClock())
     assert (seen_before.files, seen_before.error) == ({}, ""), "no verdict on what is not there any more"
@@ -295,7 +295,7 @@ def test_where_the_machine_allows_no_more_watches_that_is_said_once(
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         watch.close()
     said = capsys.readouterr().err
-    assert said.count("it is looked at every few seconds instead") == 1
+    assert said.count("it is scanned at every few seconds instead") == 1
 
 
 def test_only_what_may_be_a_checkpoint_is_a_hint() -> None:

@@ -155,11 +155,11 @@ def bad_disk(run: Run, rng: Random) -> str:
     disk.trouble_chance = rng.choice([0.05, 0.3, 1.0])
     run.world.disturb(seconds + 60.0 + RECOVERY_S)  # a save is tried again after a minute at most
 
-    def mend() -> None:
+    def repair() -> None:
         disk.trouble = ""
         run.world.disk_bad_until_s = run.world.clock.now_s
 
-    run.world.clock.after(seconds, mend)
+    run.world.clock.after(seconds, repair)
     return f"{disk.trouble} for {seconds:.1f} s"
 
 
@@ -168,10 +168,10 @@ def slow_disk(run: Run, rng: Random) -> str:
     run.world.slow_disk = 10.0
     run.world.disturb(seconds + RECOVERY_S)
 
-    def mend() -> None:
+    def repair() -> None:
         run.world.slow_disk = 1.0
 
-    run.world.clock.after(seconds, mend)
+    run.world.clock.after(seconds, repair)
     return f"a slow disk for {seconds:.1f} s"
 
 

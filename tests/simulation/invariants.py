@@ -55,7 +55,7 @@ class Account:
     spoilt: set[str] = field(default_factory=set)  # paths that a fault has damaged
     disk_version: int = -1
     records: dict[str, tuple[str, int]] = field(default_factory=dict)  # record -> file and place
-    checked: dict[str, int] = field(default_factory=dict)  # file -> records looked at
+    checked: dict[str, int] = field(default_factory=dict)  # file -> records scanned at
     last_in: dict[str, tuple[int, int]] = field(default_factory=dict)  # file -> number and step of the last record
     died: dict[tuple[TaskId, int], history.Died] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)

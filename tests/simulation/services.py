@@ -18,10 +18,10 @@ from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.actions import Action, Persist, VerifySlot
-from procsv.services.checkpoint.core.facts import Look, State
+from procsv.services.checkpoint.core.facts import Scan, State
 from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.fs_events import Watch
-from procsv.services.checkpoint.orphan_shutdown import LastOneOut
+from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.process import CheckpointService
 from procsv.services.checkpoint.store.local_store import Store
 from procsv.services.checkpoint.worker import Outcomes, Worker
@@ -74,9 +74,9 @@ class SimWorker(Worker):
     def is_busy(self) -> bool:
         return self._has_begun
 
-    def do(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
+    def run_job(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
         def over(error: Exception | None, result: object) -> None:
-            self._results.add(lambda: then(result) if error is None else failed(error))  # type: ignore[arg-type]
+            self._results.post(lambda: then(result) if error is None else failed(error))  # type: ignore[arg-type]
 
         self._todo.append((job, over))
         self._begin()
@@ -125,7 +125,7 @@ class SimWorker(Worker):
         self._todo.clear()
 
 
-class SimLastOneOut(LastOneOut):
+class SimOrphanShutdown(OrphanShutdown):
     """Who sees to it that nothing is left when the watchdog is dead; the decisions are the real ones."""
 
     def __init__(self, world: World, start: Start, trainers: list[ExternalProcess], now_s: float) -> None:
@@ -156,7 +156,7 @@ class SimWatch(Watch):
         """Nothing was."""
 
 
-class SimOutside(Environment):
+class SimEnvironment(Environment):
     """What the checkpoint service touches."""
 
     def __init__(self, process: ServiceProcess, start: Start) -> None:
@@ -197,15 +197,15 @@ class SimOutside(Environment):
     def watch(self, on_change: Callable[[], None]) -> Watch:
         return SimWatch(on_change)
 
-    def look(self, plan: CheckpointPlan, watch: Watch) -> Look:
+    def scan_directory(self, plan: CheckpointPlan, watch: Watch) -> Scan:
         """Nobody but the service saves here."""
-        return Look((), self._store.newest_step() if self._store is not None else None, "")
+        return Scan((), self._store.newest_step() if self._store is not None else None, "")
 
-    def stranger(self, pid: int) -> ExternalProcess:
+    def external_process(self, pid: int) -> ExternalProcess:
         return SimStranger(self._world, pid)
 
-    def last_one_out(self, trainers: list[ExternalProcess], now_s: float) -> LastOneOut:
-        return SimLastOneOut(self._world, self._told, trainers, now_s)
+    def orphan_shutdown(self, trainers: list[ExternalProcess], now_s: float) -> OrphanShutdown:
+        return SimOrphanShutdown(self._world, self._told, trainers, now_s)
 
 
 class HostedCheckpoint(CheckpointService):
@@ -213,7 +213,7 @@ class HostedCheckpoint(CheckpointService):
 
     def __init__(self, tools: Tools, process: ServiceProcess) -> None:
         self._host = process
-        super().__init__(tools, SimOutside(process, tools.start))
+        super().__init__(tools, SimEnvironment(process, tools.start))
 
     def _act(self, action: Action) -> None:
         if isinstance(action, Persist | VerifySlot) and action.state.slot is not None:

@@ -71,7 +71,7 @@ class SimStore(Store):
             self._workshop.recover()
             self._is_recovered = self._workshop.is_empty()
 
-    def take_stock(self, plan: CheckpointPlan) -> DiskState:
+    def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
         with contextlib.suppress(OSError):
             self._make_ready()
         candidates, kept, _, _ = self._listing()
@@ -104,7 +104,7 @@ class SimStore(Store):
 
     # -- what is there ---------------------------------------------------------------------------------------
     def _listing(self) -> tuple[list[Candidate], tuple[str, ...], bool, str]:
-        """catalog.take_stock: candidates in the order of trial, those kept, whether anything exists, trouble."""
+        """catalog.list_checkpoints: candidates in the order of trial, those kept, whether anything exists, trouble."""
         state = self._disk.read(STATE_FILE)
         trouble = "" if state is None or state[:1] != ("spoilt",) else "the checkpoint file is garbled"
         listed = list(reversed(state)) if state and not trouble else []

@@ -72,8 +72,8 @@ class SimStreamStore(StreamStore):
         self._open: dict[str, Note] = {}
         self._left: dict[str, tuple[Note, str]] = {name: (note, "") for name, note in events.notes.items()}
 
-    def mend(self) -> list[tuple[str, int]]:
-        mended = []
+    def repair(self) -> list[tuple[str, int]]:
+        repaired = []
         for writer, (note, _) in list(self._left.items()):
             try:
                 through = self._take_over(note)
@@ -82,10 +82,10 @@ class SimStreamStore(StreamStore):
                 continue
             del self._left[writer]
             if note.run == self._run_id:
-                mended.append((writer, through))
+                repaired.append((writer, through))
             else:
                 self._events.notes.pop(writer, None)
-        return mended
+        return repaired
 
     def _take_over(self, note: Note) -> int:
         records = self._events.files.get(note.file)
@@ -98,11 +98,11 @@ class SimStreamStore(StreamStore):
             whole += 1
         count = max(0, whole - note.offset - (note.offset == 0))
         del records[whole:]
-        mended = replace(note, through=note.through + count, offset=whole)
-        self._events.note(mended)
+        repaired = replace(note, through=note.through + count, offset=whole)
+        self._events.note(repaired)
         if note.run == self._run_id:
-            self._open[note.writer] = mended
-        return mended.through
+            self._open[note.writer] = repaired
+        return repaired.through
 
     def not_now(self, writer: str) -> Written | None:
         if writer not in self._left:

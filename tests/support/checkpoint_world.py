@@ -68,7 +68,7 @@ class _InTurn:
     def __init__(self) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
 
-    def do(self, job: Callable[[], Any], then: Callable[[Any], None], failed: Callable[[Exception], None]) -> None:
+    def run_job(self, job: Callable[[], Any], then: Callable[[Any], None], failed: Callable[[Exception], None]) -> None:
         def run() -> None:
             try:
                 result = job()

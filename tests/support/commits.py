@@ -113,7 +113,7 @@ class Commits:
     def search(self) -> Found:
         """What a service that starts now finds."""
         store = self.open_store()
-        stock = store.take_stock(self.plan)
+        stock = store.list_checkpoints(self.plan)
         found = store.find(self.plan)
         if found.checkpoint is not None and not found.rejected:
             assert stock.newest_step == found.checkpoint.step

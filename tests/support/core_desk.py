@@ -19,12 +19,12 @@ from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.actions import (
     Action,
     Announce,
-    LookAround,
     Persist,
     Reply,
+    ScanDirectory,
 )
 from procsv.services.checkpoint.core.core import Core
-from procsv.services.checkpoint.core.facts import DiskState, Found, Look, State
+from procsv.services.checkpoint.core.facts import DiskState, Found, Scan, State
 
 PLAN = CheckpointPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 NOTHING = DiskState(-1, 0, None, ())
@@ -55,9 +55,9 @@ class Desk:
 
     def see(self, actions: list[Action]) -> list[Action]:
         """Remembers what is to be done; looks around at once, and sees nothing new, unless somebody else does."""
-        while not self.leaves_looks and (looks := [a for a in actions if isinstance(a, LookAround)]):
+        while not self.leaves_looks and (looks := [a for a in actions if isinstance(a, ScanDirectory)]):
             actions = [a for a in actions if a not in looks]
-            actions += self.core.looked(Look((), None, ""), self.now_s)
+            actions += self.core.scanned(Scan((), None, ""), self.now_s)
         self.out += actions
         return actions
 

@@ -10,7 +10,7 @@ import pytest
 
 from procsv.base.clock import FakeClock
 from procsv.base.identity import TRAINER
-from procsv.base.run.log_follower import LINGER_S, GrowingLog, older_part
+from procsv.base.run.log_follower import LINGER_S, LogFollower, older_part
 from procsv.base.run.log_tail import last_lines
 from procsv.watchdog.edge.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
 from tests.support.launched import launched, procsv
@@ -51,7 +51,7 @@ def test_a_reader_goes_on_from_the_old_one_to_the_new_one_and_misses_nothing(tmp
     log = tmp_path / "log"
     log.write_bytes(b"one ")
     clock = FakeClock()
-    reader = GrowingLog(log, monotonic=clock.monotonic)
+    reader = LogFollower(log, monotonic=clock.monotonic)
     assert reader.read(100) == b"one "
     with log.open("ab") as writer:
         log.rename(older_part(log))
@@ -69,16 +69,16 @@ def test_a_reader_goes_on_from_the_old_one_to_the_new_one_and_misses_nothing(tmp
     assert reader.read(100, is_last=True) == b"four "
     reader.close()
 
-    reader = GrowingLog(log, with_older=True)
+    reader = LogFollower(log, with_older=True)
     assert [reader.read(100) for _ in range(3)] == [b"three ", b"four ", b""]
     reader.close()
     log.unlink()  # as a kill between the two leaves it
-    reader = GrowingLog(log, with_older=True)
+    reader = LogFollower(log, with_older=True)
     assert [reader.read(100) for _ in range(2)] == [b"three ", b""]
     reader.close()
     older_part(log).unlink()
     with pytest.raises(FileNotFoundError):
-        GrowingLog(log, with_older=True)
+        LogFollower(log, with_older=True)
 
 
 def test_an_older_part_goes_with_its_log(tmp_path: Path) -> None:

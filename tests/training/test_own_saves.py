@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.base.run.checkpoint_lock import turn
+from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.journal import read_journal
 from tests.support.launched import NEWS_S_MAX
 
@@ -75,10 +75,10 @@ def test_saves_of_the_users_and_of_the_service_are_all_listed_and_the_old_ones_d
 
 
 def test_a_turn_is_given_to_one_at_a_time_and_nobody_waits_for_ever(tmp_path: Path) -> None:
-    with turn(tmp_path) as first, turn(tmp_path, timeout_s=0.05) as second:
+    with hold_checkpoint_lock(tmp_path) as first, hold_checkpoint_lock(tmp_path, timeout_s=0.05) as second:
         assert first
         assert not second
-    with turn(tmp_path) as again, turn(tmp_path / "nowhere") as nowhere:
+    with hold_checkpoint_lock(tmp_path) as again, hold_checkpoint_lock(tmp_path / "nowhere") as nowhere:
         assert again
         assert not nowhere
     assert not list(tmp_path.iterdir())

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 
-TURN_S_MAX = 30.0  # a save takes seconds; one that takes longer may be frozen
+LOCK_S_MAX = 30.0  # a save takes seconds; one that takes longer may be frozen
 LOOK_S = 0.01
 
 
 @contextlib.contextmanager
-def turn(directory: Path, timeout_s: float = TURN_S_MAX) -> Iterator[bool]:
-    """Holds the directory's turn; whether it was given within `timeout_s`, and the filesystem can do such a thing."""
+def hold_checkpoint_lock(directory: Path, timeout_s: float = LOCK_S_MAX) -> Iterator[bool]:
+    """Locks the directory.  Yields whether that succeeded within `timeout_s`; False also where the filesystem has no locks."""
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -33,8 +33,8 @@ def turn(directory: Path, timeout_s: float = TURN_S_MAX) -> Iterator[bool]:
         os.close(fd)  # and with it the lock
 
 
-def is_taken(directory: Path) -> bool:
-    """Whether somebody has the directory's turn now.  False where the filesystem cannot say."""
+def is_checkpoint_locked(directory: Path) -> bool:
+    """Whether a process holds the lock now.  False where the filesystem cannot say."""
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

@@ -12,29 +12,29 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-LINGER_S = 1.0  # at the end of an old part: its writer turns to the new one right after making it
+LINGER_S = 1.0  # at the end of an old part: its writer may still write to it for a moment
 
 
 def older_part(log: Path) -> Path:
-    """Where what was in `log` before it was turned over is."""
+    """The part of `log` before its last rotation."""
     return log.with_name(f"{log.name}.1")
 
 
-class GrowingLog:
-    """What is in a log, and what comes to it."""
+class LogFollower:
+    """Reads a log to its end, and then what is appended."""
 
     def __init__(self, log: Path, *, with_older: bool = False, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """OSError if there is no such log.  `with_older`: first what was in it before it was last turned over."""
+        """OSError if there is no such log.  `with_older`: first the part before the last rotation."""
         self._log, self._monotonic = log, monotonic
         self._fds: list[int] = []  # of its parts, in their order
-        self._leave_s: float | None = None  # when the one that is read is left; None: it has not been turned over
+        self._leave_s: float | None = None  # when to leave the part that is being read; None: it has not been rotated
         for part in (log, older_part(log)) if with_older else (log,):
             try:
                 fd = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
-                continue  # it was never turned over, or is just now
+                continue  # never rotated, or just being rotated
             if self._fds and os.path.sameopenfile(fd, self._fds[0]):
-                os.close(fd)  # turned over between the two calls: it is the one that is open already
+                os.close(fd)  # rotated between the two calls: it is the one that is open already
             else:
                 self._fds.insert(0, fd)
         if not self._fds:
@@ -53,7 +53,7 @@ class GrowingLog:
 
     def _go_on(self, is_last: bool) -> bool:
         """At the end of the file: whether there is another one now."""
-        if not self._is_turned_over():
+        if not self._is_rotated():
             return False
         now_s = self._monotonic()
         if self._leave_s is None:
@@ -67,7 +67,7 @@ class GrowingLog:
             return True
         return False
 
-    def _is_turned_over(self) -> bool:
+    def _is_rotated(self) -> bool:
         try:
             return not os.path.samestat(self._log.stat(), os.fstat(self._fds[0]))
         except OSError:

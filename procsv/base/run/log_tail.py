@@ -14,7 +14,7 @@ BYTES_READ_MAX = 2**18
 def last_lines(log: Path, count: int) -> list[str]:
     """The last lines that say something; a progress line that rewrites itself counts as its last state."""
     data = _end_of(log, BYTES_READ_MAX)
-    if len(data) < BYTES_READ_MAX:  # just turned over, perhaps
+    if len(data) < BYTES_READ_MAX:  # just rotated, perhaps
         data = _end_of(older_part(log), BYTES_READ_MAX - len(data)) + data
     text = data.decode(errors="replace")
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))

@@ -20,7 +20,7 @@ class _Manifest(msgspec.Struct):
     """What counts here of a checkpoint's manifest."""
 
     step: int
-    guest: bool = False  # of a Saver of the program's own: nothing resumes from it
+    is_external: bool = msgspec.field(default=False, name="guest")  # by another Saver: nothing resumes from it
 
 
 def saved_step(logdir: Path) -> int:
@@ -35,7 +35,7 @@ def _step_of(path: Path) -> int:
         manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return NO_STEP
-    return NO_STEP if manifest.guest else manifest.step
+    return NO_STEP if manifest.is_external else manifest.step
 
 
 def _latest(logdir: Path) -> str:

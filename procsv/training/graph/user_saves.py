@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
-from procsv.base.run.checkpoint_lock import turn
+from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.paths import local_home
 from procsv.base.text import is_remote
 from procsv.training.graph.patches import AttributePatch
@@ -57,7 +57,7 @@ class UserSaves:
             return self._save(sess, save_path, *args, **kwargs)  # it says what is wrong
         runtime = current()
         as_a_save = contextlib.nullcontext() if runtime is None else runtime.saving()
-        with as_a_save, self._lock, turn(local_home(self._directory)):
+        with as_a_save, self._lock, hold_checkpoint_lock(local_home(self._directory)):
             guests = self._take_stock()
             with sess.graph.as_default():  # a new thread of a plain program is in eager mode
                 saved = self._save(sess, save_path, *args, **kwargs)

@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from procsv.base.run.log_follower import GrowingLog
+from procsv.base.run.log_follower import LogFollower
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ class Console:
         self._colour = os.isatty(err_fd) and "NO_COLOR" not in os.environ
         self._queue: collections.deque[bytes | Path | None] = collections.deque()
         self._news = threading.Condition()
-        self._log: GrowingLog | None = None
+        self._log: LogFollower | None = None
         self._broken: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="procsv-console", daemon=True)
         self._thread.start()
@@ -94,7 +94,7 @@ class Console:
             self._log.close()
             self._log = None
         with contextlib.suppress(OSError):
-            self._log = GrowingLog(log)
+            self._log = LogFollower(log)
 
     def _pump(self, bytes_max: int | None) -> None:
         """Copies what is new in the log, up to about `bytes_max`; None: its writer is dead, and this is all."""

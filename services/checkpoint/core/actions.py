@@ -79,8 +79,8 @@ class RemoveStaged:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAround:
-    """At the directory, for what others have saved there.  Answered by `looked` or `look_failed`."""
+class ScanDirectory:
+    """Scans the directory for external checkpoints.  Answered by `scanned` or `scan_failed`."""
 
     plan: CheckpointPlan
 
@@ -94,10 +94,10 @@ class Examine:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeIn:
-    """Gives it a manifest, and a place on the list if it is to have one.  Answered by `taken_in` or `take_in_failed`.
+class Adopt:
+    """Gives it a manifest, and a place on the list if it is to have one.  Answered by `adopted` or `adopt_failed`.
 
-    `own`: the supervised Saver has saved it, so that it is counted and goes when its turn comes.
+    `own`: the supervised Saver has saved it, so that it is counted and is deleted when `max_to_keep` asks for it.
     """
 
     examined: Verified
@@ -107,7 +107,7 @@ class TakeIn:
 
 @dataclass(frozen=True, slots=True)
 class MakeOwn:
-    """What was taken in for another Saver's is the supervised one's after all: its word came late."""
+    """What was adopted as another Saver's is the supervised one's after all: the trainer's report came late."""
 
     path: str
     plan: CheckpointPlan
@@ -124,8 +124,8 @@ Action = (
     | Release
     | Retire
     | RemoveStaged
-    | LookAround
+    | ScanDirectory
     | Examine
-    | TakeIn
+    | Adopt
     | MakeOwn
 )

@@ -43,14 +43,14 @@ from procsv.services.checkpoint.core.actions import (
     Retire,
     TakeStock,
 )
-from procsv.services.checkpoint.core.external_saves import Noticing
-from procsv.services.checkpoint.core.facts import Adopted, DiskState, Found, Look, State, Verified
+from procsv.services.checkpoint.core.external_saves import ExternalSaves
+from procsv.services.checkpoint.core.facts import Adopted, DiskState, Found, Scan, State, Verified
 from procsv.services.checkpoint.core.pending_replies import Waiting
 from procsv.services.checkpoint.core.restore_choice import Restoring
 from procsv.services.checkpoint.core.save_scheduler import RETRY_S_MIN, Saving, as_reason
 from procsv.services.checkpoint.core.states import States
 
-NOTICING_S_MAX = 5.0  # how long the end of the run waits for the next of what the program has saved last to be taken in
+ADOPTION_S_MAX = 5.0  # how long the end of the run waits for the next of the program's last saves to be adopted
 
 
 class Core:
@@ -62,15 +62,15 @@ class Core:
         self.saving = Saving()
         self.waiting = Waiting()
         self.restoring = Restoring(self.states)
-        self.noticing = Noticing()
+        self.external_saves = ExternalSaves()
         self.plan: CheckpointPlan | None = None
         self.durable_count = 0
         self._follows = self._is_restarted = is_restarted
         self._is_finishing = False
         self._is_stocked = False
         self._stock_again_s: float | None = None
-        self._last_look = 0  # the one after which the run may end
-        self._notice_by_s = math.inf
+        self._last_scan = 0  # the one after which the run may end
+        self._adopt_by_s = math.inf
         self._looked_at = 0  # the durable sequence when the look began
         self._trouble = ""  # with the directory, as last announced
         self._out: list[Action] = []
@@ -111,11 +111,11 @@ class Core:
             case Staged(prefix, sequence, step, want):
                 self.states.take_staged(State(sequence, step, asker.incarnation, self.states.run, None, prefix))
                 self._on_want(asker, sequence, step, want)
-            case UserSave(path) if self._can_look:
-                self.noticing.told(asker, path)
+            case UserSave(path) if self._can_scan:
+                self.external_saves.own_save_reported(asker, path)
             case Restore(durable_only):
-                self.noticing.writers_are_gone(False)
-                self.restoring.ask(asker, durable_only, self._next_look())
+                self.external_saves.writers_are_gone(False)
+                self.restoring.ask(asker, durable_only, self._next_scan())
             case Restored():
                 self.restoring.has_restored(asker.incarnation)
                 self.saving.cadence_from_s = now_s
@@ -123,7 +123,7 @@ class Core:
             case TrainerExited(incarnation, clean, avoid_step):
                 self.waiting.trainer_ended(asker, incarnation, "final" if clean else "crash")
                 self.restoring.trainer_ended(clean, avoid_step, now_s)
-                self.noticing.writers_are_gone(True)
+                self.external_saves.writers_are_gone(True)
                 self.saving.hurry()
             case _:
                 self._out.append(Acknowledge(asker))
@@ -135,8 +135,8 @@ class Core:
         self.saving.failures = 0
         self.saving.hurry()
         self.waiting.run_ended(asker, "final" if asker is not None else "crash")
-        self.noticing.writers_are_gone(True)
-        self._last_look, self._notice_by_s = self._next_look(), now_s + NOTICING_S_MAX
+        self.external_saves.writers_are_gone(True)
+        self._last_scan, self._adopt_by_s = self._next_scan(), now_s + ADOPTION_S_MAX
         return self._decide(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
@@ -171,32 +171,32 @@ class Core:
             self.waiting.want(asker, sequence, step, reason)
             self.saving.hurry()
 
-    def _next_look(self) -> int:
+    def _next_scan(self) -> int:
         """The number of the next look that begins from now on; 0 if none will."""
-        return self.noticing.looks_begun + 1 if self._can_look else 0
+        return self.external_saves.scans_begun + 1 if self._can_scan else 0
 
     @property
-    def _can_look(self) -> bool:
+    def _can_scan(self) -> bool:
         return self.plan is None or not is_remote(self.plan.save_path)
 
     # -- what the jobs came to --------------------------------------------------------------------------------
     def stocked(self, stock: DiskState, now_s: float) -> list[Action]:
         is_first = self.states.durable is None
         if not self._is_stocked:
-            self.noticing.begin(stock.run_began)
+            self.external_saves.start_directory(stock.run_began)
         self._is_stocked = True
         self.states.stocked(stock)
         if self._follows and is_first and self.states.durable is not None:
             self._out.append(Announce(self.states.durable))  # its saver may have died before it could say so
         return self._decide(now_s)
 
-    def looking_failed(self, error: str, now_s: float) -> list[Action]:
-        """Neither `stocked` nor `found`: the directory could not be looked into."""
+    def search_failed(self, error: str, now_s: float) -> list[Action]:
+        """Neither `stocked` nor `found`: the directory could not be read."""
         if not self._is_stocked:
             self._stock_again_s = now_s + RETRY_S_MIN
             self.saving.not_begun(error)
             self._out += self.waiting.settle(self.states, self.saving, after_failure=True)
-        self._out += self.restoring.looking_failed(error)
+        self._out += self.restoring.search_failed(error)
         return self._decide(now_s)
 
     def saved(self, durable: Durable, now_s: float) -> list[Action]:
@@ -215,7 +215,7 @@ class Core:
         self._out += [Announce(failed), *self.waiting.fail(state, failed)]
         self.restoring.save_failed()
         self._out += self.waiting.settle(
-            self.states, self.saving, after_failure=True, is_noticing=self._is_noticing(now_s)
+            self.states, self.saving, after_failure=True, is_adopting=self._is_adopting(now_s)
         )
         return self._decide(now_s)
 
@@ -241,7 +241,7 @@ class Core:
         return self._decide(now_s)
 
     def found(self, found: Found, now_s: float) -> list[Action]:
-        """The checkpoints have been looked through."""
+        """The checkpoints have been scanned through."""
         self._out += [Announce(Rejected(rejection.path, rejection.why)) for rejection in found.rejected]
         if self.restoring.found(found):
             self.states.searched(found)
@@ -250,39 +250,39 @@ class Core:
     # -- what others have saved -------------------------------------------------------------------------------
     def changed(self, now_s: float) -> list[Action]:
         """Something has changed in the checkpoints' directory, perhaps."""
-        self.noticing.hint()
+        self.external_saves.hint()
         return self._decide(now_s)
 
-    def looked(self, look: Look, now_s: float) -> list[Action]:
-        """The directory was looked at."""
+    def scanned(self, scan: Scan, now_s: float) -> list[Action]:
+        """The directory was scanned at."""
         assert self.plan is not None, "a look without a plan"
-        if look.newest_step is not None:
-            self.states.looked(look.newest_step, is_outdated=self._looked_at != self.states.durable_sequence)
-        self._out += self.noticing.looked(look, self.plan, now_s)
-        if look.trouble != self._trouble:
-            self._trouble = look.trouble
-            self._out.append(Announce(Unwritable(look.trouble)))
+        if scan.newest_step is not None:
+            self.states.scanned(scan.newest_step, is_outdated=self._looked_at != self.states.durable_sequence)
+        self._out += self.external_saves.scanned(scan, self.plan, now_s)
+        if scan.trouble != self._trouble:
+            self._trouble = scan.trouble
+            self._out.append(Announce(Unwritable(scan.trouble)))
             self.saving.hurry()
         return self._decide(now_s)
 
-    def look_failed(self, error: str, now_s: float) -> list[Action]:
-        return self.looked(Look((), None, error), now_s)
+    def scan_failed(self, error: str, now_s: float) -> list[Action]:
+        return self.scanned(Scan((), None, error), now_s)
 
     def examined(self, examined: Verified, now_s: float) -> list[Action]:
         """What somebody else has saved was read whole."""
         assert self.plan is not None, "an examination without a plan"
-        self._out += self.noticing.examined(examined, self.plan)
+        self._out += self.external_saves.examined(examined, self.plan)
         return self._decide(now_s)
 
-    def taken_in(self, taken: Adopted, now_s: float) -> list[Action]:
+    def adopted(self, taken: Adopted, now_s: float) -> list[Action]:
         """It has its manifest, or not yet."""
         durable = taken.durable
-        self.noticing.taken_in(taken, now_s)
+        self.external_saves.adopted(taken, now_s)
         if durable is not None:
-            self.states.taken_in(taken)
+            self.states.adopted(taken)
             self._out.append(Announce(durable))
             if self._is_finishing:
-                self._notice_by_s = now_s + NOTICING_S_MAX
+                self._adopt_by_s = now_s + ADOPTION_S_MAX
         return self._decide(now_s)
 
     # -- decisions --------------------------------------------------------------------------------------------
@@ -292,28 +292,28 @@ class Core:
             self._out.append(TakeStock(self.plan))
         self._out += self.waiting.satisfy(self.states, self.saving)
         self._out += self.restoring.prepare()
-        self._look_around(now_s)
-        self._out += self.restoring.go_on(self.plan if self._is_stocked else None, self.noticing.looks_done)
+        self._scan_directory(now_s)
+        self._out += self.restoring.go_on(self.plan if self._is_stocked else None, self.external_saves.scans_done)
         self._begin_save(now_s)
         if self._is_finishing and self.plan is None and self.unsaved is not None:
             self.saving.last_error = self.saving.last_error or "nobody has said how its checkpoints are named"
             self._out += self.waiting.settle(self.states, self.saving, is_hopeless=True)
-        self._out += self.waiting.settle(self.states, self.saving, is_noticing=self._is_noticing(now_s))
+        self._out += self.waiting.settle(self.states, self.saving, is_adopting=self._is_adopting(now_s))
         self._clear_away()
         out, self._out = self._out, []
         return out
 
-    def _look_around(self, now_s: float) -> None:
-        looks = self.noticing.go_on(self.plan if self._is_stocked and self._can_look else None, now_s)
+    def _scan_directory(self, now_s: float) -> None:
+        looks = self.external_saves.go_on(self.plan if self._is_stocked and self._can_scan else None, now_s)
         if looks:
             self._looked_at = self.states.durable_sequence
         self._out += looks
 
-    def _is_noticing(self, now_s: float) -> bool:
+    def _is_adopting(self, now_s: float) -> bool:
         """Whether the end of the run has still to wait for what others have saved."""
-        if not self._is_stocked or now_s >= self._notice_by_s:
+        if not self._is_stocked or now_s >= self._adopt_by_s:
             return False
-        return self.noticing.looks_done < self._last_look or not self.noticing.is_idle
+        return self.external_saves.scans_done < self._last_scan or not self.external_saves.is_idle
 
     def _begin_save(self, now_s: float) -> None:
         state, is_quiet = self.unsaved, self.restoring.is_quiet(now_s)
@@ -325,7 +325,7 @@ class Core:
         if is_quiet and self._may_wait(state, reason):
             return  # killed now: the slot stays, and the next service saves it
         if reason is not None:
-            self._out.append(self.saving.begin(state, reason, self.plan))
+            self._out.append(self.saving.start_save(state, reason, self.plan))
 
     def _may_wait(self, state: State, reason: Reason | None) -> bool:
         """Whether it is written for a crash alone, and lies in memory where a new trainer takes it from."""
@@ -360,7 +360,7 @@ class Core:
 
     def next_due_s(self) -> float:
         """The monotonic time at which time alone changes something."""
-        dues = [self._stock_again_s or math.inf, self._notice_by_s, self.restoring.quiet_until_s]
-        if self._is_stocked and self._can_look:
-            dues.append(self.noticing.next_due_s())
+        dues = [self._stock_again_s or math.inf, self._adopt_by_s, self.restoring.quiet_until_s]
+        if self._is_stocked and self._can_scan:
+            dues.append(self.external_saves.next_due_s())
         return min(*dues, self.saving.next_due_s(self.plan) if self.unsaved is not None else math.inf)

@@ -13,47 +13,47 @@ from dataclasses import dataclass, field
 
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.services.checkpoint.core.actions import Acknowledge, Action, Examine, LookAround, MakeOwn, TakeIn
-from procsv.services.checkpoint.core.facts import Adopted, Look, Sighting, Signature, Verified
+from procsv.services.checkpoint.core.actions import Acknowledge, Action, Adopt, Examine, MakeOwn, ScanDirectory
+from procsv.services.checkpoint.core.facts import Adopted, Scan, Sighting, Signature, Verified
 
 RESCAN_S = 5.0  # whatever the filesystem says
-LOOK_S_MIN = 0.1  # between two looks, however many hints there are
+SCAN_S_MIN = 0.1  # between two scans, however many hints there are
 CALM_S = 0.3  # a checkpoint that the `checkpoint` file names is examined when it has been the same for so long;
 CALM_UNNAMED_S = 2.0  # one that it does not name, for so long
-BUSY_S = 0.5  # another Saver has its turn at the directory: so long until the next try
+BUSY_S = 0.5  # until the next try, while another Saver holds the lock
 
 
 @dataclass(slots=True)
-class Noticing:
-    """What has been seen of others' checkpoints.  Times are monotonic."""
+class ExternalSaves:
+    """External checkpoints as the scans have seen them.  Times are monotonic."""
 
-    looks_begun: int = 0
-    looks_done: int = 0
-    _look_s: float = 0.0  # when the next one is due
+    scans_begun: int = 0
+    scans_done: int = 0
+    _scan_s: float = 0.0  # when the next one is due
     _earliest_s: float = 0.0  # and not before, hint or no hint
-    _hinted: bool = False  # while one is going on: look again
-    _baseline_s: float | None = None  # Unix seconds: what was saved before is no news; None: what the first look shows
+    _hinted: bool = False  # while one is going on: scan again
+    _baseline_s: float | None = None  # Unix seconds: what was saved before is no news; None: what the first scan shows
     _has_baseline: bool = False
     _since: dict[str, tuple[Signature, float]] = field(default_factory=dict)
     _done: dict[str, Signature] = field(default_factory=dict)
     _told: dict[str, list[Received]] = field(default_factory=dict)
     _own: set[str] = field(default_factory=set)  # told of, and open yet
-    _guests: set[str] = field(default_factory=set)  # taken in without a word of the trainer's
-    _busy: Sighting | None = None  # being examined or taken in
-    _examined: Verified | None = None  # the last that could not be taken in yet
+    _unannounced: set[str] = field(default_factory=set)  # adopted without a word of the trainer's
+    _busy: Sighting | None = None  # being examined or adopted
+    _examined: Verified | None = None  # the last that could not be adopted yet
     _writers_are_gone: bool = False  # the trainer is dead: nobody is still writing
 
     # -- what happens -----------------------------------------------------------------------------------------
-    def begin(self, run_began: float | None) -> None:
-        """Another place, or the first: what is there from before the run is no news.  `run_began` in Unix seconds."""
+    def start_directory(self, run_began: float | None) -> None:
+        """Start with another directory: what was there before the run is no news.  `run_began` in Unix seconds."""
         self._baseline_s, self._has_baseline = run_began, run_began is not None
-        self._since, self._done, self._look_s = {}, {}, 0.0
+        self._since, self._done, self._scan_s = {}, {}, 0.0
 
     def hint(self) -> None:
         """Something has changed in the directory."""
         self._hinted = True
 
-    def told(self, asker: Received, path: str) -> None:
+    def own_save_reported(self, asker: Received, path: str) -> None:
         """The supervised Saver has saved `path`, and is done with it."""
         self._told.setdefault(path, []).append(asker)
         self._own.add(path)
@@ -69,35 +69,35 @@ class Noticing:
         """All that was seen is settled."""
         return self._busy is None and not self._since
 
-    # -- looking ----------------------------------------------------------------------------------------------
+    # -- scans ----------------------------------------------------------------------------------------------
     def go_on(self, plan: CheckpointPlan | None, now_s: float) -> list[Action]:
-        """Looks, if it is time to."""
-        if plan is None or self.looks_done < self.looks_begun or now_s < self.next_due_s():
+        """Asks for a scan, if one is due."""
+        if plan is None or self.scans_done < self.scans_begun or now_s < self.next_due_s():
             return []
-        self.looks_begun += 1
-        self._hinted, self._look_s = False, math.inf
-        return [LookAround(plan)]
+        self.scans_begun += 1
+        self._hinted, self._scan_s = False, math.inf
+        return [ScanDirectory(plan)]
 
     def next_due_s(self) -> float:
-        """When the next look is due; while one goes on, its end decides."""
-        if self.looks_done < self.looks_begun:
+        """When the next scan is due; while one goes on, its end decides."""
+        if self.scans_done < self.scans_begun:
             return math.inf
-        return self._earliest_s if self._hinted else max(self._look_s, self._earliest_s)
+        return self._earliest_s if self._hinted else max(self._scan_s, self._earliest_s)
 
-    def looked(self, look: Look, plan: CheckpointPlan, now_s: float) -> list[Action]:
-        """A look has ended."""
-        self.looks_done, self._earliest_s = self.looks_begun, now_s + LOOK_S_MIN
-        strangers = {s.path: s for s in look.strangers}
+    def scanned(self, scan: Scan, plan: CheckpointPlan, now_s: float) -> list[Action]:
+        """A scan has ended."""
+        self.scans_done, self._earliest_s = self.scans_begun, now_s + SCAN_S_MIN
+        external = {s.path: s for s in scan.external}
         if not self._has_baseline:
             self._has_baseline = True
-            self._done.update({s.path: s.signature for s in look.strangers})
-        self._done.update({s.path: s.signature for s in look.strangers if s.time < (self._baseline_s or -math.inf)})
-        news = [s for s in look.strangers if self._done.get(s.path) != s.signature]
+            self._done.update({s.path: s.signature for s in scan.external})
+        self._done.update({s.path: s.signature for s in scan.external if s.time < (self._baseline_s or -math.inf)})
+        news = [s for s in scan.external if self._done.get(s.path) != s.signature]
         self._since = {s.path: self._seen_since(s, now_s) for s in news}
-        self._done = {path: signature for path, signature in self._done.items() if path in strangers}
+        self._done = {path: signature for path, signature in self._done.items() if path in external}
         out = self._answer_about({s.path for s in news}, plan)
         calm_s = {s.path: self._since[s.path][1] + self._calm_s(s) for s in news}
-        self._look_s = min([now_s + RESCAN_S, *(due_s for due_s in calm_s.values() if due_s > now_s)])
+        self._scan_s = min([now_s + RESCAN_S, *(due_s for due_s in calm_s.values() if due_s > now_s)])
         ready = [s for s in news if calm_s[s.path] <= now_s]
         if ready and self._busy is None:
             self._busy = min(ready, key=lambda s: s.time)
@@ -107,11 +107,6 @@ class Noticing:
             else:
                 out.append(Examine(self._busy, plan))
         return out
-
-    def looking_failed(self, now_s: float) -> None:
-        """The directory is not there, or cannot be read: the next rescan tells."""
-        self.looks_done, self._look_s, self._earliest_s = self.looks_begun, now_s + RESCAN_S, now_s + LOOK_S_MIN
-        self._since = {}
 
     def _seen_since(self, sighting: Sighting, now_s: float) -> tuple[Signature, float]:
         before = self._since.get(sighting.path)
@@ -123,34 +118,36 @@ class Noticing:
         return CALM_S if sighting.listed else CALM_UNNAMED_S
 
     def _answer_about(self, open_paths: set[str], plan: CheckpointPlan) -> list[Action]:
-        """Acknowledges what the trainer has told of and is settled: taken in, of no use, or gone already."""
+        """Acknowledges what the trainer has told of and is settled: adopted, of no use, or gone already."""
         settled = [path for path in self._told if path not in open_paths]
-        late = self._guests.intersection(settled)
-        self._guests -= late
+        late = self._unannounced.intersection(settled)
+        self._unannounced -= late
         self._own &= open_paths
         out: list[Action] = [MakeOwn(path, plan) for path in sorted(late)]
         return out + [Acknowledge(asker) for path in settled for asker in self._told.pop(path)]
 
-    # -- taking in --------------------------------------------------------------------------------------------
+    # -- adoption --------------------------------------------------------------------------------------------
     def examined(self, examined: Verified, plan: CheckpointPlan) -> list[Action]:
-        """A stranger has been read whole."""
+        """An external checkpoint has been read whole."""
         assert self._busy is not None, "examined unasked"
         if examined.error:
             self._done[examined.path] = examined.signature
         if not examined.files:
             self._end_with(examined.path)
             return []
-        return [TakeIn(examined, examined.path in self._own, plan)]
+        return [Adopt(examined, examined.path in self._own, plan)]
 
-    def taken_in(self, taken: Adopted, now_s: float) -> None:
-        """It has its manifest; or not now: it has changed, or another Saver has its turn."""
+    def adopted(self, taken: Adopted, now_s: float) -> None:
+        """It has its manifest; or not yet: it has changed, or another Saver holds the lock."""
         examined = taken.examined
         if taken.durable is None:
             self._earliest_s = now_s + BUSY_S
             self._examined = examined  # if it has not changed, it is not read again
         else:
             self._done[examined.path] = examined.signature
-            self._guests = self._guests - {examined.path} if taken.own else self._guests | {examined.path}
+            self._unannounced = (
+                self._unannounced - {examined.path} if taken.own else self._unannounced | {examined.path}
+            )
         self._end_with(examined.path)
 
     def _end_with(self, path: str) -> None:

@@ -28,7 +28,7 @@ class Manifest(msgspec.Struct, frozen=True):
     reason: Reason
     time: float  # Unix seconds
     files: dict[str, FileSum]
-    guest: bool = False  # not the supervised Saver's: never deleted by us
+    is_external: bool = msgspec.field(default=False, name="guest")  # by another Saver: never deleted by us
 
     @property
     def bytes(self) -> int:
@@ -114,17 +114,17 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What the directory shows.  `trouble`: it is gone or cannot be written to."""
+class Scan:
+    """What a scan of the directory shows.  `trouble`: it is gone or cannot be written to."""
 
-    strangers: tuple[Sighting, ...]
+    external: tuple[Sighting, ...]
     newest_step: int | None  # of the checkpoint that would be restored; -1 if there is none, None: nobody knows
     trouble: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A stranger that was read whole and is on the disk; or `error` says what is wrong with it."""
+    """An external checkpoint that was read whole and is on the disk; or `error` says what is wrong with it."""
 
     path: str
     signature: Signature
@@ -137,7 +137,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What became of a stranger; `durable` None: it has changed, or another Saver has its turn."""
+    """The result of an adoption; `durable` None: it has changed, or another Saver holds the lock."""
 
     examined: Verified
     own: bool  # the supervised Saver's

@@ -83,12 +83,12 @@ class Waiting:
         states: States,
         saving: Saving,
         after_failure: bool = False,
-        is_noticing: bool = False,
+        is_adopting: bool = False,
         is_hopeless: bool = False,
     ) -> list[Reply]:
         """Answers who waits for a trainer's last state to be on disk.
 
-        `is_noticing`: what others have saved is still being taken in, which the end of the run waits for, too.
+        `is_adopting`: external checkpoints are still being adopted, which the end of the run waits for, too.
         `is_hopeless`: what is in memory will never be saved.
         """
         replies = []
@@ -98,7 +98,7 @@ class Waiting:
             open_yet = mine or saving.current is not None
             if open_yet and not is_hopeless and not (after_failure and _has_tried_enough(ending, saving.failures)):
                 continue
-            if ending.all_of_it and is_noticing:
+            if ending.all_of_it and is_adopting:
                 continue
             if ending.asker is not None:
                 replies.append(Reply(ending.asker, FlushDone(states.durable_step, saving.last_error if mine else "")))

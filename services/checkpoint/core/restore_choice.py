@@ -28,7 +28,9 @@ QUIET_S_MAX = 1.0
 class _Question:
     asker: Received
     durable_only: bool
-    after_look: int  # it is answered after the directory was looked at so many times: what a user has just saved counts
+    after_look: (
+        int  # it is answered after the directory was scanned at so many times: what a user has just saved counts
+    )
     stage: str = "waiting"  # waiting, verifying, searching
     saves_failed: int = 0
     searched: Found | None = None
@@ -97,7 +99,7 @@ class Restoring:
         self._back_to_waiting("verifying")
 
     def found(self, found: Found) -> bool:
-        """The checkpoints have been looked through; False if a save in the meantime has outdated that."""
+        """The checkpoints have been scanned through; False if a save in the meantime has outdated that."""
         if self._searched_at != self.states.durable_sequence:
             self._back_to_waiting("searching")
             return False
@@ -105,11 +107,11 @@ class Restoring:
             self._question.stage, self._question.searched = "waiting", found
         return True
 
-    def looking_failed(self, error: str) -> list[Action]:
-        """The directory could not be looked into: an error, never a fresh start."""
+    def search_failed(self, error: str) -> list[Action]:
+        """The directory could not be scanned into: an error, never a fresh start."""
         if self._question is None or self._question.stage not in ("waiting", "searching"):
             return []
-        return [self._answer("checkpoint", "", -1, f"the checkpoints cannot be looked through: {error}")]
+        return [self._answer("checkpoint", "", -1, f"the checkpoints cannot be scanned through: {error}")]
 
     def _back_to_waiting(self, stage: str) -> None:
         if self._question is not None and self._question.stage == stage:

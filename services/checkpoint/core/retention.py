@@ -21,7 +21,7 @@ class Kept:
 
     path: str
     time: float
-    is_guest: bool = False
+    is_external: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Rule:
 
     max_to_keep: int  # 0: nothing is deleted, and only the newest is listed
     every_n_hours: float
-    next_keep: float = math.inf  # Unix seconds; the first checkpoint after it is spared when its turn comes
+    next_keep: float = math.inf  # Unix seconds; the first checkpoint after it is kept for good
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def retain(listed: Sequence[Kept], new: Kept, rule: Rule, later: Set[str] = froz
     return _trim(chain, rule)
 
 
-def mend(before: Sequence[Kept], now: Sequence[Kept], rule: Rule) -> Outcome:
+def repair(before: Sequence[Kept], now: Sequence[Kept], rule: Rule) -> Outcome:
     """What the list becomes when somebody else has written it as `now`; it was `before`.  Of both, what is there.
 
     A Saver that knows of all has made room: what it has taken off the list stays off, and what it keeps for good stays.
@@ -66,8 +66,8 @@ def mend(before: Sequence[Kept], now: Sequence[Kept], rule: Rule) -> Outcome:
     """
     there = {kept.path for kept in now}
     dropped = [kept for kept in before if kept.path not in there]
-    is_full = sum(not kept.is_guest for kept in now) >= max(rule.max_to_keep, 1)
-    rotated = [kept.path for kept in dropped if is_full and not kept.is_guest]
+    is_full = sum(not kept.is_external for kept in now) >= max(rule.max_to_keep, 1)
+    rotated = [kept.path for kept in dropped if is_full and not kept.is_external]
     known = {kept.path for kept in before}
     chain = [kept for kept in before if kept.path not in rotated]
     chain += [kept for kept in now if kept.path not in known]
@@ -82,7 +82,7 @@ def mend(before: Sequence[Kept], now: Sequence[Kept], rule: Rule) -> Outcome:
 
 def _trim(chain: Sequence[Kept], rule: Rule) -> Outcome:
     """Takes the oldest off until the rule holds."""
-    own = [kept for kept in chain if not kept.is_guest]
+    own = [kept for kept in chain if not kept.is_external]
     excess = own[: -max(rule.max_to_keep, 1)]
     off = {kept.path for kept in excess}
     listed = tuple(kept.path for kept in chain if kept.path not in off)

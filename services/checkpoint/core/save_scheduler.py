@@ -45,7 +45,7 @@ class Saving:
         """What is being saved."""
         return self.current.state if self.current is not None else None
 
-    def begin(self, state: State, reason: Reason, plan: CheckpointPlan) -> Persist:
+    def start_save(self, state: State, reason: Reason, plan: CheckpointPlan) -> Persist:
         self.current = Persist(state, reason, plan)
         return self.current
 
@@ -64,7 +64,7 @@ class Saving:
         return state
 
     def not_begun(self, error: str) -> None:
-        """It could not even be looked what is on the disk already."""
+        """It could not even be scanned what is on the disk already."""
         self.failures += 1
         self.last_error = error
 

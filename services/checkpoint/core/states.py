@@ -61,21 +61,21 @@ class States:
         self.newest_step = max(self.newest_step, durable.step)  # the program may have saved a later state by itself
 
     def searched(self, found: Found) -> None:
-        """The checkpoints have been looked through: what is not good is not durable."""
+        """The checkpoints have been scanned through: what is not good is not durable."""
         good = found.checkpoint
         self.kept = found.kept
         if self.durable is not None and self.durable.path in {rejection.path for rejection in found.rejected}:
             self.durable, self.durable_sequence = None, good.sequence if good else 0  # so it is saved once more
         self.newest_step = good.step if good is not None else -1
 
-    def taken_in(self, taken: Adopted) -> None:
+    def adopted(self, taken: Adopted) -> None:
         """Somebody else's checkpoint has its manifest."""
         if taken.durable is not None:
             self.kept = taken.durable.all_paths
             if taken.is_latest:
                 self.newest_step = taken.durable.step
 
-    def looked(self, step: int, is_outdated: bool) -> None:
+    def scanned(self, step: int, is_outdated: bool) -> None:
         """The newest checkpoint by a look at the directory; `is_outdated`: one of ours has come since that began."""
         self.newest_step = max(self.newest_step, step) if is_outdated else step
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from procsv.base import disk
 from procsv.base.clock import Clock
 from procsv.base.failpoints import failpoint
-from procsv.base.run.checkpoint_lock import turn
+from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_file import scan_slots
@@ -39,7 +39,7 @@ class RemoteStore(Store):
         self._ended: set[str] = set()  # directories in which nothing interrupted is left
 
     # -- looking ------------------------------------------------------------------------------------------------
-    def take_stock(self, plan: CheckpointPlan) -> DiskState:
+    def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
         catalog = self._look(plan)
         top = max((c.sequence for c in catalog.candidates), default=0)
         if not catalog.candidates:
@@ -87,7 +87,7 @@ class RemoteStore(Store):
                 raise OSError(
                     f"{path}: only checkpoints of the V2 format can be kept there; give the Saver write_version=V2"
                 )
-            with turn(self._start.paths.logdir):
+            with hold_checkpoint_lock(self._start.paths.logdir):
                 listed = self._put(staging, plan, path, manifest)
         finally:
             disk.try_to_remove_tree(staging)

@@ -57,7 +57,7 @@ class Listing:
         return tuple(c.path for c in reversed(self.candidates) if c.listed and has_files(c.path))
 
 
-def take_stock(plan: CheckpointPlan) -> Listing:
+def list_checkpoints(plan: CheckpointPlan) -> Listing:
     """Looks at names and manifests; reads no tensor."""
     save_path, state_path = absolute_save_path(plan), state_file_of(plan)
     trouble, state = "", None
@@ -111,7 +111,7 @@ class Catalog:
 
         `before`: those of this step and later are passed over and left as they are (-1: none).
         """
-        listing = take_stock(plan)
+        listing = list_checkpoints(plan)
         rejected: list[Rejection] = []
         for position, candidate in enumerate(listing.candidates):
             if 0 <= before <= candidate.step:

@@ -19,7 +19,7 @@ import msgspec
 from procsv.base import disk
 from procsv.base.atomic_file import fsync_dir, replace_file
 from procsv.base.failpoints import declare, failpoint
-from procsv.base.run.checkpoint_lock import turn
+from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.services.checkpoint.core.facts import Manifest
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, encode_manifest, read_manifest, verify_file
 from procsv.services.checkpoint.store.names import all_files, base_of, manifest_of, placing_order
@@ -61,7 +61,7 @@ class Workshop:
         self.staging = home / "staging"
         self.replaced = home / "replaced"
 
-    def begin(self, sequence: int) -> Path:
+    def begin_commit(self, sequence: int) -> Path:
         """A new, empty staging directory."""
         staging = self.staging / str(sequence)
         if staging.exists():
@@ -105,7 +105,9 @@ class Workshop:
         for staging in sorted(self._own_directories(self.staging), key=lambda p: int(p.name)):
             intent = _read_intent(staging)
             if intent is not None and self._is_newest(intent):
-                with turn(intent.directory):  # a trainer that outlived the last service may be saving by itself
+                with hold_checkpoint_lock(
+                    intent.directory
+                ):  # a trainer that outlived the last service may be saving by itself
                     if self._take_up(staging, intent):
                         done.append(intent)
             self._tidy(staging)
@@ -160,7 +162,7 @@ class Workshop:
         for name in placing_order(list(intent.manifest.files)):
             with contextlib.suppress(FileNotFoundError):  # moved before the kill
                 disk.rename(staging / name, intent.directory / name)
-        for stale in _strangers(intent):
+        for stale in _stale_files(intent):
             disk.unlink_if_there(stale)  # of the old checkpoint of this name, linked in `replaced`
         failpoint("checkpoint.before_directory_fsync")
         fsync_dir(intent.directory)
@@ -295,7 +297,7 @@ def _verify_wherever(staging: Path, intent: Intent) -> None:
         verify_file(staged if staged.exists() else intent.directory / name, expected)
 
 
-def _strangers(intent: Intent) -> list[Path]:
+def _stale_files(intent: Intent) -> list[Path]:
     """Files under the checkpoint's name that are not its own: of an older one with other shards, or with a .meta."""
     own = set(intent.manifest.files) | {manifest_of(intent.path).name}
     return [path for path in all_files(intent.path) if path.name not in own]

@@ -18,7 +18,7 @@ from procsv.base import disk, progress_counter
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.base.failpoints import declare, failpoint
-from procsv.base.run.checkpoint_lock import turn
+from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.run_file import read_run
 from procsv.base.units import show_size
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Reason
@@ -39,8 +39,8 @@ from procsv.services.checkpoint.core.facts import (
     durable_of,
 )
 from procsv.services.checkpoint.store import write
-from procsv.services.checkpoint.store.adopt import Intake
-from procsv.services.checkpoint.store.catalog import Catalog, take_stock
+from procsv.services.checkpoint.store.adopt import Adopter
+from procsv.services.checkpoint.store.catalog import Catalog, list_checkpoints
 from procsv.services.checkpoint.store.commit import Intent, Workshop, finish_deletions, read_text
 from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, BadCheckpoint, read_manifest, sum_file
 from procsv.services.checkpoint.store.names import (
@@ -54,7 +54,7 @@ from procsv.services.checkpoint.store.names import (
 )
 from procsv.services.checkpoint.store.rotation import Rotation
 from procsv.services.checkpoint.store.scan import trouble_with
-from procsv.services.checkpoint.store.service_state import Memory
+from procsv.services.checkpoint.store.service_state import StoredState
 
 ROOM_MARGIN_BYTES = 8 * 2**20  # beside the tensors: index, meta, manifest; less free than that is a full disk
 
@@ -76,9 +76,9 @@ class Store:
         self._start = start
         self._clock = clock
         self._catalog = Catalog()
-        self._memory = Memory(start.paths.home)
+        self._memory = StoredState(start.paths.home)
         self._rotation = Rotation(self._memory)
-        self._intake = Intake(start, clock, self._catalog, self._rotation)
+        self._adopter = Adopter(start, clock, self._catalog, self._rotation)
         self._recovered: set[Path] = set()
         self._undeleted: list[str] = []
         self._serving = ""  # the checkpoint that a trainer is restoring from: not deleted meanwhile
@@ -102,10 +102,10 @@ class Store:
         disk.make_dirs(home)
         self._recover(Workshop(home))
 
-    def take_stock(self, plan: CheckpointPlan) -> DiskState:
+    def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
         """What is there; the newest is verified if it is to be believed that a snapshot is durable."""
         self._prepare_to_look(plan)
-        listing = take_stock(plan)
+        listing = list_checkpoints(plan)
         top = max((c.sequence for c in listing.candidates), default=0)
         if not listing.candidates:
             return DiskState(-1, top, None, (), self._run_began())
@@ -135,7 +135,7 @@ class Store:
 
     def _learn_list(self, plan: CheckpointPlan) -> None:
         if not self._rotation.has_begun(plan):
-            self._rotation.begin(plan, take_stock(plan), self._run_began())
+            self._rotation.start_list(plan, list_checkpoints(plan), self._run_began())
 
     def _prepare(self, plan: CheckpointPlan) -> Workshop:
         """The workshop for a plan's checkpoints, with what was interrupted there ended."""
@@ -153,7 +153,7 @@ class Store:
                 for leftover in directory.glob(".*.new"):
                     if leftover.name.startswith((f".{Path(save_path).name}", f".{plan.latest_filename}.")):
                         disk.unlink_if_there(leftover)
-            listed = {c.path for c in take_stock(plan).candidates if c.listed}
+            listed = {c.path for c in list_checkpoints(plan).candidates if c.listed}
             finish_deletions(directory, Path(save_path).name, listed)
             self._recovered.add(directory)
         self._learn_list(plan)
@@ -190,13 +190,13 @@ class Store:
             reader.close()
 
     # -- what others have saved -------------------------------------------------------------------------------
-    def take_in(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int) -> Adopted:
-        """Gives a checkpoint that somebody else has saved its manifest; see Intake."""
+    def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int) -> Adopted:
+        """Gives a checkpoint that somebody else has saved its manifest; see Adopter."""
         self._prepare(plan)
-        return self._intake.take_in(plan, examined, own, incarnation, self._serving)
+        return self._adopter.adopt(plan, examined, own, incarnation, self._serving)
 
     def make_own(self, plan: CheckpointPlan, path: str) -> None:
-        self._intake.make_own(plan, path, self._serving)
+        self._adopter.make_own(plan, path, self._serving)
 
     # -- saving ----------------------------------------------------------------------------------------------
     def persist(self, state: State, reason: Reason, plan: CheckpointPlan | None) -> Durable:
@@ -220,7 +220,7 @@ class Store:
         try:
             contents = reader.contents
             workshop = self._begin(contents.plan, sum(e.size for shard in contents.shards for e in shard))
-            staging = workshop.begin(state.sequence)
+            staging = workshop.begin_commit(state.sequence)
             failpoint("checkpoint.temporary_created")
             try:
                 path, sums = self._write(contents, reader, staging, Path(prefix_of(contents)).name)
@@ -258,7 +258,7 @@ class Store:
         if not files:
             raise SlotGone(f"{state.staged} is gone")
         workshop = self._begin(plan, sum(file.stat().st_size for file in files))
-        staging = workshop.begin(state.sequence)
+        staging = workshop.begin_commit(state.sequence)
         failpoint("checkpoint.temporary_created")
         try:
             for file in [*files, *[p for p in (Path(base_of(state.staged) + ".meta"),) if p.is_file()]]:
@@ -307,15 +307,15 @@ class Store:
         self, workshop: Workshop, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, started_s: float
     ) -> Durable:
         """From taking stock to the `checkpoint` file: nobody else writes it meanwhile."""
-        with progress_counter.out_of_sight(), turn(Path(absolute_save_path(plan)).parent):
+        with progress_counter.out_of_sight(), hold_checkpoint_lock(Path(absolute_save_path(plan)).parent):
             return self._commit_in_turn(workshop, staging, plan, path, manifest, started_s)
 
     def _commit_in_turn(
         self, workshop: Workshop, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, started_s: float
     ) -> Durable:
-        listing = take_stock(plan)
+        listing = list_checkpoints(plan)
         # One that is replaced stays what it was.
-        manifest = msgspec.structs.replace(manifest, guest=self._rotation.is_known_guest(path))
+        manifest = msgspec.structs.replace(manifest, is_external=self._rotation.is_known_external(path))
         outcome = self._rotation.with_new(plan, listing, path, manifest.step, manifest.time)
         served = tuple(p for p in outcome.delete if p == self._serving)
         listed = served + outcome.listed  # what is being restored from stays until the next time

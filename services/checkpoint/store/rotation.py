@@ -12,27 +12,27 @@ from pathlib import Path
 
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Manifest
-from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, mend, retain
+from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, repair, retain
 from procsv.services.checkpoint.store.catalog import Listing
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, read_manifest
 from procsv.services.checkpoint.store.names import absolute_save_path, base_of, has_files, manifest_of, model_files
-from procsv.services.checkpoint.store.service_state import Memory
+from procsv.services.checkpoint.store.service_state import StoredState
 
 
 class Rotation:
-    """What is on the lists, and what was when we last looked."""
+    """What is on the lists, and what was when we last scanned."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: StoredState) -> None:
         self._memory = memory
         self._before: dict[str, tuple[str, ...]] = {}  # by basename with its directory
         self._own: set[str] = set()  # there before the run began, without a manifest to say whose
 
-    # -- whose it is ------------------------------------------------------------------------------------------
+    # -- the writer of a checkpoint ------------------------------------------------------------------------------------------
     def has_begun(self, plan: CheckpointPlan) -> bool:
         return absolute_save_path(plan) in self._before
 
-    def begin(self, plan: CheckpointPlan, listing: Listing, run_began: float | None) -> None:
-        """What is listed before the run's first look is the supervised Saver's, as TensorFlow's own would take it.
+    def start_list(self, plan: CheckpointPlan, listing: Listing, run_began: float | None) -> None:
+        """What is listed before the run's first scan is the supervised Saver's, as TensorFlow's own would take it.
 
         `run_began` in Unix seconds, if it is known: what was saved since then has to be told of.
         """
@@ -42,31 +42,31 @@ class Rotation:
     def is_of_another_name(self, path: str, plan: CheckpointPlan) -> bool:
         return re.fullmatch(re.escape(absolute_save_path(plan)) + r"(-\d+)?", base_of(path)) is None
 
-    def is_known_guest(self, path: str) -> bool:
-        """Whether another Saver's checkpoint of this very name was taken in."""
+    def is_known_external(self, path: str) -> bool:
+        """Whether another Saver's checkpoint of this very name was adopted."""
         manifest = _manifest(path)
-        return manifest is not None and manifest.guest
+        return manifest is not None and manifest.is_external
 
-    def is_guest(self, path: str, plan: CheckpointPlan) -> bool:
-        """Whether a checkpoint is somebody else's: of another name, or of another Saver, or nobody knows yet."""
+    def is_external(self, path: str, plan: CheckpointPlan) -> bool:
+        """Whether a checkpoint has another name, comes from another Saver, or has no known writer yet."""
         if self.is_of_another_name(path, plan):
             return True
         manifest = _manifest(path)
-        return base_of(path) not in self._own if manifest is None else manifest.guest
+        return base_of(path) not in self._own if manifest is None else manifest.is_external
 
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
         """What of `paths` the supervised Saver's own list is to hold."""
-        return tuple(p for p in paths if not self.is_guest(p, plan))
+        return tuple(p for p in paths if not self.is_external(p, plan))
 
-    # -- what becomes of the list -----------------------------------------------------------------------------
-    def mended(self, plan: CheckpointPlan, listing: Listing, now: float) -> Outcome:
-        """The list, after somebody else has written it."""
+    # -- changes of the list -----------------------------------------------------------------------------
+    def repaired(self, plan: CheckpointPlan, listing: Listing, now: float) -> Outcome:
+        """The list, after another Saver has written it."""
         before = [p for p in self._before.get(absolute_save_path(plan), ()) if has_files(p)]
-        return mend(self._kept(before, plan), self._kept(listing.kept, plan), self._rule(plan, now))
+        return repair(self._kept(before, plan), self._kept(listing.kept, plan), self._rule(plan, now))
 
     def with_new(self, plan: CheckpointPlan, listing: Listing, path: str, step: int, now: float) -> Outcome:
         """The list with `path` on it, a state of ours at `step` that is about to be put in place."""
-        first = self.mended(plan, listing, now)
+        first = self.repaired(plan, listing, now)
         rule = self._rule(plan, now, first.next_keep)
         outcome = retain(self._kept(first.listed, plan), Kept(path, now), rule, _later(listing, step))
         delete = tuple(p for p in (*first.delete, *outcome.delete) if p not in outcome.listed)
@@ -83,7 +83,7 @@ class Rotation:
         self._memory.note_next_keep(Path(save_path).name, next_keep)
 
     def _kept(self, paths: list[str] | tuple[str, ...], plan: CheckpointPlan) -> list[Kept]:
-        return [Kept(p, written(p), self.is_guest(p, plan)) for p in paths]
+        return [Kept(p, written(p), self.is_external(p, plan)) for p in paths]
 
     def _rule(self, plan: CheckpointPlan, now: float, next_keep: float | None = None) -> Rule:
         if next_keep is None:

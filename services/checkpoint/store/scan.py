@@ -13,9 +13,9 @@ from pathlib import Path
 from procsv.base import disk
 from procsv.base.clock import Clock
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.services.checkpoint.core.facts import Candidate, FileSum, Look, Sighting, Signature, Verified
+from procsv.services.checkpoint.core.facts import Candidate, FileSum, Scan, Sighting, Signature, Verified
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, read_index, scalar_int
-from procsv.services.checkpoint.store.catalog import GLOBAL_STEP_KEY, take_stock, verify_foreign
+from procsv.services.checkpoint.store.catalog import GLOBAL_STEP_KEY, list_checkpoints, verify_foreign
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, sum_file
 from procsv.services.checkpoint.store.names import (
     MANIFEST_SUFFIX,
@@ -30,19 +30,19 @@ from procsv.services.checkpoint.store.names import (
 _INDEX = ".index"
 
 
-def look(plan: CheckpointPlan) -> Look:
-    """The directory as it is now; OSError if it cannot be read, unless that is because it is gone."""
+def scan_directory(plan: CheckpointPlan) -> Scan:
+    """Lists the external checkpoints; OSError if it cannot be read, unless that is because it is gone."""
     directory = Path(absolute_save_path(plan)).parent
     trouble = trouble_with(directory)
     if not directory.is_dir():
-        return Look((), None, trouble)
-    listing = take_stock(plan)
+        return Scan((), None, trouble)
+    listing = list_checkpoints(plan)
     listed = {c.path for c in listing.candidates if c.listed}
     newest_step = _step_of(listing.candidates[0]) if listing.candidates else -1
     with os.scandir(directory) as entries:
         paths = listed | {entry.path[: -len(_INDEX)] for entry in entries if entry.name.endswith(_INDEX)}
-    strangers = [s for path in sorted(paths) if (s := _sighting(path, path in listed)) is not None]
-    return Look(tuple(strangers), newest_step, trouble)
+    external = [s for path in sorted(paths) if (s := _sighting(path, path in listed)) is not None]
+    return Scan(tuple(external), newest_step, trouble)
 
 
 def trouble_with(directory: Path) -> str:

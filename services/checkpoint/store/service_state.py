@@ -23,7 +23,7 @@ class _Contents(msgspec.Struct):
     next_keep: dict[str, float] = {}  # by basename: when the next checkpoint is to be kept for good (Unix seconds)
 
 
-class Memory:
+class StoredState:
     """The file in `home`; read anew each time, for nobody else writes it."""
 
     def __init__(self, home: Path) -> None:

@@ -50,7 +50,7 @@ def take_inventory(directory: Path, verify: bool) -> Inventory:
 
 
 def _beside(path: str, directory: Path) -> str:
-    """Where a listed checkpoint is looked for: in the directory that was asked about, which may be a copy."""
+    """Where a listed checkpoint is scanned for: in the directory that was asked about, which may be a copy."""
     beside = str(directory / Path(path).name)
     return beside if has_files(beside) or not has_files(path) else path
 
