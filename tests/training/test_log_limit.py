@@ -19,14 +19,14 @@ from tests.support.programs import running
 SOURCE = """
     import os, sys
     from pathlib import Path
-    from procsv.training.process.log_rotation import LOOK_S, LogLimit
+    from procsv.training.process.log_rotation import CHECK_S, LogRotation
     log = Path(sys.argv[1])
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    limit = LogLimit(log, 1000)
+    limit = LogRotation(log, 1000)
     for number in range(100):
         print("python", number, "x" * 80, file=sys.stderr)
         os.write(2, f"native {number}\\n".encode())
-        limit.tick(number * LOOK_S / 2)
+        limit.tick(number * CHECK_S / 2)
     print("printed")
 """
 

@@ -1,1 +1,1 @@
-"""What Supervisor and monitored sessions share: coordinator, ways out, waiting for a chief."""
+"""Parts that the Supervisor and monitored sessions share: controller, coordinator, waiting for a chief."""

@@ -1,8 +1,8 @@
-"""A Coordinator that loses no error, and does not wait out its grace for threads that can be freed.
+"""Coordinator that loses no error and frees blocked threads before its grace ends.
 
-Made by the Supervisor.  TensorFlow's, with what was wrong mended: an exception after a stop without one is recorded,
-one that is given outside its handler is the one that is raised, an interrupt is never replaced by what follows from it.
-Never ends a thread: it only tells the owner of the session that closing it would free some.
+Made by the Supervisor and by monitored sessions.  It is TensorFlow's class with three repairs: an exception after a
+clean stop is recorded, one that is given outside its handler is raised, and an interrupt is never replaced by its
+consequences.  It never ends a thread: it only tells the owner of the session that closing it would free some.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ tf1 = tf.compat.v1
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
-IDLE_S = 2.0  # a process that has used no CPU for so long, with a thread in its session, waits for what does not come
-IDLE_CPU_SHARE_MAX = 0.05  # of one core: what the threads that only look for news use
-LATE_SHARE = 0.75  # of the grace: then threads are freed whatever they do
-LOOK_S = 0.05
+IDLE_S = 2.0  # a process without CPU use for so long, with a thread in its session, waits in vain
+IDLE_CPU_SHARE_MAX = 0.05  # of one core: what threads that only poll use
+LATE_SHARE = 0.75  # of the grace: after it threads are freed whatever they do
+JOIN_POLL_S = 0.05
 _SESSION_FILE = tf1.Session.run.__code__.co_filename
 
 
 class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tensorflow is untyped
-    """tf.compat.v1.train.Coordinator; `free` is called once, in `join`, when threads do not end by themselves."""
+    """tf.compat.v1.train.Coordinator; `join` calls `free` once if threads do not end by themselves."""
 
     def __init__(self, clean_stop_exception_types: Any = None) -> None:
         super().__init__(clean_stop_exception_types)
         self._exc_info_to_raise: ExcInfo | None
-        self.free: Callable[[], None] | None = None  # closes what threads may be blocked in
+        self.free: Callable[[], None] | None = None  # closes the session that threads may be blocked in
         self.may_be_idle = False  # work goes on in other processes: an idle process says nothing
 
     def request_stop(self, ex: Any = None) -> None:
-        """Asks all threads to stop, and records `ex`, an exception or an exc_info tuple, unless there is one already.
+        """Asks all threads to stop, and records `ex` (an exception or an exc_info tuple) if it is the first.
 
-        After a stop without exception the next one is recorded, too, unless it only says that things were stopped.
+        An exception after a clean stop is recorded, too, unless the stop itself has caused it.
         """
         info = _exc_info(ex)
         was_stopped = self._stop_event.is_set()
@@ -54,7 +54,7 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
                 self._exc_info_to_raise = info
 
     def _is_consequence(self, error: BaseException) -> bool:
-        """Whether `error` is what a stop does to those who still run: their queues and their session are closed."""
+        """Whether a stop causes `error` in threads that still run: it closes their queues and their session."""
         if isinstance(error, (tf.errors.CancelledError, *self._clean_stop_exception_types)):
             return True
         return isinstance(error, RuntimeError) and "closed Session" in str(error)
@@ -65,16 +65,16 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
         stop_grace_period_secs: float = 120,
         ignore_live_threads: bool = False,
     ) -> None:
-        """Waits for all threads to end; raises what was recorded, or RuntimeError for those that outlast the grace."""
+        """Waits for all threads to end; raises the recorded error, or RuntimeError if threads outlast the grace."""
         with self._lock:
             waited_for = list(self._registered_threads.union(threads or ()))
-        while any(t.is_alive() for t in waited_for) and not self.wait_for_stop(LOOK_S):
+        while any(t.is_alive() for t in waited_for) and not self.wait_for_stop(JOIN_POLL_S):
             pass
         self._wait_and_free(waited_for, stop_grace_period_secs)
         super().join(waited_for, min(0.0, stop_grace_period_secs), ignore_live_threads)
 
     def _wait_and_free(self, threads: list[threading.Thread], grace_s: float) -> None:
-        """Waits until threads have ended, for at most the grace; frees them when they do not look like ending."""
+        """Waits for the threads, for at most the grace; frees them once they seem to be blocked."""
         begun_s, pause = time.monotonic(), threading.Event()
         idle = _Idleness()
         free = self.free
@@ -83,14 +83,14 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
             is_blocked = is_idle and any(_is_in_a_session(t) for t in threads)
             if free is not None and (is_blocked or lasted_s >= grace_s * LATE_SHARE):
                 names = " ".join(t.name for t in threads if t.is_alive())
-                tf1.logging.info("procsv: threads still running: %s: the session is closed, which frees them", names)
+                tf1.logging.info("procsv: closing the session to free threads that still run: %s", names)
                 free()
                 free = None
-            pause.wait(min(LOOK_S, grace_s))
+            pause.wait(min(JOIN_POLL_S, grace_s))
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Iterator[None]:
-        """Records any exception of the block, and asks for a stop."""
+        """Records any exception of the block and asks for a stop."""
         try:
             yield
         except BaseException:  # noqa: BLE001  raised again by join
@@ -98,13 +98,13 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
 
 
 def _is_in_a_session(thread: threading.Thread) -> bool:
-    """Whether what `thread` does now is a call of a session, which ends when the session is closed."""
+    """Whether `thread` is in a call of a session, which ends when the session is closed."""
     frame = sys._current_frames().get(thread.ident or 0)
     return frame is not None and frame.f_code.co_filename == _SESSION_FILE
 
 
 class _Idleness:
-    """For how long this process has used next to no CPU."""
+    """The time for which this process has used next to no CPU."""
 
     def __init__(self) -> None:
         self._since_s, self._cpu_s = time.monotonic(), time.process_time()
@@ -117,7 +117,7 @@ class _Idleness:
 
 
 def _exc_info(ex: Any) -> ExcInfo | None:
-    """`ex` as an exc_info tuple; a tuple without an exception is a caller's mistake, which is what is recorded then."""
+    """`ex` as an exc_info tuple; for a tuple without an exception, a ValueError that says so."""
     if ex is None:
         return None
     if isinstance(ex, BaseException):
@@ -129,5 +129,5 @@ def _exc_info(ex: Any) -> ExcInfo | None:
 
 
 def _outranks(error: BaseException, recorded: BaseException) -> bool:
-    """An interrupt by the user stands above errors, some of which it has caused."""
+    """An interrupt by the user outranks errors, some of which it has caused."""
     return isinstance(error, KeyboardInterrupt) and not isinstance(recorded, KeyboardInterrupt)

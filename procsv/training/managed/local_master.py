@@ -1,6 +1,7 @@
-"""The master 'local': TensorFlow's in-process server, which the documentation promises and TensorFlow 2 has not.
+"""Server for the master 'local', which TensorFlow documents and TensorFlow 2 lacks.
 
-Called by the Supervisor.  One server a process, as long as the process: TensorFlow cannot stop one.
+Called by the Supervisor and by monitored sessions.  There is one server a process, for as long as the process runs:
+TensorFlow cannot stop one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _server: Any = None
 
 
 def resolve_master(master: Any) -> Any:
-    """The target to open a session on; 'local' becomes that of this process's own server, started now if need be."""
+    """The target to open a session on; for 'local', that of this process's own server, started if necessary."""
     global _server
     if master != LOCAL:
         return master

@@ -1,7 +1,7 @@
-"""How a worker that is not the chief waits for its model: looks often at first, and for as long as it was told.
+"""Session manager of workers: waits for the chief's model with growing pauses.
 
-The Supervisor's default session manager.  TensorFlow's looks every `recovery_wait_secs` (30), so that a worker that
-starts just before its chief is ready loses half a minute, and it gives up a whole period early.
+The default of the Supervisor and of monitored sessions.  TensorFlow's checks every `recovery_wait_secs` (30 s), so that a
+worker started just before its chief is ready loses half a minute, and it gives up one period early.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from procsv.training.graph.restore import SessionManager
 
 tf1 = tf.compat.v1
 
-FIRST_LOOK_S = 0.25  # after the first look; doubles up to recovery_wait_secs
+FIRST_PAUSE_S = 0.25  # after the first check; doubles up to recovery_wait_secs
 
 
 class WaitingSessionManager(SessionManager):
-    """Restores as SessionManager does; waits for a session with growing pauses."""
+    """A SessionManager whose pauses grow while it waits for a session."""
 
     def wait_for_session(self, master: str, config: Any = None, max_wait_secs: float | None = float("inf")) -> Any:
         """A session whose model is ready; DeadlineExceededError if none is after `max_wait_secs`."""
         self._target = master
         limit_s = float("inf") if max_wait_secs is None else max_wait_secs
-        deadline_s, pause_s = time.monotonic() + limit_s, min(FIRST_LOOK_S, self._recovery_wait_secs)
+        deadline_s, pause_s = time.monotonic() + limit_s, min(FIRST_PAUSE_S, self._recovery_wait_secs)
         while True:
             session = tf1.Session(master, graph=self._graph, config=config)
             try:
@@ -47,7 +47,7 @@ class WaitingSessionManager(SessionManager):
             pause_s = min(2 * pause_s, self._recovery_wait_secs)
 
     def _why_not_ready(self, session: Any) -> tuple[str | None, str | None]:
-        """What the two checks say; None, None if the model is ready."""
+        """The answers of the two checks; None, None if the model is ready."""
         is_initialized, why_local = self._try_run_local_init_op(session)
         if not is_initialized:
             return why_local or "not ready", None

@@ -1,9 +1,10 @@
-"""CheckpointSaverHook: TensorFlow's, saving by snapshot where a monitored session of ours looks after it.
+"""CheckpointSaverHook: TensorFlow's, saving by snapshot in procsv's monitored sessions.
 
-Its timer, its listeners and when it saves are TensorFlow's.  In a monitored session of procsv's the state is captured
-between two steps and written by the checkpoint service; the training thread waits for no disk, but for three promises:
-`save_steps` means every so many steps exactly, `after_save` means that the checkpoint is there, before the next step,
-and one after every run is there when the run has ended (the next run would have to wait for it).  Anywhere else, and as a second such hook of a session, it is TensorFlow's to the letter.
+Its timer, its listeners and the steps at which it saves are TensorFlow's.  In a monitored session of procsv's the state is
+captured between two steps and written by the checkpoint service.  The training thread waits for the disk in three cases only:
+`save_steps` saves exactly every so many steps, `after_save` of a listener finds the checkpoint on disk, and a checkpoint
+after every run is on disk when the run has ended.  Anywhere else, and as the second such hook of a session, it is
+TensorFlow's to the letter.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ log = tf.compat.v1.logging
 
 
 class HookController(Protocol):
-    """Who saves for the hook while its session lasts (monitored_controller.py)."""
+    """Saves for the hook while its session lasts (monitored_controller.py)."""
 
     def describe_graph(self, graph: Any, saver: Any, has_text: bool) -> None: ...
     def is_saved(self, step: int) -> bool: ...
@@ -27,12 +28,12 @@ class HookController(Protocol):
 
 
 class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
-    """tf.compat.v1.train.CheckpointSaverHook that does not hold up the training."""
+    """tf.compat.v1.train.CheckpointSaverHook that does not block training."""
 
     _controller: HookController | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Graph files and events; saves the state that the session begins with, unless that comes from a checkpoint."""
+        """Writes graph files and events; saves the first state, unless it comes from a checkpoint."""
         if self._controller is None:
             super().after_create_session(session, coord)
             return
@@ -43,7 +44,7 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
         self._timer.update_last_triggered_step(step)
 
     def _save(self, session: Any, step: Any) -> bool:
-        """Saves as its listeners need it; whether one of them asks for a stop."""
+        """Saves as the listeners need it; True if one of them asks for a stop."""
         if self._controller is None:
             return bool(super()._save(session, step))
         if self._listeners:
@@ -51,7 +52,7 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
         for listener in self._listeners:
             listener.before_save(session, step)
         log.info("Saving checkpoints for %d into %s.", step, self._save_path)
-        waiting = [listener for listener in self._listeners if _has_its_own(listener, "after_save")]
+        waiting = [listener for listener in self._listeners if _overrides(listener, "after_save")]
         if not waiting:
             every = getattr(self._timer, "_every_steps", None)
             self._controller.save(
@@ -62,18 +63,18 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
             )
             return False
         if not self._controller.save_and_wait(step):
-            log.error("procsv: checkpoint %d is not on disk: listeners are not told that it is", step)
+            log.error("procsv: checkpoint %d is not on disk; its listeners are not called", step)
             return False
         log.info("Calling checkpoint listeners after saving checkpoint %d...", step)
         return _ask(waiting, lambda listener: listener.after_save(session, step))
 
 
-def _has_its_own(listener: Any, method: str) -> bool:
+def _overrides(listener: Any, method: str) -> bool:
     return getattr(type(listener), method, None) is not getattr(tf_hooks.CheckpointSaverListener, method)
 
 
 def _ask(listeners: list[Any], call: Callable[[Any], Any]) -> bool:
-    """Calls all of them; whether any said that training is to stop."""
+    """Calls all of them; True if one says that training is to stop."""
     should_stop = False
     for listener in listeners:
         if call(listener):

@@ -1,7 +1,7 @@
 """Controller of a monitored session: its hooks' checkpoints and event files, its recoveries, its end.
 
 Made by a MonitoredSession one of whose hooks saves checkpoints, and under `procsv launch`.  It extends the controller
-of a Supervisor's sessions.  A session that is made anew after a lost connection keeps its controller, and each raw session
+that the Supervisor uses.  A session that is made anew after a lost connection keeps its controller; each raw session
 has a TrainingRun of its own.  It never calls a hook.
 """
 
@@ -32,18 +32,18 @@ from procsv.training.snapshots.training_run import Lost, TrainingRun
 tf1 = tf.compat.v1
 log = tf1.logging
 
-SCALARS_EVERY_S = 30.0  # what snapshots cost, for TensorBoard, where no summaries are written every so many seconds
-FIRST_SAVE_S_MAX = 5.0  # programs find the first checkpoint when the session has been made, if it is not a large one
-STOPPED = 75  # checkpointed: start me again
+SCALARS_EVERY_S = 30.0  # between scalars of the snapshots, where the hooks write no summaries by time
+FIRST_SAVE_S_MAX = 5.0  # programs find the first checkpoint once they have their session, unless it is large
+STOPPED = 75  # checkpointed: to be started again
 
 
 def control_session(
     hooks: list[Any], creator: Any, snapshot_secs: Any, final_checkpoint: bool
 ) -> MonitoredController | None:
-    """The controller for a session with these hooks; None where TensorFlow's ways do.
+    """The controller for a session with these hooks; None if the session stays TensorFlow's.
 
-    The hook whose checkpoints are kept is the first that saves where the session restores from, else the first that
-    saves at all.  UserError under `procsv launch` if that is not the run's logdir.  Of a worker nothing is kept here.
+    It keeps the checkpoints of the first hook that saves where the session restores from, else of the first that saves
+    at all.  UserError under `procsv launch` if that is not the run's logdir.  A worker keeps no checkpoints.
     """
     launched = current()
     if isinstance(creator, tf_monitored.WorkerSessionCreator):
@@ -67,7 +67,7 @@ def _is_same(directory: Any, other: Any) -> bool:
 
 
 def _summaries_every_s(hooks: list[Any]) -> float:
-    """How often the hooks write summaries, as far as that is by time."""
+    """The shortest interval at which hooks write summaries by time."""
     timers = [getattr(hook, "_timer", None) for hook in hooks if isinstance(hook, tf_hooks.SummarySaverHook)]
     told = [float(every_s) for timer in timers if (every_s := getattr(timer, "_every_secs", None))]
     return min(told, default=SCALARS_EVERY_S)
@@ -84,7 +84,7 @@ class MonitoredController(SessionController):
         snapshot_secs: Any,
         final_checkpoint: bool,
     ) -> None:
-        """`hook`: the one whose checkpoints are kept; None where there is none, and only progress is watched."""
+        """`hook`: the one whose checkpoints are kept; None if only progress is watched."""
         super().__init__(runtime, final_checkpoint, self._find_hooks_writer)
         self._logdir, self._hook, self._snapshot_secs = logdir, hook, snapshot_secs
         self._writers = SessionWriters(runtime)
@@ -101,7 +101,7 @@ class MonitoredController(SessionController):
 
     # -- beginning -------------------------------------------------------------------------------------------
     def open_writers(self, hooks: list[Any]) -> None:
-        """Before the hooks begin: they find our writers."""
+        """Puts our event writers where the hooks will look for them; call it before the hooks begin."""
         self._hooks = hooks
         if self._hook is None:
             return
@@ -109,10 +109,10 @@ class MonitoredController(SessionController):
         steps = (tf_hooks.CheckpointSaverHook, tf_hooks.StepCounterHook, tf_hooks.SummarySaverHook)
         wanted = ("_checkpoint_dir", "_output_dir")
         directories = [vars(h).get(name) for h in hooks if isinstance(h, steps) for name in wanted]
-        self._writers.begin(dict.fromkeys(d for d in directories if d))
+        self._writers.install_writers(dict.fromkeys(d for d in directories if d))
 
     def prepare_session(self, creator: Any) -> None:
-        """Each time before a session is made: the run has begun, and a chief's state comes from the service."""
+        """Before each session: enters the run, and has a chief restore from the checkpoint service."""
         self.enter_run()
         self.runtime.phase = Phase.CONNECT
         if not isinstance(creator, tf_monitored.ChiefSessionCreator):
@@ -128,7 +128,7 @@ class MonitoredController(SessionController):
 
     @contextlib.contextmanager
     def waiting(self, creator: Any) -> Iterator[None]:
-        """While `creator` makes the session: a worker's waits for its chief, which is no hang."""
+        """Marks the time in which a worker waits for its chief as no hang, while `creator` makes the session."""
         if not isinstance(creator, tf_monitored.WorkerSessionCreator):
             yield
             return
@@ -137,7 +137,7 @@ class MonitoredController(SessionController):
             self.runtime.phase = Phase.COMPILE
 
     def _introduce(self, graph: Any) -> None:
-        """Decides once how the checkpoints of the finalized `graph` are kept, and says so to the service."""
+        """Decides once how the checkpoints of the finalized `graph` are kept, and tells the service."""
         if self.config is None:
             self._configure(graph)
         self.introduce_plan()
@@ -154,7 +154,7 @@ class MonitoredController(SessionController):
         self.configure(config, hook._save_path)
 
     def watch_session(self, session: Any, coord: Any) -> None:
-        """A session holds its state: it is looked after from here on."""
+        """Looks after a new session, which holds its state."""
         self._introduce(session.graph)
         self.coord = coord
         is_anew = self._reason != "start"
@@ -180,47 +180,47 @@ class MonitoredController(SessionController):
         thread.start()
 
     def begin_training(self, graph: Any) -> None:
-        """The hooks have seen the new session: from here on it trains."""
-        self._writers.describe(graph, None)
+        """The hooks have seen the new session: it trains from here on."""
+        self._writers.describe_graph(graph, None)
         self._reason = "periodic"
 
     def is_at_the_end(self) -> bool:
-        """Whether the program goes on from the last step that a StopAtStepHook allows: killed then, it would make one more."""
+        """Whether the program resumes at the last step of its StopAtStepHook; TensorFlow's would make one more."""
         step = self._resumed_at
         stops = [hook._last_step for hook in self._hooks if isinstance(hook, tf_hooks.StopAtStepHook)]
         if step is None or not any(last is not None and step >= last for last in stops):
             return False
-        log.info("procsv: the state is that of the last step, %d: there is nothing left to train", step)
+        log.info("procsv: resumed at the last step, %d: nothing is left to train", step)
         return True
 
     # -- for the hook ----------------------------------------------------------------------------------------
     def describe_graph(self, graph: Any, saver: Any, has_text: bool) -> None:
-        """Graph events, and graph.pbtxt, whose text the summary service makes; once, as a graph that is final."""
-        self._writers.describe(graph, saver)
+        """Writes the graph's events, and has graph.pbtxt written; once, as the graph is final."""
+        self._writers.describe_graph(graph, saver)
         if has_text:
             self.lay_graph_text(graph, self._logdir)
 
     def is_saved(self, step: int) -> bool:
-        """Whether the state that the session began with is a checkpoint already, or is being made one."""
+        """Whether the session's first state is in a checkpoint, or is being saved."""
         return self._saved_step == step
 
     def save(self, step: int, exactly: bool, at_once: bool, waits: bool) -> None:
-        """The state at the end of this call (`at_once`: as it is now) becomes a checkpoint.
+        """Saves the state at the end of this call (`at_once`: the state now).
 
-        `exactly`: at this very step, which may wait for the checkpoint before it.  `waits`: the call ends when it is on
-        disk.  The first of a session is waited for a while; the last one at the end.
+        `exactly`: of this very step, which may wait for the checkpoint before it.  `waits`: the call ends when it is on
+        disk.  The first checkpoint of a session is waited for a while; the last one at the end.
         """
         assert self.training is not None
         self._saved_step = step
         if self.training.boundary.inside and not at_once:
             self.training.save_soon(exactly, waits)
         elif not self.training.save_begun(self._why()):
-            self._saved_step = NOT_SAVED  # said why: the end tries again
+            self._saved_step = NOT_SAVED  # the reason is logged; the end of the session tries again
         elif self._reason == "start":
             self.training.wait_begun(FIRST_SAVE_S_MAX)
 
     def save_and_wait(self, step: int) -> bool:
-        """The state as it is now is a durable checkpoint when this returns True; False if that has failed."""
+        """Saves the state now; True once the checkpoint is durable, False if that has failed."""
         assert self.training is not None
         self._saved_step = step
         return self.training.save_now(self._why())
@@ -229,55 +229,55 @@ class MonitoredController(SessionController):
         return (self.runtime.stop_reason or "final") if self._reason == "final" else self._reason
 
     # -- news ------------------------------------------------------------------------------------------------
-    def session_lost(self, error: Exception) -> None:
-        """The connection to a server is gone, and the session with it: another one is about to be made."""
+    def note_lost_session(self, error: Exception) -> None:
+        """A server's connection is lost, and the session with it; another one is about to be made."""
         if self.training is None or not self.training.is_ready:
             return  # before its first step: the trainer is still starting, or still recovering from the loss before
         self._lost = Lost(self.runtime.clock.monotonic(), self.runtime.step)
         self.runtime.note("session_lost", error=f"{type(error).__name__}: {error}", step=self._lost.step)
 
-    def wait(self, seconds: float) -> None:
-        """A pause between two attempts to make a session; SystemExit when the process is asked to stop."""
+    def pause_recovery(self, seconds: float) -> None:
+        """Pauses between two attempts to make a session; SystemExit if the process is asked to stop."""
         stop = threading.Event()
 
-        def hear(reason: Reason) -> None:
+        def on_stop(reason: Reason) -> None:
             stop.set()
 
         self.runtime.phase = Phase.CONNECT
-        self.runtime.on_stop(hear)
+        self.runtime.on_stop(on_stop)
         try:
             if stop.wait(seconds):
                 raise SystemExit(STOPPED)
         finally:
-            self.runtime.forget_stop(hear)
+            self.runtime.forget_stop(on_stop)
 
     # -- the end ---------------------------------------------------------------------------------------------
     def mark_final(self) -> None:
-        """The session trains no more: what the hooks save now is the last state."""
+        """Training is over: what the hooks save from here on is the last state."""
         self._reason = "final"
 
     def save_at_end(self, error: type[BaseException] | None) -> None:
-        """The last checkpoint is durable, whatever ended the training, unless what ended it is a state not worth it."""
+        """Makes the last checkpoint durable, whatever ended training, unless the model has diverged."""
         training = self.training
         if training is None or training.snapshots is None or (error is not None and not self._final_checkpoint):
             return
         if error is not None and issubclass(error, tf_hooks.NanLossDuringTrainingError):
-            log.info("procsv: no last checkpoint of a model that has diverged")
+            log.info("procsv: the model has diverged: no last checkpoint is saved")
             return
         self._reason = "final"
         self.save_last_state(NOT_SAVED if training.snapshots.owes else self._saved_step)
         training.wait_asked(training.final_save_s())
 
     def end_session(self) -> None:
-        """The raw session is about to be closed."""
+        """Lets go of the raw session, which is about to be closed."""
         snapshots, self._snapshots = self._snapshots, None
         if snapshots is not None:
             snapshots[0].set()
             snapshots[1].join()
         super().end_session()
 
-    def close(self) -> None:
-        """The monitored session is over, however it came to that."""
+    def close_controller(self) -> None:
+        """The monitored session is over, whatever ended it."""
         self.end_session()
         self.coord = None
         if self._hook is not None:
@@ -285,7 +285,7 @@ class MonitoredController(SessionController):
         if self._creators_manager is not None:
             self._creators_manager.undo()
         try:
-            self._writers.forget(self._hooks)
-            self._writers.end()
+            self._writers.release_hooks(self._hooks)
+            self._writers.close_writers()
         finally:
             self.leave_run()

@@ -1,7 +1,7 @@
 """MonitoredSession and SingularMonitoredSession.
 
 Used by programs, by MonitoredTrainingSession, and in TensorFlow's place after `procsv.install()`.  Order of calls,
-layers and errors are TensorFlow's; a session whose hooks save checkpoints is looked after by monitored_controller.py.
+layers and errors are TensorFlow's; monitored_controller.py looks after a session whose hooks save checkpoints.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from procsv.training.monitored.sessions import _CoordinatedSession, _HookedSessi
 tf1 = tf.compat.v1
 log = tf1.logging
 
-SILENT_ENDS = (tf.errors.OutOfRangeError, StopIteration)  # exactly these end a `with` block without an error
+SILENT_ENDS = (tf.errors.OutOfRangeError, StopIteration)  # these alone end a `with` block without an error
 
 
 class CoordinatedSessionCreator(tf_monitored.SessionCreator):
-    """Makes a session, starts its threads and shows it to the hooks; what cannot be finished is closed again."""
+    """Makes a session, starts its threads and shows it to the hooks; closes it if any of that fails."""
 
     def __init__(
         self, creator: Any, hooks: list[Any], stop_grace_period_secs: float, controller: MonitoredController | None
@@ -71,7 +71,7 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
         return _CoordinatedSession(hooked, coord, self._stop_grace_period_secs, before_close)
 
     def _drop(self) -> None:
-        """Ends what was begun; the error that kept it from being finished is the one that counts."""
+        """Closes what was opened; the error under way is the one to raise."""
         if self._controller is not None:
             self._controller.end_session()
         self.coord.request_stop()
@@ -83,11 +83,11 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
 
 
 class Monitored:
-    """What both kinds of session have in common; goes before TensorFlow's class among the bases."""
+    """Common to both kinds of session; stands before TensorFlow's class among the bases."""
 
     _CoordinatedSessionCreator = CoordinatedSessionCreator
 
-    def _begin(
+    def _open(
         self,
         session_creator: Any,
         hooks: Any,
@@ -117,12 +117,12 @@ class Monitored:
             )
             if should_recover:
                 controller = self._controller
-                told = (controller.wait, controller.session_lost) if controller is not None else ()
+                told = (controller.pause_recovery, controller.note_lost_session) if controller is not None else ()
                 self._sess = _RecoverableSession(self._coordinated_creator, *told)
             else:
                 self._sess = self._coordinated_creator.create_session()
         except BaseException:
-            self._close_controller()
+            self._release_controller()
             raise
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
@@ -155,11 +155,11 @@ class Monitored:
         return exception_type is None
 
     def _close_quietly(self, exception_type: type[BaseException]) -> None:
-        """An interrupt, or the way out of the program, is on its way: nothing else takes its place."""
+        """Closes while an interrupt or an exit is under way; no later error takes its place."""
         try:
             self._close_internal(exception_type)
-        except Exception as besides:  # noqa: BLE001  what goes through the block already is what counts
-            log.error("procsv: besides, while the session was closed: %s: %s", type(besides).__name__, besides)
+        except Exception as besides:  # noqa: BLE001  the interrupt is raised
+            log.error("procsv: closing the session failed, too: %s: %s", type(besides).__name__, besides)
 
     def _close_internal(self, exception_type: type[BaseException] | None = None) -> None:
         if self._sess is None:
@@ -186,16 +186,16 @@ class Monitored:
             self._coordinated_creator.coord = None
             if not self._graph_was_finalized:
                 tf1.get_default_graph()._unsafe_unfinalize()
-            self._close_controller()
+            self._release_controller()
 
-    def _close_controller(self) -> None:
+    def _release_controller(self) -> None:
         controller, self._controller = self._controller, None
         if controller is not None:
-            controller.close()
+            controller.close_controller()
 
 
 def _whence(error: BaseException | None, trace: TracebackType | None) -> str:
-    """An error that no run has raised, and where it comes from."""
+    """Description of an error that no run has raised, with its place."""
     frames = traceback.extract_tb(trace)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
     return f"{type(error).__name__}({error}) raised at {where}, not by a run of the session"
@@ -221,7 +221,7 @@ class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
         snapshot_secs: Any = SNAPSHOT_SECS_DEFAULT,
         final_checkpoint: bool = True,
     ) -> None:
-        self._begin(session_creator, hooks, True, stop_grace_period_secs, snapshot_secs, final_checkpoint)
+        self._open(session_creator, hooks, True, stop_grace_period_secs, snapshot_secs, final_checkpoint)
 
 
 class SingularMonitoredSession(Monitored, tf_monitored.SingularMonitoredSession):
@@ -244,4 +244,4 @@ class SingularMonitoredSession(Monitored, tf_monitored.SingularMonitoredSession)
         final_checkpoint: bool = True,
     ) -> None:
         creator = ChiefSessionCreator(scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path)
-        self._begin(creator, hooks, False, stop_grace_period_secs, snapshot_secs, final_checkpoint)
+        self._open(creator, hooks, False, stop_grace_period_secs, snapshot_secs, final_checkpoint)

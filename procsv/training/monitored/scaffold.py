@@ -1,7 +1,7 @@
-"""Scaffold and the creators of sessions: TensorFlow's, with clear errors and workers that do not wait in vain.
+"""Scaffold and session creators: TensorFlow's, with clear errors and patient workers.
 
-Used by programs and by monitored sessions.  Know nothing of services: where a chief's state comes from is decided by the
-session manager that `monitored_controller.py` gives it.
+Used by programs and by monitored sessions.  They know nothing of services: the session manager that
+monitored_controller.py gives a chief decides where its state comes from.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from procsv.training.managed.wait_for_chief import WaitingSessionManager
 
 tf1 = tf.compat.v1
 
-RECOVERY_WAIT_SECS = 30  # the longest pause between two looks of a worker, as TensorFlow's
+RECOVERY_WAIT_SECS = 30  # the longest pause between two checks of a worker, as TensorFlow's
 
 SessionCreator = tf_monitored.SessionCreator
 
@@ -89,7 +89,7 @@ class ChiefSessionCreator(tf_monitored.ChiefSessionCreator):
 
 
 class WorkerSessionCreator(tf_monitored.WorkerSessionCreator):
-    """tf.compat.v1.train.WorkerSessionCreator that looks often at first, and waits for all of `max_wait_secs`."""
+    """tf.compat.v1.train.WorkerSessionCreator that checks often at first, and waits for all of `max_wait_secs`."""
 
     def __init__(
         self, scaffold: Any = None, master: Any = "", config: Any = None, max_wait_secs: float = 30 * 60

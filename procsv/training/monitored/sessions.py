@@ -1,11 +1,11 @@
-"""The layers of a monitored session around its raw one, each TensorFlow's with what was wrong mended.
+"""Layers of a monitored session around its raw one: TensorFlow's, repaired.
 
     _RecoverableSession   makes a new session after AbortedError and UnavailableError, with growing pauses
     _CoordinatedSession   stops and joins the threads when it is closed
     _HookedSession        calls the hooks around each run
 
-Built by MonitoredSession.  A call with all its hooks is one call of the training thread: the boundary, where snapshots
-are taken, is at its end, so that what a hook does after a step belongs to that step.
+Built by MonitoredSession.  A call with all its hooks is one call of the training thread, with the boundary at its end: what a
+hook does after a step belongs to that step's snapshot.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PREEMPTION_ERRORS = (tf.errors.AbortedError, tf.errors.UnavailableError)
 PAUSE_S_MIN = 0.1  # before the second attempt in a row; the first comes at once
 PAUSE_S_MAX = 30.0
 
-LAYERS = ("_HookedSession", "_CoordinatedSession", "_RecoverableSession")  # of TensorFlow's names, those that are here
+LAYERS = ("_HookedSession", "_CoordinatedSession", "_RecoverableSession")  # under TensorFlow's names
 
 _WrappedSession = tf_monitored._WrappedSession
 
@@ -48,7 +48,7 @@ class _HookedSession(tf_monitored._HookedSession):
         return pass_boundary(boundary, self._run, (fetches, feed_dict, options, run_metadata), {})
 
     def _run(self, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
-        """As TensorFlow's; options and metadata that nobody has asked for do not cost each run their encoding."""
+        """As TensorFlow's, without encoding options and metadata that nobody has asked for."""
         if self.should_stop():
             raise RuntimeError("Run called even after should_stop requested.")
         context = SessionRunContext(original_args=SessionRunArgs(fetches, feed_dict), session=self._sess)
@@ -67,7 +67,7 @@ class _HookedSession(tf_monitored._HookedSession):
 
 
 class _CoordinatedSession(tf_monitored._CoordinatedSession):
-    """Threads end with the session; `before_close` is told first."""
+    """Threads end with the session; `before_close` is called first."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
         wait: Callable[[float], None] | None = None,
         on_lost: Callable[[Exception], None] | None = None,
     ) -> None:
-        """`wait(seconds)` pauses; it may raise to end the attempts.  `on_lost` is told of the first error of several in a row."""
+        """`wait(seconds)` pauses, and may raise to end the attempts.  `on_lost` gets the first error of several in a row."""
         self._wait = wait or _wait
         self._on_lost = on_lost
         self._failures = 0  # in a row
@@ -136,13 +136,13 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
         try:
             return bool(self._sess._check_stop()) if self._sess else True
         except PREEMPTION_ERRORS as error:
-            self._begin_anew("while considering whether the session is complete", error)
+            self._replace_session("while considering whether the session is complete", error)
             self._sess = self._create_session()
             return False
-        except Exception:  # noqa: BLE001  it is in the coordinator, and raised by close()
+        except Exception:  # noqa: BLE001  the coordinator has it, and close() raises it
             return True
 
-    def _begin_anew(self, when: str, error: Exception) -> None:
+    def _replace_session(self, when: str, error: Exception) -> None:
         if self._on_lost is not None and not self._failures:
             self._on_lost(error)
         self.close()
@@ -156,7 +156,7 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
                     self._sess = self._create_session()
                 result = self._sess.run(fetches, feed_dict=feed_dict, options=options, run_metadata=run_metadata)
             except PREEMPTION_ERRORS as error:
-                self._begin_anew("by a run", error)
+                self._replace_session("by a run", error)
             else:
                 self._failures = 0
                 return result
@@ -169,7 +169,7 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
                     raw_session = _raw(self._sess)  # the one before is closed
                 result = self._sess.run_step_fn(step_fn, raw_session, self._sess.run)
             except PREEMPTION_ERRORS as error:
-                self._begin_anew("by a step function", error)
+                self._replace_session("by a step function", error)
             else:
                 self._failures = 0
                 return result

@@ -1,7 +1,7 @@
-"""SummarySaverHook and StepCounterHook: TensorFlow's, with what goes wrong around recoveries and feeds mended.
+"""SummarySaverHook and StepCounterHook: TensorFlow's, repaired for recoveries and missing feeds.
 
-Used like TensorFlow's.  What they write goes to the summary service where a monitored session of ours looks after its
-event files (writers.py); they do not know.
+Used like TensorFlow's.  In a monitored session of procsv's their events go to the summary service (writers.py), which they do
+not notice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = tf1.logging
 
 
 class SummarySaverHook(tf_hooks.SummarySaverHook):
-    """tf.compat.v1.train.SummarySaverHook that never makes a run fail for want of a feed."""
+    """tf.compat.v1.train.SummarySaverHook that never makes a run fail because a feed is missing."""
 
     _request_summary: bool
     _needed: frozenset[str] | None = None  # placeholders of the summaries
@@ -24,31 +24,31 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
     _has_reported = False
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Starts anew: after a recovery, too, the first run has summaries, and the file says where it goes on."""
+        """Starts anew, after a recovery, too: the first run has summaries."""
         self._next_step = None
         self._timer.reset()
         self._known = {}
         self._needed = _placeholders_above(self._get_summary_op() or [], frozenset())
 
     def before_run(self, run_context: Any) -> Any:
-        """Asks for the summaries when they are due, along with a run that feeds what they need."""
+        """Requests due summaries with a run that feeds what they need."""
         request = super().before_run(run_context)
         if self._request_summary and self._needed and not self._is_fed(run_context):
             self._request_summary = False
             request.fetches.pop("summary", None)
             if not self._has_reported:
                 self._has_reported = True
-                log.info("procsv: summaries wait for a run that feeds what they need")
+                log.info("procsv: summaries wait for a run that feeds their placeholders")
         return request
 
     def _is_fed(self, run_context: Any) -> bool:
-        """Whether each placeholder of the summaries is fed by this run, or needed by it, and so fed by some hook."""
+        """Whether this run feeds each placeholder of the summaries, or needs it, so that some hook feeds it."""
         graph, args = run_context.session.graph, run_context.original_args
         try:
             wanted = [graph.as_graph_element(f) for f in tf.nest.flatten(args.fetches, expand_composites=True)]
             fed = frozenset(graph.as_graph_element(t).name for t in args.feed_dict or ())
         except (TypeError, ValueError, KeyError):
-            return True  # something that only TensorFlow itself knows how to fetch
+            return True  # only TensorFlow knows how to fetch this
         key = (frozenset(element.name for element in wanted), fed)
         if key not in self._known:
             needed = _placeholders_above(self._get_summary_op(), fed)
@@ -57,7 +57,7 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
 
 
 def _placeholders_above(elements: Any, fed: frozenset[str]) -> frozenset[str]:
-    """Names of the placeholders without default that a run of `elements` needs, besides those that are `fed`."""
+    """Names of the placeholders without a default that a run of `elements` needs, except those `fed`."""
     found: set[str] = set()
     seen: set[Any] = set()
     to_see = [e if isinstance(e, tf.Operation) else e.op for e in elements if e.name not in fed]
@@ -77,6 +77,6 @@ class StepCounterHook(tf_hooks.StepCounterHook):
     """tf.compat.v1.train.StepCounterHook; a rate never spans a recovery."""
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Counts anew: steps may have gone back, and the time of the recovery is not the steps'."""
+        """Counts anew: steps may have gone back, and the recovery's time is not theirs."""
         self._timer.reset()
         self._last_global_step = None

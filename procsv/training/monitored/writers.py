@@ -1,7 +1,7 @@
-"""The event files of one monitored session: written by the summary service, found where hooks look for writers.
+"""Event files of one monitored session, found where hooks look for writers.
 
-Made by MonitoredController.  TensorFlow's hooks, and many of its users', ask `SummaryWriterCache.get(directory)`; for the session's
-directories that is one of ours while the session lasts.  Each graph is written once a file.
+Made by MonitoredController.  TensorFlow's hooks, and many of its users', ask `SummaryWriterCache.get(directory)`.  While the
+session lasts, that gives a writer to the summary service for each of its directories.  Each graph is written once a file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ tf1 = tf.compat.v1
 
 
 class SessionWriters:
-    """A writer for each directory, in the place of TensorFlow's from `begin` to `end`."""
+    """One writer a directory, in the place of TensorFlow's from `install_writers` to `close_writers`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._sink = StartingSink(runtime)
@@ -29,8 +29,8 @@ class SessionWriters:
         self._patches: list[ItemPatch] = []
         self._is_described = False
 
-    def begin(self, directories: Iterable[Any]) -> None:
-        """Writers of other kinds than TensorFlow's own (a test's, say) are left in their place."""
+    def install_writers(self, directories: Iterable[Any]) -> None:
+        """Puts a writer in place for each directory, unless a program's own kind of writer is there."""
         with FileWriterCache._lock:
             for directory in directories:
                 before = FileWriterCache._cache.get(directory)
@@ -42,8 +42,8 @@ class SessionWriters:
                 self._ours.append(writer)
                 self._patches.append(patch)
 
-    def describe(self, graph: Any, saver: Any) -> None:
-        """Puts the finalized graph into the files; once, however often the session is made anew."""
+    def describe_graph(self, graph: Any, saver: Any) -> None:
+        """Writes the finalized graph to the files; once, however often the session is made anew."""
         if self._is_described or not self._ours:
             return
         self._is_described = True
@@ -56,18 +56,18 @@ class SessionWriters:
             writer.add_meta_graph(described)
 
     def mark_start(self, step: int) -> None:
-        """What was written of later steps was lost: the session goes on from `step`."""
+        """Marks that the session resumes at `step`; what was written of later steps is void."""
         for writer in self._ours:
             writer.add_session_log(tf1.SessionLog(status=tf1.SessionLog.START), step)
 
-    def forget(self, hooks: Iterable[Any]) -> None:
-        """Hooks ask for a writer again when they begin again."""
+    def release_hooks(self, hooks: Iterable[Any]) -> None:
+        """Makes the hooks ask for a writer again when they begin again."""
         for hook in hooks:
             if any(writer is getattr(hook, "_summary_writer", None) for writer in self._ours):
                 hook._summary_writer = None
 
-    def end(self) -> None:
-        """All events are in their files, and TensorFlow's writers in their places."""
+    def close_writers(self) -> None:
+        """Writes all events to their files and puts TensorFlow's writers back."""
         with FileWriterCache._lock:
             for patch in self._patches:
                 patch.undo()

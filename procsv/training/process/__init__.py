@@ -1,1 +1,1 @@
-"""The trainer process: its start, the program in it, the standby, its log."""
+"""The trainer process: its bootstrap, the program in it, the standby, its log."""

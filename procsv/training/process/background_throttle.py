@@ -1,9 +1,9 @@
-"""Working beside a training without taking its cores: pauses that grow with the wait for a core.
+"""Imports that leave the cores to a training: pauses that grow with the wait for a core.
 
-Used by the standby while it imports.  Nothing here outlasts it: a nice value could not be lowered again by an ordinary
-user, and threads that libraries start while they are imported would keep it for the life of the trainer to come.
-So the work is done in the main thread at its usual priority, and stops by itself where others want the cores: after
-each slice it rests for a multiple of the time that it had to wait for one.
+Used by the standby while it imports.  Nothing here outlasts it: an ordinary user could not lower a nice value again, and threads
+that libraries start while they are imported would keep it for the life of the trainer to come.  So the work is done in the
+main thread at its usual priority, and yields by itself where others want the cores: after each slice it rests for a multiple
+of the time that it had to wait for one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-SLICE_S = 0.01  # of computing, between two looks
-REST_FACTOR = 2.0  # of the time waited for a core: where two want one core, we take a quarter of it
+SLICE_S = 0.01  # of computing between two pauses
+REST_FACTOR = 2.0  # of the time waited for a core: where two want one core, the standby takes a quarter of it
 REST_S_MAX = 0.25  # at a time
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, nanoseconds waiting for one, slices
 
 
 @contextlib.contextmanager
-def considerate_imports() -> Iterator[None]:
-    """Imports within the block make way for others, module by module."""
+def yielding_imports() -> Iterator[None]:
+    """Lets imports within the block yield to other processes, module by module."""
     pauses = _Pauses()
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # whoever wakes up goes first
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # a process that wakes up goes first
     sys.meta_path.insert(0, pauses)
     try:
         yield
@@ -40,7 +40,7 @@ def considerate_imports() -> Iterator[None]:
 
 
 class _Pauses:
-    """A finder that finds nothing, and rests where it has to."""
+    """A finder that finds nothing, and rests where others want the cores."""
 
     def __init__(self) -> None:
         self._rest = threading.Event()
@@ -56,7 +56,7 @@ class _Pauses:
 
 
 def _waited_s() -> float:
-    """How long this thread has waited for a core; 0.0 where the kernel keeps no such account."""
+    """The time that this thread has waited for a core; 0.0 where the kernel keeps no account."""
     try:
         return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
     except (OSError, IndexError):

@@ -30,7 +30,7 @@ from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.drop_in import install_later
 from procsv.training.process.import_record import Observer, write_loaded
-from procsv.training.process.log_rotation import LogLimit
+from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.program import run_program
 from procsv.training.process.standby import Standby
 from procsv.training.runtime.context import Runtime, set_current
@@ -102,8 +102,8 @@ def _join(runtime: Runtime, signals: int, start: Start) -> None:
     link.on(StopTraining, lambda received: runtime.request_stop(_reason(received.body)))
     link.on(Inject, lambda received: _have_fault(runtime, received.body))
     link.on_tick.append(lambda: runtime.injected.tick(runtime.clock.monotonic()))
-    limit = LogLimit(start.paths.log(start.task, start.incarnation), start.settings.log_limit)
-    link.on_tick.append(lambda: limit.tick(runtime.clock.monotonic()))
+    rotation = LogRotation(start.paths.log(start.task, start.incarnation), start.settings.log_limit)
+    link.on_tick.append(lambda: rotation.tick(runtime.clock.monotonic()))
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
         link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))

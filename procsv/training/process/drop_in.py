@@ -1,9 +1,7 @@
-"""Puts procsv's classes in the place of TensorFlow's own, so that a program nobody changes runs supervised.
+"""Replace TensorFlow's classes with procsv's, so that an unchanged program runs supervised.
 
-`install` is called by a program, or by `procsv launch --drop-in` as soon as TensorFlow has been imported; `uninstall`
-undoes it.  A class is replaced wherever it can be found: in the module that defines it, in all of TensorFlow's public names,
-and in modules that have imported it before.  Objects that exist already, and classes that are derived
-already, keep what they have.  Never imports TensorFlow by itself when it only waits for it (`install_later`).
+A program calls `install`; `procsv launch --drop-in` has it called as soon as TensorFlow has been imported, and never
+imports TensorFlow for it.  `uninstall` puts TensorFlow's classes back.  patches.py says where a class is replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ _installed: list[ClassPatch] = []
 
 
 def install() -> None:
-    """Replaces every class of tf.compat.v1.train that procsv has, too.  Once is enough, twice does no harm."""
+    """Replaces every class of tf.compat.v1.train that procsv has, too; nothing if that is done already."""
     if _installed:
         return
     for patch in class_patches():
@@ -38,7 +36,7 @@ def uninstall() -> None:
 
 
 def install_later() -> None:
-    """Installs at the end of the first `import tensorflow`, or now if that has been."""
+    """Installs at the end of the first `import tensorflow`, or now if TensorFlow is imported."""
     if "tensorflow" in sys.modules:
         install()
     else:
@@ -46,10 +44,7 @@ def install_later() -> None:
 
 
 def class_patches() -> list[ClassPatch]:
-    """A patch for each class of TensorFlow's that procsv has, too, and for the layers of a monitored session.
-
-    Libraries build these layers themselves.
-    """
+    """One patch a class, and one a layer of monitored sessions: libraries build those layers themselves."""
     compat = importlib.import_module("tensorflow").compat
     public = [compat.v1.train, compat.v2.compat.v1.train]
     names = [name for name in procsv.__all__ if hasattr(compat.v1.train, name)]
@@ -61,7 +56,7 @@ def class_patches() -> list[ClassPatch]:
 
 
 class _AfterTensorFlow:
-    """A finder that finds nothing: it sees to it that whoever loads tensorflow has us called afterwards."""
+    """A finder that finds nothing, but has `install` called after TensorFlow is loaded."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "tensorflow":
@@ -74,7 +69,7 @@ class _AfterTensorFlow:
 
 
 def _call_after(loader: Any) -> None:
-    """Has `loader` call `install` once it has run its module."""
+    """Makes `loader` call `install` when it has run its module."""
     run = loader.exec_module
 
     def run_and_install(module: ModuleType) -> None:

@@ -1,12 +1,12 @@
-"""What a trainer has imported, written down for the standby that is to import it beforehand.
+"""Record of a trainer's imports, for the standby that imports the same beforehand.
 
-Written by the trainer once it trains, read by the standby (standby.py).  Only what is installed is listed: the
-interpreter's library, what lies in its site directories, and procsv itself; never the program's own modules, whose
-importing is part of the program.  The program's own top-level names are listed apart: a standby must not let an
-installed library find another module by such a name.
+Written by the trainer once it trains, read by the standby (standby.py).  It lists only what is installed: the interpreter's
+library, the contents of its site directories, and procsv; never the program's own modules, whose import is part of the
+program.  It names the program's own top-level modules apart: a standby must not let an installed library find another
+module by such a name.
 
-Libraries read some environment variables when they are imported, so the environment counts as it was when TensorFlow's
-import began; the standby imports in that environment, and puts it back.
+Libraries read environment variables when they are imported, so the environment counts as it was when TensorFlow's import
+began; the standby imports in that environment, then restores its own.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ SITE_NAMES = ("site-packages", "dist-packages")
 class Loaded(msgspec.Struct, frozen=True):
     """The contents of `paths.loaded`."""
 
-    environment: dict[str, str | None] = {}  # what the program had changed; None: taken out
+    environment: dict[str, str | None] = {}  # what the program had changed; None: removed
     modules: tuple[str, ...] = ()  # in the order in which their imports began
     own: tuple[str, ...] = ()  # top-level names of the program's modules
 
 
 def read_loaded(path: Path) -> Loaded:
-    """What the last trainer wrote; FileNotFoundError if none has."""
+    """The last trainer's record; FileNotFoundError if there is none."""
     return msgspec.json.decode(path.read_bytes(), type=Loaded)
 
 
 def write_loaded(path: Path, environment: dict[str, str | None], program: str) -> None:
-    """Writes down what this process has imported by now.  `program`: top-level name of the target's module, or ""."""
+    """Records what this process has imported.  `program`: top-level name of the target's module, or ""."""
     modules, own = sort_modules(dict(sys.modules), program)
     replace_file(path, msgspec.json.encode(Loaded(environment, tuple(modules), tuple(own))), durable=False)
 
 
 # -- modules -------------------------------------------------------------------------------------------------
 def sort_modules(modules: Mapping[str, ModuleType | None], program: str) -> tuple[list[str], list[str]]:
-    """The installed ones of `modules`, and the top-level names of the program's own."""
+    """The installed modules of `modules`, and the top-level names of the program's own."""
     directories = installed_directories()
     installed, own = [], dict[str, None]()
     for name, module in modules.items():
@@ -71,8 +71,8 @@ def sort_modules(modules: Mapping[str, ModuleType | None], program: str) -> tupl
 
 
 def installed_directories() -> tuple[str, ...]:
-    """The interpreter's own library and its site directories, each with a separator at its end."""
-    import site  # here: the start of a trainer need not wait for them
+    """The interpreter's library and its site directories, each with a separator at its end."""
+    import site  # imported here: a trainer's start does not wait for them
     import sysconfig
 
     paths = sysconfig.get_paths()
@@ -84,7 +84,7 @@ def installed_directories() -> tuple[str, ...]:
 
 
 def _paths(spec: ModuleSpec) -> list[str]:
-    """The file it came from, or the directories of a namespace; nothing for what a library has made as it ran."""
+    """A module's file, or the directories of a namespace; nothing for a module that a library has made."""
     if spec.has_location and spec.origin:
         return [spec.origin]
     return list(spec.submodule_search_locations or ())

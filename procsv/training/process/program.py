@@ -1,7 +1,7 @@
-"""Runs a program the way the interpreter would: as `__main__`, with its own argv and path.
+"""Run a program the way the interpreter would: as `__main__`, with its own argv and path.
 
-Called by the bootstrap, on the main thread.  `python -m` for a module, `python file` for a path; a function is
-called as a console script would call it.
+Called by the bootstrap, on the main thread.  A module runs as by `python -m`, a path as by `python file`, and a function
+as a console script would call it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def run_program(target: Target, args: list[str]) -> None:
 
 
 def _put_first(directory: str) -> None:
-    """Puts the program's directory where the interpreter would: in place of the one we were started with, if any."""
+    """Puts the program's directory where the interpreter would: in place of the one this process started with, if any."""
     if os.environ.get("PYTHONSAFEPATH"):
         return  # the user's own wish
     if sys.flags.safe_path:
@@ -41,7 +41,7 @@ def _put_first(directory: str) -> None:
 
 
 def _become_main(**attributes: Any) -> dict[str, Any]:
-    """A fresh `__main__`: pickle, multiprocessing and the program itself find nothing of ours in it."""
+    """Installs a fresh `__main__`, in which pickle, multiprocessing and the program find nothing of procsv's."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=__builtins__, __annotations__={}, **attributes)
     sys.modules["__main__"] = main

@@ -34,7 +34,7 @@ from procsv.base.identity import TRAINER
 from procsv.base.target import parse_target
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Waiting
-from procsv.training.process.background_throttle import considerate_imports
+from procsv.training.process.background_throttle import yielding_imports
 from procsv.training.process.drop_in import install_later
 from procsv.training.process.import_record import Loaded, read_loaded
 from procsv.training.process.title import replace_argument
@@ -138,7 +138,7 @@ class _Preparation:
         guard = _Guard(frozenset(self._loaded.own))
         sys.meta_path.insert(0, guard)
         count = -len(sys.modules)
-        with considerate_imports():
+        with yielding_imports():
             for name in filter(self._is_wanted, self._loaded.modules):
                 self._import(name, guard)
         count += len(sys.modules)

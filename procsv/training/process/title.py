@@ -1,7 +1,7 @@
-"""A process's command line, as `ps` shows it: a standby that has become the trainer says so.
+"""Command line of this process as `ps` shows it: a promoted standby reads `trainer`.
 
-Called once, at the promotion.  Overwrites one word of the process's own argument memory with another of the same
-length; where the system does not say where that memory is, the command line stays as it was.
+Called once, at the promotion.  It overwrites one word of the process's own argument memory with another of the same length.
+If the system does not say where that memory is, the command line stays as it was.
 """
 
 from __future__ import annotations

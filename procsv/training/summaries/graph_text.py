@@ -1,8 +1,8 @@
-"""graph.pbtxt: the graph as text, which the summary service makes of what is laid down for it here.
+"""graph.pbtxt: hand the graph to the summary service, which writes it as text.
 
-Used by Supervisor and monitored sessions, once each.  Programs find the file when their session has been made, as with
-TensorFlow: the first time, and for a graph that is soon printed, it is waited for.  Never writes the file itself, but
-to a logdir that only TensorFlow's filesystem layer can reach.
+Used once by each Supervisor and monitored session.  As with TensorFlow, programs find the file when they have their session:
+it is waited for if it is new and soon written.  Nothing here writes it, except to a logdir that only TensorFlow's filesystem
+layer can reach.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from procsv.training.runtime.context import Runtime
 
 NAME = "graph.pbtxt"
-WAITED_FOR_BYTES_MAX = 1 << 20  # of the serialized graph: a second's printing; a larger one is not waited for
-WAIT_S_MAX = 10.0  # then training begins without it; it comes later
-LOOK_S = 0.005
+WAITED_FOR_BYTES_MAX = 1 << 20  # of the serialized graph: a second's work; a larger one is not waited for
+WAIT_S_MAX = 10.0  # then training starts, and the file comes later
+FILE_POLL_S = 0.005
 
 
 def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
-    """Has the text of the finalized `graph` put into `logdir`."""
+    """Has the text of the finalized `graph` written to `logdir`."""
     graph_def = graph.as_graph_def(add_shapes=True)
     if is_remote(logdir):
         tf.compat.v1.train.write_graph(graph_def, logdir, NAME)
         return
     data, path = graph_def.SerializeToString(), Path(logdir) / NAME
-    is_new = not path.exists()  # else there is one to be found, and a restart is not to take longer for it
+    is_new = not path.exists()  # else programs find the old one, and a restart does not wait
     parcel = runtime.streams.put_parcel(data)
     runtime.link.send_reliable(SUMMARY, GraphText(parcel, str(path)))
     if is_new and len(data) <= WAITED_FOR_BYTES_MAX:
@@ -41,9 +41,9 @@ def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
 
 
 def _wait_for(runtime: Runtime, path: Path) -> None:
-    """It is replaced whole: once it is there, it is complete."""
+    """Waits until `path` exists; it is complete then, as it is replaced whole."""
     deadline_s, pause = runtime.clock.monotonic() + WAIT_S_MAX, threading.Event()
     while not path.exists() and runtime.clock.monotonic() < deadline_s:
         if runtime.stop_reason is not None or runtime.link.why_lost(SUMMARY):
             return
-        pause.wait(LOOK_S)
+        pause.wait(FILE_POLL_S)

@@ -1,9 +1,9 @@
-"""How the summaries are computed from a run of the user's, so that they show that very step and take nothing more.
+"""Summaries computed from a step of the program, so that they consume nothing.
 
-Asked by the session on the training thread, only while a summary is due.  A summary op that is run by itself takes a batch from the
-input that no step is trained on, and draws random numbers that shift all that follow.  So what it needs of such things
-is fetched along with a training step, and the rest is computed from that right after it, by a run of its own: a
-summary that cannot be computed (NaN in a histogram) fails by itself, and no step is lost for it.
+Called by the session on the training thread while a summary is due.  A summary op that is run by itself takes a batch that no
+step is trained on, and draws random numbers, which shifts all later ones.  So its inputs of that kind are fetched with a
+training step, and the rest is computed from them right after it, by a run of its own: a summary that cannot be computed (NaN
+in a histogram) fails alone, and no step is lost for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 tf1 = tf.compat.v1
 
-# Stateful ops that change nothing when they run once more: reading variables, handles, how full a queue is.
+# Stateful ops that change nothing when they run once more: reads of variables, handles, sizes of queues.
 _HARMLESS = frozenset(
     {
         "VarHandleOp",
@@ -50,32 +50,32 @@ _HARMLESS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One computation in two: what a run of the user's takes along, and what is fed to the run after it."""
+    """A computation in two parts: what the program's run fetches, and what is fed to the run after it."""
 
-    along: tuple[Any, ...]  # tensors; or the op itself, and then there is no second run
-    feeds: frozenset[str]  # names of tensors that the user feeds and the second run needs, too
+    along: tuple[Any, ...]  # tensors; or the op itself, without a second run
+    feeds: frozenset[str]  # names of tensors that the program feeds and the second run needs, too
     is_whole: bool
 
 
 class PiggybackFetch:
-    """What computing one op means, alone or with a run of the user's."""
+    """The ways to compute one op: alone, or with a run of the program's."""
 
     def __init__(self, op: Any, graph: Any) -> None:
-        """`op`: the op or tensor that is due now and then."""
+        """`op`: the op or tensor to compute now and then."""
         self._graph = graph
         self._op = graph.as_graph_element(op)
         self._known: dict[tuple[frozenset[str], frozenset[str]], Split | None] = {}
-        needs = [o for o in self._above([self._op], frozenset()) if _is_noticed(o)]
+        needs = [o for o in self._above([self._op], frozenset()) if _has_effect(o)]
         self.needs_feed = any(o.type == "Placeholder" for o in needs)
-        self.is_harmless_alone = not needs  # running it by itself takes nothing from anybody
+        self.is_harmless_alone = not needs  # running it by itself consumes nothing
 
     def split(self, fetches: Any, feed_dict: Any) -> Split | None:
-        """How a run of `fetches` can take the op along; None if that would take more than the run does anyway."""
+        """The split by which a run of `fetches` computes the op; None if that would consume more than the run does."""
         try:
             wanted = [self._graph.as_graph_element(f) for f in tf.nest.flatten(fetches, expand_composites=True)]
             fed = frozenset(self._graph.as_graph_element(t).name for t in feed_dict or ())
         except (TypeError, ValueError, KeyError):
-            return None  # something that only TensorFlow itself knows how to fetch
+            return None  # only TensorFlow knows how to fetch this
         key = (frozenset(element.name for element in wanted), fed)
         if key not in self._known:
             self._known[key] = self._find_split(wanted, fed)
@@ -86,20 +86,20 @@ class PiggybackFetch:
 
     def _find_split(self, wanted: list[Any], fed: frozenset[str]) -> Split | None:
         runs_anyway = self._above(wanted, fed)
-        if not any(_is_noticed(op) for op in runs_anyway):
-            return None  # no training step: somebody only looks at something
+        if not any(_has_effect(op) for op in runs_anyway):
+            return None  # no training step: it only reads
         needed = self._above([self._op], fed)
-        if any(_is_noticed(op) for op in needed - runs_anyway):
+        if any(_has_effect(op) for op in needed - runs_anyway):
             return None
         return self._cut(self._needed_along(needed, runs_anyway, fed), fed)
 
     def _needed_along(self, needed: set[Any], runs_anyway: set[Any], fed: frozenset[str]) -> set[Any]:
-        """Those of the needed ops that must be in the user's run: what is noticed, and what cannot be cut from it."""
+        """The needed ops that must be in the program's run: those with an effect, and what cannot be cut from them."""
         users: dict[Any, list[Any]] = {op: [] for op in needed}
         for op in needed:
             for source in {t.op for t in op.inputs if t.name not in fed} | set(op.control_inputs):
                 users[source].append(op)
-        tainted = _closure((op for op in needed if _is_noticed(op)), lambda op: users[op])
+        tainted = _closure((op for op in needed if _has_effect(op)), lambda op: users[op])
         return _closure(tainted & runs_anyway, lambda op: (u for u in users[op] if not self._can_cut(op, u, fed)))
 
     def _can_cut(self, source: Any, user: Any, fed: frozenset[str]) -> bool:
@@ -149,8 +149,8 @@ def _closure(begin: Iterable[Any], follow: Callable[[Any], Iterable[Any]]) -> se
     return found
 
 
-def _is_noticed(op: Any) -> bool:
-    """Whether running `op` once more than the program does would be noticed, or fails."""
+def _has_effect(op: Any) -> bool:
+    """Whether running `op` once more than the program does changes something, or fails."""
     if op.type in _HARMLESS:
         return False
     changes_a_ref = any(tensor.dtype._is_ref_dtype for tensor in op.outputs)  # such ops are not marked stateful
@@ -158,9 +158,9 @@ def _is_noticed(op: Any) -> bool:
 
 
 class PendingFetch:
-    """One op that is due, computed with the next run that does what it needs anyway.
+    """One due op, computed with the next run that has the same effects.
 
-    When `is_over`: `value` of global step `step`; or the `error` that computing it met; or neither, if that run failed.
+    When `is_over`: its `value` at global step `step`, or the `error` of computing it, or neither if that run failed.
     """
 
     def __init__(self, carrying: PiggybackFetch, op: Any, read_step: Callable[[], int]) -> None:
@@ -172,7 +172,7 @@ class PendingFetch:
         self._split: Split | None = None
 
     def fits(self, fetches: Any, feed_dict: Any) -> bool:
-        """Whether the run of `fetches` is one that does; `along` is then what it takes along."""
+        """Whether the run of `fetches` has these effects; `along` is then to be fetched with it."""
         self._split = self._carrying.split(fetches, feed_dict)
         return self._split is not None
 
@@ -182,12 +182,12 @@ class PendingFetch:
         return list(self._split.along)
 
     def finish(self, run: Callable[..., Any], taken: list[Any], feed_dict: Any) -> None:
-        """Right after that run, on the training thread and between two calls, so that the state is that step's."""
+        """Computes the rest right after that run, between two calls on the training thread: the state is that step's."""
         assert self._split is not None
         try:
             self.value = taken[0] if self._split.is_whole else run(self._op, self._feeds(taken, feed_dict))
             self.step = self._read_step()
-        except Exception as error:  # noqa: BLE001  whoever waits for the value raises it: the step is not to blame
+        except Exception as error:  # noqa: BLE001  raised where the value is awaited: the step is not to blame
             self.error = error
         finally:
             self.is_over = True
@@ -202,5 +202,5 @@ class PendingFetch:
         return {**users, **dict(zip(self._split.along, taken, strict=True))}
 
     def dropped(self) -> None:
-        """The run has failed: its error is the user's to see."""
+        """The run has failed, and raises its error in the program."""
         self.is_over = True

@@ -1,7 +1,7 @@
-"""What snapshots cost, as scalars for TensorBoard: procsv/snapshot_interval (s) and procsv/snapshot_stall_ms.
+"""Cost of snapshots as scalars for TensorBoard: procsv/snapshot_interval (s) and procsv/snapshot_stall_ms.
 
-Called after snapshots by the cadence, on the snapshot thread.  As often as the other summaries, and not before the
-first of their intervals is over: a short run's event file holds what TensorFlow's would.
+Called on the snapshot thread after snapshots by the cadence.  They are written as often as the other summaries, and not before
+the first of these intervals is over: a short run's event file holds what TensorFlow's would.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The Supervisor's service threads: summaries, step counter, snapshots, and what `Supervisor.loop` starts.
+"""Service threads of the Supervisor: summaries, step counter, snapshots, and those of `Supervisor.loop`.
 
-TensorFlow's own threads with what makes them fail mended: they work in the supervisor's graph (new threads of a
-plain TF2 program are in eager mode), keep time by the monotonic clock without bursts after a late call, take no
-batch from the input, and a summary that cannot be computed is reported without ending the training.
+They are TensorFlow's own threads, repaired: they work in the supervisor's graph (new threads of a plain TF2 program are in eager
+mode), keep time by the monotonic clock without bursts after a late call, take no batch from the input, and report a
+summary that cannot be computed without ending the training.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ tf1 = tf.compat.v1
 log = tf1.logging
 
 REPORTS_MAX = 10  # lines that a repeating report may log
-LOOK_AT_TURN_S = 1.0  # how often a waiting service looks whether another session has taken its place
-LOOK_S = 0.05  # how often a due summary looks whether a training step has taken it along
-CARRY_S_MIN, CARRY_RUNS_MIN = 5.0, 20  # so long, and so many runs, none of which could: it is run by itself
+SESSION_CHECK_S = 1.0  # how often a waiting service checks whether another session has replaced its own
+PIGGYBACK_POLL_S = 0.05  # how often a due summary checks whether a training step has computed it
+PIGGYBACK_S_MIN, PIGGYBACK_RUNS_MIN = 5.0, 20  # after both, without a run that fits, it is run by itself
 
 
 class TimedThread(tf1.train.LooperThread):  # type: ignore[name-defined]  # tensorflow is untyped
-    """A LooperThread that works in a graph and keeps monotonic time; a missed tick is missed."""
+    """A LooperThread that works in a graph and keeps monotonic time; it skips missed ticks."""
 
     def __init__(self, coord: Any, graph: Any, clock: Clock, interval_s: float | None, **target: Any) -> None:
         super().__init__(coord, interval_s, **target)
@@ -49,7 +49,7 @@ class TimedThread(tf1.train.LooperThread):  # type: ignore[name-defined]  # tens
         while not self._wait_for_end(max(0.0, due_s - self._clock.monotonic())):
             self.run_loop()
             due_s, late_s = due_s + interval_s, self._clock.monotonic() - due_s - interval_s
-            if late_s > 0:  # ticks that were missed are not made up for
+            if late_s > 0:  # missed ticks are skipped
                 due_s += interval_s * math.ceil(late_s / interval_s) if interval_s > 0 else late_s
 
     def _wait_for_end(self, timeout_s: float) -> bool:
@@ -57,7 +57,7 @@ class TimedThread(tf1.train.LooperThread):  # type: ignore[name-defined]  # tens
 
 
 class ServiceThread(TimedThread):
-    """A standard service of one session: it ends with the stop, or when another session has taken its place."""
+    """A standard service of one session: it ends with the stop, or when another session replaces its own."""
 
     def __init__(self, supervisor: Any, session: Any, training: TrainingRun) -> None:
         self._controller: SessionController = supervisor._controller
@@ -69,9 +69,9 @@ class ServiceThread(TimedThread):
         until_s = self._clock.monotonic() + timeout_s
         while not self._training.is_over:
             left_s = until_s - self._clock.monotonic()
-            if super()._wait_for_end(max(0.0, min(left_s, LOOK_AT_TURN_S))):
+            if super()._wait_for_end(max(0.0, min(left_s, SESSION_CHECK_S))):
                 return True
-            if left_s <= LOOK_AT_TURN_S:
+            if left_s <= SESSION_CHECK_S:
                 break
         return self._training.is_over
 
@@ -86,30 +86,30 @@ class SVSummaryThread(ServiceThread):
 
     def __init__(self, supervisor: Any, session: Any, training: TrainingRun) -> None:
         super().__init__(supervisor, session, training)
-        self._carrying = PiggybackFetch(supervisor.summary_op, supervisor._graph)
+        self._piggyback = PiggybackFetch(supervisor.summary_op, supervisor._graph)
         self._reported = 0
         self._is_exhausted = False
 
     def run_loop(self) -> None:
-        if self._carrying.is_harmless_alone or not self._run_along():
+        if self._piggyback.is_harmless_alone or not self._run_along():
             self._run_alone()
 
     def _run_along(self) -> bool:
-        """Has a training step take the summary along; False if none does."""
+        """Has a training step compute the summary; False if none does."""
         boundary, clock = self._training.boundary, self._clock
-        pending_fetch = PendingFetch(self._carrying, self._supervisor.summary_op, self._training.read_step)
+        pending_fetch = PendingFetch(self._piggyback, self._supervisor.summary_op, self._training.read_step)
         from_s, from_runs = clock.monotonic(), boundary.runs + boundary.elsewhere
         boundary.pending_fetch = pending_fetch
         while not pending_fetch.is_over:
-            if self._wait_for_end(LOOK_S):
+            if self._wait_for_end(PIGGYBACK_POLL_S):
                 boundary.pending_fetch = None
                 return True
             runs = boundary.runs + boundary.elsewhere - from_runs
-            if runs >= CARRY_RUNS_MIN and clock.monotonic() - from_s >= CARRY_S_MIN:
+            if runs >= PIGGYBACK_RUNS_MIN and clock.monotonic() - from_s >= PIGGYBACK_S_MIN:
                 boundary.pending_fetch = None
                 return False
         if pending_fetch.error is not None:
-            raise pending_fetch.error  # as an error of any service: the training stops, and it is raised from the block
+            raise pending_fetch.error  # as any service's error: training stops, and the block raises it
         if pending_fetch.value is not None:
             self._write(pending_fetch.value, pending_fetch.step if self._supervisor.global_step is not None else None)
         return True
@@ -124,16 +124,16 @@ class SVSummaryThread(ServiceThread):
         try:
             got = tf1.Session.run(self._session, wanted)
         except tf.errors.InvalidArgumentError as error:
-            if not (self._carrying.needs_feed and "placeholder" in str(error).lower()):
+            if not (self._piggyback.needs_feed and "placeholder" in str(error).lower()):
                 raise
             # It needs a feed that only a training step has.
             if self._reported < REPORTS_MAX:
                 self._reported += 1
-                log.error("procsv: the summary op cannot be run by itself; training goes on without it: %s", error)
+                log.error("procsv: cannot run the summary op by itself; training continues without it: %s", error)
             return
         except tf.errors.OutOfRangeError as error:
             self._is_exhausted = True
-            log.warning("procsv: the input of the summary op has ended, training goes on without it: %s", error)
+            log.warning("procsv: the input of the summary op has ended; training continues without it: %s", error)
             return
         self._write(got["summary"], int(np.asarray(got["step"]).reshape(())) if "step" in got else None)
 
@@ -177,7 +177,7 @@ class SVTimerCheckpointThread(ServiceThread):
             )
 
     def _wait(self, timeout_s: float | None) -> bool:
-        """Until the stop or the end of this session's turn; a pause without end is looked into now and then."""
+        """Waits for `timeout_s` (None: without end); True at the stop, or once another session has replaced this one."""
         if timeout_s is not None:
             return self._wait_for_end(timeout_s)
         while not self._wait_for_end(1.0):

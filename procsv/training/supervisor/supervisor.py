@@ -1,9 +1,9 @@
 """`procsv.Supervisor`: a drop-in for tf.compat.v1.train.Supervisor.
 
 Used by a training program, under `procsv launch` or by itself.  Constructor defaults, services, stop and errors are
-those of TensorFlow's class, which it extends; what differs: checkpoints are snapshots taken between two steps and
-written by the checkpoint service, events are written by the summary service, a session starts from the newest
-state there is (in memory or on disk), and one that ends has a last checkpoint.
+those of TensorFlow's class, which it extends.  The differences: checkpoints are snapshots taken between two steps and
+written by the checkpoint service, the summary service writes events, a session starts from the newest state in memory
+or on disk, and one that ends leaves a last checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from procsv.training.supervisor import service_threads
 tf1 = tf.compat.v1
 log = tf1.logging
 
-# TensorFlow's constructor without the decorator that tells people to use something else.
+# TensorFlow's constructor without the decorator that advises another class.
 _construct = getattr(tf_supervisor.Supervisor.__init__, "__wrapped__", tf_supervisor.Supervisor.__init__)
 _TENSORFLOWS_ARGUMENTS = frozenset(inspect.signature(_construct).parameters) - {"self"}
 
@@ -80,9 +80,9 @@ class Supervisor(tf_supervisor.Supervisor):
         given = {name: value for name, value in tuple(locals().items()) if name in _TENSORFLOWS_ARGUMENTS}
         if tf.executing_eagerly():
             raise RuntimeError("Supervisors are incompatible with eager execution.")
-        self._runtime: Runtime | None = None  # None: TensorFlow's class would do
+        self._runtime: Runtime | None = None  # None: it behaves as TensorFlow's class
         self._sink: HeldSink | None = None
-        self._controller: SessionController | None = None  # as long as there is a runtime
+        self._controller: SessionController | None = None  # None without a runtime
         self._graph_added_to_summary = False
         self._attach(given)
         _construct(self, **given)
@@ -91,7 +91,7 @@ class Supervisor(tf_supervisor.Supervisor):
             self._controller = self._make_controller(self._runtime, snapshot_secs, final_checkpoint)
 
     def _attach(self, given: dict[str, Any]) -> None:
-        """Finds the run that a chief belongs to, and makes its summary writer; both change what was given."""
+        """Finds the run of this supervisor and makes a chief's summary writer; changes `given`."""
         if given["graph"] is None:
             given["graph"] = tf1.get_default_graph()
         if not given["is_chief"]:
@@ -132,7 +132,7 @@ class Supervisor(tf_supervisor.Supervisor):
                 return variable
         return super()._default_global_step_tensor()
 
-    # -- a session begins ------------------------------------------------------------------------------------
+    # -- the start of a session ------------------------------------------------------------------------------------
     def prepare_or_wait_for_session(
         self,
         master: str = "",
@@ -157,14 +157,14 @@ class Supervisor(tf_supervisor.Supervisor):
         if controller.manager is not None:
             controller.manager.runtime = runtime if controller.has_plan else None
         elif controller.has_plan:
-            ask_newest(runtime, durable_only=True)  # what the last trainer left becomes a checkpoint that it will find
+            ask_newest(runtime, durable_only=True)  # the last trainer's state becomes a checkpoint that it will find
         waits = wait_for_checkpoint or not self._is_chief
         with runtime.waiting(max_wait_secs) if waits else contextlib.nullcontext():
             sess = super().prepare_or_wait_for_session(
                 master, config, wait_for_checkpoint, max_wait_secs, start_standard_services
             )
             if not start_standard_services or not self._is_chief:
-                controller.start_session(sess, saves=False)  # its steps are seen all the same
+                controller.start_session(sess, saves=False)  # only its steps are watched
         return sess
 
     def _is_beside_its_chief(self, controller: SessionController) -> bool:
@@ -172,7 +172,7 @@ class Supervisor(tf_supervisor.Supervisor):
         return not self._is_chief and controller.runtime.training not in (None, controller.training)
 
     def _write_graph(self) -> None:
-        """Graph files and events; the text of the graph is made by the summary service."""
+        """Writes graph files and events; the summary service writes the text of the graph."""
         if self._controller is None:
             super()._write_graph()
             return
@@ -183,7 +183,7 @@ class Supervisor(tf_supervisor.Supervisor):
             self._graph_added_to_summary = True
 
     def start_standard_services(self, sess: Any) -> Any:
-        """Starts the summary, step counter and checkpoint services for `sess`; the list of their threads."""
+        """Starts the summary, step counter and checkpoint services for `sess`; returns their threads."""
         if not self._is_chief:
             raise RuntimeError(
                 "Only chief supervisor can start standard services. Because only chief supervisors can write events."
@@ -200,10 +200,10 @@ class Supervisor(tf_supervisor.Supervisor):
         training = controller.start_session(sess)
         training.take_first()
         if self._save_path and self._save_model_secs and getattr(self._saver, "_is_empty", False):
-            self._saver.save(sess, self._save_path, global_step=self._global_step)  # its .meta is all that there is
+            self._saver.save(sess, self._save_path, global_step=self._global_step)  # writes a .meta and nothing else
         return service_threads.start_standard(self, sess, training)
 
-    # -- and goes on -----------------------------------------------------------------------------------------
+    # -- its course -----------------------------------------------------------------------------------------
     def loop(
         self, timer_interval_secs: float | None, target: Any, args: Any = None, kwargs: Any = None
     ) -> service_threads.TimedThread:
@@ -221,7 +221,7 @@ class Supervisor(tf_supervisor.Supervisor):
             global_step = service_threads.read_step(sess, self._global_step)
         super().summary_computed(sess, summary, global_step)
 
-    # -- and ends --------------------------------------------------------------------------------------------
+    # -- its end --------------------------------------------------------------------------------------------
     def stop(self, threads: Any = None, close_summary_writer: bool = True, ignore_live_threads: bool = False) -> None:
         """Stops services and threads, saves the last state, closes the summary writer.  Does not close the session."""
         controller = self._controller
@@ -235,14 +235,14 @@ class Supervisor(tf_supervisor.Supervisor):
         try:
             super().stop(threads, close_summary_writer=False, ignore_live_threads=ignore_live_threads)
         finally:
-            controller.save_last_state(saved_step)  # a thread trained on after the stop
+            controller.save_last_state(saved_step)  # if a thread has trained on after the stop
             controller.end_session()
             if close_summary_writer and self._summary_writer:
                 self._summary_writer.add_session_log(tf1.SessionLog(status=tf1.SessionLog.STOP))
                 self._summary_writer.close()
                 self._graph_added_to_summary = False
             elif self._sink is not None and controller.is_in_run:
-                self._sink.hold()  # the writer stays open: its file goes on with the next session
+                self._sink.hold()  # the writer stays open: the next session continues its file
             controller.leave_run()
 
     @contextlib.contextmanager
@@ -268,13 +268,13 @@ class Supervisor(tf_supervisor.Supervisor):
         try:
             try:
                 yield session
-            except Exception as error:  # noqa: BLE001  recorded here, raised again by stop()
+            except Exception as error:  # noqa: BLE001  stop() raises it again
                 self.request_stop(error)
             except BaseException:  # an interrupt, or the way out of the program: no later error takes its place
                 try:
                     self.stop(close_summary_writer=close_summary_writer)
-                except Exception as error:  # noqa: BLE001  see above
-                    log.error("procsv: besides, while the session was stopped: %s: %s", type(error).__name__, error)
+                except Exception as error:  # noqa: BLE001  the interrupt is raised
+                    log.error("procsv: stopping the session failed, too: %s: %s", type(error).__name__, error)
                 raise
             self.stop(close_summary_writer=close_summary_writer)
         finally:
@@ -283,11 +283,11 @@ class Supervisor(tf_supervisor.Supervisor):
                 session.close()
 
     def _abandon(self) -> None:
-        """The session could not be made: nothing of it stays."""
+        """Releases everything of a session that could not be made."""
         if self._controller is not None:
             self._controller.end_session()
         self._coord.request_stop()
-        with contextlib.suppress(Exception):  # what kept the session from being made is what counts
+        with contextlib.suppress(Exception):  # the error of making the session is raised
             self._coord.join(stop_grace_period_secs=self._stop_grace_secs, ignore_live_threads=True)
         if self._summary_writer:
             self._summary_writer.close()
