@@ -1,7 +1,7 @@
 """What lies in a snapshot slot: the table of contents, and how it maps to a TensorFlow checkpoint.
 
 Written by the trainer, read by the checkpoint service and by the next trainer.  A slot describes itself
-wholly (the saver's plan included), so that a service which has just started can save it.
+wholly (the plan of its checkpoints included), so that a service which has just started can save it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import msgspec
 from procsv.ipc.messaging.messages import CheckpointPlan
 
 TENSOR_ALIGNMENT_BYTES = 64  # what TensorFlow wants of memory that it is to use without copying
+
+
+Format = Literal["v2", "v1"]  # of a TensorFlow checkpoint's files
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -31,15 +34,15 @@ class Contents(msgspec.Struct, frozen=True):
     """The table of contents of one snapshot."""
 
     plan: CheckpointPlan
-    save_op: Literal["SaveV2", "SaveSlices", "Save"]
+    format: Format
     sharded: bool
-    shards: tuple[tuple[TensorEntry, ...], ...]  # as many as the Saver has save ops, in the order of their numbers
-    named_step: int  # the step in the checkpoint's name; -1 for a Saver used without a global step
+    shards: tuple[tuple[TensorEntry, ...], ...]  # one for each data file, in the order of their numbers
+    named_step: int  # the step in the checkpoint's name; -1: it has none
     target: str  # of the run, for people
 
 
 def prefix_of(contents: Contents) -> str:
-    """The checkpoint prefix that Saver.save would have used for this snapshot."""
+    """The checkpoint's path, as a Saver would have named it."""
     return checkpoint_prefix(contents.plan, contents.named_step)
 
 

@@ -113,9 +113,13 @@ def record_restores(note: Callable[[Restore], None], again: bool) -> None:
     from procsv.ipc.messaging.messages import RestoreFrom
     from procsv.training.graph import restore as ours
     from procsv.training.runtime.context import Runtime
+    from procsv.training.snapshots import restore_client
+    from procsv.training.snapshots.restore_client import Origin
+    from procsv.training.snapshots.source import StateSource
 
     saver = tf.compat.v1.train.Saver
-    feed, ask, feed_slot, read = ours.restore_into, ours.ask_newest, ours._feed_from_slot, saver.restore
+    feed, read = ours.restore_into, saver.restore
+    ask, restore_slot = restore_client.ask_newest, restore_client.restore_slot
     asked_s: list[float] = []
     again_s: list[float] = []
     is_ours = threading.Event()  # procsv may call Saver.restore
@@ -126,13 +130,13 @@ def record_restores(note: Callable[[Restore], None], again: bool) -> None:
         asked_s.append(time.monotonic() - begun_s)
         return answer
 
-    def fed_twice(path: Path, session: Session, saver: Session) -> None:
-        feed_slot(path, session, saver)
+    def fed_twice(path: Path, source: StateSource) -> None:
+        restore_slot(path, source)
         begun_s = time.monotonic()  # nobody knows yet that it is restored: nothing is written meanwhile
-        feed_slot(path, session, saver)
+        restore_slot(path, source)
         again_s.append(time.monotonic() - begun_s)
 
-    def timed_feed(runtime: Runtime, session: Session, saver: Session) -> ours.Origin:
+    def timed_feed(runtime: Runtime, session: Session, saver: Session) -> Origin:
         is_ours.set()
         asked_s.clear()
         again_s.clear()
@@ -150,9 +154,9 @@ def record_restores(note: Callable[[Restore], None], again: bool) -> None:
         if not is_ours.is_set():
             note(Restore("checkpoint", time.monotonic() - begun_s, 0.0))
 
-    ours.restore_into, ours.ask_newest, saver.restore = timed_feed, timed_ask, timed_read
+    ours.restore_into, restore_client.ask_newest, saver.restore = timed_feed, timed_ask, timed_read
     if again:
-        ours._feed_from_slot = fed_twice
+        restore_client.restore_slot = fed_twice
 
 
 def record_journal(recording: Recording, logdir: Path) -> None:

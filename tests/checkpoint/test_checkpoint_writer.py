@@ -143,7 +143,7 @@ def read_shards(session: Any) -> tuple[str, list[list[tuple[str, str, Any]]], di
                     tensor = tf.bitcast(tensor, tf.int8)
             shard.append((name, piece, session.run(tensor)))
         shards.append(shard)
-    return ops[0].type, shards, dtypes
+    return "v2" if ops[0].type == "SaveV2" else "v1", shards, dtypes
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -166,11 +166,11 @@ def test_files_are_byte_identical_to_those_of_saver_save(
         meta.write_bytes(next(data for name, data in expected.items() if name.endswith(".meta")))
         for name in expected:
             (run.logdir / name).unlink()
-        save_op, shards, dtypes = read_shards(session)
+        format_, shards, dtypes = read_shards(session)
     sharded_ = bool(saver._sharded)
     assert len(shards) == (2 if sharded_ else 1)
     pool = run.pool()
-    info = publish(pool, its_plan, shards, 1, 3, save_op=save_op, sharded=sharded_, dtypes=dtypes)
+    info = publish(pool, its_plan, shards, 1, 3, format_=format_, sharded=sharded_, dtypes=dtypes)
 
     store.persist(State.of_slot(info), "manual", its_plan)
 

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from procsv.base.run.journal import read_journal
-from procsv.training.graph.save_config import plan_of
-from procsv.training.snapshots.backends import SaverBackend
+from procsv.training.graph.state import GraphState
+from procsv.training.snapshots.backends import StagingBackend
 from tests.support.launched import NEWS_S_MAX, environment
 
 tf1 = tf.compat.v1
@@ -51,10 +51,10 @@ def test_a_staging_directory_that_has_no_room_is_given_up_for_the_next(tmp_path:
     with tf.Graph().as_default():
         step = tf1.train.get_or_create_global_step()
         saver = tf1.train.Saver()
-        way = SaverBackend(saver, [Path("/proc"), tmp_path], plan_of(saver, str(tmp_path / "model.ckpt"), 1.0), step)
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
-            finish = way.capture(session, 3, "")
+            way = StagingBackend(GraphState(session, saver, step), [Path("/proc"), tmp_path])
+            finish = way.capture(3, "")
     assert finish is not None
     assert finish().prefix == str(tmp_path / "staged.3" / "model.ckpt-0")  # type: ignore[attr-defined]  # a Staged
     assert way.directories == [tmp_path]

@@ -12,13 +12,15 @@ import tensorflow as tf
 
 from procsv.ipc.shm.slot_file import SlotPool, SlotReader, scan_slots
 from procsv.ipc.shm.slot_index import prefix_of, unpack_strings
-from procsv.training.graph.capture import Capture
-from procsv.training.graph.restore import CannotFeed, _feed_from_slot
-from procsv.training.graph.save_config import plan_of
+from procsv.training.graph.save_config import SaveConfig, plan_of
 from procsv.training.graph.saver_ops import Unsupported, read_restore_graph, read_save_graph
-from procsv.training.graph.session import Boundary, TrainingSession, adopt
+from procsv.training.graph.session import TrainingSession, adopt
+from procsv.training.graph.state import GraphState
 from procsv.training.graph.variable_views import TOGETHER_MAX, can_be_held, views_of
 from procsv.training.snapshots.backends import SlotBackend
+from procsv.training.snapshots.boundary import Boundary
+from procsv.training.snapshots.restore_client import restore_slot
+from procsv.training.snapshots.source import CannotRestore, StateSource
 
 tf1 = tf.compat.v1
 RUN = "0123456789abcdef"
@@ -31,11 +33,14 @@ def shm() -> Iterator[Path]:
         yield Path(directory)
 
 
-def _way(shm: Path, saver: Any, graph: Any, step: Any, never: frozenset[str] = frozenset()) -> SlotBackend:
-    capture = Capture(read_save_graph(saver, graph), graph, step)
-    way = SlotBackend(SlotPool(shm, RUN, 1), capture, plan_of(saver, "/tmp/none/model.ckpt", 1.0), True, "test", never)
-    way.reserve()
-    return way
+def _config(saver: Any, graph: Any, step: Any) -> SaveConfig:
+    return SaveConfig.of(saver, graph, step, plan_of(saver, "/tmp/none/model.ckpt", 1.0), None, has_meta=False)
+
+
+def _backend(shm: Path, source: StateSource, never: frozenset[str] = frozenset()) -> SlotBackend:
+    backend = SlotBackend(SlotPool(shm, RUN, 1), source, "test", never)
+    backend.reserve()
+    return backend
 
 
 def _values(reader: SlotReader) -> dict[str, Any]:
@@ -75,15 +80,16 @@ def test_none_of_a_thousand_captures_is_torn_while_training_goes_on_in_a_tight_l
         adds = [tf1.assign_add(w, tf.ones_like(w)) for w in weights[1:]]
         rows = tf1.scatter_add(weights[0], tf.range(50_000), tf.ones([50_000]))  # in place, whatever its kind
         train = tf.group(tf1.assign_add(step, 1), rows, *adds)
-        way = _way(shm, tf1.train.Saver(), graph, step)
+        config = _config(tf1.train.Saver(), graph, step)
         with tf1.Session() as session:
+            way = _backend(shm, config.source_of(session))
             session.run(tf1.global_variables_initializer())
             boundary = Boundary(lambda: None)
             adopt(session, boundary)
             for sequence in range(1, CAPTURES + 1):
                 session.run(train)
                 with boundary.lock:
-                    finish = way.capture(session, sequence, "")
+                    finish = way.capture(sequence, "")
                 assert finish is not None
                 copier = threading.Thread(target=finish)
                 copier.start()
@@ -111,10 +117,11 @@ def test_every_kind_of_tensor_survives_bit_for_bit(shm: Path) -> None:
         tf1.get_variable("empty", initializer=tf.zeros([0, 4]), use_resource=True)
         tf1.get_variable("parts", [10, 3], partitioner=tf1.fixed_size_partitioner(3))
         saver = tf1.train.Saver()
-        way = _way(shm, saver, graph, step)
+        config = _config(saver, graph, step)
         with tf1.Session() as session:
+            way = _backend(shm, config.source_of(session))
             session.run(tf1.global_variables_initializer())
-            finish = way.capture(session, 1, "")
+            finish = way.capture(1, "")
             assert finish is not None
             finish()
             wanted = {
@@ -136,12 +143,13 @@ def test_a_hash_table_that_grew_finds_room(shm: Path) -> None:
         table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1, name="table")
         keys = tf1.placeholder(tf.string, [None])
         fill = table.insert(keys, tf.range(tf.size(keys, out_type=tf.int64)))
-        way = _way(shm, tf1.train.Saver([*tf1.global_variables(), table]), graph, step)
+        config = _config(tf1.train.Saver([*tf1.global_variables(), table]), graph, step)
         with tf1.Session() as session:
+            way = _backend(shm, config.source_of(session))
             session.run(tf1.global_variables_initializer())
             for sequence, count in ((1, 3), (2, 20_000)):
                 session.run(fill, {keys: [f"key {i}" for i in range(count)]})
-                finish = way.capture(session, sequence, "")
+                finish = way.capture(sequence, "")
                 assert finish is not None
                 finish()
                 _, values = _read(shm)
@@ -156,11 +164,12 @@ def test_a_state_fed_from_memory_is_the_state_that_was_taken_and_stays_so(shm: P
         weights = tf1.get_variable("w", [1000], initializer=tf1.random_normal_initializer(), use_resource=resource)
         train = tf.group(tf1.assign_add(step, 1), tf1.assign_add(weights, tf.ones_like(weights)))
         saver = tf1.train.Saver()
-        way = _way(shm, saver, graph, step)
+        config = _config(saver, graph, step)
         with tf1.Session() as session:
+            way = _backend(shm, config.source_of(session))
             session.run(tf1.global_variables_initializer())
             session.run(train)
-            finish = way.capture(session, 1, "")
+            finish = way.capture(1, "")
             assert finish is not None
             finish()
             wanted = session.run([step, weights])
@@ -168,7 +177,7 @@ def test_a_state_fed_from_memory_is_the_state_that_was_taken_and_stays_so(shm: P
         slot = scan_slots(shm)[0].path
         before = slot.read_bytes()
         with tf1.Session() as session:
-            _feed_from_slot(slot, session, saver)
+            restore_slot(slot, GraphState(session, saver))
             got = session.run([step, weights])
             for _ in range(3):
                 session.run(train)
@@ -180,10 +189,11 @@ def test_a_state_fed_from_memory_is_the_state_that_was_taken_and_stays_so(shm: P
 def test_a_snapshot_that_lacks_a_variable_of_the_graph_is_not_fed(shm: Path) -> None:
     with tf.Graph().as_default() as graph:
         step = tf1.train.get_or_create_global_step()
-        way = _way(shm, tf1.train.Saver(), graph, step)
+        config = _config(tf1.train.Saver(), graph, step)
         with tf1.Session() as session:
+            way = _backend(shm, config.source_of(session))
             session.run(tf1.global_variables_initializer())
-            finish = way.capture(session, 1, "")
+            finish = way.capture(1, "")
             assert finish is not None
             finish()
         way.close()
@@ -191,26 +201,27 @@ def test_a_snapshot_that_lacks_a_variable_of_the_graph_is_not_fed(shm: Path) -> 
         tf1.train.get_or_create_global_step()
         tf1.get_variable("new", [3])
         saver = tf1.train.Saver()
-        with tf1.Session() as session, pytest.raises(CannotFeed, match="new"):
-            _feed_from_slot(scan_slots(shm)[0].path, session, saver)
+        with tf1.Session() as session, pytest.raises(CannotRestore, match="new"):
+            restore_slot(scan_slots(shm)[0].path, GraphState(session, saver))
 
 
 def test_a_slot_that_was_restored_from_is_never_written(shm: Path) -> None:
     with tf.Graph().as_default() as graph:
         step = tf1.train.get_or_create_global_step()
         saver = tf1.train.Saver()
-        first = _way(shm, saver, graph, step)
+        config = _config(saver, graph, step)
         with tf1.Session() as session:
+            first = _backend(shm, config.source_of(session))
             session.run(tf1.global_variables_initializer())
-            finish = first.capture(session, 1, "")
+            finish = first.capture(1, "")
             assert finish is not None
             finish()
             first.close()
             restored = scan_slots(shm)[0].path
-            second = _way(shm, saver, graph, step, never=frozenset({str(restored)}))
+            second = _backend(shm, config.source_of(session), never=frozenset({str(restored)}))
             before = restored.read_bytes()
             for sequence in range(2, 8):
-                finish = second.capture(session, sequence, "")
+                finish = second.capture(sequence, "")
                 assert finish is not None
                 finish()
             assert before == restored.read_bytes()

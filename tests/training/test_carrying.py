@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.training.graph.session import Boundary, adopt
+from procsv.training.graph.session import adopt, set_pending_fetch
+from procsv.training.snapshots.boundary import Boundary
 from procsv.training.summaries.piggyback import PendingFetch, PiggybackFetch, Split
 
 tf1 = tf.compat.v1
@@ -42,7 +43,7 @@ def carried(op: Any, fetches: Any, feed_dict: Any = None, runs: int = 1) -> tupl
         boundary = Boundary(lambda: None)
         adopt(session, boundary)
         results = [session.run(fetches, feed_dict) for _ in range(runs - 1)]
-        boundary.pending_fetch = pending_fetch
+        set_pending_fetch(session, pending_fetch)
         results.append(session.run(fetches, feed_dict))
         results.append(session.run(fetches, feed_dict))
     assert pending_fetch.is_over
@@ -87,7 +88,7 @@ def test_a_step_that_fails_says_so_itself() -> None:
     with tf1.Session() as session:
         boundary = Boundary(lambda: None)
         adopt(session, boundary)
-        boundary.pending_fetch = pending_fetch
+        set_pending_fetch(session, pending_fetch)
         with pytest.raises(tf.errors.InvalidArgumentError, match="assert"):
             session.run(fetch)
     assert pending_fetch.is_over

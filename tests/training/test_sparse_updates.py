@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.training.graph.capture import Capture
-from procsv.training.graph.save_config import plan_of
+from procsv.training.graph.save_config import SaveConfig, plan_of
 from procsv.training.graph.saver_ops import read_save_graph
 from procsv.training.snapshots.backends import SlotBackend
 
@@ -56,18 +56,20 @@ def test_no_sparse_update_changes_what_a_capture_holds(shm: Path) -> None:
         table = tf1.get_variable("table", [2000, 20], initializer=tf1.random_normal_initializer(), use_resource=True)
         plain = tf1.get_variable("plain", [3], initializer=tf1.zeros_initializer(), use_resource=True)
         updates = _updates(table)
-        capture = Capture(read_save_graph(tf1.train.Saver([table, plain]), graph), graph, None)
-        plan = plan_of(tf1.train.Saver([table]), "/tmp/none/model.ckpt", 1.0)
-        way = SlotBackend(SlotPool(shm, "0123456789abcdef", 1), capture, plan, False, "test")
-        way.reserve()
-        number = [item.key for item in capture.distinct].index("table")
+        saver = tf1.train.Saver([table, plain])
+        config = SaveConfig.of(saver, graph, None, plan_of(saver, "/tmp/none/model.ckpt", 1.0), None, has_meta=False)
+        assert config.capture is not None
+        number = [item.key for item in config.capture.distinct].index("table")
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
+            source = config.source_of(session)
+            way = SlotBackend(SlotPool(shm, "0123456789abcdef", 1), source, "test")
+            way.reserve()
             memory = way.pool.memories()[0]
             for name, update in updates.items():
                 session.run(update)  # from here on reads of the table may be copies
-                held = capture.run(session, memory).arrays[number]
-                again = capture.run(session, memory).arrays[number]
+                held = source.capture(memory).arrays[number]
+                again = source.capture(memory).arrays[number]
                 assert held.ctypes.data == again.ctypes.data, f"{name}: it was read by a copy"
                 before = session.run(table)
                 assert held.tobytes() == before.tobytes(), name

@@ -3,7 +3,6 @@
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -44,8 +43,8 @@ def test_a_capture_is_warmed_up_before_the_first_step_and_slots_are_reserved_and
             assert path.stat().st_blocks * 512 >= path.stat().st_size >= 1_200_000, "memory that is not ours yet"
         order.append("reserved")
 
-    def seen_warm_up(way: SlotBackend, session: Any) -> None:
-        warm_up(way, session)
+    def seen_warm_up(way: SlotBackend) -> None:
+        warm_up(way)
         order.append("warm")
 
     monkeypatch.setattr(SlotBackend, "reserve", seen_reserve)

@@ -1,6 +1,6 @@
 """One session.run that takes all saved tensors at one moment, as views of TensorFlow's own buffers.
 
-Called by the snapshotter between two steps.  `numpy_function` hands its callback the runtime's own buffers.  What
+Called by a GraphState between two steps.  `numpy_function` hands its callback the runtime's own buffers.  What
 an update cannot change under our hands (variable_views.py) is only kept, and copied later.  Everything else (ref variables,
 updated in place) is copied into the slot before the callback returns.  Facts: about 1.3 µs a tensor; one pass at memory
 speed for ref.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,12 @@ from tensorflow.core.protobuf import config_pb2
 
 from procsv.training.graph.saver_ops import SavedTensor, SaveGraph
 from procsv.training.graph.variable_views import can_be_held, views_of
+from procsv.training.snapshots.slot_copy import SlotCopy
 from procsv.training.snapshots.slot_layout import lay_out
+from procsv.training.snapshots.source import Captured, Entry
 
 tf1 = tf.compat.v1
 
-# What must be copied at once is copied in pieces of this size (some 0.1 ms), each without giving the interpreter away: to
-# get it back from a busy Python thread takes up to 5 ms, which training would wait for.  Between pieces others get it.
-PIECE_BYTES = 2 << 20
 CALLERS_THREAD = -1  # of RunOptions.inter_op_thread_pool: no hand-over to a pool and back
 
 
@@ -40,15 +38,6 @@ def expected_sizes(saved: list[SavedTensor]) -> list[int | None]:
         else:
             sizes.append(None)
     return sizes
-
-
-@dataclass(slots=True)
-class Taken:
-    """What one capture took: an array per distinct tensor (in `Capture.distinct` order), and the global step."""
-
-    arrays: list[Any]  # of a copied one only the shape is kept
-    copied: list[bool]  # True: the bytes are in the slot already
-    step: int
 
 
 class Capture:
@@ -68,10 +57,9 @@ class Capture:
         at_once = [number for number, is_held in enumerate(held) if not is_held]
         self.sizes = expected_sizes(self.distinct)
         self.layout = lay_out(self.sizes, (later, at_once))
-        self._single_at_once = [number for number in self.layout.single if not held[number]]
-        self._packs_at_once = [pack for pack in self.layout.packs if not held[pack.members[0]]]
+        self._copy = SlotCopy(self.layout, self.sizes, held)
         self._into: mmap.mmap | None = None  # None: nothing is copied
-        self._taken: Taken | None = None
+        self._captured: Captured | None = None
         self.has_step = global_step is not None
         self.op = self._add_op(graph, global_step)
         self._calls: dict[Any, Callable[[], Any]] = {}
@@ -86,31 +74,19 @@ class Capture:
         """Runs inside session.run.  Keeps what can be kept, copies what cannot."""
         arrays = list(views)
         step = int(arrays.pop().reshape(())) if self.has_step else -1
-        copied = [False] * len(arrays)
-        if self._into is not None:
-            self._copy_at_once(arrays, copied, self._into)
-        self._taken = Taken(arrays, copied, step)
+        copied = [False] * len(arrays) if self._into is None else self._copy.copy(arrays, self._into)
+        self._captured = Captured(arrays, copied, step)
         return np.int64(step)
 
-    def _copy_at_once(self, arrays: list[Any], copied: list[bool], into: mmap.mmap) -> None:
-        offsets, sizes = self.layout.offsets, self.sizes
-        for number in self._single_at_once:
-            array, size = arrays[number], sizes[number]
-            if array.nbytes == size:
-                _copy(into, offsets[number], array)
-                arrays[number], copied[number] = array.shape, True
-            elif array.dtype != object:  # strings reach Python as copies
-                arrays[number] = np.array(array, copy=True)
-        for pack in self._packs_at_once:
-            members = [arrays[number] for number in pack.members]
-            is_as_expected = pack.fits(members)
-            if is_as_expected:
-                into[pack.offset : pack.end] = pack.join(members)
-            for number, array in zip(pack.members, members, strict=True):
-                arrays[number] = array.shape if is_as_expected else np.array(array, copy=True)
-                copied[number] = is_as_expected
+    @property
+    def shards(self) -> tuple[tuple[Entry, ...], ...]:
+        """What is saved, with the number of the array that holds it."""
+        return tuple(
+            tuple(Entry(item.key, item.slice, item.dtype, self.index[item.tensor.name]) for item in shard)
+            for shard in self.saved.shards
+        )
 
-    def run(self, session: Any, memory: mmap.mmap) -> Taken:
+    def run(self, session: Any, memory: mmap.mmap) -> Captured:
         """Captures now.  `memory`: the slot, for what must be copied at once."""
         self._into = memory
         return self._call(session)
@@ -119,18 +95,18 @@ class Capture:
         """Captures once and drops it: the first capture of a session costs 10 to 18 ms, the later ones do not."""
         self._call(session)
 
-    def _call(self, session: Any) -> Taken:
+    def _call(self, session: Any) -> Captured:
         call = self._calls.get(session)
         if call is None:
             call = _callable_of(session, self.op)
             self._calls = {session: call}
         try:
             call()
-            taken = self._taken
-            assert taken is not None, "session.run returned without the callback"
-            return taken
+            captured = self._captured
+            assert captured is not None, "session.run returned without the callback"
+            return captured
         finally:
-            self._into = self._taken = None
+            self._into = self._captured = None
 
     def forget(self) -> None:
         """Drops what ties the capture to a session that is being closed."""
@@ -146,19 +122,3 @@ def _callable_of(session: Any, op: Any) -> Callable[[], Any]:
     options.run_options.inter_op_thread_pool = CALLERS_THREAD
     handle: Callable[[], Any] = session._make_callable_from_options(options)
     return handle
-
-
-def _copy(into: mmap.mmap, offset: int, array: Any) -> None:
-    size = array.nbytes
-    if size <= PIECE_BYTES:
-        into[offset : offset + size] = array
-        return
-    data = flat_bytes(array)
-    for start in range(0, size, PIECE_BYTES):
-        end = min(start + PIECE_BYTES, size)
-        into[offset + start : offset + end] = data[start:end]
-
-
-def flat_bytes(array: Any) -> Any:
-    """The bytes of `array` in C order, as a flat uint8 array; a view where the memory allows."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -18,13 +18,13 @@ import xxhash
 from procsv.base.atomic_file import replace_file
 from procsv.base.identity import CHECKPOINT
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
-from procsv.ipc.shm.slot_file import SlotPool
 from procsv.training.graph.capture import Capture
 from procsv.training.graph.patches import GrowingGraph, hiding_ops
 from procsv.training.graph.saver_ops import Unsupported, read_save_graph
+from procsv.training.graph.state import GraphState
 from procsv.training.runtime.context import Runtime
-from procsv.training.snapshots.backends import SaverBackend, SlotBackend, SnapshotBackend
 from procsv.training.snapshots.cadence import Cadence
+from procsv.training.snapshots.source import StateSpec
 from procsv.training.snapshots.training_run import SaveSetup
 
 tf1 = tf.compat.v1
@@ -101,27 +101,26 @@ class SaveConfig:
             replace_file(path, self.meta, durable=False)
         return path
 
+    def source_of(self, session: Any) -> GraphState:
+        """What is kept of `session`."""
+        spec = None
+        if self.capture is not None and self.plan is not None:
+            saved, capture, has_step = self.capture.saved, self.capture, self.global_step is not None
+            spec = StateSpec(
+                self.plan, saved.format, saved.sharded, capture.shards, capture.sizes, capture.layout, has_step
+            )
+        name = Path(self.plan.save_path).name if self.plan is not None else ""
+        return GraphState(session, self.saver, self.global_step, spec, self.capture, name)
+
     def keep(self, on_durable: Callable[[Durable], None]) -> SaveSetup:
         """How a session that begins now is kept."""
         cadence = Cadence(self.snapshot_s, at_most_s=self.plan.save_secs if self.plan is not None else 0.0)
-        if not self.saves or self.plan is None:
-            return SaveSetup(None, self._staging, cadence, on_durable)
-        if self.capture is None:
+        saves = self.saves and self.plan is not None
+        if saves and self.capture is None:
             log.info("procsv: checkpoints are written by the Saver's own op on the training thread: %s", self.why_not)
-            return SaveSetup(lambda runtime, _: self._staging(runtime), self._staging, cadence, on_durable)
-        log.info("procsv: snapshots through shared memory, %d tensors", len(self.capture.distinct))
-        return SaveSetup(self._slots, self._staging, cadence, on_durable)
-
-    def _slots(self, runtime: Runtime, never: frozenset[str]) -> SnapshotBackend:
-        assert self.plan is not None
-        assert self.capture is not None
-        start = runtime.start
-        pool = SlotPool(start.paths.shm_dir, start.run, start.incarnation)
-        return SlotBackend(pool, self.capture, self.plan, self.global_step is not None, start.target, never)
-
-    def _staging(self, runtime: Runtime) -> SnapshotBackend:
-        assert self.plan is not None
-        return SaverBackend(self.saver, [runtime.paths.shm_dir, runtime.paths.home], self.plan, self.global_step)
+        elif saves and self.capture is not None:
+            log.info("procsv: snapshots through shared memory, %d tensors", len(self.capture.distinct))
+        return SaveSetup(saves, cadence, on_durable)
 
 
 def plan_of(saver: Any, save_path: str, save_secs: float) -> CheckpointPlan:

@@ -10,9 +10,11 @@ From `saver_def.save_tensor_name` back to the SaveV2 ops: inputs are file name, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any
 
 import tensorflow as tf
+
+from procsv.ipc.shm.slot_index import Format
 
 tf1 = tf.compat.v1
 
@@ -56,7 +58,7 @@ class SavedTensor:
 class SaveGraph:
     """What the Saver writes: as many shards as it has save ops, in the order of their numbers."""
 
-    op: Literal["SaveV2", "SaveSlices", "Save"]
+    format: Format
     sharded: bool
     shards: tuple[tuple[SavedTensor, ...], ...]
 
@@ -88,8 +90,9 @@ def read_save_graph(saver: Any, graph: Any) -> SaveGraph:
     numbered = sorted((_shard_number(op, filename), op.name, op) for op in save_ops)
     if (sharded and [n for n, _, _ in numbered] != list(range(len(numbered)))) or (not sharded and len(save_ops) != 1):
         raise Unsupported(f"{len(save_ops)} save ops whose shard numbers are {[n for n, _, _ in numbered]}")
-    kind = cast(Literal["SaveV2", "SaveSlices", "Save"], kinds.pop())
-    return SaveGraph(kind, sharded, tuple(_entries(op, graph) for _, _, op in numbered))
+    return SaveGraph(
+        "v2" if kinds == {"SaveV2"} else "v1", sharded, tuple(_entries(op, graph) for _, _, op in numbered)
+    )
 
 
 def _find_save_ops(saver_def: Any, graph: Any) -> tuple[list[Any], int, bool]:

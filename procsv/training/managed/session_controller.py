@@ -15,10 +15,11 @@ import tensorflow as tf
 
 from procsv.ipc.messaging.messages import Durable, Reason
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.training.graph.restore import Origin, SessionManager, written_at
+from procsv.training.graph.restore import SessionManager, written_at
 from procsv.training.graph.save_config import SaveConfig
 from procsv.training.graph.user_saves import UserSaves
 from procsv.training.runtime.context import Runtime
+from procsv.training.snapshots.restore_client import FRESH
 from procsv.training.snapshots.training_run import Lost, TrainingRun
 from procsv.training.summaries.graph_text import lay_graph_text
 from procsv.training.summaries.snapshot_scalars import SnapshotScalars
@@ -26,7 +27,6 @@ from procsv.training.summaries.snapshot_scalars import SnapshotScalars
 tf1 = tf.compat.v1
 log = tf1.logging
 
-FRESH = Origin("fresh", "", -1)
 NOT_SAVED = -2  # no global step is this one; -1 stands for "there is none"
 
 
@@ -84,8 +84,8 @@ class SessionController:
         origin = (self.manager.origin if self.manager is not None else None) or FRESH
         setup = self.config.keep(self._on_durable)
         if not saves:
-            setup = dataclasses.replace(setup, make_way=None)
-        training = TrainingRun(self.runtime, session, self.config.global_step, origin, setup, lost)
+            setup = dataclasses.replace(setup, saves=False)
+        training = TrainingRun(self.runtime, self.config.source_of(session), origin, setup, lost)
         self.training = training
         training.begin()
         if self.runtime.stop_reason is not None:
@@ -101,8 +101,7 @@ class SessionController:
         if writer and every_s:
             scalars = SnapshotScalars(writer, every_s, training.read_step, self.runtime.clock)
             training.snapshots.on_taken = scalars.write
-        with self.config.graph.as_default():
-            training.snapshots.run(wait)
+        training.snapshots.run(wait)
 
     def lay_graph_text(self, graph: Any, logdir: Any) -> None:
         """Has graph.pbtxt made, once: the graph is final."""

@@ -18,8 +18,6 @@ import tensorflow as tf
 from tensorflow.python.training import monitored_session as tf_monitored
 from tensorflow.python.training.session_run_hook import SessionRunArgs, SessionRunContext, SessionRunValues
 
-from procsv.training.graph.session import pass_boundary
-
 tf1 = tf.compat.v1
 log = tf1.logging
 
@@ -45,7 +43,7 @@ class _HookedSession(tf_monitored._HookedSession):
         boundary = _boundary_of(self._sess)
         if boundary is None:
             return self._run(fetches, feed_dict, options, run_metadata)
-        return pass_boundary(boundary, self._run, (fetches, feed_dict, options, run_metadata), {})
+        return boundary.pass_call(self._run, (fetches, feed_dict, options, run_metadata))
 
     def _run(self, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
         """As TensorFlow's, without encoding options and metadata that nobody has asked for."""
@@ -83,7 +81,7 @@ class _CoordinatedSession(tf_monitored._CoordinatedSession):
         boundary = _boundary_of(raw_session)
         if boundary is None:
             return super().run_step_fn(step_fn, raw_session, run_with_hooks)
-        return pass_boundary(boundary, super().run_step_fn, (step_fn, raw_session, run_with_hooks), {})
+        return boundary.pass_call(super().run_step_fn, (step_fn, raw_session, run_with_hooks))
 
     def close(self) -> None:
         before_close, self._before_close = self._before_close, None

@@ -14,38 +14,36 @@ import numpy as np
 import xxhash
 
 from procsv.base.failpoints import declare, failpoint
-from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotWriter
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.training.graph.capture import Capture, Taken, flat_bytes
+from procsv.training.snapshots.slot_copy import flat_bytes
 from procsv.training.snapshots.slot_layout import UNKNOWN, Pack
+from procsv.training.snapshots.source import Captured, StateSpec
 
 CHUNK_BYTES = 1 << 20  # copied and hashed by turns, so that the hash reads what is still in the cache
 
 declare("trainer.copy")
 
 
-def fill_and_publish(
-    writer: SlotWriter, capture: Capture, taken: Taken, plan: CheckpointPlan, sequence: int, named: bool, target: str
-) -> SlotInfo:
-    """Fills `writer`'s slot with `taken` and makes it READY.  NoRoom if it had to grow and could not."""
+def fill_and_publish(writer: SlotWriter, spec: StateSpec, captured: Captured, sequence: int, target: str) -> SlotInfo:
+    """Fills `writer`'s slot with `captured` and makes it READY.  NoRoom if it had to grow and could not."""
     failpoint("trainer.copy")
-    filling = _Filling(capture, taken)
+    filling = _Filling(spec, captured)
     writer.make_room(filling.end - HEADER_BYTES)
     filling.fill(writer.memory)
-    contents = _contents(capture, filling, plan, named, taken.step, target)
-    return writer.publish(sequence, taken.step, contents, filling.end)
+    contents = _contents(spec, filling, captured.step, target)
+    return writer.publish(sequence, captured.step, contents, filling.end)
 
 
 class _Filling:
     """One snapshot on its way into a slot: what is known of each tensor, by number."""
 
-    def __init__(self, capture: Capture, taken: Taken) -> None:
-        self._taken, self._layout = taken, capture.layout
-        self.offsets, self.sizes = capture.layout.offsets.copy(), [size or 0 for size in capture.sizes]
+    def __init__(self, spec: StateSpec, captured: Captured) -> None:
+        self._captured, self._layout = captured, spec.layout
+        self.offsets, self.sizes = spec.layout.offsets.copy(), [size or 0 for size in spec.sizes]
         self.shapes = [
-            array if copied else array.shape for array, copied in zip(taken.arrays, taken.copied, strict=True)
+            array if copied else array.shape for array, copied in zip(captured.arrays, captured.copied, strict=True)
         ]
         self.hashes = [0] * len(self.offsets)
         self._late = self._place_the_late()
@@ -53,8 +51,8 @@ class _Filling:
     def _place_the_late(self) -> dict[int, Any]:
         """The bytes of those that have no place in the layout: strings, and what is not of the size that was expected."""
         late, self.end = dict[int, Any](), self._layout.end
-        for number, array in enumerate(self._taken.arrays):
-            if self._taken.copied[number]:
+        for number, array in enumerate(self._captured.arrays):
+            if self._captured.copied[number]:
                 continue
             if self.offsets[number] == UNKNOWN or array.nbytes != self.sizes[number]:
                 data = late[number] = _bytes_of(array)
@@ -67,12 +65,12 @@ class _Filling:
         for number in self._layout.single:
             self._fill_one(number, place)
         for pack in self._layout.packs:
-            if self._taken.copied[pack.members[0]]:  # then all of them are
+            if self._captured.copied[pack.members[0]]:  # then all of them are
                 self._hash(pack, memory)
             elif self._late.keys().isdisjoint(pack.members):
-                memory[pack.offset : pack.end] = pack.join([self._taken.arrays[number] for number in pack.members])
+                memory[pack.offset : pack.end] = pack.join([self._captured.arrays[number] for number in pack.members])
                 for number in pack.members:
-                    self._taken.arrays[number] = None
+                    self._captured.arrays[number] = None
                 self._hash(pack, memory)
             else:
                 for number in pack.members:
@@ -81,13 +79,13 @@ class _Filling:
     def _fill_one(self, number: int, memory: Any) -> None:
         """Copies one tensor and drops the view of it: the next update of this variable need not copy it then."""
         place = memory[self.offsets[number] : self.offsets[number] + self.sizes[number]]
-        if self._taken.copied[number]:
+        if self._captured.copied[number]:
             self.hashes[number] = xxhash.xxh3_64_intdigest(place)
             return
         data = self._late.pop(number, None)
         if data is None:
-            data = flat_bytes(self._taken.arrays[number])
-        self._taken.arrays[number] = None
+            data = flat_bytes(self._captured.arrays[number])
+        self._captured.arrays[number] = None
         self.hashes[number] = _copy_and_hash(place, data)
 
     def _hash(self, pack: Pack, memory: mmap.mmap) -> None:
@@ -113,15 +111,13 @@ def _copy_and_hash(target: Any, data: Any) -> int:
     return hasher.intdigest()
 
 
-def _contents(
-    capture: Capture, filled: _Filling, plan: CheckpointPlan, named: bool, step: int, target: str
-) -> Contents:
+def _contents(spec: StateSpec, filled: _Filling, step: int, target: str) -> Contents:
     shards = []
-    for shard in capture.saved.shards:
+    for shard in spec.shards:
         entries = []
         for item in shard:
-            i = capture.index[item.tensor.name]
+            i = item.number
             place = (filled.shapes[i], filled.offsets[i], filled.sizes[i], filled.hashes[i])
             entries.append(TensorEntry(item.key, item.slice, item.dtype, *place))
         shards.append(tuple(entries))
-    return Contents(plan, capture.saved.op, capture.saved.sharded, tuple(shards), step if named else -1, target)
+    return Contents(spec.plan, spec.format, spec.sharded, tuple(shards), step if spec.has_step else -1, target)

@@ -1,6 +1,6 @@
 """Decides when snapshots are taken, and sees them through to the checkpoint service.
 
-Called by a TrainingRun.  A snapshot is taken on the training thread between two calls of the session; if that
+Called by a TrainingRun.  A snapshot is taken on the training thread between two steps; if that
 thread does not come by in time, from the snapshot thread under the same lock.  How it is taken is backends.py's.
 """
 
@@ -9,27 +9,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
-
-import tensorflow as tf
+from typing import cast
 
 from procsv.base.identity import CHECKPOINT
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import Durable, Message, SaveFailed
 from procsv.ipc.shm.heartbeat import Phase, Snapshots
 from procsv.ipc.shm.slot_file import NoRoom
-from procsv.training.graph.session import Boundary
 from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.log import log
 from procsv.training.snapshots.backends import SnapshotBackend, Want, always
+from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
+from procsv.training.snapshots.source import StateSource
 
 PATIENCE_S = 1.0  # how long a due snapshot waits for the training thread to come by
 AGAIN_S = 0.1  # no slot is free: the service still reads the other one
 LOST_S = 0.5  # how soon it is seen that nobody will save any more
 SLOT_WAIT_S_MAX = 60.0  # how long a snapshot that somebody asked for waits for a slot
 FAILED_PAUSE_S = 10.0  # after a snapshot that went wrong
-
-log = tf.compat.v1.logging
 
 Finish = Callable[[], Message]
 
@@ -44,18 +42,19 @@ class _Debt:
 
 
 class Snapshotter:
-    """The snapshots of one session."""
+    """The snapshots of one source of state."""
 
     def __init__(
         self,
         runtime: Runtime,
         boundary: Boundary,
+        source: StateSource,
         ways: tuple[SnapshotBackend, SnapshotBackend],
-        session: Any,
         cadence: Cadence,
     ) -> None:
         """`ways`: the one to take, and the one for when there is no memory for the first."""
-        self._runtime, self._boundary, self._session = runtime, boundary, session
+        self._runtime, self._boundary, self._source = runtime, boundary, source
+        self._failures: tuple[type[Exception], ...] = (NoRoom, OSError, RuntimeError, *source.errors)
         self._way, self._fallback = ways
         self._left: SnapshotBackend | None = None  # the one that had no room any more
         self._is_reserved = False
@@ -104,10 +103,10 @@ class Snapshotter:
 
     def warm_up(self) -> None:
         """On the training thread, before the first step."""
-        self._way.warm_up(self._session)
+        self._way.warm_up()
 
     def close(self) -> None:
-        """Lets go of session and slots; what lies in the slots stays for whoever needs it."""
+        """Lets go of source and slots; what lies in the slots stays for whoever needs it."""
         for copy in self._copies:
             copy.join()
         self._way.close()
@@ -150,10 +149,6 @@ class Snapshotter:
         self.asked_sequence = self._runtime.sequence
         self._finish(finish, stall_s)
         return True
-
-    def saved_tensors(self) -> list[Any] | None:
-        """What a snapshot reads; None where the Saver's own op decides."""
-        return self._way.saved_tensors()
 
     def wait_durable(self, sequence: int, timeout_s: float) -> bool:
         """Whether snapshot `sequence` (or a newer one) is a verified checkpoint, within `timeout_s`.
@@ -304,8 +299,8 @@ class Snapshotter:
             failure = self._take_due(wait_for_stop)
             if failure is None or isinstance(failure, NoRoom):
                 continue  # what has no room any more goes the other way
-            if isinstance(failure, (RuntimeError, tf.errors.CancelledError)) and "closed" in str(failure).lower():
-                return  # the session is closed: there is nothing left to take
+            if self._source.is_closed(failure):
+                return  # there is nothing left to take
             log.error("procsv: a snapshot failed, training goes on: %s", failure)
             if wait_for_stop(FAILED_PAUSE_S):
                 return
@@ -335,7 +330,7 @@ class Snapshotter:
         try:
             self._finish(finish, stall_s)
             self.on_taken(self.cadence.told())
-        except (NoRoom, OSError, RuntimeError, tf.errors.OpError) as failure:
+        except self._failures as failure:
             return failure
         return None
 
@@ -348,7 +343,7 @@ class Snapshotter:
         begun_s = self._clock.monotonic()
         with self._capturing:
             sequence = self._runtime.sequence + 1
-            finish = self._way.capture(self._session, sequence, want, is_whole)
+            finish = self._way.capture(sequence, want, is_whole)
             if finish is not None:
                 self._runtime.sequence = sequence
         return finish, self._clock.monotonic() - begun_s

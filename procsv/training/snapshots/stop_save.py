@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import tensorflow as tf
+from typing import TYPE_CHECKING
 
 from procsv.ipc.messaging.messages import Reason
 from procsv.ipc.shm.slot_file import NoRoom
-from procsv.training.graph.side_effects import is_harmless
+from procsv.training.runtime.log import log
+from procsv.training.snapshots.boundary import Boundary
+from procsv.training.snapshots.source import StateSource
 
 if TYPE_CHECKING:
-    from procsv.training.graph.session import Boundary
     from procsv.training.snapshots.snapshotter import Snapshotter
 
 PATIENCE_S = 1.0  # in which most programs come to their end, or at least to a boundary
 AGAIN_S = 0.5
-
-log = tf.compat.v1.logging
 
 
 class Notice:
@@ -34,15 +31,16 @@ class Notice:
         self,
         boundary: Boundary,
         snapshots: Snapshotter,
-        graph: Any,
+        source: StateSource,
         reason: Callable[[], Reason],
         take: Callable[[Reason], object],
     ) -> None:
         """`take` takes a snapshot with the training thread held between two calls.  `reason` is asked when it is needed: a
         signal comes before the message that says what it is about.
         """
-        self._boundary, self._snapshots, self._graph = boundary, snapshots, graph
+        self._boundary, self._snapshots, self._source = boundary, snapshots, source
         self._reason, self._take = reason, take
+        self._failures: tuple[type[Exception], ...] = (RuntimeError, TimeoutError, OSError, NoRoom, *source.errors)
         self._over = threading.Event()
 
     def answer(self) -> None:
@@ -58,7 +56,7 @@ class Notice:
             try:
                 if self._try(seen):
                     return
-            except (RuntimeError, TimeoutError, OSError, NoRoom, tf.errors.OpError) as failure:
+            except self._failures as failure:
                 if not self._over.is_set():
                     log.error("procsv: the state could not be taken at once: %s", failure)
                 return
@@ -77,7 +75,7 @@ class Notice:
 
     def _take_beside(self, seen: int) -> bool:
         """The training thread is in a long call."""
-        boundary, saved = self._boundary, self._snapshots.saved_tensors()
-        if saved is None or not is_harmless(self._graph, boundary.fetches, saved):
+        boundary = self._boundary
+        if self._source.may_change():
             return False  # it may be changing the state right now: its end is waited for
         return self._snapshots.take_beside(self._reason(), lambda: boundary.runs == seen and boundary.lock.locked())

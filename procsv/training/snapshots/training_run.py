@@ -1,6 +1,6 @@
-"""Everything procsv does for one session between its making and its end.
+"""Everything procsv does for one source of state from its first step to its last.
 
-Made by the Supervisor (and by monitored sessions) once the session holds its state.  Brings together boundary,
+Made by whoever trains (Supervisor, monitored sessions) once the source holds its state.  Brings together boundary,
 snapshots, progress and readiness; decides nothing about services, threads or summaries of its owner.
 """
 
@@ -9,9 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
-
-import tensorflow as tf
+from typing import cast
 
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.text import gist
@@ -23,25 +21,22 @@ from procsv.ipc.messaging.messages import (
     Rejected,
     SavedKey,
     SaveFailed,
-    Source,
     Unwritable,
 )
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.ipc.shm.slot_file import NoRoom
-from procsv.training.graph.call_counter import CallCounter
-from procsv.training.graph.restore import Origin
-from procsv.training.graph.saver_ops import is_restore
-from procsv.training.graph.session import Boundary, adopt
+from procsv.ipc.shm.slot_file import NoRoom, SlotPool
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.grace import BOUNDARY_SHARE, TRAINER_SHARE
-from procsv.training.snapshots.backends import SnapshotBackend
+from procsv.training.runtime.log import log
+from procsv.training.snapshots.backends import SlotBackend, SnapshotBackend, StagingBackend
+from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
-from procsv.training.snapshots.progress import Progress, StepReader
+from procsv.training.snapshots.progress import Progress
+from procsv.training.snapshots.restore_client import Origin
 from procsv.training.snapshots.snapshotter import Snapshotter
+from procsv.training.snapshots.source import StateSource
 from procsv.training.snapshots.step_faults import StepFaults
 from procsv.training.snapshots.stop_save import Notice
-
-log = tf.compat.v1.logging
 
 declare("trainer.compile", "trainer.save", "trainer.after_last_step")
 
@@ -51,12 +46,9 @@ FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last che
 
 @dataclass(frozen=True, slots=True)
 class SaveSetup:
-    """What is to be kept of a session, decided before its graph is finalized."""
+    """What is done for a source of state besides watching its progress."""
 
-    make_way: (
-        Callable[[Runtime, frozenset[str]], SnapshotBackend] | None
-    )  # None: no Saver, or its checkpoints are switched off
-    make_fallback: Callable[[Runtime], SnapshotBackend]  # taken when there is no memory for slots
+    saves: bool  # False: no snapshots, and no checkpoints
     cadence: Cadence
     on_durable: Callable[[Durable], None]
 
@@ -70,29 +62,22 @@ class Lost:
 
 
 class TrainingRun:
-    """procsv's side of one session."""
+    """procsv's side of one source of state."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        session: Any,
-        global_step: Any | None,
-        origin: Origin,
-        kept: SaveSetup,
-        lost: Lost | None = None,
+        self, runtime: Runtime, source: StateSource, origin: Origin, kept: SaveSetup, lost: Lost | None = None
     ) -> None:
-        """`lost`: the session that this one takes the place of, if any."""
-        self._runtime, self._session, self.origin, self._kept = runtime, session, origin, kept
+        """`lost`: the session that this source takes the place of, if any."""
+        self._runtime, self._source, self.origin, self._kept = runtime, source, origin, kept
         self._lost = lost
+        self._failures: tuple[type[Exception], ...] = (TimeoutError, OSError, NoRoom, *source.errors)  # of a snapshot
         self.boundary = Boundary(self._visit)
-        self._steps = StepReader(session, global_step)
-        self.first_step = runtime.step = self._steps.read()
+        self.first_step = runtime.step = source.read_step()
         self._is_ready = False
         self._last_durable: dict[bool, SavedKey] = {}  # of the program's own saves, and of ours
         self._last_error = ""  # the gist of why saving fails
         self._faults = StepFaults(runtime.start, runtime.clock, runtime.injected, runtime.say_step)
-        self._progress = Progress(runtime, self._steps)
-        self._calls_here = CallCounter()
+        self._progress = Progress(runtime, source)
         self.snapshots: Snapshotter | None = None
         self.is_over = False
         self._notice: Notice | None = None  # what is done about a stop request
@@ -100,7 +85,7 @@ class TrainingRun:
         self._asked_for = (-1, -1)  # the calls that had ended when the last snapshot was asked for, and its sequence
 
     def begin(self) -> None:
-        """From here on calls of the session pass the boundary.  Takes the first snapshot of a fresh state."""
+        """From here on steps pass the boundary."""
         failpoint("trainer.compile")
         link = self._runtime.link
         self._runtime.training = self
@@ -109,22 +94,25 @@ class TrainingRun:
         link.on(SaveFailed, self._on_failed)
         link.on(Unwritable, self._on_unwritable)
         link.on(Rejected, self._on_rejected)
-        if not adopt(self._session, self.boundary):
-            log.warning("procsv: %s is no tf.Session: snapshots are taken beside it", type(self._session).__name__)
+        self._source.attach(self.boundary)
         self._runtime.on_stop(self._on_stop)
         self._runtime.injected.on_waiting = self._look_soon
-        self._calls_here.begin()
-        self._runtime.count_runs = lambda: self.boundary.runs + self._calls_here.count
+        self._runtime.count_runs = lambda: self.boundary.runs + self._source.count_calls()
         self._runtime.phase = Phase.COMPILE
         self.boundary.due = True  # until the first step has ended
         self._progress.begin()
 
     def _begin_snapshots(self) -> None:
-        if self._kept.make_way is None:
+        if not self._kept.saves:
             return
-        restored = frozenset({self.origin.path} if self.origin.source == "memory" else ())
-        ways = (self._kept.make_way(self._runtime, restored), self._kept.make_fallback(self._runtime))
-        self.snapshots = Snapshotter(self._runtime, self.boundary, ways, self._session, self._kept.cadence)
+        start, source = self._runtime.start, self._source
+        staging = StagingBackend(source, [start.paths.shm_dir, start.paths.home])
+        way: SnapshotBackend = staging
+        if source.spec is not None:
+            restored = frozenset({self.origin.path} if self.origin.source == "memory" else ())
+            pool = SlotPool(start.paths.shm_dir, start.run, start.incarnation)
+            way = SlotBackend(pool, source, start.target, restored)
+        self.snapshots = Snapshotter(self._runtime, self.boundary, source, (way, staging), self._kept.cadence)
         if self.origin.source == "fresh":
             self.snapshots.reserve()  # before the first step; a restored session gets there faster and reserves behind it
         self.snapshots.warm_up()
@@ -135,7 +123,7 @@ class TrainingRun:
         self.boundary.due = False
         if self._faults.is_watching:
             self.boundary.due = True
-            self._faults.look(self._steps.read())
+            self._faults.look(self._source.read_step())
         if not self._is_ready:
             self._look_whether_ready()
         if self.snapshots is not None:
@@ -151,11 +139,11 @@ class TrainingRun:
 
     def _look_whether_ready(self) -> None:
         """READY: the first call after the start that has moved the global step has ended."""
-        step = self._steps.read()
+        step = self._source.read_step()
         if step == self.first_step and step >= 0:
             self.boundary.due = True
             return
-        if self.origin.source == "fresh" and is_restore(self.boundary.fetches, self._session.graph):
+        if self.origin.source == "fresh" and self._source.has_restored():
             # The program has its own checkpoints: what it goes on from is no step that was made here.
             self.origin, self.first_step = Origin("checkpoint", "", step), step
             self.boundary.due = True
@@ -164,8 +152,7 @@ class TrainingRun:
         self._runtime.step = step
         self._runtime.phase = Phase.STEP
         now_s = self._runtime.clock.monotonic()
-        source = cast(Source, self.origin.source)
-        recovered = FirstStepDone(self.first_step, source, self.origin.path, step, now_s)
+        recovered = FirstStepDone(self.first_step, self.origin.source, self.origin.path, step, now_s)
         if self._lost is None:
             self._runtime.recovered(recovered)
         else:
@@ -185,7 +172,7 @@ class TrainingRun:
             self._notice = Notice(
                 self.boundary,
                 self.snapshots,
-                self._session.graph,
+                self._source,
                 lambda: self._runtime.stop_reason or reason,
                 self._take_unless_taken,
             )
@@ -227,7 +214,7 @@ class TrainingRun:
     # -- the end ---------------------------------------------------------------------------------------------
     def read_step(self) -> int:
         """The global step now; the heartbeat says it, too."""
-        self._runtime.step = self._steps.read()
+        self._runtime.step = self._source.read_step()
         return self._runtime.step
 
     def save(self, reason: Reason, timeout_s: float) -> bool:
@@ -235,10 +222,11 @@ class TrainingRun:
         if self.snapshots is None:
             return False
         failpoint("trainer.save")
+        failures: tuple[type[Exception], ...] = (RuntimeError, *self._failures)
         try:
             with self._runtime.saving():
                 return self._wait(self._take_unless_taken(reason), timeout_s)
-        except (RuntimeError, TimeoutError, OSError, NoRoom, tf.errors.OpError) as failure:
+        except failures as failure:
             log.error("procsv: the last state could not be taken: %s", failure)
         return False
 
@@ -297,7 +285,7 @@ class TrainingRun:
         return sequence
 
     def _calls(self) -> int:
-        """How many calls of the session have ended, about; the same number again means there was none."""
+        """How many steps have ended, about; the same number again means there was none."""
         return self.boundary.runs + self.boundary.elsewhere
 
     def take_first(self) -> None:
@@ -308,7 +296,7 @@ class TrainingRun:
         if self.snapshots is not None and self.origin.source == "fresh":
             try:
                 self.snapshots.wait_told(self._take("start"), FIRST_SAVE_S_MAX)
-            except (TimeoutError, OSError, NoRoom, tf.errors.OpError) as failure:
+            except self._failures as failure:
                 log.error("procsv: no checkpoint of the first state, training goes on: %s", failure)
 
     def final_save_s(self) -> float:
@@ -319,7 +307,7 @@ class TrainingRun:
         return max(1.0, share_s - (self._runtime.clock.monotonic() - self._runtime.stop_asked_s))
 
     def end(self) -> None:
-        """The session is about to be closed: nothing of ours touches it any more."""
+        """The source is about to be closed: nothing of ours touches it any more."""
         failpoint("trainer.after_last_step")
         self.is_over = True
         if self._runtime.training is self:
@@ -329,9 +317,9 @@ class TrainingRun:
             self._notice.end()
         self._runtime.injected.on_waiting = lambda: None
         self._progress.end()
-        self._calls_here.end()
         if self.snapshots is not None:
             self.snapshots.close()
+        self._source.close()
         link = self._runtime.link
         link.forget(Durable, self._on_durable)
         link.forget(SaveFailed, self._on_failed)

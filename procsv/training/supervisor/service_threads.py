@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from procsv.base.clock import Clock
+from procsv.training.graph.session import set_pending_fetch
 from procsv.training.managed.session_controller import SessionController
 from procsv.training.snapshots.training_run import TrainingRun
 from procsv.training.summaries.piggyback import PendingFetch, PiggybackFetch
@@ -99,14 +100,14 @@ class SVSummaryThread(ServiceThread):
         boundary, clock = self._training.boundary, self._clock
         pending_fetch = PendingFetch(self._piggyback, self._supervisor.summary_op, self._training.read_step)
         from_s, from_runs = clock.monotonic(), boundary.runs + boundary.elsewhere
-        boundary.pending_fetch = pending_fetch
+        set_pending_fetch(self._session, pending_fetch)
         while not pending_fetch.is_over:
             if self._wait_for_end(PIGGYBACK_POLL_S):
-                boundary.pending_fetch = None
+                set_pending_fetch(self._session, None)
                 return True
             runs = boundary.runs + boundary.elsewhere - from_runs
             if runs >= PIGGYBACK_RUNS_MIN and clock.monotonic() - from_s >= PIGGYBACK_S_MIN:
-                boundary.pending_fetch = None
+                set_pending_fetch(self._session, None)
                 return False
         if pending_fetch.error is not None:
             raise pending_fetch.error  # as any service's error: training stops, and the block raises it

@@ -55,8 +55,8 @@ class BundlePlan:
 
 def plan_bundle(contents: Contents) -> BundlePlan:
     """Unsupported if TensorFlow has to write this, or to say what is wrong with it."""
-    if contents.save_op != "SaveV2":
-        raise Unsupported(contents.save_op)
+    if contents.format != "v2":
+        raise Unsupported(f"format {contents.format}")
     plan = BundlePlan(contents.shards if contents.sharded else contents.shards[:1])
     whole: set[bytes] = set()
     parts: dict[bytes, tuple[str, tuple[int, ...]]] = {}

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from procsv.base.errors import PeerError
-from procsv.ipc.shm.slot_index import Contents, TensorEntry, unpack_strings
+from procsv.ipc.shm.slot_index import Contents, Format, TensorEntry, unpack_strings
 from procsv.services.checkpoint.core.facts import WriteMismatch
 
 _loading = threading.Lock()
@@ -51,33 +51,30 @@ def write(contents: Contents, memory: mmap.mmap, prefix: str, after_part: Callab
     count = len(contents.shards)
     with tf.device("/cpu:0"):
         if not contents.sharded:
-            _put(tf, contents.save_op, prefix, contents.shards[0], memory)
+            _put(tf, contents.format, prefix, contents.shards[0], memory)
             after_part(prefix)
             return prefix
-        if contents.save_op != "SaveV2":
+        if contents.format == "v1":
             for number, shard in enumerate(contents.shards):
-                _put(tf, contents.save_op, f"{prefix}-{number:05d}-of-{count:05d}", shard, memory)
+                _put(tf, contents.format, f"{prefix}-{number:05d}-of-{count:05d}", shard, memory)
                 after_part(prefix)
             return f"{prefix}-?????-of-{count:05d}"
         parts = [f"{prefix}_temp/part-{number:05d}-of-{count:05d}" for number in range(count)]
         for part, shard in zip(parts, contents.shards, strict=True):
-            _put(tf, contents.save_op, part, shard, memory)
+            _put(tf, contents.format, part, shard, memory)
             after_part(part)
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix, delete_old_dirs=True)
     return prefix
 
 
-def _put(tf: Any, op: str, name: str, shard: tuple[TensorEntry, ...], memory: mmap.mmap) -> None:
+def _put(tf: Any, format_: Format, name: str, shard: tuple[TensorEntry, ...], memory: mmap.mmap) -> None:
     keys = [entry.key for entry in shard]
     slices = [entry.slice for entry in shard]
     tensors = [_tensor(tf, entry, memory) for entry in shard]
-    match op:
-        case "SaveV2":
-            tf.raw_ops.SaveV2(prefix=name, tensor_names=keys, shape_and_slices=slices, tensors=tensors)
-        case "SaveSlices":
-            tf.raw_ops.SaveSlices(filename=name, tensor_names=keys, shapes_and_slices=slices, data=tensors)
-        case _:
-            tf.raw_ops.Save(filename=name, tensor_names=keys, data=tensors)
+    if format_ == "v2":
+        tf.raw_ops.SaveV2(prefix=name, tensor_names=keys, shape_and_slices=slices, tensors=tensors)
+    else:
+        tf.raw_ops.SaveSlices(filename=name, tensor_names=keys, shapes_and_slices=slices, data=tensors)
 
 
 def _tensor(tf: Any, entry: TensorEntry, memory: mmap.mmap) -> Any:

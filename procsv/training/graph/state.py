@@ -1,0 +1,120 @@
+"""The graph session as a source of state.
+
+Made for each session, by a SaveConfig when it begins to train, or by a session manager that restores it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from procsv.ipc.shm.slot_file import SlotReader
+from procsv.training.graph.call_counter import CallCounter
+from procsv.training.graph.capture import Capture
+from procsv.training.graph.saver_ops import is_restore
+from procsv.training.graph.server_files import restore_or_send
+from procsv.training.graph.session import adopt
+from procsv.training.graph.side_effects import is_harmless
+from procsv.training.graph.slot_feed import feed_from_slot
+from procsv.training.runtime.log import log
+from procsv.training.snapshots.boundary import Boundary
+from procsv.training.snapshots.source import Captured, StateSource, StateSpec
+
+tf1 = tf.compat.v1
+
+
+class GraphState(StateSource):
+    """What `saver` saves of `session`."""
+
+    errors: tuple[type[Exception], ...] = (tf.errors.OpError,)
+
+    def __init__(
+        self,
+        session: Any,
+        saver: Any,
+        global_step: Any | None = None,
+        spec: StateSpec | None = None,
+        capture: Capture | None = None,
+        save_name: str = "model.ckpt",
+    ) -> None:
+        """`capture` is what `spec` describes; without one the Saver's own op saves, under `save_name`."""
+        self.session, self.spec = session, spec
+        self._saver, self._capture, self._save_name = saver, capture, save_name
+        self._boundary: Boundary | None = None
+        self._calls: CallCounter | None = None
+        self._read_step: Callable[[], Any] | None = None
+        if global_step is not None:
+            tensor = session.graph.as_graph_element(global_step, allow_operation=False)
+            with session.graph.as_default():
+                self._read_step = tf1.Session.make_callable(session, tensor)
+
+    def attach(self, boundary: Boundary) -> None:
+        self._boundary = boundary
+        if not adopt(self.session, boundary):
+            log.warning("procsv: %s is no tf.Session: snapshots are taken beside it", type(self.session).__name__)
+        self._calls = CallCounter()
+        self._calls.begin()
+
+    def read_step(self) -> int:
+        return -1 if self._read_step is None else int(np.asarray(self._read_step()).reshape(()))
+
+    def warm_up(self) -> None:
+        if self._capture is not None:
+            self._capture.warm_up(self.session)
+
+    def capture(self, into: mmap.mmap) -> Captured:
+        assert self._capture is not None, "nothing is captured of this session"
+        return self._capture.run(self.session, into)
+
+    def restore(self, state: SlotReader | str) -> None:
+        if isinstance(state, str):
+            log.info("Restoring parameters from %s", state)
+            restore_or_send(self._saver, self.session, state)
+        else:
+            feed_from_slot(state, self.session, self._saver)
+
+    def may_change(self) -> bool:
+        if self._capture is None or self._boundary is None:
+            return True
+        saved = [item.tensor for item in self._capture.distinct]
+        return not is_harmless(self.session.graph, self._boundary.about, saved)
+
+    def has_restored(self) -> bool:
+        return self._boundary is not None and is_restore(self._boundary.about, self.session.graph)
+
+    def save_to(self, directory: Path, step: int) -> str:
+        with self.session.graph.as_default():
+            prefix = (
+                self._saver.save(  # killed in here: a directory without an index, which nobody takes for a checkpoint
+                    self.session,
+                    str(directory / self._save_name),
+                    global_step=step if step >= 0 else None,
+                    latest_filename="staged",
+                    write_state=False,
+                )
+            )
+        return str(prefix or _checkpoint_in(directory))
+
+    def count_calls(self) -> int:
+        return 0 if self._calls is None else self._calls.count
+
+    def is_closed(self, error: Exception) -> bool:
+        return isinstance(error, (RuntimeError, tf.errors.CancelledError)) and "closed" in str(error).lower()
+
+    def close(self) -> None:
+        if self._calls is not None:
+            self._calls.end()
+        if self._capture is not None:
+            self._capture.forget()
+
+
+def _checkpoint_in(directory: Path) -> Path:
+    """The one checkpoint in `directory`, for Savers whose `save` does not say what it wrote."""
+    for index in directory.glob("*.index"):
+        return index.with_suffix("")
+    raise FileNotFoundError(f"the Saver has left no checkpoint in {directory}")

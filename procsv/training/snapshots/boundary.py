@@ -1,0 +1,88 @@
+"""The step boundary: the moment between two calls on the training thread, at which the state is whole.
+
+Each step of a source of state is one call that passes the boundary.  When nothing is due, that costs a lock and an
+attribute read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from procsv.base.failpoints import declare, failpoint
+
+declare("trainer.step")
+
+_NO_KWARGS: Mapping[str, Any] = {}
+
+
+class Boundary:
+    """The boundary of the thread that makes it.
+
+    `due` is set by anybody; `visit` is then called on the training thread, with the lock held, after the next
+    call.  Whoever else holds `lock` knows that the training thread is between two calls.
+    """
+
+    __slots__ = ("about", "due", "elsewhere", "inside", "lock", "runs", "thread", "visit")
+
+    def __init__(self, visit: Callable[[], None]) -> None:
+        self.lock = threading.Lock()
+        self.due = False
+        self.runs = 0  # calls that have ended; progress for the heartbeat
+        self.elsewhere = 0  # calls on other threads, about
+        self.about: Any = None  # what the source says of the call under way, or of the last one; None: not known
+        # The training thread is in a call or at the boundary: a call of its own from there (a callback's, a Saver's)
+        # passes straight through.  Set by that thread alone.
+        self.inside = False
+        self.thread = threading.get_ident()
+        self.visit = visit
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a call that begins here and now would end at the boundary: on its thread, and within no other."""
+        return not self.inside and threading.get_ident() == self.thread
+
+    def pass_call(
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] = _NO_KWARGS,
+        about: Any = None,
+    ) -> Any:
+        """`call(*args, **kwargs)` as one step of the training thread, with the boundary at its end.
+
+        Calls from within, and those of other threads, pass straight through.  `about`: see there.
+        """
+        if self.inside or threading.get_ident() != self.thread:
+            result = call(*args, **kwargs)
+            self.elsewhere += 1
+            return result
+        with self.lock:
+            self.inside, self.about = True, about
+            try:
+                result = call(*args, **kwargs)
+                failpoint("trainer.step")
+                self.runs += 1
+                if self.due:
+                    self.visit()
+            finally:
+                self.inside = False
+        return result
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps the training thread between two calls, from any thread; on that thread, from within a call, too."""
+        is_training_thread = threading.get_ident() == self.thread
+        if is_training_thread and self.inside:
+            yield
+            return
+        with self.lock:
+            if is_training_thread:
+                self.inside = True
+            try:
+                yield
+            finally:
+                if is_training_thread:
+                    self.inside = False

@@ -1,0 +1,89 @@
+"""A new trainer's state: asked of the checkpoint service, taken from memory or from a checkpoint.
+
+Called before the first step.  It never starts from step 0 when there are checkpoints that cannot be used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from procsv.base.errors import PeerError, UserError
+from procsv.base.failpoints import declare, failpoint
+from procsv.base.identity import CHECKPOINT
+from procsv.ipc.messaging.messages import Restore, Restored, RestoreFrom, Source
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.ipc.shm.slot_file import SlotReader, scan_slots
+from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.log import log
+from procsv.training.snapshots.source import CannotRestore, StateSource
+
+ANSWER_S_MAX = 600.0  # the service may first have to save what the last trainer left
+
+declare("trainer.restore")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a state came from, for the journal."""
+
+    source: Source
+    path: str
+    step: int
+    listed: tuple[str, ...] = ()  # the checkpoints there are, oldest first
+
+
+FRESH = Origin("fresh", "", -1)
+
+
+def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
+    """The checkpoint service's answer to "which state shall I start from?".  UserError if none of them is good."""
+    try:
+        received = runtime.link.ask(CHECKPOINT, Restore(durable_only), ANSWER_S_MAX)
+    except TimeoutError:
+        raise UserError(
+            f"the checkpoint service did not say within {ANSWER_S_MAX:.0f} s which state to start from; "
+            f"see {runtime.paths.logs}/checkpoint.*.log",
+            exit_code=70,
+        ) from None
+    except PeerError as lost:
+        raise UserError(f"no checkpoint service is available to choose a restore point: {lost}", exit_code=70) from None
+    answer = cast(RestoreFrom, received.body)
+    if answer.error:
+        raise UserError(answer.error, exit_code=70)
+    runtime.sequence = max(runtime.sequence, answer.sequence)
+    return answer
+
+
+def restore_newest(runtime: Runtime, source: StateSource) -> Origin:
+    """Puts the newest state into `source`; FRESH if there is none to put."""
+    runtime.phase = Phase.RESTORE
+    failpoint("trainer.restore")
+    answer = ask_newest(runtime, durable_only=False)
+    if answer.source == "memory":
+        try:
+            restore_slot(Path(answer.path), source)
+        except (CannotRestore, PeerError) as why:
+            log.warning("procsv: the state in memory is restored by way of its checkpoint: %s", why)
+            answer = ask_newest(runtime, durable_only=True)
+    if answer.source == "checkpoint":
+        source.restore(answer.path)
+    runtime.tell_checkpoint(Restored(answer.source, answer.path, answer.step))
+    return Origin(answer.source, answer.path, answer.step, tuple(answer.all_paths))
+
+
+def restore_slot(path: Path, source: StateSource) -> None:
+    """Puts the state in slot `path` into `source`."""
+    info = next((i for i in scan_slots(path.parent) if i.path == path), None)
+    if info is None:
+        raise PeerError(f"slot {path.name} is gone")
+    reader = SlotReader(info)
+    try:
+        source.restore(reader)
+    except BaseException:
+        reader.close()
+        raise
+    # The lock goes, the mapping stays: the source may share its memory.  The service knows (Restored) that this slot is
+    # never to be written again.
+    reader.let_go()

@@ -1,0 +1,106 @@
+"""The seam: a source of state, which is whatever a training process trains.
+
+Everything in this package is done for a StateSource and knows nothing else of it.  A graph session is one
+(training/graph/state.py); the state is what its checkpoints hold.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.shm.slot_file import SlotReader
+from procsv.ipc.shm.slot_index import Format
+from procsv.training.snapshots.boundary import Boundary
+from procsv.training.snapshots.slot_layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the checkpoint."""
+
+    key: str
+    slice: str  # shape_and_slice as SaveV2 takes it; "" for a whole tensor
+    dtype: str  # TensorFlow's name
+    number: int  # of the captured array that holds it; what is saved under two keys is captured once
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What a snapshot of a source holds, and how its checkpoint is written."""
+
+    plan: CheckpointPlan  # how checkpoints are named and kept
+    format: Format
+    sharded: bool
+    shards: tuple[tuple[Entry, ...], ...]
+    sizes: list[int | None]  # bytes of each captured array; None: not known beforehand
+    layout: Layout  # of the arrays in a slot
+    has_step: bool  # checkpoints have the step in their names
+
+    @property
+    def toc_size(self) -> int:
+        """Bytes that the table of contents takes, at most."""
+        return 4096 + 2 * sum(64 + len(item.key) + len(item.slice) for shard in self.shards for item in shard)
+
+
+@dataclass(slots=True)
+class Captured:
+    """What one capture took: arrays by number, and the global step (-1: there is none)."""
+
+    arrays: list[Any]  # numpy arrays that do not change any more; of a copied one only the shape is kept
+    copied: list[bool]  # True: the bytes are in the slot already
+    step: int
+
+
+class CannotRestore(Exception):
+    """The state in memory does not fit this source; its checkpoint may.  The text says why."""
+
+
+class StateSource(Protocol):
+    """What is captured, and how it is put back.  Members with a body are a source's own choice."""
+
+    spec: StateSpec | None  # None: no slot can hold the state; then `save_to` writes every checkpoint
+    errors: tuple[type[Exception], ...]  # what its calls raise, besides RuntimeError, where the state cannot be read
+
+    def attach(self, boundary: Boundary) -> None:
+        """From here on the steps of the training thread pass `boundary`."""
+
+    def read_step(self) -> int:
+        """The global step now; -1 if there is none.  Any thread, at any time; never passes the boundary."""
+
+    def warm_up(self) -> None:
+        """Makes the first capture cost what the others do.  On the training thread, before the first step."""
+
+    def capture(self, into: mmap.mmap) -> Captured:
+        """The state now.  At the boundary: views that stay as they are while training goes on, or copies in the slot `into`."""
+
+    def restore(self, state: SlotReader | str) -> None:
+        """Puts back what lies in a slot, or in the checkpoint of this path.  CannotRestore if the slot's does not fit.
+
+        Of a slot the mapping may go on being used; nobody else writes to it.
+        """
+
+    def may_change(self) -> bool:
+        """Whether the call under way at the boundary can change what is captured."""
+        return True
+
+    def has_restored(self) -> bool:
+        """Whether the call that has just ended put back a state of the program's own."""
+        return False
+
+    def save_to(self, directory: Path, step: int) -> str:
+        """Writes a checkpoint of the state of `step` into the empty `directory`, at the boundary; its path."""
+
+    def count_calls(self) -> int:
+        """Rises with what the training thread does besides passing the boundary: progress for the heartbeat."""
+        return 0
+
+    def is_closed(self, error: Exception) -> bool:
+        """Whether `error` says that there is nothing left to read, for good."""
+        return False
+
+    def close(self) -> None:
+        """Nothing of ours touches the source any more."""
