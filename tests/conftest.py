@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from procsv.base.errors import ProcsvBug
+from procsv.ipc.messaging.endpoint import Endpoint
 from tests.support.leftovers import Leftovers
 
 # Examples are the same in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
@@ -33,6 +35,25 @@ def is_eager() -> bool:
     """As TensorFlow is when it is imported, unless the tests of this process have imported it and changed that."""
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow is None or bool(tensorflow.executing_eagerly())
+
+
+_refuse = Endpoint.refuse
+
+
+@pytest.fixture(autouse=True)
+def contracts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that breaks its contract, which a run counts and survives, fails the test."""
+
+    def fail(endpoint: Endpoint, why: str) -> None:
+        raise ProcsvBug(f"{endpoint.me} was sent {why}")
+
+    monkeypatch.setattr(Endpoint, "refuse", fail)
+
+
+@pytest.fixture
+def refuses(contracts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a message is counted and survived, as in a run."""
+    monkeypatch.setattr(Endpoint, "refuse", _refuse)
 
 
 @pytest.fixture(autouse=True)

@@ -46,6 +46,11 @@ class Outbox:
         pending = self._pending.pop(seq, None)
         return pending.body if pending else None
 
+    def find(self, seq: int) -> Message | None:
+        """The message `seq`, if it is still open."""
+        pending = self._pending.get(seq)
+        return pending.body if pending else None
+
     def answers(self, seq: int) -> int:
         """What of the peer's our open message `seq` answers; 0 if nothing."""
         pending = self._pending.get(seq)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from procsv.base.clock import Clock
-from procsv.base.errors import PeerError
+from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.identity import COMMAND_LINE, TaskId
 from procsv.ipc.messaging.codec import decode, encode
 from procsv.ipc.messaging.delivery import Inbox, Outbox
@@ -42,6 +42,9 @@ class Peer:
     task: TaskId | None = None  # None: it has not spoken yet
     incarnation: int = 0
     is_reachable: bool = True  # as far as the last send to it could tell
+
+    def may_hear(self, body: Message) -> bool:
+        return self.task is not None and body.contract.may_be_sent_to(self.task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,16 @@ class Endpoint(ABC):
         if received.seq:
             self._acknowledge(received.who, received.seq)
 
-    def _envelope(self, seq: int, re: int, body: Message) -> bytes:
-        return encode(Envelope(PROTOCOL, self.me.run, self.me.task, self.me.incarnation, seq, re, body))  # type: ignore[arg-type]
+    def _envelope(self, seq: int, re: int, body: Message, receiver: TaskId | None = None) -> bytes:
+        """The bytes to send.  ProcsvBug for what this role may not send, or not in this way, or not to that role."""
+        contract = body.contract
+        if not contract.may_be_sent_by(self.me.task) or (
+            receiver is not None and not contract.may_be_sent_to(receiver)
+        ):
+            raise ProcsvBug(f"{self.me.task} sends {type(body).__name__} to {receiver or 'its server'}")
+        if contract.is_reliable != (seq > 0):
+            raise ProcsvBug(f"{type(body).__name__} is {'' if contract.is_reliable else 'not '}a reliable message")
+        return encode(Envelope(PROTOCOL, self.me.run, self.me.task, self.me.incarnation, seq, re, body))
 
     def drop(self, why: str) -> None:
         """Counts a message that is not heard.  `why` may hold what a peer has said: only so many are told apart."""
@@ -114,6 +125,11 @@ class Endpoint(ABC):
         if self._is_outdated(message):
             self.drop("an older incarnation")
             return None
+        if why := self._why_misdirected(message, peer.outbox.find(message.re)):
+            self.refuse(why)
+            if message.seq:
+                self._acknowledge(who, message.seq)  # else it would be refused once a second
+            return None
         if not peer.inbox.is_news(message.incarnation, message.seq):
             self.drop(REPEATED)
             if message.seq and peer.inbox.is_settled(message.incarnation, message.seq):
@@ -124,6 +140,22 @@ class Endpoint(ABC):
             peer.inbox.settle(question)  # our answer has arrived: not before may the question be acknowledged again
         answered = peer.outbox.acknowledge(message.re) if message.re else None
         return Received(who, message.task, message.incarnation, message.seq, message.re, message.body, answered)
+
+    def _why_misdirected(self, message: Envelope, question: Message | None) -> str:
+        """What of the message's contract is broken; "" if nothing is.  `question`: the open one that it answers."""
+        body = message.body
+        name, contract, is_answer = type(body).__name__, body.contract, not isinstance(body, Ack)
+        if not contract.may_be_sent_by(message.task):
+            return f"{name} from {message.task}"
+        if not contract.may_be_sent_to(self.me.task):
+            return f"{name} to {self.me.task}"
+        if question is not None and is_answer and not isinstance(body, question.contract.answers):
+            return f"{name} in answer to {type(question).__name__}"
+        return ""
+
+    def refuse(self, why: str) -> None:
+        """Counts a message that breaks its contract: a bug of its sender's, which is no reason to stop here."""
+        self.drop(why)
 
     def _is_outdated(self, message: Envelope) -> bool:
         """Whether somebody of a later incarnation has spoken, on whatever connection."""
@@ -170,12 +202,12 @@ class ServerEndpoint(Endpoint):
         return seq
 
     def broadcast(self, body: Message, only: TaskId | None = None) -> None:
-        """Says `body` reliably to every process of the run, or to one task `only`; never to an older incarnation."""
+        """Says `body` reliably to all who may hear it, or to one task `only`; never to an older incarnation."""
         newest: dict[TaskId | None, int] = {}
         for peer in self.peers.values():
             newest[peer.task] = max(newest.get(peer.task, 0), peer.incarnation)
         for who, peer in list(self.peers.items()):
-            is_meant = peer.task == only if only is not None else peer.task != COMMAND_LINE
+            is_meant = peer.task == only if only is not None else peer.may_hear(body)
             if is_meant and peer.incarnation == newest[peer.task]:
                 self.send_reliable(who, body)
 
@@ -189,8 +221,9 @@ class ServerEndpoint(Endpoint):
         self.send(who, Ack(), re=seq)
 
     def _send(self, who: bytes, seq: int, re: int, body: Message) -> None:
-        put = self._put([who, self._envelope(seq, re, body)])
-        if (peer := self.peers.get(who)) is not None:
+        peer = self.peers.get(who)
+        put = self._put([who, self._envelope(seq, re, body, peer.task if peer is not None else None)])
+        if peer is not None:
             peer.is_reachable = put is not Put.NOBODY
 
     def tick(self) -> None:

@@ -1,20 +1,22 @@
-"""Every message between two processes of a run: who says it to whom, what answers it, what if it is lost.
+"""Messages between two processes of a run.
 
-Pure data, encoded by codec.py.  Tensors never travel here: they lie in slots (slot_file.py), large event records
-in parcel files, and messages name them.
+Pure data, encoded by codec.py.  Tensors never travel here: they lie in slots (slot_file.py), large event records in
+parcel files, and messages name them.  To add a message, add a class with its contract here, and let its sender send it
+and its receiver handle it; docs/messages.md is made from this file by scripts/docs.
 
-A message with `seq` > 0 in its envelope is *reliable*: its sender says it again until the receiver
-acknowledges it with Ack or an answer (envelope `re`), so every receiver may see it twice and drops what it
-has already handled.  `seq` 0 is said once and may be lost.
+A message with `seq` > 0 in its envelope is *reliable*: its sender repeats it until the receiver acknowledges it with Ack
+or an answer (envelope `re`), so a receiver may see it twice and drops what it has already handled.  A message with `seq`
+0 is sent once and may be lost.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
 import msgspec
 
 from procsv.base.identity import TaskId
+from procsv.ipc.messaging.contract import ANY, CHECKPOINT, COMMAND_LINE, PROGRAM, SERVICE, SUMMARY, WATCHDOG, Contract
 
 Reason = Literal["start", "periodic", "final", "crash", "preempt", "manual"]
 Source = Literal["memory", "checkpoint", "fresh"]
@@ -27,122 +29,36 @@ PROTOCOL = 2  # a peer of another protocol is refused, with both numbers in the 
 class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of all bodies."""
 
+    contract: ClassVar[Contract]
+
 
 # -- anyone ------------------------------------------------------------------------------------------------
 class Ack(Message, frozen=True):
-    """Receiver -> sender of the reliable message that the envelope's `re` names.  If lost: that is resent."""
+    """Acknowledges the reliable message that the envelope's `re` names, once it has taken effect."""
+
+    contract = Contract(ANY, ANY, is_reliable=False)
 
 
 class Hello(Message, frozen=True):
-    """Trainer or service -> watchdog; trainer or watchdog -> service.  First word on a new connection.
+    """Introduces a process: the first message on a new connection.
 
-    Answered by Ack.  A server sends its news (Durable, SaveFailed, …) to every peer that has said Hello.
+    A service sends its news (Durable, SaveFailed, …) to every peer that has said Hello.
     """
+
+    contract = Contract(PROGRAM | WATCHDOG, WATCHDOG | SERVICE)
 
     pid: int
 
 
-# -- trainer -> checkpoint service -------------------------------------------------------------------------
-class CheckpointPlan(Message, frozen=True):
-    """Trainer -> checkpoint: how this run's checkpoints are named and kept.  Before anything else it asks.
-
-    Answered by Ack.  If lost: resent; Restore and Snapshot wait behind it.
-    `meta_path` is a file on the shared-memory filesystem with the serialized MetaGraphDef ("" for none).
-    """
-
-    save_path: str  # logdir/basename; "-<step>" follows where there is a global step
-    latest_filename: str
-    save_secs: float  # periodic checkpoints; 0 for none
-    max_to_keep: int  # 0 keeps all
-    keep_every_n_hours: float
-    pad_step_number: bool
-    save_relative_paths: bool
-    meta_path: str
-    keep_from: float = 0.0  # Unix seconds that keep_every_n_hours counts from: when the Saver was made; 0.0: not known
-
-
-class Restore(Message, frozen=True):
-    """Trainer -> checkpoint: which state shall I start from?  Answered by RestoreFrom (after verification).
-
-    Any state the last trainer left in memory is by then being written to disk, if it is not there yet.
-    `durable_only`: the trainer cannot feed memory (its own session manager, say); answer with a checkpoint.
-    """
-
-    durable_only: bool
-
-
-class RestoreFrom(Message, frozen=True):
-    """Checkpoint -> trainer.  Answers Restore.
-
-    memory: `path` is the slot file to map, never to be written again.  checkpoint: `path` is the prefix.
-    fresh: there is nothing; initialise.  `error` is not "" if checkpoints exist and none is good: the trainer
-    must fail with that text, never start from step 0.
-    `sequence` is the highest snapshot sequence known; the trainer numbers its own from there.
-    """
-
-    source: Source
-    path: str
-    step: int
-    sequence: int
-    all_paths: tuple[str, ...]  # checkpoints that are kept, oldest first
-    error: str
-
-
-class Restored(Message, frozen=True):
-    """Trainer -> checkpoint: the state is in the session.  Answered by Ack.
-
-    A slot it came from is now mapped privately: it is unlinked as soon as its state is durable.
-    """
-
-    source: Source
-    path: str
-    step: int
-
-
-class Snapshot(Message, frozen=True):
-    """Trainer -> checkpoint: a slot is READY.  Answered by Ack; by Durable or SaveFailed too if `want` is set.
-
-    If lost: resent; the slot itself says the same to whoever looks.
-    `want` asks for a durable checkpoint now, for that reason ("" leaves it to the cadence).
-    """
-
-    slot: str
-    sequence: int
-    step: int
-    want: Reason | Literal[""]
-
-
-class Staged(Message, frozen=True):
-    """Trainer -> checkpoint: the Saver's own op has written checkpoint `prefix` into a staging directory.
-
-    For Savers that no slot can serve, and where shared memory cannot be had.  The service verifies the files
-    and moves them in; it owns the directory from now on.  Answered like Snapshot.
-    """
-
-    prefix: str
-    sequence: int
-    step: int
-    want: Reason | Literal[""]
-
-
-class UserSave(Message, frozen=True):
-    """Trainer -> checkpoint: the program has saved checkpoint `path` by the supervised Saver, and is done with it.
-
-    Answered by Ack once it was verified and has its manifest, or turned out to be of no use.  If lost: resent; the
-    directory itself says the same, but not whose the checkpoint is.
-    """
-
-    path: str
-
-
 # -- checkpoint service -> trainer and watchdog ------------------------------------------------------------
 class Durable(Message, frozen=True):
-    """Checkpoint -> every peer: this state is on disk and verified; it can be restored from now on.
+    """Tells every peer that this state is on disk and verified: it can be restored from now on.
 
-    Answered by Ack.  If lost: resent; seen twice, it changes nothing.
     `incarnation` is the trainer's whose state it is.  `sequence` 0: no snapshot of ours, the program's own save.
     `all_paths`: the Saver's checkpoints that are kept now, oldest first.  `time` tells one save from another.
     """
+
+    contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
 
     sequence: int
     step: int
@@ -161,10 +77,12 @@ class Durable(Message, frozen=True):
 
 
 class SaveFailed(Message, frozen=True):
-    """Checkpoint -> every peer: this save failed; the last good checkpoint stands; it will be tried again.
+    """Tells every peer that this save failed; the last good checkpoint stands, and the save is tried again.
 
-    Answered by Ack.  `retry_in`: seconds until the next try, unless somebody asks for one.
+    `retry_in`: seconds until the next try, unless somebody asks for one.
     """
+
+    contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
 
     sequence: int
     step: int
@@ -173,53 +91,185 @@ class SaveFailed(Message, frozen=True):
 
 
 class Unwritable(Message, frozen=True):
-    """Checkpoint -> every peer: nothing can be saved where the checkpoints are, for the reason `error` (the directory is
-    gone, or read-only); "" when that is over.  Said when it changes.  Answered by Ack.
+    """Tells every peer that nothing can be saved where the checkpoints are, or that this is over.
+
+    `error` says why (the directory is gone, or read-only); "" when it is over.
     """
+
+    contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
 
     error: str
 
 
 class Rejected(Message, frozen=True):
-    """Checkpoint -> every peer: a checkpoint or slot failed verification and was passed over.  Ack."""
+    """Tells every peer that a checkpoint or slot failed verification and was passed over."""
+
+    contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
 
     path: str
     why: str
 
 
-# -- watchdog (or the trainer's own host) -> services ------------------------------------------------------
+# -- trainer -> checkpoint service -------------------------------------------------------------------------
+class CheckpointPlan(Message, frozen=True):
+    """Says how this run's checkpoints are named and kept, before the program asks for anything else.
+
+    `meta_path` is a file on the shared-memory filesystem with the serialized MetaGraphDef ("" for none).
+    """
+
+    contract = Contract(PROGRAM, CHECKPOINT)
+
+    save_path: str  # logdir/basename; "-<step>" follows where there is a global step
+    latest_filename: str
+    save_secs: float  # periodic checkpoints; 0 for none
+    max_to_keep: int  # 0 keeps all
+    keep_every_n_hours: float
+    pad_step_number: bool
+    save_relative_paths: bool
+    meta_path: str
+    keep_from: float = 0.0  # Unix seconds that keep_every_n_hours counts from: when the Saver was made; 0.0: not known
+
+
+class RestoreFrom(Message, frozen=True):
+    """Names the verified state to start from.
+
+    memory: `path` is the slot file to map, never to be written again.  checkpoint: `path` is the prefix.
+    fresh: there is nothing; initialise.  `error` is not "" if checkpoints exist and none is good: the trainer
+    must fail with that text, never start from step 0.
+    `sequence` is the highest snapshot sequence known; the trainer numbers its own from there.
+    """
+
+    contract = Contract(CHECKPOINT, PROGRAM)
+
+    source: Source
+    path: str
+    step: int
+    sequence: int
+    all_paths: tuple[str, ...]  # checkpoints that are kept, oldest first
+    error: str
+
+
+class Restore(Message, frozen=True):
+    """Asks for the state to start from.
+
+    Any state the last trainer left in memory is by then being written to disk, if it is not there yet.
+    `durable_only`: the trainer cannot feed memory (its own session manager, say); answer with a checkpoint.
+    """
+
+    contract = Contract(PROGRAM, CHECKPOINT, (RestoreFrom,))
+
+    durable_only: bool
+
+
+class Restored(Message, frozen=True):
+    """Says that the state is in the session.
+
+    A slot it came from is now mapped privately: it is unlinked as soon as its state is durable.
+    """
+
+    contract = Contract(PROGRAM, CHECKPOINT)
+
+    source: Source
+    path: str
+    step: int
+
+
+class Snapshot(Message, frozen=True):
+    """Says that a slot is READY.
+
+    The slot itself says the same to whoever looks.  `want` asks for a durable checkpoint now, for that reason, and is
+    answered by what became of it; "" leaves the saving to the cadence.
+    """
+
+    contract = Contract(PROGRAM, CHECKPOINT, (Durable, SaveFailed))
+
+    slot: str
+    sequence: int
+    step: int
+    want: Reason | Literal[""]
+
+
+class Staged(Message, frozen=True):
+    """Says that the Saver's own op has written checkpoint `prefix` into a staging directory.
+
+    For Savers that no slot can serve, and where shared memory cannot be had.  The service verifies the files
+    and moves them in; it owns the directory from now on.  `want` as in Snapshot.
+    """
+
+    contract = Contract(PROGRAM, CHECKPOINT, (Durable, SaveFailed))
+
+    prefix: str
+    sequence: int
+    step: int
+    want: Reason | Literal[""]
+
+
+class UserSave(Message, frozen=True):
+    """Says that the program has saved checkpoint `path` by the supervised Saver, and is done with it.
+
+    Acknowledged once it was verified and has its manifest, or turned out to be of no use.  The directory itself says the
+    same, but not whose the checkpoint is.
+    """
+
+    contract = Contract(PROGRAM, CHECKPOINT)
+
+    path: str
+
+
+# -- watchdog -> services -------------------------------------------------------------------------------------
+class FlushDone(Message, frozen=True):
+    """Says that what could be saved of the trainer is saved.
+
+    `error` is not "" if the newest state could not be made durable.
+    """
+
+    contract = Contract(SERVICE, WATCHDOG | PROGRAM)
+
+    step: int  # -1: nothing durable
+    error: str
+
+
 class TrainerExited(Message, frozen=True):
-    """Watchdog -> checkpoint: the trainer of this incarnation is dead and reaped.
+    """Says that the trainer of this incarnation is dead and reaped.
 
     Its newest READY slot is saved: at once if `clean`, else once the next trainer has it, and after a second at the
-    latest.  Answered by FlushDone when nothing of it is left unsaved.
+    latest.  Answered when nothing of it is left unsaved.
     """
+
+    contract = Contract(WATCHDOG, CHECKPOINT, (FlushDone,))
 
     incarnation: int
     clean: bool  # it said it was done, or was asked to stop
     avoid_step: int = -1  # what resumed from this step crashed again and again: the next one is to get an older state
 
 
-class FlushDone(Message, frozen=True):
-    """Checkpoint -> watchdog.  Answers TrainerExited and Finish: what of the trainer could be saved, is.
-
-    `error` is not "" if the newest state could not be made durable.
-    """
-
-    step: int  # -1: nothing durable
-    error: str
-
-
 class Finish(Message, frozen=True):
-    """Watchdog or host -> service: the run is over.  Save what is unsaved, tidy up, answer FlushDone, exit 0."""
+    """Says that the run is over: save what is unsaved, tidy up, answer, exit 0."""
+
+    contract = Contract(WATCHDOG | PROGRAM, SERVICE, (FlushDone,))
 
 
 # -- trainer -> summary service ----------------------------------------------------------------------------
-class OpenWriter(Message, frozen=True):
-    """Trainer -> summary: records of stream `writer` follow; they go to a new event file in `logdir`.
+class Written(Message, frozen=True):
+    """Says that records up to `through` are in the event file (0: none yet).
 
-    Answered by Written (which says from where to go on, after a restart of the service).
+    `through` -1: the stream is not open here; open it again.
     """
+
+    contract = Contract(SUMMARY, PROGRAM, is_reliable=False)
+
+    writer: str
+    through: int
+    error: str  # why records are not getting to the file ("" if they are); they are kept and tried again
+
+
+class OpenWriter(Message, frozen=True):
+    """Says that records of stream `writer` follow; they go to a new event file in `logdir`.
+
+    The answer says from where to go on, after a restart of the service.
+    """
+
+    contract = Contract(PROGRAM, SUMMARY, (Written,), is_reliable=False)
 
     writer: str  # "<incarnation>-<number>", a name for one event file
     logdir: str
@@ -227,11 +277,13 @@ class OpenWriter(Message, frozen=True):
 
 
 class Records(Message, frozen=True):
-    """Trainer -> summary: consecutive event records `first`, `first` + 1, … of one stream.
+    """Carries consecutive event records `first`, `first` + 1, … of one stream.
 
-    Answered by Written.  If lost: the sender goes back to what was written last.  A record is the bytes of
-    a serialized Event; an empty one is in the parcel file that `parcels` names by its number.
+    If they are lost, the sender goes back to what was written last.  A record is the bytes of a serialized Event; an empty
+    one is in the parcel file that `parcels` names by its number.
     """
+
+    contract = Contract(PROGRAM, SUMMARY, (Written,), is_reliable=False)
 
     writer: str
     first: int
@@ -240,25 +292,18 @@ class Records(Message, frozen=True):
 
 
 class CloseWriter(Message, frozen=True):
-    """Trainer -> summary: stream `writer` ends after record `last`.  Answered by Written."""
+    """Says that stream `writer` ends after record `last`."""
+
+    contract = Contract(PROGRAM, SUMMARY, (Written,), is_reliable=False)
 
     writer: str
     last: int
 
 
-class Written(Message, frozen=True):
-    """Summary -> trainer: records up to `through` are in the event file (0: none yet).
-
-    Answers OpenWriter, Records and CloseWriter.  `through` -1: the stream is not open here; open it again.
-    """
-
-    writer: str
-    through: int
-    error: str  # why records are not getting to the file ("" if they are); they are kept and tried again
-
-
 class RunMetrics(Message, frozen=True):
-    """Watchdog -> summary: figures of the run itself, for TensorBoard.  Said once; a lost one is replaced by the next."""
+    """Carries figures of the run itself, for TensorBoard; a lost one is replaced by the next."""
+
+    contract = Contract(WATCHDOG, SUMMARY, is_reliable=False)
 
     wall_s: float  # Unix seconds
     step: int  # of the record: the second of the run, which only rises, as a global step does not
@@ -266,10 +311,12 @@ class RunMetrics(Message, frozen=True):
 
 
 class GraphText(Message, frozen=True):
-    """Trainer -> summary: write the serialized GraphDef in `parcel` as text to `path`, atomically.
+    """Asks to write the serialized GraphDef in `parcel` as text to `path`, atomically.
 
-    Answered by Ack when the file is in place; the parcel is removed then.
+    Acknowledged when the file is in place; the parcel is removed then.
     """
+
+    contract = Contract(PROGRAM, SUMMARY)
 
     parcel: str
     path: str
@@ -277,10 +324,12 @@ class GraphText(Message, frozen=True):
 
 # -- trainer -> watchdog -----------------------------------------------------------------------------------
 class FirstStepDone(Message, frozen=True):
-    """Trainer -> watchdog: the first step after the start has ended (READY).  Answered by Ack.
+    """Says that the first step after the start has ended (READY).
 
     `ended_s` is the monotonic time of that end, comparable within one boot.
     """
+
+    contract = Contract(PROGRAM, WATCHDOG)
 
     restored_step: int
     source: Source
@@ -290,14 +339,18 @@ class FirstStepDone(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """Trainer -> watchdog: it trains, and what it has imported is written down (paths.loaded).  Answered by Ack.
+    """Says that the program trains and has written down what it has imported (paths.loaded).
 
     A standby can be made from now on.
     """
 
+    contract = Contract(PROGRAM, WATCHDOG)
+
 
 class Note(Message, frozen=True):
-    """Trainer -> watchdog: a fact for the journal that only the trainer knows.  Answered by Ack."""
+    """Carries a fact for the journal that only the program's process knows."""
+
+    contract = Contract(PROGRAM, WATCHDOG)
 
     event: str
     fields: dict[str, str | int | float | bool | None]
@@ -305,91 +358,75 @@ class Note(Message, frozen=True):
 
 # -- watchdog -> trainer -----------------------------------------------------------------------------------
 class StopTraining(Message, frozen=True):
-    """Watchdog -> trainer: stop at the next boundary, save, exit.  Answered by Ack.
+    """Asks to stop at the next boundary, save and exit.
 
-    If lost: resent, and a SIGTERM says the same.
+    A SIGTERM says the same.
     """
+
+    contract = Contract(WATCHDOG, PROGRAM)
 
     grace_s: float
     reason: Reason
 
 
 class ServiceLost(Message, frozen=True):
-    """Watchdog -> trainer: this service has died too often and will not be started again.  Answered by Ack.
+    """Says that this service has died too often and will not be started again.
 
-    Whoever waits for it is told at once.  If lost: resent.
+    Whoever waits for it is told at once.
     """
+
+    contract = Contract(WATCHDOG, PROGRAM)
 
     service: TaskId
     why: str
 
 
 class Inject(Message, frozen=True):
-    """Watchdog -> trainer or service: have this fault now, because a plan of the user's says so.  Answered by Ack.
+    """Orders a fault, because a plan of the user's says so.
 
     raise, exit (`number`: the code) and hang befall the next moment between two steps, or between two messages.  fill and
     drop last for `number` seconds: writing to the disk fails, messages that come in are dropped.
     """
+
+    contract = Contract(WATCHDOG, PROGRAM | SERVICE)
 
     action: Literal["raise", "exit", "hang", "fill", "drop"]
     number: float
 
 
 # -- command line -> watchdog ------------------------------------------------------------------------------
-class StatusRequest(Message, frozen=True):
-    """Command line -> watchdog.  Answered by Status at once, whatever the trainer does."""
-
-
 class Status(Message, frozen=True):
-    """Watchdog -> command line: the JSON object that `procsv status --json` prints."""
+    """Carries the JSON object that `procsv status --json` prints."""
+
+    contract = Contract(WATCHDOG, COMMAND_LINE, is_reliable=False)
 
     json: bytes
 
 
+class StatusRequest(Message, frozen=True):
+    """Asks for the status, which is answered at once, whatever the trainer does."""
+
+    contract = Contract(COMMAND_LINE, WATCHDOG, (Status,))
+
+
 class StopRun(Message, frozen=True):
-    """Command line -> watchdog: end the run, with exit code 75 after a durable checkpoint.  Answered by Ack."""
+    """Asks to end the run: exit 75 after a durable checkpoint."""
+
+    contract = Contract(COMMAND_LINE, WATCHDOG)
 
     now: bool
 
 
 class RestartTrainer(Message, frozen=True):
-    """Command line -> watchdog: save, end the trainer and start it again, free of charge.  Answered by Ack."""
+    """Asks to save, end the trainer and start it again, free of charge."""
+
+    contract = Contract(COMMAND_LINE, WATCHDOG)
 
 
-Body = (
-    Ack
-    | Hello
-    | CheckpointPlan
-    | Restore
-    | RestoreFrom
-    | Restored
-    | Snapshot
-    | Staged
-    | UserSave
-    | Durable
-    | SaveFailed
-    | Unwritable
-    | Rejected
-    | TrainerExited
-    | FlushDone
-    | Finish
-    | OpenWriter
-    | Records
-    | CloseWriter
-    | Written
-    | GraphText
-    | RunMetrics
-    | FirstStepDone
-    | Loaded
-    | Note
-    | StopTraining
-    | ServiceLost
-    | Inject
-    | StatusRequest
-    | Status
-    | StopRun
-    | RestartTrainer
-)
+if TYPE_CHECKING:
+    Body = Message
+else:  # the decoder tells the classes apart by their names
+    Body = Union[tuple(Message.__subclasses__())]  # noqa: UP007  there is no other way to spell a union of a list
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

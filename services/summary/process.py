@@ -11,11 +11,11 @@ import os
 import select
 from collections.abc import Iterator
 
-from procsv.base.errors import PeerError
+from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.failpoints import declare, failpoint
-from procsv.base.identity import WATCHDOG
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
+    Ack,
     CloseWriter,
     Finish,
     FlushDone,
@@ -145,8 +145,6 @@ class SummaryService:
                     self._tools.server.forget(received.task, received.incarnation - 1)
                 self._tools.server.acknowledge(received)
             case OpenWriter() | Records() | CloseWriter() as body:
-                if not received.task.runs_program:
-                    raise PeerError(f"{type(body).__name__} from {received.task}")
                 if (not_now := self._shelf.not_now(body.writer)) is not None:
                     self._tools.server.send(received.who, not_now, re=received.seq)
                     return
@@ -156,14 +154,14 @@ class SummaryService:
                 self._core.check_parcel(body.parcel)
                 self._graphs.add(received, body)
             case RunMetrics() as body:
-                if received.task != WATCHDOG:
-                    raise PeerError(f"Figures from {received.task}")
                 self._figures.write(body, self._tools.clock.wall())
             case Finish():
                 self._finish, self._is_settled = received, False
                 self._end_s = self._tools.clock.monotonic() + self._tools.start.settings.grace_s
-            case _:
-                self._tools.server.acknowledge(received)
+            case Ack():
+                pass
+            case body:
+                raise ProcsvBug(f"{type(body).__name__} has no handler")
 
     def _decide(self, who: bytes, body: OpenWriter | Records | CloseWriter) -> list[Action]:
         match body:

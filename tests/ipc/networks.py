@@ -23,7 +23,7 @@ DEADLINE_S = 20.0
 class Wire(Protocol):
     """A network with one server path."""
 
-    def server(self, incarnation: int = 1, run: str = RUN) -> ServerEndpoint: ...
+    def server(self, incarnation: int = 1, run: str = RUN, task: TaskId = CHECKPOINT) -> ServerEndpoint: ...
     def client(self, task: TaskId = TRAINER, incarnation: int = 1, run: str = RUN) -> ClientEndpoint: ...
     def restart(self, server: ServerEndpoint) -> ServerEndpoint: ...
     def raw(self, client: ClientEndpoint, frames: list[bytes]) -> None: ...
@@ -42,8 +42,8 @@ class RealWire:
         self._servers: list[Server] = []
         self._clients: list[Client] = []
 
-    def server(self, incarnation: int = 1, run: str = RUN) -> Server:
-        server = Server(self._context, self._path, Address(run, CHECKPOINT, incarnation), self._clock)
+    def server(self, incarnation: int = 1, run: str = RUN, task: TaskId = CHECKPOINT) -> Server:
+        server = Server(self._context, self._path, Address(run, task, incarnation), self._clock)
         self._servers.append(server)
         return server
 
@@ -91,8 +91,8 @@ class FakeWire:
         self.network = FakeNetwork(self.clock, seed)
         self._path = Path("/nowhere/it.sock")
 
-    def server(self, incarnation: int = 1, run: str = RUN) -> FakeServer:
-        return FakeServer(self.network, self._path, Address(run, CHECKPOINT, incarnation), self.clock)
+    def server(self, incarnation: int = 1, run: str = RUN, task: TaskId = CHECKPOINT) -> FakeServer:
+        return FakeServer(self.network, self._path, Address(run, task, incarnation), self.clock)
 
     def client(self, task: TaskId = TRAINER, incarnation: int = 1, run: str = RUN) -> FakeClient:
         return FakeClient(self.network, self._path, Address(run, task, incarnation), self.clock)
@@ -130,6 +130,7 @@ class Talk:
         self.at_server: list[Received] = []
         self.at_clients: list[Received] = []
         self.acknowledges = True
+        self.greets = True
 
     def restart(self) -> None:
         """The server is killed, and its next incarnation takes its place."""
@@ -145,7 +146,7 @@ class Talk:
                     self.server.acknowledge(received)
             self.server.tick()
         for client in self.clients:
-            if client.tick():
+            if client.tick() and self.greets:
                 client.send_reliable(Hello(os.getpid()))
             while (received := client.receive()) is not None:
                 self.at_clients.append(received)

@@ -19,13 +19,15 @@ from procsv.ipc.messaging.messages import (
     Ack,
     Body,
     Envelope,
-    Finish,
-    FlushDone,
     Hello,
-    Note,
     Rejected,
+    Restore,
+    RestoreFrom,
+    Snapshot,
     Status,
     StatusRequest,
+    StopRun,
+    UserSave,
 )
 from tests.ipc.networks import RUN, FakeWire, RealWire, Talk, Wire
 
@@ -48,12 +50,12 @@ def meet(talk: Talk, task: TaskId = TRAINER, incarnation: int = 1) -> tuple[Serv
     return talk.server, client
 
 
-def note(number: int) -> Note:
-    return Note(f"note {number}", {})
+def note(number: int) -> UserSave:
+    return UserSave(f"note {number}")
 
 
 def notes(talk: Talk) -> list[str]:
-    return [received.body.event for received in talk.at_server if isinstance(received.body, Note)]
+    return [received.body.path for received in talk.at_server if isinstance(received.body, UserSave)]
 
 
 def test_what_is_told_before_the_server_is_there_is_heard_once_it_is(talk: Talk) -> None:
@@ -80,12 +82,12 @@ def test_a_client_that_comes_after_the_server_is_heard(talk: Talk) -> None:
 def test_what_is_said_to_nobody_is_lost_and_says_so(talk: Talk) -> None:
     client = talk.wire.client()
     talk.clients = [client]
-    assert client.send(note(1)) is False
+    assert client.send(Ack(), re=1) is False
 
     _, other = meet(talk)
-    assert other.send(note(2)) is True
-    talk.until(lambda: notes(talk))
-    assert notes(talk) == ["note 2"]
+    assert other.send(Ack(), re=2) is True
+    talk.until(lambda: talk.received(Ack))
+    assert [received.re for received in talk.received(Ack)] == [2]
 
 
 def test_the_introduction_is_the_first_word_on_every_new_connection(talk: Talk) -> None:
@@ -139,7 +141,7 @@ def test_a_message_that_took_no_effect_is_not_acknowledged_however_often_it_is_s
     assert len(client.peer.outbox) == 1
     assert notes(talk) == ["note 1"]
 
-    server.acknowledge(next(received for received in talk.at_server if isinstance(received.body, Note)))
+    server.acknowledge(next(received for received in talk.at_server if isinstance(received.body, UserSave)))
     talk.until_all_said()
 
 
@@ -147,7 +149,7 @@ def test_a_lost_acknowledgement_is_given_again_and_the_message_is_handled_once(t
     server, client = meet(talk)
     client.send_reliable(note(1))
     talk.until_all_said()
-    seq = next(received.seq for received in talk.at_server if isinstance(received.body, Note))
+    seq = next(received.seq for received in talk.at_server if isinstance(received.body, UserSave))
     talk.at_clients.clear()
     talk.wire.raw(client, [envelope(note(1), seq=seq)])  # as if the first acknowledgement had not come
     talk.until(lambda: talk.answers(Ack))
@@ -159,14 +161,15 @@ def test_a_lost_acknowledgement_is_given_again_and_the_message_is_handled_once(t
 def test_an_answer_names_the_question_and_counts_as_its_acknowledgement(talk: Talk) -> None:
     server, client = meet(talk)
     talk.acknowledges = False
-    seq = client.send_reliable(Finish())
-    talk.until(lambda: talk.received(Finish))
-    question = talk.received(Finish)[0]
-    server.send_reliable(question.who, FlushDone(7, ""), re=question.seq)
-    talk.until(lambda: talk.answers(FlushDone))
+    state = RestoreFrom("fresh", "", -1, 0, (), "")
+    seq = client.send_reliable(Restore(False))
+    talk.until(lambda: talk.received(Restore))
+    question = talk.received(Restore)[0]
+    server.send_reliable(question.who, state, re=question.seq)
+    talk.until(lambda: talk.answers(RestoreFrom))
 
-    answer = talk.answers(FlushDone)[0]
-    assert (answer.re, answer.answers, answer.body) == (seq, Finish(), FlushDone(7, ""))
+    answer = talk.answers(RestoreFrom)[0]
+    assert (answer.re, answer.answers, answer.body) == (seq, Restore(False), state)
     assert not len(client.peer.outbox)
     client.acknowledge(answer)
     talk.until(lambda: not server.unsaid(TRAINER))
@@ -176,13 +179,11 @@ def test_news_is_told_to_every_peer_of_the_newest_incarnation_of_the_roles_named
     server, old = meet(talk, TRAINER, 1)
     meet(talk, TRAINER, 2)
     meet(talk, WATCHDOG, 1)
-    meet(talk, COMMAND_LINE, 1)
     server.broadcast(Rejected("/l/model.ckpt-1", "torn"))
     talk.until(lambda: len(talk.answers(Rejected)) == 2 and not server.unsaid(WATCHDOG))
     talk.turn()
 
     assert len(talk.answers(Rejected)) == 2
-    assert not server.unsaid(COMMAND_LINE)
     assert old.dropped.total() == 0
 
 
@@ -204,13 +205,58 @@ def test_a_message_of_another_run_is_dropped_and_counted(talk: Talk) -> None:
 
 
 def test_the_command_line_belongs_to_no_run_and_gets_its_answer(talk: Talk) -> None:
-    talk.server = talk.wire.server()
+    talk.server = talk.wire.server(task=WATCHDOG)
+    talk.greets = False  # a command asks one thing and goes
     command = talk.wire.client(COMMAND_LINE, run="")
     talk.clients = [command]
     seq = command.send_reliable(StatusRequest())
     talk.until(lambda: talk.received(StatusRequest))
     talk.server.send(talk.received(StatusRequest)[0].who, Status(b"{}"), re=seq)
     talk.until(lambda: talk.answers(Status))
+
+
+def test_a_message_for_another_role_is_refused_counted_and_not_said_again(talk: Talk, refuses: None) -> None:
+    server, client = meet(talk)
+    talk.wire.raw(client, [envelope(StopRun(now=True), seq=9)])
+    talk.wire.raw(client, [envelope(Rejected("p", "w"), seq=10)])
+    talk.until(lambda: server.refused == 2)
+
+    assert set(server.dropped) == {"StopRun from trainer", "Rejected from trainer"}
+    assert [received.body for received in talk.at_server] == [Hello(os.getpid())]
+    talk.until(lambda: {9, 10} <= {received.re for received in talk.answers(Ack)})
+
+
+def test_an_answer_of_the_wrong_kind_is_refused_and_counted(talk: Talk, refuses: None) -> None:
+    server, client = meet(talk)
+    talk.acknowledges = False
+    client.send_reliable(note(1))
+    talk.until(lambda: talk.received(UserSave))
+    asked = talk.received(UserSave)[0]
+    server.send_reliable(asked.who, RestoreFrom("fresh", "", -1, 0, (), ""), re=asked.seq)
+    talk.until(lambda: client.refused)
+
+    assert set(client.dropped) == {"RestoreFrom in answer to UserSave"}
+    assert not talk.answers(RestoreFrom)
+
+
+def test_a_message_that_breaks_its_contract_fails_the_test_that_causes_it(talk: Talk) -> None:
+    _, client = meet(talk)
+    talk.wire.raw(client, [envelope(StopRun(now=True), seq=9)])
+    with pytest.raises(ProcsvBug, match="StopRun from trainer"):
+        talk.until(lambda: False)
+
+
+def test_what_a_role_may_not_send_is_our_own_bug_and_is_not_sent(talk: Talk) -> None:
+    server, client = meet(talk)
+    who = next(iter(server.peers))
+    with pytest.raises(ProcsvBug, match="trainer sends Rejected"):
+        client.send_reliable(Rejected("p", "w"))
+    with pytest.raises(ProcsvBug, match="checkpoint sends Snapshot to trainer"):
+        server.send_reliable(who, Snapshot("slot", 1, 1, ""))
+    with pytest.raises(ProcsvBug, match="Ack is not a reliable message"):
+        client.send_reliable(Ack())
+    with pytest.raises(ProcsvBug, match="UserSave is a reliable message"):
+        client.send(note(1))
 
 
 @pytest.mark.parametrize(
@@ -247,7 +293,7 @@ def test_however_many_ways_there_are_to_be_wrong_the_counters_stay_few(talk: Tal
 def test_a_message_over_the_limit_is_our_own_bug_and_is_not_sent(talk: Talk) -> None:
     _, client = meet(talk)
     with pytest.raises(ProcsvBug):
-        client.send(Note("x" * MESSAGE_BYTES_MAX, {}))
+        client.send_reliable(UserSave("x" * MESSAGE_BYTES_MAX))
 
 
 def test_a_peer_whose_role_speaks_on_a_later_connection_is_forgotten(talk: Talk) -> None:

@@ -17,7 +17,7 @@ from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
 from procsv.ipc.messaging.endpoint import Address
-from procsv.ipc.messaging.messages import Ack, Hello, Note
+from procsv.ipc.messaging.messages import Ack, Hello, UserSave
 from procsv.ipc.messaging.zmq_transport import CUT_OFF_BYTES, Client, Server, Waiter, new_context
 from tests.ipc.networks import RUN, RealWire, Talk
 from tests.support.programs import running, until
@@ -157,18 +157,18 @@ def test_a_peer_that_sends_too_much_is_cut_off_and_the_others_are_served(talk: T
         talk.until(lambda: events.poll(0))
         hog.disable_monitor()
         events.close(0)
-    client.send_reliable(Note("still here", {}))
+    client.send_reliable(UserSave("still here"))
     talk.until_all_said()
 
-    assert [type(received.body) for received in talk.at_server] == [Hello, Note]
+    assert [type(received.body) for received in talk.at_server] == [Hello, UserSave]
 
 
 def test_a_message_of_almost_the_limit_arrives(talk: Talk) -> None:
     talk.server = talk.wire.server()
     client = talk.wire.client()
     talk.clients = [client]
-    client.send_reliable(Note("x" * (MESSAGE_BYTES_MAX - 1000), {}))
-    talk.until(lambda: talk.received(Note))
+    client.send_reliable(UserSave("x" * (MESSAGE_BYTES_MAX - 1000)))
+    talk.until(lambda: talk.received(UserSave))
 
 
 def test_who_speaks_no_zeromq_at_all_is_survived(talk: Talk, path: Path) -> None:
@@ -189,7 +189,7 @@ def test_what_a_server_that_was_killed_left_open_is_said_to_the_one_started_in_i
     talk.clients = [client]
     with running(SERVER, path, RUN, 1, "no") as first:
         first.wait_said("bound")
-        client.send_reliable(Note("precious", {}))
+        client.send_reliable(UserSave("precious"))
         talk.until(lambda: client.connections)
         talk.turn()
         first.wait_said("heard")
@@ -214,7 +214,7 @@ def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, pat
         from procsv.base.identity import TRAINER
         from procsv.ipc.messaging.zmq_transport import Address, Client, Waiter, new_context
         from procsv.base.system_clock import SystemClock
-        from procsv.ipc.messaging.messages import Hello, Note
+        from procsv.ipc.messaging.messages import Hello, UserSave
         client = Client(new_context(), Path(sys.argv[1]), Address(sys.argv[2], TRAINER, 1), SystemClock())
         waiter = Waiter()
         waiter.add(client)
@@ -225,10 +225,10 @@ def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, pat
             while client.receive() is not None:
                 print("answered")
             if number < 5000:
-                number += client.send(Note("x" * 10_000, {}))
+                number += client.send_reliable(UserSave("x" * 10_000)) > 0
     """
     with running(source, path, RUN) as trainer:
-        talk.until(lambda: len(talk.received(Note)) > 10)
+        talk.until(lambda: len(talk.received(UserSave)) > 10)
         trainer.kill()
     before = len(talk.at_server)
     client = talk.wire.client(TRAINER, 2)
@@ -279,7 +279,7 @@ def test_a_client_that_has_more_to_say_is_not_waited_for(ends: Ends, path: Path)
     clock, waiter = SystemClock(), Waiter()
     client = ends.client()
     waiter.add(client)
-    client.send_reliable(Note("early", {}))
+    client.send_reliable(UserSave("early"))
     server = ends.server()
     until(client.tick, lambda: waiter.wait(1.0))
 

@@ -15,7 +15,7 @@ from procsv.base.identity import TRAINER
 from procsv.ipc.messaging.delivery import RESEND_S, UNACKED_MAX, Inbox, Outbox
 from procsv.ipc.messaging.endpoint import ServerEndpoint
 from procsv.ipc.messaging.memory_transport import FakeClient
-from procsv.ipc.messaging.messages import Finish, Hello, Note
+from procsv.ipc.messaging.messages import Finish, Hello, Rejected, UserSave
 from tests.ipc.networks import FakeWire, Talk
 
 
@@ -159,11 +159,11 @@ class BadNetwork(RuleBasedStateMachine):
         for received in self.talk.at_server:
             assert received.incarnation >= self.newest_heard, "an older incarnation took effect"
             self.newest_heard = received.incarnation
-            if isinstance(received.body, Note):
-                self.handled["server", self.server.me.incarnation, received.body.event] += 1
+            if isinstance(received.body, UserSave):
+                self.handled["server", self.server.me.incarnation, received.body.path] += 1
         for received in self.talk.at_clients:
-            if isinstance(received.body, Note):
-                self.handled["client", self.trainers, received.body.event] += 1
+            if isinstance(received.body, Rejected):
+                self.handled["client", self.trainers, received.body.path] += 1
         self.talk.at_server.clear()
         self.talk.at_clients.clear()
 
@@ -193,14 +193,14 @@ class BadNetwork(RuleBasedStateMachine):
     def client_tells(self) -> None:
         text = f"c{next(self.numbers)}"
         self.told.add(text)
-        self.talk.clients[0].send_reliable(Note(text, {}))
+        self.talk.clients[0].send_reliable(UserSave(text))
 
     @rule()
     def server_tells(self) -> None:
         text = f"s{next(self.numbers)}"
         if any(peer.incarnation == self.trainers for peer in self.server.peers.values()):
             self.news.add(text)
-        self.server.broadcast(Note(text, {}), TRAINER)
+        self.server.broadcast(Rejected(text, ""), TRAINER)
 
     @rule(loss=st.floats(0, 0.9), duplication=st.floats(0, 1), delay_s=st.floats(0, 5))
     def weather(self, loss: float, duplication: float, delay_s: float) -> None:

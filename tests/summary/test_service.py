@@ -13,7 +13,7 @@ import pytest
 from tensorboard.compat.proto import graph_pb2
 
 from procsv.base.identity import SUMMARY
-from procsv.ipc.messaging.messages import Ack, FlushDone, GraphText, OpenWriter, Records, Written
+from procsv.ipc.messaging.messages import Ack, FlushDone, GraphText, OpenWriter, Records
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from tests.summary.real_service import ROOT, Run, Trainer, TurningTrainer, event, event_files, records_in, steps_in
 
@@ -237,7 +237,6 @@ def test_words_that_make_no_sense_are_survived(run: Run, trainer: Trainer) -> No
     trainer.client.send(OpenWriter("../../x", str(run.logdir), ""))
     trainer.client.send(OpenWriter("1-9", str(run.logdir), ""))
     trainer.client.send(Records("1-9", 1, (b"",), {1: str(secret)}))
-    trainer.client.send(Written("1-9", 3, ""))
     trainer.client.send_reliable(GraphText(str(secret), str(run.logdir / "graph.pbtxt")))
     send(trainer, trainer.streams.open(str(run.logdir), ""), 1, 5)
 

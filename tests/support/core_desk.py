@@ -64,7 +64,7 @@ class Desk:
     def say(self, body: Message, incarnation: int = 1, task: TaskId = TRAINER) -> list[Action]:
         self.seq += 1
         self.core.slots_seen(self.slots)
-        received = Received(b"t", task, incarnation, self.seq, 0, body, None)  # type: ignore[arg-type]
+        received = Received(b"t", task, incarnation, self.seq, 0, body, None)
         if isinstance(body, Finish):
             return self.see(self.core.finish(received, self.now_s))
         return self.see(self.core.handle(received, self.now_s))

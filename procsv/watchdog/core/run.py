@@ -16,10 +16,12 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+from procsv.base.errors import ProcsvBug
 from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER
 from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import (
+    Ack,
     Durable,
     Finish,
     FlushDone,
@@ -252,8 +254,10 @@ class Core:
             case FlushDone() as news:
                 self.settled_step = max(self.settled_step, news.step)
                 self._settled(news, said.answers, now_s)
-            case _:
+            case Ack():
                 pass
+            case body:
+                raise ProcsvBug(f"{type(body).__name__} has no handler")
 
     def _durable(self, news: Durable, service: ServiceSupervisor) -> None:
         if self.saves.is_news(news):

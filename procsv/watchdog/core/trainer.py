@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from procsv.base.errors import ProcsvBug
 from procsv.base.identity import TRAINER
 from procsv.base.outcome import NO_STEP, LastExit
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import (
+    Ack,
     Durable,
     FirstStepDone,
     FlushDone,
@@ -156,8 +158,10 @@ class TrainerSupervisor:
                 pass  # the signal that it has heard was ours
             case Note(event, fields):
                 self._out.append(Journal(event, TRAINER, self.incarnation, dict(fields)))
-            case _:
+            case Ack():
                 pass
+            case body:
+                raise ProcsvBug(f"{type(body).__name__} has no handler")
 
     def _recovered(self, recovered: FirstStepDone, now_s: float) -> None:
         self.step = self._own_step = max(self._own_step, recovered.step)

@@ -17,9 +17,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from procsv.base.errors import ProcsvBug
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
+    Ack,
     CheckpointPlan,
     Durable,
     Reason,
@@ -125,8 +127,12 @@ class Core:
                 self.restoring.trainer_ended(clean, avoid_step, now_s)
                 self.external_saves.writers_are_gone(True)
                 self.saving.hurry()
-            case _:
+            case UserSave():
                 self._out.append(Acknowledge(asker))
+            case Ack():
+                pass
+            case body:
+                raise ProcsvBug(f"{type(body).__name__} has no handler")
         return self._decide(now_s)
 
     def finish(self, asker: Received | None, now_s: float) -> list[Action]:
