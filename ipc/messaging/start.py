@@ -1,6 +1,6 @@
 """How a process of a run is started: what it is told, in one environment variable, and the argv that people see.
 
-Written by the watchdog, or by a trainer that runs its own services; read once by the started process, which
+Written by the watchdog, or by a program that starts its watchdog itself; read once by the started process, which
 takes the variable out of its environment before anything of the user's runs.
 """
 
@@ -23,6 +23,7 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 VARIABLE = "PROCSV_START"
 TRAINING = "procsv.training"
+LATER = "stdin"  # in the variable: it is said in a line of standard input, once the process is needed
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -35,7 +36,6 @@ class Start(msgspec.Struct, frozen=True):
     run_dir: str
     shm_dir: str
     lifeline_fd: int = -1  # end-of-file on it: whoever runs the run is dead
-    has_watchdog: bool = True  # False: a trainer runs its own services
     observes: int = 0  # the pid of a program that has started its watchdog itself, which then only observes it
     home: str = ""  # in the place of <logdir>/procsv, for a run that shares its logdir with another: it keeps no record
     target: str = ""
@@ -47,7 +47,8 @@ class Start(msgspec.Struct, frozen=True):
 
     @property
     def paths(self) -> RunPaths:
-        return RunPaths(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir))
+        home = Path(self.home) if self.home else None
+        return RunPaths(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir), home)
 
     def argv(self) -> list[str]:
         """The command line; in `ps` it says role, logdir and target."""
@@ -57,8 +58,11 @@ class Start(msgspec.Struct, frozen=True):
         return [sys.executable, *safe_path(), "-m", module_of(self.task), *shown]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        return {**base, VARIABLE: self.text()}
+
+    def text(self) -> str:
         # Not msgspec's encoder: arguments that are not UTF-8 must arrive as they were given.
-        return {**base, VARIABLE: json.dumps(msgspec.to_builtins(self))}
+        return json.dumps(msgspec.to_builtins(self))
 
 
 def module_of(task: TaskId) -> str:
@@ -81,6 +85,8 @@ def safe_path() -> list[str]:
 def take_start(task: TaskId) -> Start:
     """What this process, which runs the module of `task`, was told, taken out of its environment."""
     text = os.environ.pop(VARIABLE, None)
+    if text == LATER:
+        return _wait_for_start()
     if text is None:
         raise SystemExit(
             f"python -m {module_of(task)} is started by `procsv launch` or by procsv.Supervisor, not by hand"
@@ -88,4 +94,19 @@ def take_start(task: TaskId) -> Start:
     start = msgspec.convert(json.loads(text), Start)
     if module_of(start.task) != module_of(task):
         raise ProcsvBug(f"started as {start.task}, but this is {module_of(task)}")
+    return start
+
+
+def _wait_for_start() -> Start:
+    """Of a service that was started before it was needed, with all its imports done: its log is opened only now."""
+    text = sys.stdin.readline()
+    if not text:
+        raise SystemExit(0)  # nobody needs it
+    start = msgspec.convert(json.loads(text), Start)
+    log = os.open(start.paths.log(start.task, start.incarnation), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for fd, standard in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(fd, standard)
+    os.close(log)
+    os.close(nothing)
     return start

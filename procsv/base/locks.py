@@ -24,7 +24,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     pid: int
     what: str
-    since: float  # Unix seconds
+    since: float = 0.0  # Unix seconds
 
 
 def _lock(fd: int, kind: int) -> bool:
@@ -58,8 +58,11 @@ class FileLock:
         self.path = path
         self.fd = self._directory_fd = -1
 
-    def try_acquire(self, what: str, wall_s: float, inheritable: bool = False) -> bool:
-        """Takes the lock or says False at once.  FileNotFoundError if its directory is gone."""
+    def try_acquire(self, what: str, wall_s: float, inheritable: bool = False, pid: int = 0) -> bool:
+        """Takes the lock or says False at once.  FileNotFoundError if its directory is gone.
+
+        `pid`: for whom it is held, where that is not us.
+        """
         while True:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if not _take(fd):
@@ -74,7 +77,7 @@ class FileLock:
                 break
             os.close(fd)
         os.ftruncate(fd, 0)
-        os.pwrite(fd, msgspec.json.encode(Holder(os.getpid(), what, wall_s)), 0)
+        os.pwrite(fd, msgspec.json.encode(Holder(pid or os.getpid(), what, wall_s)), 0)
         if inheritable:
             os.set_inheritable(fd, True)
         self.fd = fd

@@ -127,6 +127,11 @@ class ExternalProcess:
         with contextlib.suppress(ProcessLookupError):
             self._pidfd = os.pidfd_open(pid)
 
+    @property
+    def pidfd(self) -> int:
+        """Readable when it has ended; -1 of one that had ended before."""
+        return self._pidfd
+
     def has_ended(self) -> bool:
         if self._pidfd < 0:
             return True
@@ -134,11 +139,14 @@ class ExternalProcess:
         poller.register(self._pidfd, select.POLLIN)
         return bool(poller.poll(0))
 
-    def signal_tree(self, number: int) -> None:
-        """Sends a signal to it, to its descendants, and to its process group if it leads one; nothing if it is dead."""
+    def signal_tree(self, number: int, sparing: frozenset[int] = frozenset()) -> None:
+        """Sends a signal to it, to its descendants, and to its process group if it leads one; nothing if it is dead.
+
+        `sparing`: pids of descendants that get none.
+        """
         if self.has_ended():
             return
-        strays = descendants(self.pid)
+        strays = [stray for stray in descendants(self.pid) if stray.pid not in sparing]
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getpgid(self.pid) == self.pid:
                 os.killpg(self.pid, number)

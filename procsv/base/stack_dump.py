@@ -8,6 +8,7 @@ what was written when the process is dead.
 from __future__ import annotations
 
 import faulthandler
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
@@ -22,6 +23,20 @@ def arm(path: Path) -> None:
     file = FileIO(path, "w")
     _files.append(file)
     _arm(file)
+
+
+def arm_unless_armed(path: Path) -> Callable[[], None]:
+    """As `arm`, for crashes alone, unless the program uses faulthandler itself; what undoes it."""
+    if faulthandler.is_enabled():
+        return lambda: None
+    file = FileIO(path, "w")
+    faulthandler.enable(file, all_threads=True)
+
+    def disarm() -> None:
+        faulthandler.disable()
+        file.close()
+
+    return disarm
 
 
 def arm_log() -> None:

@@ -10,12 +10,14 @@ from typing import Any
 import click
 import msgspec
 
+from procsv.base.identity import TRAINER
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.run_file import FINAL_STATES, RunFile, host_is_alive
 from procsv.base.units import show_duration, show_size
-from procsv.cli.offline_status import look_at
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import Status, StatusRequest
+from procsv.ipc.shm.heartbeat_file import HeartbeatReader
+from procsv.ipc.shm.slot_file import scan_slots
 
 INTERRUPTED = "interrupted"  # whoever ran it is dead, and could not say how it ended
 _NOT_SHOWN = ("version", "run_dir", "shm_dir", "started", "boot")
@@ -43,7 +45,9 @@ def read_status(run: RunFile) -> dict[str, Any]:
     shown: dict[str, Any] = {"running": alive and run.ended_at is None, **msgspec.to_builtins(run)}
     for name in _NOT_SHOWN:
         del shown[name]
-    shown |= look_at(run) if shown["running"] else {"processes": [], "snapshots": None}
+    shown |= {"processes": [], "snapshots": None}
+    if shown["running"]:
+        shown |= _seen_from_outside(run)
     if not alive:
         shown["next_restart_in"] = shown["next_save_in"] = None
         if not run.paths.shm_dir.is_dir():
@@ -51,6 +55,19 @@ def read_status(run: RunFile) -> dict[str, Any]:
         if run.state not in FINAL_STATES:
             shown["state"] = INTERRUPTED
     return shown
+
+
+def _seen_from_outside(run: RunFile) -> dict[str, Any]:
+    """What run.json does not have, or has of earlier, where the watchdog does not answer: it is stopped (SIGSTOP), say."""
+    reader = HeartbeatReader(run.paths.heartbeat(TRAINER, run.incarnation))
+    beat = reader.read()
+    reader.close()
+    slots = (slot.step for slot in scan_slots(run.paths.shm_dir) if slot.run == run.run)
+    return {
+        "step": max(run.step, beat.step if beat is not None else run.step),
+        "memory_step": max(slots, default=run.memory_step),
+        "snapshots": beat.snapshots.as_status() if beat is not None and beat.snapshots.spacing else None,
+    }
 
 
 # -- for people ------------------------------------------------------------------------------------------------

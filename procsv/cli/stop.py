@@ -10,45 +10,44 @@ import os
 import select
 import signal
 import sys
-import threading
 
 import click
 
 from procsv.base.errors import UserError
-from procsv.base.identity import CHECKPOINT
-from procsv.base.locks import FileLock
 from procsv.base.run.run_file import RunFile, host_is_alive
-from procsv.base.system_clock import SystemClock
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import StopRun
 
 ASK_S_MAX = 5.0  # a watchdog answers at once; one that is stopped (Ctrl-Z) does not
 LOOK_S = 1.0
-SAVE_S_MAX, SAVE_LOOK_S = 60.0, 0.05  # of a service that saves what its host has left
+HINT_S = 30.0  # then it is a program that was not started by `procsv launch`, and does not look at its stop
 
 
 @click.command("stop")
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("--now", is_flag=True, help="Do not wait for the program; its newest snapshot is still saved.")
 def command(directory: str, now: bool) -> None:
-    """End the run in DIR and wait until it has ended. The same launch command resumes it."""
+    """End the run in DIR and wait until it has ended. The same launch command resumes it.
+
+    A program that was not started by `procsv launch` is asked to stop, and killed only with --now.
+    """
     run = find_run(directory)
     pidfd = _open(run)
     if pidfd is None:
         click.echo(f"no run is active in {run.logdir}: {_how(run)}")
         return
-    is_alone = not run.paths.control_socket.exists()
     try:
         _ask(run, now, pidfd)
         click.echo(f"stopping {run.target} (process {run.pid}){' now' if now else ''} …")
+        if not select.select([pidfd], [], [], HINT_S)[0] and not now:
+            click.echo(f"the program has not stopped yet; `procsv stop --now {directory}` kills it")
         while not select.select([pidfd], [], [], LOOK_S)[0]:
-            pass  # a stop has its own deadline, in the watchdog
+            pass  # of a program that `procsv launch` has started, the watchdog has a deadline
     finally:
         os.close(pidfd)
-    is_saved = _see_service_out(run)
     after = find_run(directory)
     click.echo(f"ended: {_how(after)}")
-    sys.exit(0 if after.exit_code in (0, 75) or (is_alone and is_saved) else 1)
+    sys.exit(0 if after.exit_code in (0, 75) else 1)
 
 
 def _open(run: RunFile) -> int | None:
@@ -64,21 +63,10 @@ def _open(run: RunFile) -> int | None:
 def _ask(run: RunFile, now: bool, pidfd: int) -> None:
     if ask(run, StopRun(now), ASK_S_MAX) is not None:
         return
-    if not run.paths.control_socket.exists():  # a Supervisor without a watchdog, or something deleted the socket
+    if not run.paths.control_socket.exists():  # something deleted it, and it is made again soon
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
     elif not select.select([pidfd], [], [], 0)[0]:
         raise UserError(f"process {run.pid} does not answer; if it is stopped, `kill -CONT {run.pid}` wakes it", 1)
-
-
-def _see_service_out(run: RunFile) -> bool:
-    """A host that the signal has killed leaves the saving to the service, which ends after it; False if that takes too long."""
-    lock, clock = FileLock(run.paths.service_lock(CHECKPOINT)), SystemClock()
-    until_s, pause = clock.monotonic() + SAVE_S_MAX, threading.Event()
-    while lock.is_held():
-        if clock.monotonic() > until_s:
-            return False
-        pause.wait(SAVE_LOOK_S)
-    return True
 
 
 def _how(run: RunFile) -> str:

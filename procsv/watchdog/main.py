@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG
+from procsv.base.locks import Holder
 from procsv.base.processes import identify
 from procsv.base.service_table import SERVICES
 from procsv.base.system_clock import SystemClock
@@ -42,36 +43,52 @@ from procsv.watchdog.edge.status import Facts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from procsv.watchdog.edge.observed_program import ObservedProgram
+    from procsv.watchdog.edge.warm_services import WarmServices
 
-def run(start: Start, argv: Argv = Start.argv, environment: Mapping[str, str] | None = None) -> int:
-    """Runs the run; the exit code of `procsv launch`."""
+
+def run(
+    start: Start,
+    argv: Argv = Start.argv,
+    environment: Mapping[str, str] | None = None,
+    observed: ObservedProgram | None = None,
+    warm: WarmServices | None = None,
+) -> int:
+    """Runs the run; the exit code of `procsv launch`.  `observed`: the trainer, where somebody else has started it."""
     clock, signals = SystemClock(), Signals(start.settings.notice_signals)
     console = Console(echo=not start.settings.detach)  # else the program's own log says it
     try:
-        opened = _open(start, clock, signals, console)
-        return _run(start, opened, argv, os.environ if environment is None else environment, clock, signals, console)
+        opened = _open(start, clock, signals, console, observed)
+        waiter, variables = Waiter(), os.environ if environment is None else environment
+        processes = Processes(start, clock, argv, variables, waiter, observed, warm)
+        return _run(start, opened, processes, clock, signals, console)
     except UserError as error:
-        console.say(str(error), is_bad=True)
+        if observed is not None:
+            observed.refuse(error)
+        else:
+            console.say(str(error), is_bad=True)
         return error.exit_code
     finally:
         console.finish()
         signals.close()
 
 
-def _open(start: Start, clock: Clock, signals: Signals, console: Console) -> Opened:
+def _open(start: Start, clock: Clock, signals: Signals, console: Console, observed: ObservedProgram | None) -> Opened:
     def wait(seconds: float) -> None:
-        if signals.wait(seconds):
+        if observed is not None and observed.wait(seconds):
+            raise Unwanted("the program has ended")
+        if signals.wait(seconds if observed is None else 0.0):
             raise Unwanted(signals.take()[0].source)
 
-    what = shlex.join(("procsv launch", start.target, *start.args)).replace("'procsv launch'", "procsv launch", 1)
-    return open_run(start.paths, clock, start.settings.grace_s, wait, console.say, what)
+    what = f"{'python' if start.observes else 'procsv launch'} {shlex.join((start.target, *start.args))}"
+    us = Holder(start.observes or os.getpid(), what)
+    return open_run(start.paths, clock, start.settings.grace_s, wait, console.say, us)
 
 
 def _run(
     start: Start,
     opened: Opened,
-    argv: Argv,
-    variables: Mapping[str, str],
+    processes: Processes,
     clock: Clock,
     signals: Signals,
     console: Console,
@@ -85,7 +102,7 @@ def _run(
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
-    environment = _build_environment(start, argv, variables, clock, signals, console)
+    environment = _build_environment(start, processes, clock, signals, console)
     reactor = Reactor(core, facts, environment)
     environment.records.append(
         "run_started",
@@ -104,18 +121,21 @@ def _run(
     )
     left = reactor.run()
     _leave(start, opened, reactor, environment, left)
-    _say_goodbye(core, left, console, start)
+    if not start.observes:
+        _say_goodbye(core, left, console, start)
+    elif left.exit_code not in (0, 75) and not start.home:
+        console.say(f"report of the crash: {start.paths.crashes}; journal: {start.paths.journal}")
     return left.exit_code
 
 
 def _build_environment(
-    start: Start, argv: Argv, variables: Mapping[str, str], clock: Clock, signals: Signals, console: Console
+    start: Start, processes: Processes, clock: Clock, signals: Signals, console: Console
 ) -> Environment:
     """The machine, as the event loop uses it."""
-    paths, waiter = start.paths, Waiter()
+    paths, waiter = start.paths, processes.waiter
     waiter.add(signals.fd)
     event_hook = EventHook.of(start, console, os.environ)
-    processes = Processes(start, clock, argv, variables, waiter, lambda: event_hook.pids)
+    processes.helpers = lambda: event_hook.pids
     return Environment(
         clock=clock,
         processes=processes,

@@ -1,13 +1,14 @@
 """Orphan shutdown: after the watchdog's death, wait for the trainer and remove the run's files.
 
 Called by process.py when the lifeline is cut.  The trainer saves and ends by itself, and is killed if it
-does not within the grace; the summary service ends; then the run's files are removed.  Never touches anything once
+does not within the grace, unless procsv has not started it: that one trains on, and is waited for without end; the summary service ends; then the run's files are removed.  Never touches anything once
 another run has acquired the logdir.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 
 from procsv.base.identity import SUMMARY
@@ -27,8 +28,8 @@ class OrphanShutdown:
 
     def __init__(self, start: Start, trainers: list[ExternalProcess], now_s: float) -> None:
         self._start = start
-        self._kill_at_s = now_s + start.settings.grace_s
-        self._give_up_s = now_s + start.settings.grace_s + OTHERS_S_MAX
+        self._kill_at_s = math.inf if start.observes else now_s + start.settings.grace_s
+        self._give_up_s = self._kill_at_s + OTHERS_S_MAX
         self._trainers = trainers
         self._has_begun_to_finish = False
         self._wake_others()

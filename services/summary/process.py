@@ -7,6 +7,7 @@ prints.  Never imports TensorFlow (60 MB is the bar), never answers before what 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 from collections.abc import Iterator
@@ -124,7 +125,7 @@ class SummaryService:
 
     def orphaned(self) -> None:
         self._orphan_s = self._tools.clock.monotonic()
-        self._end_s = self._orphan_s + self._tools.start.settings.grace_s
+        self._end_s = math.inf if self._tools.start.observes else self._orphan_s + self._tools.start.settings.grace_s
 
     def is_finished(self) -> bool:
         return self._is_finished

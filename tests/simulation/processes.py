@@ -130,7 +130,7 @@ class SimStranger(ExternalProcess):
     def has_ended(self) -> bool:
         return self.pid not in self._world.processes
 
-    def signal_tree(self, number: int) -> None:
+    def signal_tree(self, number: int, sparing: frozenset[int] = frozenset()) -> None:
         process = self._world.processes.get(self.pid)
         if process is not None and number == signal.SIGKILL:
             process.die(KILLED, "service")

@@ -13,7 +13,7 @@ import pytest
 from procsv.base.clock import FakeClock
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import CHECKPOINT
-from procsv.base.locks import FileLock
+from procsv.base.locks import FileLock, Holder
 from procsv.base.processes import identify
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, write_run
@@ -34,7 +34,9 @@ def never(seconds: float) -> None:
 
 
 def open_it(paths: RunPaths, wait: Callable[[float], None] = never, clock: FakeClock | None = None) -> Opened:
-    return open_run(paths, clock or FakeClock(), 25.0, wait, lambda text: None, "procsv launch train.py")
+    return open_run(
+        paths, clock or FakeClock(), 25.0, wait, lambda text: None, Holder(os.getpid(), "procsv launch train.py")
+    )
 
 
 def close_it(paths: RunPaths, opened: Opened) -> None:
@@ -164,7 +166,7 @@ def test_what_a_killed_run_left_alive_is_waited_for(paths: RunPaths, left: str) 
         if clock.advance(1.0) >= 20.0:
             lock.let_go()
 
-    opened = open_run(paths, clock, 25.0, wait, said.append, "procsv launch")
+    opened = open_run(paths, clock, 25.0, wait, said.append, Holder(os.getpid(), "procsv launch"))
     assert len(said) == 1
     assert f"process {os.getpid()}" in said[0]
     close_it(paths, opened)

@@ -33,11 +33,12 @@ class RunPaths:
     logdir: Path
     run_dir: Path
     shm_dir: Path
+    own_home: Path | None = None  # of a run that shares its logdir with another, and goes with its run directory
 
     # -- in the logdir -------------------------------------------------------------------------------------
     @property
     def home(self) -> Path:
-        return self.logdir / "procsv"
+        return self.own_home or self.logdir / "procsv"
 
     @property
     def run_json(self) -> Path:

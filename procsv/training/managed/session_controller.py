@@ -151,6 +151,10 @@ class SessionController:
         reason = self.runtime.stop_reason or "final"
         return step if training.save(reason, training.final_save_s()) else saved_step
 
+    def record_failure(self, error: BaseException) -> None:
+        """`error` has ended the training, and leaves it: the first one is what the run has ended with."""
+        self.runtime.failure = self.runtime.failure or error
+
     def end_session(self) -> None:
         """The session is about to be closed: nothing of procsv touches it any more."""
         training, self.training = self.training, None

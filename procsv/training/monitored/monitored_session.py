@@ -121,7 +121,9 @@ class Monitored:
                 self._sess = _RecoverableSession(self._coordinated_creator, *told)
             else:
                 self._sess = self._coordinated_creator.create_session()
-        except BaseException:
+        except BaseException as error:
+            if self._controller is not None:
+                self._controller.record_failure(error)
             self._release_controller()
             raise
 
@@ -147,7 +149,9 @@ class Monitored:
         if exception_type in SILENT_ENDS:
             if error is not self._raised_by_run:
                 log.warning("Training ends, as at the end of its input, by %s", _whence(error, trace))
-            exception_type = None
+            exception_type = error = None
+        if error is not None and self._controller is not None:
+            self._controller.record_failure(error)
         if exception_type is None or issubclass(exception_type, Exception):
             self._close_internal(exception_type)
         else:
@@ -180,6 +184,10 @@ class Monitored:
     def _close_session(self) -> None:
         try:
             self._sess.close()
+        except BaseException as error:
+            if self._controller is not None:
+                self._controller.record_failure(error)
+            raise
         finally:
             self._sess = None
             self._coordinated_creator.tf_sess = None

@@ -11,13 +11,9 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
-
-from procsv.base.atomic_file import replace_file
 from procsv.base.errors import UserError
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG
@@ -25,7 +21,7 @@ from procsv.base.output import keep_output_going
 from procsv.base.service_table import SERVICES
 from procsv.base.stack_dump import arm
 from procsv.base.target import find_target, parse_target
-from procsv.ipc.messaging.messages import Inject, Loaded, Note, Reason, StopTraining
+from procsv.ipc.messaging.messages import Inject, Loaded, Note
 from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.drop_in import install_later
@@ -35,22 +31,12 @@ from procsv.training.process.program import run_program
 from procsv.training.process.standby import Standby
 from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.grace import FORCED_SHARE, TRAINER_SHARE
+from procsv.training.runtime.last_words import exit_code_of, write_last_words
 
 SIGNAL_ALONE_S = 0.1  # a SIGTERM that nothing follows for so long comes from somebody else: the machine goes away
 STOPPED = 75  # checkpointed: start me again
-INTERRUPTED = 130  # by SIGINT, as a shell says it
 
 declare("trainer.import", "trainer.atexit")
-
-
-class LastWords(msgspec.Struct):
-    """What the watchdog reads of the exception that ended a trainer."""
-
-    type: str
-    message: str
-    traceback: str
-    step: int
-    permanent: bool  # it will be the same at every start: a missing module, a syntax error, a wrong argument
 
 
 def main() -> None:
@@ -88,7 +74,7 @@ def main() -> None:
 
 
 def _make(start: Start) -> Runtime:
-    runtime = Runtime(start.paths, (WATCHDOG, *SERVICES), start, None)
+    runtime = Runtime(start.paths, (WATCHDOG, *SERVICES), start)
     set_current(runtime)
     return runtime
 
@@ -99,7 +85,6 @@ def _join(runtime: Runtime, signals: int, start: Start) -> None:
     runtime.become(start)
     runtime.begin()
     link = runtime.link
-    link.on(StopTraining, lambda received: runtime.request_stop(_reason(received.body)))
     link.on(Inject, lambda received: _have_fault(runtime, received.body))
     link.on_tick.append(lambda: runtime.injected.tick(runtime.clock.monotonic()))
     rotation = LogRotation(start.paths.log(start.task, start.incarnation), start.settings.log_limit)
@@ -120,11 +105,6 @@ def _tell_loaded(runtime: Runtime, observer: Observer, program: str) -> None:
         runtime.tell_watchdog(Loaded())
 
     threading.Thread(target=tell, name="procsv-loaded", daemon=True).start()
-
-
-def _reason(body: object) -> Reason:
-    assert isinstance(body, StopTraining)
-    return body.reason
 
 
 def _have_fault(runtime: Runtime, body: object) -> None:
@@ -197,7 +177,9 @@ def _run(runtime: Runtime, start: Start) -> int:
         failpoint("trainer.import")
         run_program(find_target(start.target, Path.cwd()), list(start.args))
     except SystemExit as leaving:
-        return _code_of(leaving)
+        if not isinstance(leaving.code, int | None):
+            print(leaving.code, file=sys.stderr)
+        return exit_code_of(leaving)
     except UserError as error:
         _say_last_words(runtime, error, None)
         print(f"procsv: {error}", file=sys.stderr)
@@ -206,17 +188,8 @@ def _run(runtime: Runtime, start: Start) -> int:
         own = _of_the_program(error.__traceback__)
         _say_last_words(runtime, error, own)
         sys.excepthook(type(error), error.with_traceback(own), own)
-        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        return exit_code_of(error)
     return 0
-
-
-def _code_of(leaving: SystemExit) -> int:
-    if leaving.code is None:
-        return 0
-    if isinstance(leaving.code, int):
-        return leaving.code & 0xFF
-    print(leaving.code, file=sys.stderr)
-    return 1
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
@@ -231,10 +204,5 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _say_last_words(runtime: Runtime, error: BaseException, trace: TracebackType | None) -> None:
-    if runtime.gate is not None:
-        return  # a standby's, which is no trainer's; its log has it
-    start = runtime.start
-    permanent = isinstance(error, (ImportError, SyntaxError, UserError)) and runtime.step < 0
-    lines = traceback.format_exception(type(error), error, trace)
-    words = LastWords(type(error).__qualname__, str(error), "".join(lines), runtime.step, permanent)
-    replace_file(start.paths.last_words(start.incarnation), msgspec.json.encode(words), durable=False)
+    if runtime.gate is None:  # else a standby's, which is no trainer's; its log has it
+        write_last_words(runtime.start, error, trace, runtime.step)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from procsv.base.errors import UserError
 from procsv.base.text import is_remote
 from procsv.training.runtime.context import Runtime, check_logdir, current
-from procsv.training.runtime.local_host import LocalHost
+from procsv.training.runtime.observer import Observer
 
 
 def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
@@ -32,12 +32,13 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
         return launched, logdir
     if not logdir:
         return None, logdir
-    host = LocalHost(os.fspath(logdir), may_save)
+    observer = Observer(os.fspath(logdir), may_save)
+    observer.warm_up()
     if is_remote(os.fspath(logdir)):
         tf.compat.v1.logging.info(
-            "procsv: checkpoints and events go to %s; journal and logs to %s", logdir, host.paths.home
+            "procsv: checkpoints and events go to %s; journal and logs to %s", logdir, observer.paths.home
         )
-    return Runtime(host.paths, host.roles, None, host), logdir
+    return Runtime(observer.paths, observer.peers, observer=observer), logdir
 
 
 def check_filesystem(logdir: str) -> None:

@@ -1,56 +1,53 @@
 """What a trainer process shares with its run: the link, the heartbeat, the event streams, stop requests.
 
-One per process under `procsv launch` (made by the bootstrap), or one per Supervisor without (then it starts the two
-services itself, by host.py).  Supervisors and monitored sessions attach to it; nothing here knows what a Session is.
+One per process under `procsv launch` (made by the bootstrap), or one per Supervisor without, which then starts the
+run's watchdog itself (observer.py).  Supervisors and monitored sessions attach to it; nothing here knows what a Session is.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Literal, Protocol
+from typing import Literal, cast
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId
 from procsv.base.run.paths import RunPaths, local_home
+from procsv.base.stack_dump import arm_unless_armed
 from procsv.base.system_clock import SystemClock
 from procsv.base.text import is_remote
 from procsv.faults.pending import Injected
-from procsv.ipc.messaging.messages import FirstStepDone, Message, Note, Reason, UserSave
+from procsv.ipc.messaging.messages import FirstStepDone, Message, Note, Reason, ServiceLost, StopTraining, UserSave
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Phase, Snapshots
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.training.runtime.event_streams import EventStreams
+from procsv.training.runtime.last_words import exit_code_of, write_last_words
 from procsv.training.runtime.link import Link
+from procsv.training.runtime.observer import Observer
 
 END_S_MAX = 10.0  # what saying the last messages may take
 WAIT_S_MAX = 1e8  # three years: what the heartbeat can say of a wait without end
 
 
-class Host(Protocol):
-    """Whoever runs the run when there is no watchdog: starts and ends the services (host.py)."""
-
-    def begin(self) -> Start: ...
-    def attach(self, link: Link) -> None: ...
-    def end(self) -> None: ...
-    def note(self, event: str, fields: dict[str, str | int | float | bool | None]) -> None: ...
-    def recovered(self, body: FirstStepDone) -> None: ...
-
-
 class Runtime:
     """The trainer's end of its run.  `begin` and `end` may be called any number of times, in turns."""
 
-    def __init__(self, paths: RunPaths, peers: tuple[TaskId, ...], start: Start | None, host: Host | None) -> None:
-        """`start` is known from the beginning under a watchdog; without one `host` makes it at each `begin`."""
+    def __init__(
+        self, paths: RunPaths, peers: tuple[TaskId, ...], start: Start | None = None, observer: Observer | None = None
+    ) -> None:
+        """`start` is known from the beginning under `procsv launch`; without, `observer` makes it at each `begin`."""
         self.clock: Clock = SystemClock()
         self.paths = paths
         self.streams = EventStreams(self.clock)
         self.streams.on_need = self._wake
-        self.host = host
+        self.observer = observer
+        self.failure: BaseException | None = None  # what has ended the session, if it did not end by itself
         self.injected = Injected()  # faults that a plan has in store for this process
         self.sequence = 0  # of the newest snapshot known
         self.stop_reason: Reason | None = None
@@ -66,6 +63,7 @@ class Runtime:
         self._peers = peers
         self._link: Link | None = None
         self._extended_s = 0.0
+        self._disarm: Callable[[], None] = _nothing
         self._beating = threading.RLock()
         self._saves = 0  # under way
         self._users = 0
@@ -97,12 +95,12 @@ class Runtime:
         return self._link is not None
 
     @property
-    def is_alone(self) -> bool:
-        """Whether there is no watchdog."""
-        return self.host is not None
+    def ends_with_session(self) -> bool:
+        """Whether the run is over when nobody uses it any more; under `procsv launch` it lasts as long as the process."""
+        return self.observer is not None
 
     def begin(self) -> None:
-        """Starts talking (and the services, without a watchdog) for one more user; `end` undoes it."""
+        """Starts talking (and the run, without `procsv launch`) for one more user; `end` undoes it."""
         with self._lock:
             if self.gate is not None:
                 gate, self.gate = self.gate, None
@@ -111,11 +109,13 @@ class Runtime:
             if self._link is not None:
                 return
             try:
-                if self.host is not None:
-                    self._start = self.host.begin()
+                if self.observer is not None:
+                    self._start, self.stop_reason, self.failure = self.observer.begin(), None, None
                 self._begin_link()
             except BaseException:
                 self._users -= 1
+                if self.observer is not None:
+                    self.observer.end(0)
                 raise
 
     def become(self, start: Start) -> None:
@@ -128,8 +128,13 @@ class Runtime:
         self.streams.begin(start.paths.shm_dir, start.incarnation, start.paths.run_dir)
         link.heartbeat = HeartbeatWriter(start.paths.heartbeat(start.task, start.incarnation))
         link.on_tick.append(lambda: self._beat(link))
-        if self.host is not None:
-            self.host.attach(link)
+        link.on(StopTraining, lambda received: self.request_stop(cast(StopTraining, received.body).reason))
+        link.on(ServiceLost, lambda received: _lose(link, cast(ServiceLost, received.body)))
+        if self.observer is not None:
+            self.observer.attach(link)
+            self._disarm = arm_unless_armed(start.paths.stacks(start.incarnation))
+            atexit.register(self._end_at_exit)
+        _begun.add(self)
         self._link = link
 
     def talk(self) -> None:
@@ -185,27 +190,42 @@ class Runtime:
             link.heartbeat.beat(self.clock.monotonic())
 
     def end(self) -> None:
-        """One user less; the last one ends the conversation, and the services where they are ours."""
+        """Releases one reference; the last one ends the conversation, and the run where that is ours."""
         with self._lock:
             self._users -= 1
             if self._users > 0 or self._link is None:
                 return
             link, self._link = self._link, None
-            if self.streams.dropped:
-                why = self.streams.error or "the summary service was away for too long"
-                print(f"procsv: {self.streams.dropped} event records were not written: {why}", file=sys.stderr)
-            try:
-                if self.host is None:
-                    link.end(END_S_MAX)
-                else:
-                    self.host.end()  # it asks the services to finish, by the link, and ends the link
-            finally:
-                self.streams.end()
-                if link.heartbeat is not None:
-                    self._beat(link)  # the last step is what the journal will say
-                    with self._beating:
-                        link.heartbeat.close()
-                        link.heartbeat = None
+            self._end_link(link)
+
+    def _end_link(self, link: Link) -> None:
+        _begun.discard(self)
+        if self.streams.dropped:
+            why = self.streams.error or "the summary service was away for too long"
+            print(f"procsv: {self.streams.dropped} event records were not written: {why}", file=sys.stderr)
+        try:
+            if self.observer is not None:
+                self.observer.finish_if_lost(link)
+            link.end(END_S_MAX)
+        finally:
+            self.streams.end()
+            if link.heartbeat is not None:
+                self._beat(link)  # the last step is what the journal will say
+                with self._beating:
+                    link.heartbeat.close()
+                    link.heartbeat = None
+            if self.observer is not None:
+                atexit.unregister(self._end_at_exit)
+                self._disarm()
+                write_last_words(self.start, self.failure, None, self.step)
+                self.observer.end(exit_code_of(self.failure))
+
+    def _end_at_exit(self) -> None:
+        """The program ends with its session open: what is unsaved is saved all the same."""
+        link = self._link  # stays: the session's threads still use it
+        if _is_this_process() and link is not None:
+            self.failure = self.failure or getattr(sys, "last_value", None)
+            self._end_link(link)
 
     def tell_checkpoint(self, body: Message) -> None:
         self.link.send_reliable(CHECKPOINT, body)
@@ -217,17 +237,11 @@ class Runtime:
 
     def note(self, event: str, **fields: str | int | float | bool | None) -> None:
         """A line for the journal."""
-        if self.host is not None:
-            self.host.note(event, fields)
-        else:
-            self.link.send_reliable(WATCHDOG, Note(event, fields))
+        self.link.send_reliable(WATCHDOG, Note(event, fields))
 
     def recovered(self, body: FirstStepDone) -> None:
         """The first step after the start has ended."""
-        if self.host is not None:
-            self.host.recovered(body)
-        else:
-            self.link.send_reliable(WATCHDOG, body)
+        self.link.send_reliable(WATCHDOG, body)
         on_ready, self.on_ready = self.on_ready, _nothing
         on_ready()
 
@@ -235,11 +249,10 @@ class Runtime:
         """The first step of a session has ended that was made in the place of one whose connection was lost."""
         source = {"step": body.restored_step, "source": body.source, "from": body.origin}
         self.note("session_recovered", **source, at=body.step, seconds=round(seconds, 3), lost_steps=lost_steps)
-        if self.host is None:
-            self.link.send_reliable(WATCHDOG, body)
+        self.link.send_reliable(WATCHDOG, body)
 
     def tell_watchdog(self, body: Message) -> None:
-        """Nothing where there is no watchdog, or where the conversation is over."""
+        """Nothing where the conversation is over."""
         link = self._link
         if link is not None:
             link.send_reliable(WATCHDOG, body)
@@ -277,7 +290,12 @@ def _nothing() -> None:
     """Nobody waits for it."""
 
 
+def _lose(link: Link, lost: ServiceLost) -> None:
+    link.lose(lost.service, lost.why)
+
+
 _current: Runtime | None = None
+_begun: set[Runtime] = set()
 
 
 def set_current(runtime: Runtime) -> None:
@@ -288,7 +306,12 @@ def set_current(runtime: Runtime) -> None:
 
 def current() -> Runtime | None:
     """The runtime of `procsv launch`, in the trainer itself; None in any other process, its children included."""
-    return _current if _current is not None and _current.start.has_watchdog and _is_this_process() else None
+    return _current if _current is not None and _is_this_process() else None
+
+
+def watched() -> list[Runtime]:
+    """The runtimes by which this process is watched now."""
+    return list(_begun) if _is_this_process() else []
 
 
 _pid = os.getpid()

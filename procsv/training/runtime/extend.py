@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 
-from procsv.training.runtime.context import current
+from procsv.training.runtime.context import current, watched
 
 
 def extend(seconds: float) -> None:
     """Keeps the watchdog from taking the next `seconds` for a hang, whatever the program does meanwhile.
 
     For what takes longer than a step or an import may, and ends no call of a session: loading data, say, or an evaluation
-    outside of TensorFlow.  It never shortens what is allowed already.  Without `procsv launch` nobody watches, and it does
-    nothing.  ValueError if `seconds` is not a number from 0 on.
+    outside of TensorFlow.  It never shortens what is allowed already.  Without `procsv launch` a program is watched while a
+    session is open; else this does nothing.  ValueError if `seconds` is not a number from 0 on.
     """
     if not 0 <= seconds < math.inf:
         raise ValueError(f"procsv.extend takes a number of seconds from 0 on, not {seconds}")
-    runtime = current()
-    if runtime is not None:
-        runtime.extend(seconds)
+    for runtime in {current(), *watched()}:
+        if runtime is not None:
+            runtime.extend(seconds)

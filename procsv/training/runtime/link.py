@@ -98,7 +98,8 @@ class Link:
         self._ending_by_s = self._clock.monotonic() + timeout_s
         self._ending = True
         self.wake()
-        self._thread.join(timeout_s + 5.0)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s + 5.0)
         if not self._thread.is_alive():
             os.close(self._wake_fd)
             self._wake_fd = -1

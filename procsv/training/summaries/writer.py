@@ -29,8 +29,8 @@ class HeldSink(StartingSink):
         self._is_held = False
 
     def hold(self) -> None:
-        """Keeps the run alive until `close`; where a watchdog has it, it lives anyway."""
-        if not self._is_held and self._runtime.is_alone:
+        """Keeps the run alive until `close`; under `procsv launch` it lives anyway."""
+        if not self._is_held and self._runtime.ends_with_session:
             self._runtime.begin()
             self._is_held = True
 

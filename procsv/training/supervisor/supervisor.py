@@ -235,6 +235,9 @@ class Supervisor(tf_supervisor.Supervisor):
         saved_step = controller.save_last_state()
         try:
             super().stop(threads, close_summary_writer=False, ignore_live_threads=ignore_live_threads)
+        except BaseException as error:
+            controller.record_failure(error)
+            raise
         finally:
             controller.save_last_state(saved_step)  # if a thread has trained on after the stop
             controller.end_session()
@@ -262,8 +265,8 @@ class Supervisor(tf_supervisor.Supervisor):
             session = self.prepare_or_wait_for_session(
                 master=master, config=config, start_standard_services=start_standard_services
             )
-        except BaseException:
-            self._abandon()
+        except BaseException as error:
+            self._abandon(error)
             raise
         self._coord.free = session.close
         try:
@@ -271,7 +274,9 @@ class Supervisor(tf_supervisor.Supervisor):
                 yield session
             except Exception as error:  # noqa: BLE001  stop() raises it again
                 self.request_stop(error)
-            except BaseException:  # an interrupt, or the way out of the program: no later error takes its place
+            except BaseException as way_out:  # an interrupt, or the program's end: no later error takes its place
+                if self._controller is not None:
+                    self._controller.record_failure(way_out)
                 try:
                     self.stop(close_summary_writer=close_summary_writer)
                 except Exception as error:  # noqa: BLE001  the interrupt is raised
@@ -283,9 +288,10 @@ class Supervisor(tf_supervisor.Supervisor):
             with contextlib.suppress(Exception):
                 session.close()
 
-    def _abandon(self) -> None:
+    def _abandon(self, error: BaseException) -> None:
         """Releases everything of a session that could not be made."""
         if self._controller is not None:
+            self._controller.record_failure(error)
             self._controller.end_session()
         self._coord.request_stop()
         with contextlib.suppress(Exception):  # the error of making the session is raised

@@ -39,6 +39,7 @@ from procsv.watchdog.core.lifecycle import Lifecycle, LifecycleAction, Lifecycle
 from procsv.watchdog.core.restart_policy import (
     EXIT_CHECKPOINTED,
     EXIT_INTERRUPTED,
+    Cause,
     Death,
     GiveUp,
     History,
@@ -188,6 +189,8 @@ class TrainerSupervisor:
         stopping = self.life.state in (State.STOPPING, State.RECYCLING) or self.ends_run
         hang, where = self.hanging.evidence(ended.exit, ended.stacks), where_it_crashed(ended.stacks)
         cause = find_cause(ended.exit, ended.words, stopping, self._we_killed, hang, ended.oom, where)
+        if self._observes and ended.exit.code == 0 and not stopping:
+            cause = Cause("completed", "its session has ended")
         self.last_words, self.last_exit = ended.words, wording.last_exit(ended.exit, cause, self._own_step)
         fields = {"pid": self.pid, **msgspec.structs.asdict(self.last_exit)}
         self._out.append(Journal("exited", TRAINER, self.incarnation, fields))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procsv.base.errors import LogdirLocked, UserError
-from procsv.base.locks import FileLock
+from procsv.base.locks import FileLock, Holder
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.paths import RunPaths, check_socket_paths, make_private_dir
@@ -45,13 +45,13 @@ class Opened:
 
 
 def open_run(
-    paths: RunPaths, clock: Clock, grace_s: float, wait: Wait, say: Callable[[str], None], what: str
+    paths: RunPaths, clock: Clock, grace_s: float, wait: Wait, say: Callable[[str], None], us: Holder
 ) -> Opened:
     """Makes the logdir ours, or LogdirLocked saying who has it."""
     check_socket_paths(paths)
     _make_home(paths)
     for _ in range(TRIES_MAX):
-        lock = _take_lock(paths, clock, what)
+        lock = _take_lock(paths, clock, us)
         before = find_run_in(paths)
         if _is_run_elsewhere(before) or not lock.also_lock(paths.home):
             lock.release()  # whoever has it has another runtime directory, or something has deleted its lock file
@@ -59,7 +59,7 @@ def open_run(
                 paths.run_dir.rmdir()  # made for the lock, unless it is theirs
             if before is None:
                 raise LogdirLocked(f"the logdir {paths.logdir} is in use: another launch has just begun there")
-            raise LogdirLocked(_in_use(paths, before.pid, before.started_at, f"procsv launch {before.target}"))
+            raise LogdirLocked(_in_use(paths, before.pid, before.started_at, before.target))
         _wait_for_leftovers(paths, before, clock, grace_s, wait, say)
         if _is_in_place(lock):
             break
@@ -95,12 +95,12 @@ def _make_home(paths: RunPaths) -> None:
         raise LogdirLocked(f"the logdir {paths.logdir} cannot be written: {error.strerror}") from error
 
 
-def _take_lock(paths: RunPaths, clock: Clock, what: str) -> FileLock:
+def _take_lock(paths: RunPaths, clock: Clock, us: Holder) -> FileLock:
     lock = FileLock(paths.run_lock)
     for _ in range(TRIES_MAX):
         make_private_dir(paths.run_dir)
         with contextlib.suppress(FileNotFoundError):  # a run that ends has just removed the directory
-            if lock.try_acquire(what, clock.wall()):
+            if lock.try_acquire(us.what, clock.wall(), pid=us.pid):
                 return lock
             holder = lock.holder()
             run = read_run(paths.run_json)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from procsv.base.clock import Clock
     from procsv.ipc.messaging.zmq_transport import Waiter
+    from procsv.watchdog.edge.observed_program import ObservedProgram
+    from procsv.watchdog.edge.warm_services import WarmServices
 
 declare("watchdog.before_exec", "watchdog.after_exec")
 
@@ -53,7 +55,7 @@ class Running:
 
     task: TaskId
     incarnation: int
-    child: Child
+    child: Child | ObservedProgram
     started_s: float
     usage: psutil.Process | None
     line: StandbyChannel | None = None  # to a standby
@@ -68,6 +70,8 @@ class Processes:
     argv: Argv
     environment: Mapping[str, str]
     waiter: Waiter
+    observed: ObservedProgram | None = None  # the trainer, where somebody else has started it
+    warm: WarmServices | None = None
     helpers: Callable[[], set[int]] = set  # pids of children of ours that are none of the run
     running: dict[TaskId, Running] = field(default_factory=dict)
     _gpus: Gpus = field(default_factory=Gpus)
@@ -80,7 +84,7 @@ class Processes:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would read every exit as 0
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._lifeline = os.pipe2(os.O_CLOEXEC)
+        self._lifeline = os.pipe2(os.O_CLOEXEC) if self.warm is None else self.warm.lifeline
         self._started_s = self.clock.monotonic()
         self._usage.cpu_percent()  # the first reading is the base of the next
         # What the shell had started before it became us is not ours to end.
@@ -89,6 +93,9 @@ class Processes:
     # -- start ---------------------------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
         """Starts the process; its pid.  OSError if the system refuses, or if an old trainer's tree still holds its lock."""
+        if task == TRAINER and self.observed is not None:
+            self.observed.opened(incarnation)
+            return self._list(task, incarnation, self.observed, None)
         paths = self.start.paths
         log = paths.log(task, incarnation)
         prune_logs(paths.logs, task, log)
@@ -111,7 +118,8 @@ class Processes:
             fds.append(lock.fd)
         try:
             failpoint("watchdog.before_exec")
-            child = spawn(self.argv(start), env=environment, log=log, pass_fds=fds)
+            warm = self.warm.take(str(task), start.text()) if self.warm is not None else None
+            child = Child(warm) if warm else spawn(self.argv(start), env=environment, log=log, pass_fds=fds)
         except OSError:
             if line is not None:
                 line.close()
@@ -121,6 +129,9 @@ class Processes:
             if end is not None:
                 end.close()
         failpoint("watchdog.after_exec")  # killed here: nobody knows of the child, which finds its lifeline cut
+        return self._list(task, incarnation, child, line)
+
+    def _list(self, task: TaskId, incarnation: int, child: Child | ObservedProgram, line: StandbyChannel | None) -> int:
         usage = None
         with contextlib.suppress(psutil.Error, OSError):
             usage = psutil.Process(child.pid)
@@ -157,7 +168,7 @@ class Processes:
             del self.running[running.task]
             self.waiter.remove(running.child.pidfd)
             self.end_talk(running)
-            if running.task == TRAINER:
+            if running.task == TRAINER and running.child is not self.observed:  # that one may live on
                 self._gpus.expect_to_leave(running.child.pid, self.clock.monotonic())
             dead.append(Dead(running.task, running.incarnation, running.child.pid, running.child.reap()))
         return dead

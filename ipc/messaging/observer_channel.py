@@ -1,0 +1,95 @@
+"""A program and the watchdog that it has started itself: what they say to each other, over a pair of connected sockets.
+
+Used by a Supervisor without `procsv launch` and by its watchdog.  Only the run's beginning and end are said here; all
+else goes the way of any trainer's messages.  End-of-file says that the other side is gone.  One line of JSON is one word.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+import msgspec
+
+from procsv.ipc.messaging.start import Start
+
+READ_BYTES = 2**16
+
+
+class Observe(msgspec.Struct, frozen=True, tag=True):
+    """Program -> watchdog: this is your run.  Answered by Opened or Refused."""
+
+    start: Start
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """Watchdog -> program: the logdir is ours, the services are on their way, and you are trainer `incarnation`."""
+
+    incarnation: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Watchdog -> program: the run cannot be had; the text says why, and what to change."""
+
+    text: str
+    exit_code: int
+    is_locked: bool
+
+
+class ProgramLeft(msgspec.Struct, frozen=True, tag=True):
+    """Program -> watchdog: the session is over, and so is the run.  Answered by end-of-file, when all is on disk.
+
+    `code`: what the program would end with as far as this session is concerned; its last words are in their file.
+    """
+
+    code: int
+
+
+Word = Observe | Opened | Refused | ProgramLeft
+
+
+class ObserverChannel:
+    """One end.  Sending blocks only for a first word that is longer than a socket's buffer."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._read = b""
+
+    @staticmethod
+    def pair() -> tuple[ObserverChannel, ObserverChannel]:
+        """Both ends; neither is inherited by anybody who is not given it."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return ObserverChannel(one), ObserverChannel(other)
+
+    @staticmethod
+    def inherited(fd: int) -> ObserverChannel:
+        os.set_inheritable(fd, False)
+        return ObserverChannel(socket.socket(fileno=fd))
+
+    @property
+    def fd(self) -> int:
+        return self._socket.fileno()
+
+    def say(self, word: Word) -> None:
+        """OSError if the other side is gone."""
+        # Not msgspec's encoder: arguments that are not UTF-8 must arrive as they were given.
+        self._socket.sendall(json.dumps(msgspec.to_builtins(word)).encode() + b"\n")
+
+    def hear(self, waits: bool = False) -> Word | None:
+        """The next word; None if none is there yet.  EOFError if nothing more will come."""
+        while b"\n" not in self._read:
+            try:
+                data = self._socket.recv(READ_BYTES, 0 if waits else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except ConnectionError as error:
+                raise EOFError from error
+            if not data:
+                raise EOFError
+            self._read += data
+        line, _, self._read = self._read.partition(b"\n")
+        return msgspec.convert(json.loads(line), Word)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,48 @@
+"""Last words of a trainer: the exception that ends it, left for the crash report.
+
+Written by the bootstrap, or, without `procsv launch`, when a session ends by an exception.  Read by the watchdog.
+"""
+
+from __future__ import annotations
+
+import traceback
+from types import TracebackType
+
+import msgspec
+
+from procsv.base.atomic_file import replace_file
+from procsv.base.errors import UserError
+from procsv.ipc.messaging.start import Start
+
+INTERRUPTED = 130  # by SIGINT, as a shell says it
+
+
+class LastWords(msgspec.Struct):
+    """What the watchdog reads of the exception that ended a trainer."""
+
+    type: str
+    message: str
+    traceback: str
+    step: int
+    permanent: bool  # it will be the same at every start: a missing module, a syntax error, a wrong argument
+
+
+def write_last_words(start: Start, error: BaseException | None, trace: TracebackType | None, step: int) -> None:
+    """Leaves `error`, with `trace` as its traceback (None: its own); nothing of a way out that is no failure."""
+    if error is None or isinstance(error, SystemExit):
+        return
+    permanent = isinstance(error, (ImportError, SyntaxError, UserError)) and step < 0
+    lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
+    words = LastWords(type(error).__qualname__, str(error), "".join(lines), step, permanent)
+    replace_file(start.paths.last_words(start.incarnation), msgspec.json.encode(words), durable=False)
+
+
+def exit_code_of(error: BaseException | None) -> int:
+    """What a program ends with that `error` ends."""
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, int):
+            return error.code & 0xFF
+        return 0 if error.code is None else 1
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return 0 if error is None else 1

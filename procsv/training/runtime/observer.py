@@ -1,0 +1,230 @@
+"""The watchdog that a program without `procsv launch` starts itself, from the program's side.
+
+Used by a Runtime of its own.  `warm_up` starts the process, which imports what it needs beside the program's own work;
+`begin` gives it the run, and returns when the logdir is ours; `end` returns when all is on disk and every process is gone.
+If it is killed, the program trains on with its services, which only nobody replaces any more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from procsv.base.errors import LogdirLocked, PeerError, UserError
+from procsv.base.identity import SUMMARY, TRAINER, WATCHDOG, TaskId
+from procsv.base.locks import FileLock
+from procsv.base.run.paths import RunPaths, find_paths
+from procsv.base.service_table import SERVICES
+from procsv.base.system_clock import SystemClock
+from procsv.base.text import is_remote
+from procsv.ipc.messaging.messages import Finish
+from procsv.ipc.messaging.observer_channel import Observe, ObserverChannel, Opened, ProgramLeft, Refused
+from procsv.ipc.messaging.start import Start, safe_path
+from procsv.training.runtime.link import Link
+
+MODULE = "procsv.watchdog.observer"
+
+
+Key = tuple[tuple[TaskId, ...], str]  # services, logdir
+
+
+class _Process:
+    """One watchdog, and our end of the channel to it."""
+
+    def __init__(self, services: tuple[TaskId, ...], logdir: str) -> None:
+        self.channel, theirs = ObserverChannel.pair()
+        modules = ",".join(f"{task}={SERVICES[task].module}" for task in services)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *safe_path(), "-m", MODULE, modules, logdir],
+                stdin=theirs.fd,
+                stdout=subprocess.DEVNULL,  # whoever reads our output to its end is not to wait for it
+                start_new_session=True,
+            )
+        except BaseException:
+            self.channel.close()
+            raise
+        finally:
+            theirs.close()
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> int:
+        """Waits until it is gone; its exit code."""
+        self.channel.close()
+        return self._process.wait()
+
+    def discard(self) -> None:
+        """Ends one that has no run yet."""
+        self._process.kill()  # its services see the end of their input
+        self.end()
+
+
+IDLE_MAX = 4  # for logdirs whose sessions have not begun
+_idle: dict[Key, _Process] = {}  # started, and not needed yet
+_locks: set[FileLock] = set()  # held by this process, and not by its forks
+_guard = threading.Lock()
+
+
+def _take_idle(key: Key) -> _Process | None:
+    with _guard:
+        found = _idle.pop(key, None)
+    if found is not None and not found.is_alive():
+        found.end()
+        return None
+    return found
+
+
+def discard_idle(count_left: int = 0) -> None:
+    """Ends watchdogs whose sessions have not begun, the oldest first; one that begins all the same starts another."""
+    with _guard:
+        old = [_idle.pop(key) for key in list(_idle)[: len(_idle) - count_left]]
+    for process in old:
+        process.discard()
+
+
+atexit.register(discard_idle)
+
+
+def _forget_in_fork() -> None:
+    """A fork shares our descriptors: as long as it held them, neither lock nor channel would say that we are dead."""
+    global _guard
+    _guard = threading.Lock()
+    for lock in _locks:
+        lock.let_go()
+    _locks.clear()
+    for process in _idle.values():
+        process.channel.close()
+    _idle.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_fork)
+
+
+class Observer:
+    """The runs of one Supervisor, or of one monitored session, one after the other."""
+
+    def __init__(self, logdir: str, may_save: bool) -> None:
+        """`may_save`: it owns the checkpoints of `logdir`; without a Saver it shares the logdir with whoever does."""
+        found = find_paths(logdir)
+        self._logdir = logdir.rstrip("/") if is_remote(logdir) else str(found.logdir)
+        self.paths = found
+        self.services = tuple(SERVICES)
+        if not may_save:
+            mark = f".{os.getpid()}.{secrets.token_hex(2)}"
+            run_dir, shm_dir = Path(f"{found.run_dir}{mark}"), Path(f"{found.shm_dir}{mark}")
+            self.paths = RunPaths(found.logdir, run_dir, shm_dir, run_dir / "home")
+            self.services = (SUMMARY,)
+        self._process: _Process | None = None
+        self._is_lost = False
+        self._lock: FileLock | None = None
+
+    @property
+    def peers(self) -> tuple[TaskId, ...]:
+        """Whom the program speaks to."""
+        return (WATCHDOG, *self.services)
+
+    @property
+    def _key(self) -> Key:
+        return self.services, self._logdir
+
+    def warm_up(self) -> None:
+        """Starts the watchdog, beside what the program does until its session begins."""
+        discard_idle(IDLE_MAX - 1)
+        if self._key not in _idle:
+            with contextlib.suppress(OSError):  # no process or descriptor just now: `begin` tries again, and says so
+                _idle[self._key] = _Process(*self._key)
+
+    # -- beginning -------------------------------------------------------------------------------------------
+    def begin(self) -> Start:
+        """Locks the logdir and starts the services.  LogdirLocked if another run has it."""
+        paths = self.paths
+        start = Start(
+            task=WATCHDOG,
+            run=secrets.token_hex(8),
+            incarnation=1,
+            logdir=self._logdir,
+            run_dir=str(paths.run_dir),
+            shm_dir=str(paths.shm_dir),
+            observes=os.getpid(),
+            home=str(paths.own_home or ""),
+            target=os.path.basename(sys.argv[0]) or "python",  # noqa: PTH119  a name, not a path
+            args=tuple(sys.argv[1:]),
+        )
+        process = _take_idle(self._key) or _Process(*self._key)
+        try:
+            process.channel.say(Observe(start))
+            opened = process.channel.hear(waits=True)
+        except (OSError, EOFError):
+            code = process.end()
+            raise UserError(
+                f"procsv's watchdog of this program ended with exit code {code} before it had begun"
+            ) from None
+        except BaseException:  # an interrupt: it sees that nobody waits for it, and ends
+            process.end()
+            raise
+        if isinstance(opened, Refused):
+            process.end()
+            raise LogdirLocked(opened.text) if opened.is_locked else UserError(opened.text, opened.exit_code)
+        assert isinstance(opened, Opened)
+        self._process, self._is_lost = process, False
+        self._hold_writer_lock(opened.incarnation)
+        return msgspec.structs.replace(start, task=TRAINER, incarnation=opened.incarnation)
+
+    def _hold_writer_lock(self, incarnation: int) -> None:
+        """Whatever becomes of the watchdog: nobody else writes to the logdir as long as we do."""
+        lock = FileLock(self.paths.writer_lock)
+        if lock.try_acquire(f"trainer {incarnation}", SystemClock().wall()):
+            self._lock = lock
+            _locks.add(lock)
+
+    def attach(self, link: Link) -> None:
+        """Hears of the watchdog's death.  Before the link talks."""
+        assert self._process is not None
+        link.watch(self._process.channel.fd, lambda: self._look_for_death(link))
+
+    def _look_for_death(self, link: Link) -> None:
+        assert self._process is not None
+        with contextlib.suppress(EOFError):
+            self._process.channel.hear()
+            return
+        link.unwatch(self._process.channel.fd)
+        self._is_lost = True
+        link.lose(WATCHDOG, "it is dead")
+        print(
+            f"procsv: the watchdog of this program is gone; training goes on, nothing records it in {self.paths.home}",
+            file=sys.stderr,
+        )
+
+    # -- the end ---------------------------------------------------------------------------------------------
+    def end(self, code: int) -> None:
+        """Nothing more is said to the run: has what is unsaved saved, and all ended.  `code`: how, as an exit code."""
+        process, self._process = self._process, None
+        if self._lock is not None:
+            _locks.discard(self._lock)
+            self._lock.release()
+            self._lock = None
+        if process is None:
+            return
+        with contextlib.suppress(OSError, EOFError):  # its end-of-file: all is done
+            process.channel.say(ProgramLeft(code))
+            while process.channel.hear(waits=True) is not None:
+                pass
+        process.end()
+
+    def finish_if_lost(self, link: Link) -> None:
+        """In the watchdog's place, if that is dead: the services save what is unsaved, and end."""
+        for task in self.services if self._is_lost and link.is_talking else ():
+            try:
+                link.ask(task, Finish(), SERVICES[task].finish_s_max)
+            except (TimeoutError, PeerError) as error:
+                print(f"procsv: the {task} service did not finish: {str(error) or 'no answer'}", file=sys.stderr)

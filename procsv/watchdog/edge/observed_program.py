@@ -1,0 +1,95 @@
+"""The program that has started its watchdog itself: heard on a channel, watched by pidfd, and no child of ours.
+
+In the place of the trainer's child process.  Its exit status is not ours to know: what it said when its session ended is.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from typing import TYPE_CHECKING
+
+from procsv.base.outcome import Exit
+from procsv.base.processes import ExternalProcess, descendants
+from procsv.ipc.messaging.observer_channel import Observe, ObserverChannel, Opened, ProgramLeft, Refused
+
+if TYPE_CHECKING:
+    from procsv.base.errors import UserError
+    from procsv.ipc.messaging.start import Start
+
+STDIN = 0
+
+
+class ObservedProgram:
+    """As `Child` to the reactor."""
+
+    def __init__(self, pid: int) -> None:
+        """`pid`: our parent when we were started."""
+        self.pid = pid
+        self._process = ExternalProcess(pid)
+        self._channel = ObserverChannel.inherited(os.dup(STDIN))
+        self._news = select.epoll()
+        self._news.register(self._channel.fd, select.EPOLLIN)
+        self._is_gone = os.getppid() != pid  # then the pid may be anybody's
+        if not self._is_gone and self._process.pidfd >= 0:
+            self._news.register(self._process.pidfd, select.EPOLLIN)
+        self._start: Start | None = None
+        self._code: int | None = None
+
+    @property
+    def pidfd(self) -> int:
+        """Readable when it has ended, or has said something."""
+        return self._news.fileno()
+
+    def wait_for_start(self) -> Start | None:
+        """Sleeps until the program's first session begins; None if there will be none."""
+        while not self.has_ended() and self._start is None:
+            self._news.poll()
+        return self._start
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has gone, or given up waiting for us, within that time."""
+        self._news.poll(timeout_s)
+        return self.has_ended()
+
+    def opened(self, incarnation: int) -> None:
+        self._say(Opened(incarnation))
+
+    def refuse(self, error: UserError) -> None:
+        self._say(Refused(str(error), error.exit_code, type(error).__name__ == "LogdirLocked"))
+
+    def _say(self, word: Opened | Refused) -> None:
+        try:
+            self._channel.say(word)
+        except OSError:
+            self._is_gone = True  # it was killed meanwhile, which its pidfd says, too
+
+    # -- as a Child ----------------------------------------------------------------------------------------
+    def has_ended(self) -> bool:
+        """Whether it is dead, or its session is over."""
+        self._hear()
+        return self._is_gone or self._code is not None
+
+    def _hear(self) -> None:
+        try:
+            while (word := self._channel.hear()) is not None:
+                if isinstance(word, Observe):
+                    self._start = word.start
+                elif isinstance(word, ProgramLeft):
+                    self._code = word.code
+        except EOFError:
+            self._is_gone = True  # it is dead, or has become another program by exec
+        self._is_gone = self._is_gone or self._process.has_ended()
+
+    def signal(self, number: int) -> None:
+        """Nothing: whatever would be sent, it has no handler of ours."""
+
+    def signal_tree(self, number: int) -> None:
+        """To the program and its descendants, but for us and ours."""
+        me = os.getpid()
+        self._process.signal_tree(number, sparing=frozenset({me, *(child.pid for child in descendants(me))}))
+
+    def reap(self) -> Exit:
+        self._news.close()
+        self._process.close()
+        return Exit(self._code, None)
