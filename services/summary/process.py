@@ -69,11 +69,11 @@ class SummaryService:
     def __init__(
         self, tools: Tools, stream_store: StreamStore | None = None, trainer: TrainerWatch | None = None
     ) -> None:
-        """`shelf` and `trainer`: put in by the simulation, which has another disk and other processes."""
+        """`store` and `trainer`: put in by the simulation, which has another disk and other processes."""
         self._tools = tools
         paths = tools.start.paths
         self._core = SummaryCore((paths.shm_dir, paths.run_dir))
-        self._shelf = stream_store or StreamStore(paths, tools.start.run)
+        self._store = stream_store or StreamStore(paths, tools.start.run)
         self._figures = FigureFile(paths.home)
         self._graphs = GraphPrinter(tools.wake)
         self._trainer = trainer or TrainerWatch()
@@ -133,7 +133,7 @@ class SummaryService:
     def close(self) -> None:
         self._graphs.close()
         self._trainer.close()
-        self._shelf.close()
+        self._store.close()
         self._figures.close()
 
     # -- messages ------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class SummaryService:
                     self._tools.server.forget(received.task, received.incarnation - 1)
                 self._tools.server.acknowledge(received)
             case OpenWriter() | Records() | CloseWriter() as body:
-                if (not_now := self._shelf.not_now(body.writer)) is not None:
+                if (not_now := self._store.not_now(body.writer)) is not None:
                     self._tools.server.send(received.who, not_now, re=received.seq)
                     return
                 self._do(self._core.trainer(received.incarnation), 0)
@@ -180,20 +180,20 @@ class SummaryService:
                     failpoint("summary.after_flush_before_ack")  # killed here: it is said again and found written
                     self._tools.server.send(who, body, re=re)
                 case Append():
-                    error = self._shelf.append(action.writer, action.records, self._tools.clock.wall())
+                    error = self._store.append(action.writer, action.records, self._tools.clock.wall())
                     self._do(self._core.failed(action, error) if error else self._core.appended(action), re)
                 case Open(writer=writer, logdir=logdir, suffix=suffix):
-                    self._shelf.open(writer, logdir, suffix)
+                    self._store.open(writer, logdir, suffix)
                 case Close(writer=writer):
-                    self._shelf.end(writer)
+                    self._store.end(writer)
                 case Discard(parcels=parcels):
                     for parcel in parcels:
                         parcel.unlink(missing_ok=True)
                 case Sweep(incarnation=incarnation):
-                    self._shelf.purge(incarnation)
+                    self._store.purge(incarnation)
 
     def _mend(self) -> None:
-        for writer, through in self._shelf.mend():
+        for writer, through in self._store.repair():
             self._core.recovered(writer, through)
 
     # -- the end -------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ class Stream:
 
     # -- taking over from a dead process, and ending ---------------------------------------------------------
     def take_over(self, position: Position) -> None:
-        """Goes on in the file that `position` names, mended.  OSError if it cannot be opened or mended."""
+        """Goes on in the file that `position` names, repaired.  OSError if it cannot be opened or repaired."""
         path = Path(position.file)
         self.through = position.through
         with contextlib.suppress(FileNotFoundError):

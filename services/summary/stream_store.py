@@ -41,34 +41,34 @@ class StreamStore:
                 with contextlib.suppress(OSError):
                     path.unlink()
             else:
-                found[position.writer] = (position, "the event file is being mended")
+                found[position.writer] = (position, "the event file is being repaired")
         return found
 
-    def mend(self) -> list[tuple[str, int]]:
-        """Mends files that were left with a torn end; (name, through) of each stream that can go on now.
+    def repair(self) -> list[tuple[str, int]]:
+        """Repairs files that were left with a torn end; (name, through) of each stream that can go on now.
 
-        A stream of another run is mended and ended: its trainer is dead, and a new one may use its name.
+        A stream of another run is repaired and ended: its trainer is dead, and a new one may use its name.
         """
-        mended: list[tuple[str, int]] = []
+        repaired: list[tuple[str, int]] = []
         for writer, (position, trouble) in list(self._unmended.items()):
             stream = Stream(self._paths, position.run, writer, Path(position.logdir), position.suffix)
             try:
                 stream.take_over(position)
             except OSError as error:
                 if str(error) != trouble:
-                    say(f"cannot mend {position.file}: {error}; trying again")
+                    say(f"cannot repair {position.file}: {error}; trying again")
                 self._unmended[writer] = (position, str(error))
                 continue
             del self._unmended[writer]
             if position.run == self._run:
                 self._streams[writer] = stream
-                mended.append((writer, stream.through))
+                repaired.append((writer, stream.through))
             else:
                 stream.end()
-        return mended
+        return repaired
 
     def not_now(self, writer: str) -> Written | None:
-        """The answer for a stream that is not mended yet: nothing is taken, and nothing is known to be missing."""
+        """The answer for a stream that is not repaired yet: nothing is taken, and nothing is known to be missing."""
         if writer not in self._unmended:
             return None
         position, error = self._unmended[writer]

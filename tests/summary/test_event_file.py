@@ -1,4 +1,4 @@
-"""Event files: read by TensorBoard and TensorFlow, mended after a kill, whole after a full disk."""
+"""Event files: read by TensorBoard and TensorFlow, repaired after a kill, whole after a full disk."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def test_a_torn_tail_is_cut_off_and_whole_records_before_it_are_kept(tmp_path: P
     with path.open("ab") as tail:
         tail.write(frame(event(5))[:torn] if torn < 20 else os.urandom(500))
 
-    mended = EventFile(path, noted)
-    assert mended.repair() == 2
-    mended.append([event(5)], 6.0)
+    repaired = EventFile(path, noted)
+    assert repaired.repair() == 2
+    repaired.append([event(5)], 6.0)
     assert steps_in(path) == [1, 2, 3, 4, 5]
-    mended.close()
+    repaired.close()
 
 
 def test_a_changed_byte_behind_the_note_ends_what_is_taken_over(tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ def test_a_changed_byte_behind_the_note_ends_what_is_taken_over(tmp_path: Path) 
     data[-6] ^= 1
     path.write_bytes(data)
 
-    mended = EventFile(path, noted)
-    assert mended.repair() == 1
+    repaired = EventFile(path, noted)
+    assert repaired.repair() == 1
     assert steps_in(path) == [1, 2, 3]
-    mended.close()
+    repaired.close()
 
 
 def test_a_file_killed_over_its_first_record_is_begun_anew(tmp_path: Path) -> None:
