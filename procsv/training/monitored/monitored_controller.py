@@ -21,11 +21,11 @@ from procsv.ipc.messaging.messages import Reason
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.graph.save_config import SaveConfig, plan_of, snapshot_seconds
+from procsv.training.managed.attach import attach
 from procsv.training.managed.session_controller import NOT_SAVED, SessionController
 from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
 from procsv.training.monitored.scaffold import session_manager
 from procsv.training.monitored.writers import SessionWriters
-from procsv.training.runtime.attach import attach
 from procsv.training.runtime.context import Runtime, current
 from procsv.training.snapshots.training_run import Lost, TrainingRun
 

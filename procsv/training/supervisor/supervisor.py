@@ -22,11 +22,11 @@ from procsv.base.text import is_remote
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.restore import SessionManager
 from procsv.training.graph.save_config import SaveConfig
+from procsv.training.managed.attach import attach
 from procsv.training.managed.coordinator import Coordinator
 from procsv.training.managed.local_master import resolve_master
 from procsv.training.managed.session_controller import SessionController
 from procsv.training.managed.wait_for_chief import WaitingSessionManager
-from procsv.training.runtime.attach import attach
 from procsv.training.runtime.context import Runtime, current
 from procsv.training.snapshots.restore_client import ask_newest
 from procsv.training.summaries.writer import HeldSink, SummaryWriter
