@@ -10,9 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-import tensorflow as tf
-
-tf1 = tf.compat.v1
+from procsv.training.summaries.graph_walk import elements_of, needed_ops
 
 _READS = {
     "DisableCopyOnRead",
@@ -41,9 +39,8 @@ _REFS = {"Variable", "VariableV2"}
 
 def is_harmless(graph: Any, fetches: Any, saved: Iterable[Any]) -> bool:
     """Whether running `fetches` (as given to Session.run) changes none of the tensors `saved`; False if that is not sure."""
-    try:
-        begin = [_op_of(graph, fetch) for fetch in tf.nest.flatten(fetches, expand_composites=True)]
-    except (TypeError, ValueError, KeyError):
+    known = elements_of(graph, fetches)
+    if known is None:
         return False
     writers: set[Any] = set()
     for tensor in saved:
@@ -51,23 +48,7 @@ def is_harmless(graph: Any, fetches: Any, saved: Iterable[Any]) -> bool:
         if found is None:
             return False
         writers |= found
-    return _ancestors(begin).isdisjoint(writers)
-
-
-def _op_of(graph: Any, fetch: Any) -> Any:
-    element = graph.as_graph_element(fetch, allow_tensor=True, allow_operation=True)
-    return element if isinstance(element, tf.Operation) else element.op
-
-
-def _ancestors(begin: list[Any]) -> set[Any]:
-    found, queue = set(begin), deque(begin)
-    while queue:
-        op = queue.popleft()
-        for before in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
-            if before not in found:
-                found.add(before)
-                queue.append(before)
-    return found
+    return needed_ops(known[0]).isdisjoint(writers)
 
 
 def _writers_of(tensor: Any) -> set[Any] | None:

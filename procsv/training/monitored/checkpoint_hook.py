@@ -10,27 +10,21 @@ TensorFlow's to the letter.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.training import basic_session_run_hooks as tf_hooks
 
+if TYPE_CHECKING:
+    from procsv.training.monitored.monitored_controller import MonitoredController
+
 log = tf.compat.v1.logging
-
-
-class HookController(Protocol):
-    """Saves for the hook while its session lasts (monitored_controller.py)."""
-
-    def describe_graph(self, graph: Any, saver: Any, has_text: bool) -> None: ...
-    def is_saved(self, step: int) -> bool: ...
-    def save(self, step: int, exactly: bool, at_once: bool, waits: bool) -> None: ...
-    def save_and_wait(self, step: int) -> bool: ...
 
 
 class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
     """tf.compat.v1.train.CheckpointSaverHook that does not block training."""
 
-    _controller: HookController | None = None
+    _controller: MonitoredController | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Writes graph files and events; saves the first state, unless it comes from a checkpoint."""

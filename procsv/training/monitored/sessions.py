@@ -148,26 +148,26 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
         self._pause(when, error)
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
-        while True:
-            try:
-                if not self._sess:
-                    self._sess = self._create_session()
-                result = self._sess.run(fetches, feed_dict=feed_dict, options=options, run_metadata=run_metadata)
-            except PREEMPTION_ERRORS as error:
-                self._replace_session("by a run", error)
-            else:
-                self._failures = 0
-                return result
+        args = {"feed_dict": feed_dict, "options": options, "run_metadata": run_metadata}
+        return self._recover("by a run", lambda _: self._sess.run(fetches, **args))
 
     def run_step_fn(self, step_fn: Any, raw_session: Any, run_with_hooks: Any) -> Any:
+        def run(is_new: bool) -> Any:
+            raw = _raw(self._sess) if is_new else raw_session  # the one before is closed
+            return self._sess.run_step_fn(step_fn, raw, self._sess.run)
+
+        return self._recover("by a step function", run)
+
+    def _recover(self, when: str, run: Callable[[bool], Any]) -> Any:
+        """The result of `run(is_new)` in a session that works; `is_new`: whether it was made for this call."""
+        is_new = False
         while True:
             try:
                 if not self._sess:
-                    self._sess = self._create_session()
-                    raw_session = _raw(self._sess)  # the one before is closed
-                result = self._sess.run_step_fn(step_fn, raw_session, self._sess.run)
+                    self._sess, is_new = self._create_session(), True
+                result = run(is_new)
             except PREEMPTION_ERRORS as error:
-                self._replace_session("by a step function", error)
+                self._replace_session(when, error)
             else:
                 self._failures = 0
                 return result

@@ -11,6 +11,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training import basic_session_run_hooks as tf_hooks
 
+from procsv.training.summaries.graph_walk import elements_of, needed_ops
+
 tf1 = tf.compat.v1
 log = tf1.logging
 
@@ -44,11 +46,10 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
     def _is_fed(self, run_context: Any) -> bool:
         """Whether this run feeds each placeholder of the summaries, or needs it, so that some hook feeds it."""
         graph, args = run_context.session.graph, run_context.original_args
-        try:
-            wanted = [graph.as_graph_element(f) for f in tf.nest.flatten(args.fetches, expand_composites=True)]
-            fed = frozenset(graph.as_graph_element(t).name for t in args.feed_dict or ())
-        except (TypeError, ValueError, KeyError):
-            return True  # only TensorFlow knows how to fetch this
+        known = elements_of(graph, args.fetches, args.feed_dict)
+        if known is None:
+            return True
+        wanted, fed = known
         key = (frozenset(element.name for element in wanted), fed)
         if key not in self._known:
             needed = _placeholders_above(self._get_summary_op(), fed)
@@ -58,19 +59,7 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
 
 def _placeholders_above(elements: Any, fed: frozenset[str]) -> frozenset[str]:
     """Names of the placeholders without a default that a run of `elements` needs, except those `fed`."""
-    found: set[str] = set()
-    seen: set[Any] = set()
-    to_see = [e if isinstance(e, tf.Operation) else e.op for e in elements if e.name not in fed]
-    while to_see:
-        op = to_see.pop()
-        if op in seen:
-            continue
-        seen.add(op)
-        if op.type == "Placeholder":
-            found.add(op.name)
-        to_see += [tensor.op for tensor in op.inputs if tensor.name not in fed]
-        to_see += op.control_inputs
-    return frozenset(found)
+    return frozenset(op.name for op in needed_ops(elements, fed) if op.type == "Placeholder")
 
 
 class StepCounterHook(tf_hooks.StepCounterHook):

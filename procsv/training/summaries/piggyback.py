@@ -8,11 +8,13 @@ in a histogram) fails alone, and no step is lost for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+
+from procsv.training.summaries.graph_walk import closure, elements_of, needed_ops
 
 tf1 = tf.compat.v1
 
@@ -65,17 +67,16 @@ class PiggybackFetch:
         self._graph = graph
         self._op = graph.as_graph_element(op)
         self._known: dict[tuple[frozenset[str], frozenset[str]], Split | None] = {}
-        needs = [o for o in self._above([self._op], frozenset()) if _has_effect(o)]
+        needs = [o for o in needed_ops([self._op]) if _has_effect(o)]
         self.needs_feed = any(o.type == "Placeholder" for o in needs)
         self.is_harmless_alone = not needs  # running it by itself consumes nothing
 
     def split(self, fetches: Any, feed_dict: Any) -> Split | None:
         """The split by which a run of `fetches` computes the op; None if that would consume more than the run does."""
-        try:
-            wanted = [self._graph.as_graph_element(f) for f in tf.nest.flatten(fetches, expand_composites=True)]
-            fed = frozenset(self._graph.as_graph_element(t).name for t in feed_dict or ())
-        except (TypeError, ValueError, KeyError):
-            return None  # only TensorFlow knows how to fetch this
+        known = elements_of(self._graph, fetches, feed_dict)
+        if known is None:
+            return None
+        wanted, fed = known
         key = (frozenset(element.name for element in wanted), fed)
         if key not in self._known:
             self._known[key] = self._find_split(wanted, fed)
@@ -85,10 +86,10 @@ class PiggybackFetch:
         return str(self._graph.as_graph_element(tensor).name)
 
     def _find_split(self, wanted: list[Any], fed: frozenset[str]) -> Split | None:
-        runs_anyway = self._above(wanted, fed)
+        runs_anyway = needed_ops(wanted, fed)
         if not any(_has_effect(op) for op in runs_anyway):
             return None  # no training step: it only reads
-        needed = self._above([self._op], fed)
+        needed = needed_ops([self._op], fed)
         if any(_has_effect(op) for op in needed - runs_anyway):
             return None
         return self._cut(self._needed_along(needed, runs_anyway, fed), fed)
@@ -99,8 +100,8 @@ class PiggybackFetch:
         for op in needed:
             for source in {t.op for t in op.inputs if t.name not in fed} | set(op.control_inputs):
                 users[source].append(op)
-        tainted = _closure((op for op in needed if _has_effect(op)), lambda op: users[op])
-        return _closure(tainted & runs_anyway, lambda op: (u for u in users[op] if not self._can_cut(op, u, fed)))
+        tainted = closure((op for op in needed if _has_effect(op)), lambda op: users[op])
+        return closure(tainted & runs_anyway, lambda op: (u for u in users[op] if not self._can_cut(op, u, fed)))
 
     def _can_cut(self, source: Any, user: Any, fed: frozenset[str]) -> bool:
         """Whether `user` can run later than `source`, fed with what that gave."""
@@ -118,35 +119,10 @@ class PiggybackFetch:
     def _cut(self, along: set[Any], fed: frozenset[str]) -> Split:
         if (self._op if isinstance(self._op, tf.Operation) else self._op.op) in along:
             return Split((self._op,), frozenset(), is_whole=True)
-        later = self._above([self._op], fed, along)
+        later = needed_ops([self._op], fed, along)
         inputs = {tensor.name: tensor for op in later for tensor in op.inputs}
         cut = tuple(t for name, t in sorted(inputs.items()) if name not in fed and t.op in along)
         return Split(cut, fed & inputs.keys(), is_whole=False)
-
-    def _above(
-        self, elements: list[Any], fed: frozenset[str], done: frozenset[Any] | set[Any] = frozenset()
-    ) -> set[Any]:
-        """All ops that must run for `elements`, given what is fed, and which ops have run already."""
-        found: set[Any] = set()
-        to_see = [e if isinstance(e, tf.Operation) else e.op for e in elements if e.name not in fed]
-        while to_see:
-            op = to_see.pop()
-            if op not in found and op not in done:
-                found.add(op)
-                to_see += [tensor.op for tensor in op.inputs if tensor.name not in fed]
-                to_see += op.control_inputs
-        return found
-
-
-def _closure(begin: Iterable[Any], follow: Callable[[Any], Iterable[Any]]) -> set[Any]:
-    found = set(begin)
-    to_see = list(found)
-    while to_see:
-        for other in follow(to_see.pop()):
-            if other not in found:
-                found.add(other)
-                to_see.append(other)
-    return found
 
 
 def _has_effect(op: Any) -> bool:

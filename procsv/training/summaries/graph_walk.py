@@ -1,0 +1,47 @@
+"""Walks over a graph: the elements of a run, and the ops that it needs.
+
+Used by summaries that are computed with a step, and by the analysis of side effects.  It runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+
+def elements_of(graph: Any, fetches: Any, feed_dict: Any = None) -> tuple[list[Any], frozenset[str]] | None:
+    """The tensors and ops that a run fetches, and the names of what it feeds; None if only TensorFlow can tell."""
+    try:
+        wanted = [graph.as_graph_element(fetch) for fetch in tf.nest.flatten(fetches, expand_composites=True)]
+        return wanted, frozenset(graph.as_graph_element(tensor).name for tensor in feed_dict or ())
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+def needed_ops(
+    elements: Iterable[Any], fed: Collection[str] = frozenset(), done: Collection[Any] = frozenset()
+) -> set[Any]:
+    """All ops that must run for `elements`, given the names of what is fed, and the ops that have run already."""
+    start = (e if isinstance(e, tf.Operation) else e.op for e in elements if e.name not in fed)
+    return closure(
+        (op for op in start if op not in done),
+        lambda op: (
+            source
+            for source in (*(tensor.op for tensor in op.inputs if tensor.name not in fed), *op.control_inputs)
+            if source not in done
+        ),
+    )
+
+
+def closure(start: Iterable[Any], follow: Callable[[Any], Iterable[Any]]) -> set[Any]:
+    """`start`, and all that `follow` gives for any of it, however far."""
+    found = set(start)
+    to_see = list(found)
+    while to_see:
+        for other in follow(to_see.pop()):
+            if other not in found:
+                found.add(other)
+                to_see.append(other)
+    return found
