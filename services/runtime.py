@@ -129,7 +129,7 @@ def _loop(service: Service, tools: Tools, server: Server, wake_fd: int) -> None:
         now_s = tools.clock.monotonic()
         tools.heartbeat.refused = server.refused
         tools.heartbeat.beat(now_s)
-        injected.tick(now_s)
+        injected.end_expired(now_s)
         pause_s = min(TICK_S_MAX, max(0.0, service.tick(now_s)))
         if service.is_finished():
             break
@@ -144,7 +144,7 @@ def _loop(service: Service, tools: Tools, server: Server, wake_fd: int) -> None:
                 break
             if isinstance(received.body, Inject):
                 server.acknowledge(received)
-                injected.take(received.body, now_s)
+                injected.inject(received.body, now_s)
                 injected.moment()
             else:
                 service.handle(received)

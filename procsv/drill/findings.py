@@ -15,15 +15,14 @@ from procsv.report.account import Account, Incarnation, Remark
 # They tell of the machine, every so many seconds: a training whose processes live shorter than that may have none.
 TIMED_TAGS = ("procsv/", "global_step/sec")
 OUTSIDE_THE_GRAPH = (
-    "the same program without faults ends with the same variables every time, so it is the restarts that make the "
-    "difference: the program keeps state outside the graph (a counter or a position in the data in Python, an unseeded "
-    "random source, a file that it appends to). What is made before the session begins anew at each start; let it follow "
-    "from the global step"
+    "without faults the program ends with the same variables every time, so the restarts make the difference: it keeps "
+    "state outside the graph (a counter or a position in the data in Python, an unseeded random source, a file that it "
+    "appends to). Such state starts anew at each restart; derive it from the global step"
 )
 NOT_DETERMINISTIC = (
-    "the program ends differently without any fault, too: it is not deterministic, and a drill cannot tell a lost step from "
-    "its noise. Seed it, run its operations on one thread (or tf.config.experimental.enable_op_determinism()), or say how "
-    "much may differ with --rtol"
+    "the program ends differently even without faults: it is not deterministic, and a drill cannot tell a lost step from "
+    "noise. Seed it, run its operations on one thread (or tf.config.experimental.enable_op_determinism()), or allow a "
+    "difference with --rtol"
 )
 
 
@@ -60,7 +59,7 @@ class Blow:
 
 @dataclass(slots=True)
 class Findings:
-    """The drill's result.  `held`: nothing is wrong."""
+    """The result of a drill.  `held`: no problem was found."""
 
     baseline: Trial
     drilled: Trial
@@ -159,11 +158,11 @@ def find_missing_tags(wanted: Iterable[str], found: Iterable[str]) -> list[str]:
     return sorted(tag for tag in set(wanted) - set(found) if not tag.startswith(TIMED_TAGS))
 
 
-def weigh(found: Findings) -> None:
-    """Fills in the problems: what a person has to know before trusting the program to restarts."""
+def judge_findings(found: Findings) -> None:
+    """Fill in the problems that a person must know before relying on restarts."""
     problems = found.problems
     if not found.baseline.survived:
-        problems.append(f"without faults it does not end well: {_exits(found.baseline)}")
+        problems.append(f"it does not end well even without faults: {_exits(found.baseline)}")
         return
     if not found.drilled.survived:
         problems.append(f"it did not survive: {_exits(found.drilled)}")
@@ -172,7 +171,7 @@ def weigh(found: Findings) -> None:
     elif found.variables == "unknown":
         problems.append("there is no final checkpoint to compare")
     if not found.blows:
-        problems.append("no fault happened: the training was over before the first was due")
+        problems.append("no fault happened: the training ended before the first was due; let it train longer")
     problems.extend(f"summaries: {problem}" for problem in found.continuity.get("problems", ()))
     problems.extend(f"summaries: {tag} is missing" for tag in found.continuity.get("missing_tags", ()))
 
@@ -190,7 +189,7 @@ def _difference(found: Findings) -> str:
     alone = [*comparison["only_in_first"], *comparison["only_in_second"]]
     parts = [f"{comparison['different_count']} of {comparison['variables']} final variables differ: {names}"]
     if alone:
-        parts = [f"variables that only one of both has: {', '.join(alone[:5])}", *(parts if names else [])]
+        parts = [f"variables that only one training has: {', '.join(alone[:5])}", *(parts if names else [])]
     text = "; ".join(parts)
     if found.is_deterministic is None:
         return text

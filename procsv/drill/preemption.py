@@ -26,13 +26,13 @@ LOOK_S = 0.05
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a run that was preempted.  Durations in seconds from the notice."""
+    """The outcome of a preemption.  Durations in seconds from the notice."""
 
     profile: str
     grace: float
     step_at_notice: int
     saved_step: int  # of the newest checkpoint on disk when it was over
-    last_step: int  # that the program had come to
+    last_step: int  # that the program had reached
     saved_after: float | None  # when that checkpoint was durable; None: there was none after the notice
     ended_after: float | None  # when all processes were gone by themselves; None: they were killed
     exit_code: int | None
@@ -55,15 +55,15 @@ class Outcome:
 
 
 def preempt(run: RunFile, name: str, profile: Profile, clock: Clock) -> Outcome:
-    """Does it, and waits until it is over."""
-    family = _Family(run)
+    """Preempt `run`, and wait until it is over."""
+    processes = _Processes(run)
     try:
         noticed_s, noticed_at = clock.monotonic(), clock.wall()
-        family.notify(profile.notifies_all)
-        ended_s = family.wait(noticed_s + profile.grace_s, clock)
-        killed = family.kill() if ended_s is None else []
+        processes.notify(profile.notifies_all)
+        ended_s = processes.wait(noticed_s + profile.grace_s, clock)
+        killed = processes.kill() if ended_s is None else []
     finally:
-        family.close()
+        processes.close()
     if killed:
         _switch_off(run)
     after = read_run(run.paths.run_json) or run
@@ -87,37 +87,37 @@ def _last_saved(run: RunFile) -> tuple[int, float | None]:
 
 
 def _switch_off(run: RunFile) -> None:
-    """What a machine forgets that is switched off: shared memory, and the runtime directory."""
+    """Remove what a machine forgets when it is switched off: shared memory, and the runtime directory."""
     remove_shm_files(run.paths)
     remove_run_files(run.paths)
     remove_dirs(run.paths)
 
 
-class _Family:
-    """The processes of a run: its host, and what descends from it."""
+class _Processes:
+    """The processes of a run: its watchdog, and what descends from it."""
 
     def __init__(self, run: RunFile) -> None:
         self._run = run
         self._members: dict[int, tuple[int, str]] = {}  # pid -> (pidfd, role)
-        self._add(run.pid, "watchdog")
+        self._hold_process(run.pid, "watchdog")
         if not host_is_alive(run):
             self.close()
             raise ProcessLookupError(run.pid)
-        self._look()
+        self._find_children()
 
-    def _add(self, pid: int, role: str) -> None:
+    def _hold_process(self, pid: int, role: str) -> None:
         if pid not in self._members:
             with contextlib.suppress(ProcessLookupError):
                 self._members[pid] = (os.pidfd_open(pid), role)
 
-    def _look(self) -> None:
+    def _find_children(self) -> None:
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self._run.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
-                    self._add(child.pid, _role(child.cmdline()))
+                    self._hold_process(child.pid, _role(child.cmdline()))
 
     def notify(self, everybody: bool) -> None:
-        """SIGCONT, so that a frozen one hears it, and SIGTERM."""
+        """Send SIGCONT, which wakes a stopped process, and SIGTERM."""
         for pid, (pidfd, _) in list(self._members.items()):
             if everybody or pid == self._run.pid:
                 for number in (signal.SIGCONT, signal.SIGTERM):
@@ -125,9 +125,9 @@ class _Family:
                         signal.pidfd_send_signal(pidfd, number)
 
     def wait(self, until_s: float, clock: Clock) -> float | None:
-        """When all had ended; None if some have not by then."""
+        """Wait until all have ended, and return when; None if some have not by then."""
         while (now_s := clock.monotonic()) < until_s:
-            self._look()
+            self._find_children()
             if not self._alive():
                 return now_s
             select.select(list(self._alive()), [], [], min(LOOK_S, until_s - now_s))
@@ -140,8 +140,8 @@ class _Family:
         return {pidfd: role for pidfd, role in fds.items() if pidfd not in ended}
 
     def kill(self) -> list[str]:
-        """SIGKILL to all at once, as when the power goes; the roles of those that were alive."""
-        self._look()
+        """Send SIGKILL to all at once, as when the power goes; return the roles of those that were alive."""
+        self._find_children()
         alive = self._alive()
         for pidfd in alive:
             with contextlib.suppress(ProcessLookupError):
@@ -157,7 +157,7 @@ class _Family:
 
 
 def _role(argv: list[str]) -> str:
-    """What a process is, by its command line."""
+    """The role of a process, by its command line."""
     for word in argv:
         if word.startswith("procsv.services."):
             return word.rpartition(".")[2]

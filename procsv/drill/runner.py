@@ -21,7 +21,7 @@ from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
 from procsv.base.system_clock import SystemClock
 from procsv.drill.default_plan import default_plan
-from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, weigh
+from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, judge_findings
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.start import safe_path
 from procsv.report.account import Account
@@ -73,7 +73,7 @@ def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
 
 
 def _weighed(found: Findings) -> Findings:
-    weigh(found)
+    judge_findings(found)
     return found
 
 

@@ -17,20 +17,20 @@ _FAILPOINTS = {"fill": "disk.full=enospc", "drop": "channel.receive=torn"}
 
 
 class Injected:
-    """One process's.  `take` and `tick` are called by the thread that hears messages, `moment` by any."""
+    """The faults of one process.  The thread that receives messages calls `inject` and `end_expired`, any thread `moment`."""
 
     def __init__(self) -> None:
         self._until_s: dict[str, float] = {}  # failpoint -> monotonic time of its end
         self._next: Inject | None = None
-        self.on_waiting: Callable[[], None] = lambda: None  # called when something has come to wait for a moment
+        self.on_waiting: Callable[[], None] = lambda: None  # called when a fault becomes pending
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the next moment will be a bad one."""
+        """Whether a fault happens at the next moment."""
         return self._next is not None
 
-    def take(self, body: Inject, now_s: float) -> None:
-        """From now on, or at the next moment."""
+    def inject(self, body: Inject, now_s: float) -> None:
+        """Start the fault now, or at the next moment."""
         text = _FAILPOINTS.get(body.action)
         if text is None:
             self._next = body
@@ -39,21 +39,21 @@ class Injected:
         arm(text)
         self._until_s[text.partition("=")[0]] = now_s + body.number
 
-    def tick(self, now_s: float) -> None:
-        """Ends what has lasted long enough."""
+    def end_expired(self, now_s: float) -> None:
+        """End the faults whose time is over."""
         for name in [name for name, until_s in self._until_s.items() if now_s >= until_s]:
             del self._until_s[name]
             disarm(name)
 
     def moment(self) -> None:
-        """Does what waits for a moment: raises FailpointRaised or SystemExit, or never returns."""
+        """Carry out the pending fault: raises FailpointRaised or SystemExit, or never returns."""
         body, self._next = self._next, None
         if body is not None:
-            befall(body.action, body.number)
+            carry_out(body.action, body.number)
 
 
-def befall(action: str, number: float) -> None:
-    """Has the fault `action` on the calling thread."""
+def carry_out(action: str, number: float) -> None:
+    """Carry out the fault `action` on the calling thread."""
     match action:
         case "raise":
             raise FailpointRaised("a fault of the plan")

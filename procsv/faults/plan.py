@@ -26,7 +26,7 @@ TRAINER_AND_SERVICES = (str(TRAINER), *map(str, SERVICES))
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """An action: whom it can befall, and what else has to be said."""
+    """An action: its possible targets, and the argument that it takes."""
 
     targets: tuple[str, ...]
     argument: Literal["", "code", "seconds", "grace", "how"] = ""
@@ -72,7 +72,7 @@ class Fault(msgspec.Struct, frozen=True):
         return self.at_step >= 0 or self.every_steps > 0
 
     def is_spent(self, done: int) -> bool:
-        """Whether there is nothing left of it, after it happened `done` times."""
+        """Whether it is over, after it happened `done` times."""
         return 0 < self.times <= done
 
     def due_step(self, done: int) -> int:
@@ -121,7 +121,7 @@ def _brief(seconds: float) -> str:
 
 
 def describe(fault: Fault) -> str:
-    """For people who read a table: what, without when."""
+    """Describe a fault for a table: what, without when."""
     words = {"kill": "SIGKILL", "segfault": "SIGSEGV", "raise": "an exception", "exit": f"exit code {fault.number:.0f}"}
     spent = show_duration(fault.number)
     words |= {"stop": f"frozen for {spent}", "hang": "hangs", "preempt": f"preempted, {spent} of grace"}
@@ -146,7 +146,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def count_done(plan: Plan, journal: Iterable[dict[str, Any]]) -> list[int]:
-    """How often each fault of `plan` has happened in the life of a logdir, as its journal says."""
+    """Count how often each fault of `plan` has happened in a logdir, by its journal."""
     done = [0] * len(plan.faults)
     texts = {str(fault): number for number, fault in reversed(list(enumerate(plan.faults)))}
     for entry in journal:

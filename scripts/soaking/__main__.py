@@ -42,7 +42,7 @@ class Watch:
         self.wrong: list[str] = []
         self._descriptors: int | None = None
 
-    def look(self, run: Launched) -> str:
+    def check_growth(self, run: Launched) -> str:
         """Notes what is wrong; a line that says how it stands."""
         with contextlib.suppress(psutil.Error):
             watchdog = psutil.Process(run.process.pid)
@@ -89,7 +89,7 @@ def soak(logdir: Path, minutes: float, every_s: float, seed: int) -> list[str]:
                 kills += 1
                 role = "watchdog" if kills % WATCHDOG_EVERY == 0 else rng.choice(ROLES)
                 run.kill(role, signal.SIGKILL)
-                print(f"kill {kills:4} {role:10} step {run.status()['step']:8}  {watch.look(run)}", flush=True)
+                print(f"kill {kills:4} {role:10} step {run.status()['step']:8}  {watch.check_growth(run)}", flush=True)
             if run.process.poll() is None:
                 run.wait_event("ready")
                 procsv("stop", str(logdir))

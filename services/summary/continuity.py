@@ -28,18 +28,18 @@ class Continuity(msgspec.Struct, kw_only=True):
     problems: list[str]
 
 
-def look(directory: Path) -> Continuity:
+def check_continuity(directory: Path) -> Continuity:
     """Everything below `directory`, each folder as one series of files, as TensorBoard takes them."""
     found = Continuity(files=0, records=0, tags=[], problems=[])
     folders = sorted({path.parent for path in directory.rglob("events.out.tfevents.*")})
     for folder in folders:
         if "procsv" not in folder.relative_to(directory).parts:
-            _look_at_folder(folder, found)
+            _check_folder(folder, found)
     del found.problems[PROBLEMS_MAX:]
     return found
 
 
-def _look_at_folder(folder: Path, found: Continuity) -> None:
+def _check_folder(folder: Path, found: Continuity) -> None:
     seen: dict[str, dict[int, str]] = {}  # tag -> the steps that count, each with its file
     for path in sorted(folder.glob("events.out.tfevents.*")):
         found.files += 1
@@ -73,7 +73,7 @@ def _enter(event: Event, path: Path, seen: dict[str, dict[int, str]], found: Con
     for value in event.summary.value:
         steps = seen.setdefault(value.tag, {})
         if event.step in steps:
-            found.problems.append(f"{path.name}: {value.tag} at step {event.step} is there twice")
+            found.problems.append(f"{path.name}: {value.tag} at step {event.step} occurs twice")
         elif steps and event.step < max(steps):
             found.problems.append(
                 f"{path.name}: {value.tag} goes from step {max(steps)} back to {event.step}, unmarked"
@@ -83,7 +83,7 @@ def _enter(event: Event, path: Path, seen: dict[str, dict[int, str]], found: Con
 
 def main(argv: list[str]) -> int:
     try:
-        found = look(Path(argv[0]))
+        found = check_continuity(Path(argv[0]))
     except OSError as error:
         print(error, file=sys.stderr)
         return 1

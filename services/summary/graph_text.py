@@ -19,7 +19,7 @@ from procsv.base.failpoints import declare, failpoint
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import GraphText
 
-RETRY_S = 2.0  # a full disk is looked at again after this long
+RETRY_S = 2.0  # until a full disk is tried again
 PIECE_BYTES = 64 * 1024  # of a GraphDef is printed at once
 
 _VARINT, _LENGTH_DELIMITED = 0, 2  # protobuf's wire types
@@ -101,17 +101,17 @@ class GraphPrinter:
         self._done: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self.pending = 0  # asked for, not yet handed out by `done`
+        self.pending = 0  # asked for, not yet handed out by `take_printed`
         self.error = ""  # why the job in hand does not get done
 
-    def add(self, received: Received, job: GraphText) -> None:
+    def print_later(self, received: Received, job: GraphText) -> None:
         self.pending += 1
         self._jobs.put((received, job))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="graph text", daemon=True)
             self._thread.start()
 
-    def done(self) -> list[Received]:
+    def take_printed(self) -> list[Received]:
         """The requests that are to be acknowledged now."""
         found: list[Received] = []
         while not self._done.empty():
@@ -127,7 +127,7 @@ class GraphPrinter:
                 self._wake()
 
     def _print(self, parcel: Path, path: Path) -> bool:
-        """Tries until it is done with; False if the process is to end first."""
+        """Tries until it is printed or given up; False if the process ends first."""
         while not self._stopping.is_set():
             try:
                 print_graph(parcel, path)

@@ -99,7 +99,7 @@ class SummaryService:
         self._tools.heartbeat.work = self._core.records_written
         with self._at_disk():
             self._mend()
-        for request in self._graphs.done():
+        for request in self._graphs.take_printed():
             self._tools.server.acknowledge(request)
         if self._finish is not None:
             with self._at_disk():
@@ -142,18 +142,18 @@ class SummaryService:
             case Hello(pid=pid):
                 if received.task.runs_program:
                     self._trainer.watch(pid)
-                    self._do(self._core.trainer(received.incarnation))
+                    self._perform(self._core.trainer(received.incarnation))
                     self._tools.server.forget(received.task, received.incarnation - 1)
                 self._tools.server.acknowledge(received)
             case OpenWriter() | Records() | CloseWriter() as body:
                 if (not_now := self._store.not_now(body.writer)) is not None:
                     self._tools.server.send(received.who, not_now, re=received.seq)
                     return
-                self._do(self._core.trainer(received.incarnation), 0)
-                self._do(self._decide(received.who, body), received.seq)
+                self._perform(self._core.trainer(received.incarnation), 0)
+                self._perform(self._decide(received.who, body), received.seq)
             case GraphText() as body:
                 self._core.check_parcel(body.parcel)
-                self._graphs.add(received, body)
+                self._graphs.print_later(received, body)
             case RunMetrics() as body:
                 self._figures.write(body, self._tools.clock.wall())
             case Finish():
@@ -173,19 +173,19 @@ class SummaryService:
             case CloseWriter():
                 return self._core.close(who, body)
 
-    def _do(self, actions: list[Action], re: int = 0) -> None:
+    def _perform(self, actions: list[Action], re: int = 0) -> None:
         for action in actions:
             match action:
                 case Reply(who=who, body=body):
                     failpoint("summary.after_flush_before_ack")  # killed here: it is said again and found written
                     self._tools.server.send(who, body, re=re)
                 case Append():
-                    error = self._store.append(action.writer, action.records, self._tools.clock.wall())
-                    self._do(self._core.failed(action, error) if error else self._core.appended(action), re)
+                    error = self._store.append_records(action.writer, action.records, self._tools.clock.wall())
+                    self._perform(self._core.failed(action, error) if error else self._core.appended(action), re)
                 case Open(writer=writer, logdir=logdir, suffix=suffix):
-                    self._store.open(writer, logdir, suffix)
+                    self._store.open_stream(writer, logdir, suffix)
                 case Close(writer=writer):
-                    self._store.end(writer)
+                    self._store.end_stream(writer)
                 case Discard(parcels=parcels):
                     for parcel in parcels:
                         parcel.unlink(missing_ok=True)
@@ -202,7 +202,7 @@ class SummaryService:
             if self._graphs.pending and now_s < self._end_s:
                 return
             error = self._core.error() or self._graphs.error
-            self._do(self._core.close_all())
+            self._perform(self._core.close_all())
             self._tools.server.send_reliable(finish.who, FlushDone(-1, error), re=finish.seq)
             self._is_settled, self._end_s = True, now_s + SETTLED_WAIT_S
         peer = self._tools.server.peers.get(finish.who)
@@ -212,5 +212,5 @@ class SummaryService:
         """What the trainer still says is still written; it ends soon, for it has seen the same end-of-file."""
         end_s = self._end_s if self._trainer.is_known else min(self._end_s, since_s + ALONE_S)
         if self._trainer.has_ended() or now_s >= end_s:
-            self._do(self._core.close_all())
+            self._perform(self._core.close_all())
             self._is_finished = True

@@ -2,15 +2,15 @@
 
 Called by stream_store.py, which does what core.py decides.  Never answers anybody and never decides what is news.
 
-The note (the position, in the run directory) is what makes "once each" survive SIGKILL at any line:
+The position, a small file in the run directory, makes each record appear exactly once, whatever line a SIGKILL hits:
 
-    1  the note names a file that does not exist yet, at offset 0
-    2  records are written behind the noted offset
-    3  the note is written over, in one small write: (through, offset)
+    1  the position names a file that does not exist yet, at offset 0
+    2  records are written behind that offset
+    3  the position is overwritten, in one small write: (through, offset)
     4  the records are acknowledged
 
-Killed after 1 or 2: the next process takes over the whole records behind the noted offset and cuts off a torn
-one.  Killed after 3: the sender says it all again, and is told that it is written.
+Killed after 1 or 2: the next process takes over the whole records behind the offset and cuts off a torn
+one.  Killed after 3: the sender sends everything again, and is told that it is written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _numbers = itertools.count()  # in a file's name: this process's n-th
 
 
 class Position(msgspec.Struct, frozen=True):
-    """The note: record `through` of stream `writer` ends at `offset` of `file`."""
+    """The position file: record `through` of stream `writer` ends at `offset` of `file`."""
 
     run: str
     writer: str
@@ -49,7 +49,7 @@ class Position(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Stream:
-    """One stream: where its records go, and how far they have got."""
+    """One stream: its event file, and the last record in it."""
 
     paths: RunPaths
     run: str
@@ -58,10 +58,10 @@ class Stream:
     suffix: str
     through: int = 0
     _file: EventFile | None = None
-    _note_fd: int = -1
+    _position_fd: int = -1
 
     def append(self, records: Sequence[bytes | Path], wall_s: float) -> None:
-        """Writes records through + 1, …; they are in the file and noted when it returns.
+        """Writes records through + 1, …; they and the position are written when it returns.
 
         OSError passes through; the file and `through` are then as before.
         """
@@ -71,7 +71,7 @@ class Stream:
             file.append(records, wall_s)
             failpoint("summary.after_write")
             self.through += len(records)
-            self._note(file)
+            self._write_position(file)
         except BaseException:
             self.through = through
             file.cut_back(before)
@@ -85,40 +85,40 @@ class Stream:
         if self._file is None:
             self.logdir.mkdir(parents=True, exist_ok=True)
             path = self.logdir / new_name(self.logdir, wall_s, next(_numbers), self.suffix)
-            self._begin_note(path)
-            self._file = EventFile(path)  # killed before this line: the note names a file to be made
-        elif not self._note_is_in_place():
-            self._begin_note(self._file.path, self._file.offset)
+            self._start_position(path)
+            self._file = EventFile(path)  # killed before this line: the position names a file to be created
+        elif not self._position_is_in_place():
+            self._start_position(self._file.path, self._file.offset)
         return self._file
 
-    # -- the note ------------------------------------------------------------------------------------------
+    # -- the position ------------------------------------------------------------------------------------------
     @property
-    def _note_path(self) -> Path:
+    def _position_path(self) -> Path:
         return self.paths.event_position(self.writer)
 
     def _position(self, path: Path, offset: int) -> bytes:
         here = Position(self.run, self.writer, str(self.logdir), self.suffix, str(path), self.through, offset)
         return msgspec.json.encode(here)
 
-    def _begin_note(self, path: Path, offset: int = 0) -> None:
-        replace_file(self._note_path, self._position(path, offset), durable=False)
-        self._drop_note_fd()
-        self._note_fd = os.open(self._note_path, os.O_WRONLY | os.O_CLOEXEC)
+    def _start_position(self, path: Path, offset: int = 0) -> None:
+        replace_file(self._position_path, self._position(path, offset), durable=False)
+        self._close_position()
+        self._position_fd = os.open(self._position_path, os.O_WRONLY | os.O_CLOEXEC)
 
-    def _note(self, file: EventFile) -> None:
-        """Overwrites the note.  Its numbers only grow, so a shorter text never lies over a longer one."""
+    def _write_position(self, file: EventFile) -> None:
+        """Overwrites the position.  Its numbers only grow, so a shorter text never replaces a longer one."""
         data = self._position(file.path, file.offset)
-        if os.pwrite(self._note_fd, data, 0) != len(data):
-            raise OSError(f"short write to {self._note_path}")
+        if os.pwrite(self._position_fd, data, 0) != len(data):
+            raise OSError(f"short write to {self._position_path}")
 
-    def _note_is_in_place(self) -> bool:
+    def _position_is_in_place(self) -> bool:
         """False if a sweeper of temporary files has taken it."""
-        return self._note_fd >= 0 and os.fstat(self._note_fd).st_nlink > 0
+        return self._position_fd >= 0 and os.fstat(self._position_fd).st_nlink > 0
 
-    def _drop_note_fd(self) -> None:
-        if self._note_fd >= 0:
-            os.close(self._note_fd)
-            self._note_fd = -1
+    def _close_position(self) -> None:
+        if self._position_fd >= 0:
+            os.close(self._position_fd)
+            self._position_fd = -1
 
     # -- taking over from a dead process, and ending ---------------------------------------------------------
     def take_over(self, position: Position) -> None:
@@ -130,14 +130,14 @@ class Stream:
                 say(f"{path} is shorter than what was written to it; going on in a new file")
                 return
             if position.offset == 0 and not path.exists():
-                return  # noted, never made; the next record makes a new one
+                return  # named, never created; the next record creates a new one
             file = EventFile(path, position.offset)
             self.through += file.repair()
             self._file = file
-            self._begin_note(path, file.offset)
+            self._start_position(path, file.offset)
 
-    def end(self, forget: bool = True) -> None:
-        """Closes the file, its bytes on the disk; with `forget`, removes the note."""
+    def close_file(self, forget: bool = True) -> None:
+        """Closes the file, its bytes on the disk; with `forget`, removes the position."""
         if self._file is not None:
             try:
                 self._file.sync()
@@ -145,9 +145,9 @@ class Stream:
                 say(f"{self._file.path}: {error}")
             self._file.close()
             self._file = None
-        self._drop_note_fd()
+        self._close_position()
         if forget:
-            self._note_path.unlink(missing_ok=True)
+            self._position_path.unlink(missing_ok=True)
 
 
 def say(text: str) -> None:

@@ -27,7 +27,7 @@ class StreamStore:
         self._run = run
         self._streams: dict[str, Stream] = {}
         self._trouble = ""  # what was last said about the disk
-        self._unmended = self._left_behind()  # name -> note, and why the disk does not let us go on from it
+        self._unrepaired = self._left_behind()  # name -> position, and why the disk does not let us continue
 
     # -- what another process left -------------------------------------------------------------------------
     def _left_behind(self) -> dict[str, tuple[Position, str]]:
@@ -37,7 +37,7 @@ class StreamStore:
                 position = msgspec.json.decode(path.read_bytes(), type=Position)
                 incarnation_of(position.writer)
             except (OSError, msgspec.DecodeError, PeerError) as error:
-                say(f"{path} is no note of ours: {error}")  # its stream is unknown then, and opened again
+                say(f"{path} is not a position file: {error}")  # its stream is unknown then, and opened again
                 with contextlib.suppress(OSError):
                     path.unlink()
             else:
@@ -45,33 +45,33 @@ class StreamStore:
         return found
 
     def repair(self) -> list[tuple[str, int]]:
-        """Repairs files that were left with a torn end; (name, through) of each stream that can go on now.
+        """Repairs files that were left with a torn end; returns (name, through) of each stream that can continue.
 
         A stream of another run is repaired and ended: its trainer is dead, and a new one may use its name.
         """
         repaired: list[tuple[str, int]] = []
-        for writer, (position, trouble) in list(self._unmended.items()):
+        for writer, (position, trouble) in list(self._unrepaired.items()):
             stream = Stream(self._paths, position.run, writer, Path(position.logdir), position.suffix)
             try:
                 stream.take_over(position)
             except OSError as error:
                 if str(error) != trouble:
                     say(f"cannot repair {position.file}: {error}; trying again")
-                self._unmended[writer] = (position, str(error))
+                self._unrepaired[writer] = (position, str(error))
                 continue
-            del self._unmended[writer]
+            del self._unrepaired[writer]
             if position.run == self._run:
                 self._streams[writer] = stream
                 repaired.append((writer, stream.through))
             else:
-                stream.end()
+                stream.close_file()
         return repaired
 
     def not_now(self, writer: str) -> Written | None:
         """The answer for a stream that is not repaired yet: nothing is taken, and nothing is known to be missing."""
-        if writer not in self._unmended:
+        if writer not in self._unrepaired:
             return None
-        position, error = self._unmended[writer]
+        position, error = self._unrepaired[writer]
         return Written(writer, position.through if position.run == self._run else 0, error)
 
     def purge(self, incarnation: int) -> None:
@@ -83,11 +83,11 @@ class StreamStore:
                         path.unlink()
 
     # -- what core.py decides ------------------------------------------------------------------------------
-    def open(self, writer: str, logdir: str, suffix: str) -> None:
+    def open_stream(self, writer: str, logdir: str, suffix: str) -> None:
         self._streams[writer] = Stream(self._paths, self._run, writer, Path(logdir), suffix)
 
-    def append(self, writer: str, records: Sequence[bytes | Path], wall_s: float) -> str:
-        """Why the records are not in the file; "" if they are, and noted."""
+    def append_records(self, writer: str, records: Sequence[bytes | Path], wall_s: float) -> str:
+        """Returns why the records are not in the file; "" if they and the position are."""
         stream = self._streams[writer]
         try:
             stream.append(records, wall_s)
@@ -98,15 +98,15 @@ class StreamStore:
             self._trouble = trouble
             return trouble
         if self._trouble:
-            say("records are getting to their files again")
+            say("records are written to their files again")
             self._trouble = ""
         return ""
 
-    def end(self, writer: str) -> None:
-        self._streams.pop(writer).end()
+    def end_stream(self, writer: str) -> None:
+        self._streams.pop(writer).close_file()
 
     def close(self) -> None:
-        """Lets go; streams that were not ended keep their notes, and the next process goes on from them."""
+        """Closes the files.  Streams that were not ended keep their positions, and the next process continues them."""
         for stream in self._streams.values():
-            stream.end(forget=False)
+            stream.close_file(forget=False)
         self._streams.clear()

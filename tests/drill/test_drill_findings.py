@@ -7,7 +7,7 @@ import pytest
 
 from procsv.base.errors import UserError
 from procsv.drill.default_plan import default_plan
-from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, weigh
+from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, judge_findings
 from procsv.drill.runner import as_toml
 from procsv.faults.plan import Plan
 from procsv.faults.plan_parser import parse_fault, parse_plan
@@ -61,7 +61,7 @@ def _findings(**changes: Any) -> Findings:
         trial, settings["drilled"], blows, missed, settings["comparison"], settings["continuity"], settings["rtol"]
     )
     found.is_deterministic = changes.get("is_deterministic")
-    weigh(found)
+    judge_findings(found)
     return found
 
 
@@ -158,7 +158,7 @@ def test_a_continuity_check_finds_steps_that_go_backwards_unmarked(tmp_path: Pat
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    from procsv.services.summary.continuity import look
+    from procsv.services.summary.continuity import check_continuity
     from procsv.services.summary.event_file import frame
 
     def scalar(step: int) -> Event:
@@ -171,10 +171,10 @@ def test_a_continuity_check_finds_steps_that_go_backwards_unmarked(tmp_path: Pat
     restart = Event(step=5, session_log=SessionLog(status=SessionLog.START))
     write("1", [scalar(1), scalar(9)])
     write("2", [restart, scalar(5), scalar(9)])
-    assert look(tmp_path).problems == []
+    assert check_continuity(tmp_path).problems == []
     write("3", [scalar(7)])
-    assert ["back to 7" in problem for problem in look(tmp_path).problems] == [True]
+    assert ["back to 7" in problem for problem in check_continuity(tmp_path).problems] == [True]
     write("3", [scalar(9)])
-    assert ["twice" in problem for problem in look(tmp_path).problems] == [True]
+    assert ["twice" in problem for problem in check_continuity(tmp_path).problems] == [True]
     write("3", [], b"torn")
-    assert ["no whole record" in problem for problem in look(tmp_path).problems] == [True]
+    assert ["no whole record" in problem for problem in check_continuity(tmp_path).problems] == [True]

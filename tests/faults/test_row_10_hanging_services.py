@@ -58,7 +58,7 @@ def test_row_10_services_that_are_frozen_are_replaced_while_training_goes_on_and
         assert run.events("service_restarted", role)[0]["incarnation"] == 2
     final = run.events("checkpoint_durable")[-1]
     assert (final["step"], final["incarnation"] > 1) == (STEPS, True)
-    problems = continuity.look(run.logdir).problems
+    problems = continuity.check_continuity(run.logdir).problems
     assert [
         text for text in problems if "global_step/sec" not in text
     ] == []  # that comes by the clock, step or no step

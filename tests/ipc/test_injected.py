@@ -14,14 +14,14 @@ from procsv.ipc.messaging.messages import Inject
 def test_a_full_disk_lasts_as_long_as_it_was_told(tmp_path: Path) -> None:
     """The failpoint disk.full, armed by a message."""
     injected = Injected()
-    injected.take(Inject("fill", 5.0), 100.0)
+    injected.inject(Inject("fill", 5.0), 100.0)
     with pytest.raises(OSError, match="No space") as full:
         disk.create(tmp_path / "file")
     assert full.value.errno == errno.ENOSPC
-    injected.tick(104.9)
+    injected.end_expired(104.9)
     with pytest.raises(OSError, match="No space"):
         disk.create(tmp_path / "file")
-    injected.tick(105.0)
+    injected.end_expired(105.0)
     disk.write_all(fd := disk.create(tmp_path / "file"), b"there is room")
     disk.fsync(fd)
     assert (tmp_path / "file").read_bytes() == b"there is room"
@@ -31,22 +31,22 @@ def test_messages_are_dropped_for_as_long_as_it_was_told() -> None:
     """The failpoint channel.receive, armed by a message."""
     injected = Injected()
     assert not failpoint("channel.receive")
-    injected.take(Inject("drop", 2.0), 100.0)
+    injected.inject(Inject("drop", 2.0), 100.0)
     assert failpoint("channel.receive")
-    injected.tick(102.0)
+    injected.end_expired(102.0)
     assert not failpoint("channel.receive")
 
 
-def test_what_befalls_a_moment_waits_for_it_and_comes_once() -> None:
+def test_a_fault_of_a_moment_waits_for_it_and_happens_once() -> None:
     injected, told = Injected(), list[str]()
     injected.on_waiting = lambda: told.append("waiting")
-    injected.take(Inject("raise", 0.0), 100.0)
+    injected.inject(Inject("raise", 0.0), 100.0)
     assert (injected.is_waiting, told) == (True, ["waiting"])
     with pytest.raises(FailpointRaised):
         injected.moment()
     assert not injected.is_waiting
     injected.moment()
-    injected.take(Inject("exit", 3.0), 100.0)
+    injected.inject(Inject("exit", 3.0), 100.0)
     with pytest.raises(SystemExit) as left:
         injected.moment()
     assert left.value.code == 3

@@ -113,10 +113,10 @@ class SimStreamStore(StreamStore):
     def purge(self, incarnation: int) -> None:
         """There are no parcels."""
 
-    def open(self, writer: str, logdir: str, suffix: str) -> None:
+    def open_stream(self, writer: str, logdir: str, suffix: str) -> None:
         self._open[writer] = Note(self._run_id, writer, "", 0, 0)
 
-    def append(self, writer: str, records: Sequence[bytes | Path], wall_s: float) -> str:
+    def append_records(self, writer: str, records: Sequence[bytes | Path], wall_s: float) -> str:
         try:
             self._append(writer, records)
         except OSError as error:
@@ -145,7 +145,7 @@ class SimStreamStore(StreamStore):
         self._events.note(done)
         self._open[writer] = done
 
-    def end(self, writer: str) -> None:
+    def end_stream(self, writer: str) -> None:
         self._open.pop(writer)
         self._events.notes.pop(writer, None)
 

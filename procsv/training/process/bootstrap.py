@@ -86,7 +86,7 @@ def _join(runtime: Runtime, signals: int, start: Start) -> None:
     runtime.begin()
     link = runtime.link
     link.on(Inject, lambda received: _have_fault(runtime, received.body))
-    link.on_tick.append(lambda: runtime.injected.tick(runtime.clock.monotonic()))
+    link.on_tick.append(lambda: runtime.injected.end_expired(runtime.clock.monotonic()))
     rotation = LogRotation(start.paths.log(start.task, start.incarnation), start.settings.log_limit)
     link.on_tick.append(lambda: rotation.tick(runtime.clock.monotonic()))
     if start.lifeline_fd >= 0:
@@ -109,7 +109,7 @@ def _tell_loaded(runtime: Runtime, observer: Observer, program: str) -> None:
 
 def _have_fault(runtime: Runtime, body: object) -> None:
     assert isinstance(body, Inject)
-    runtime.injected.take(body, runtime.clock.monotonic())
+    runtime.injected.inject(body, runtime.clock.monotonic())
 
 
 def _on_lifeline(runtime: Runtime, fd: int) -> None:

@@ -1,4 +1,4 @@
-"""The faults of a plan that befall the trainer between two steps.
+"""The faults of a plan that carry_out the trainer between two steps.
 
 Used by training_run.py, at the boundary.  Those that a step decides are carried out here, at the very step, and written into
 the journal before: killed right after that line, the next incarnation knows that it has happened.  Those that time decides
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from procsv.base.identity import TRAINER
 from procsv.base.run.journal import Journal, read_journal
-from procsv.faults.pending import Injected, befall
+from procsv.faults.pending import Injected, carry_out
 from procsv.faults.plan import FAULT_EVENT, Fault, Plan, count_done
 
 if TYPE_CHECKING:
@@ -68,4 +68,4 @@ class StepFaults:
             case "segfault":
                 signal.raise_signal(signal.SIGSEGV)
             case action:
-                befall(action, fault.number)
+                carry_out(action, fault.number)
