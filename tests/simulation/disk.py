@@ -37,6 +37,7 @@ class SimDisk:
     durable: dict[str, Node] = field(default_factory=dict)  # the names that survive a power loss
     trouble: str = ""  # an errno's name while the disk is in trouble
     trouble_chance: float = 1.0  # of each operation to fail then
+    unread: set[str] = field(default_factory=set)  # whose last reading failed
     kill_in: int | None = None  # the process at it is killed before its n-th operation from now
     version: int = 0  # rises with every change
     _pending: list[tuple[tuple[str, Node | None], ...]] = field(default_factory=list)  # changes, oldest first
@@ -137,7 +138,9 @@ class SimDisk:
     def read(self, path: str) -> Any:
         """The bytes, None if there is no such file; OSError while the disk does not even read."""
         if self.trouble == "EIO":
+            self.unread.add(path)
             self.fail()
+            self.unread.discard(path)
         node = self.files.get(path)
         return None if node is None else node.content
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
+from procsv.ipc.messaging.messages import RestartTrainer
 from tests.simulation.checkpoints import SAVE_PATH, files_of
 from tests.simulation.network import Weather
 from tests.simulation.processes import FOR_EVER_S, KILLED
@@ -190,8 +191,9 @@ def spoil_all(run: Run, rng: Random) -> str:
 
 
 def _spoil(run: Run, path: str) -> bool:
-    name = files_of(path)[0]
-    if name not in run.world.disk.files or path in run.checker.account.spoilt:
+    """One whose acknowledgement is under way is left alone: the invariants have not heard of it yet."""
+    name, account = files_of(path)[0], run.checker.account
+    if name not in run.world.disk.files or path in account.spoilt or path not in account.acknowledged:
         return False
     run.checker.account.spoilt.add(path)
     run.world.disk.spoil(name)
@@ -245,7 +247,7 @@ def restart(run: Run, rng: Random) -> str:
     watchdog = run.world.watchdog
     if watchdog is None or watchdog.core is None or watchdog.is_dead:
         return ""
-    watchdog.restart()
+    run.world.command(watchdog, RestartTrainer())
     run.world.disturb(RECOVERY_S)
     return "procsv restart"
 

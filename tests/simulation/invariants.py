@@ -18,7 +18,7 @@ from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import Durable, FirstStepDone
 from procsv.watchdog.core.events import Ended, RecycleAsked, Said, Ticked
 from tests.simulation import history
-from tests.simulation.checkpoints import REPLACED, STAGING, is_safe, is_whole, saved_after
+from tests.simulation.checkpoints import REPLACED, STAGING, files_of, is_safe, is_whole, saved_after
 from tests.simulation.program import value_at
 from tests.simulation.stream_store import TORN_RECORD, VERSION
 from tests.simulation.trainer import Trainer
@@ -104,7 +104,9 @@ def i2_after_event(world: World, account: Account) -> str:
 
 
 def i3_resumes_from_the_newest(world: World, account: Account, fact: history.Fact) -> str:
-    """The step resumed from is at least the last acknowledged one that is whole, and nothing incomplete is chosen."""
+    """The step resumed from is at least the last acknowledged one that is whole and could be read, and nothing incomplete is
+    chosen.
+    """
     if isinstance(fact, history.Journaled) and fact.event == "state_suspected":
         account.suspected = fact.fields["step"]
     if not isinstance(fact, history.Restored):
@@ -114,7 +116,9 @@ def i3_resumes_from_the_newest(world: World, account: Account, fact: history.Fac
     good = [
         step
         for path, step in account.acknowledged.items()
-        if path not in account.spoilt and is_whole(world.disk.files, path)
+        if path not in account.spoilt
+        and is_whole(world.disk.files, path)
+        and world.disk.unread.isdisjoint(files_of(path))
     ]
     newest = max(good, default=-1)
     if account.suspected >= 0:  # what resumed from it crashed again and again: the one before will do

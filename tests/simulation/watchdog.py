@@ -20,7 +20,7 @@ from procsv.watchdog.core.events import Action, Event, Quit
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.acquire_run import LEFTOVER_MARGIN_S
-from procsv.watchdog.edge.environment import Environment, FaultReach
+from procsv.watchdog.edge.environment import FaultReach
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.signals import Asked
 from procsv.watchdog.edge.status import Facts
@@ -28,7 +28,6 @@ from tests.simulation import history
 from tests.simulation.machine import Machine
 from tests.simulation.network import SimSockets
 from tests.simulation.processes import Process
-from tests.support.watchdog_doubles import MemoryForAll, NoCommands, NoFaults, NoTerminal
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -50,7 +49,6 @@ class Watchdog(Process):
         self.is_stop_asked = False
         self.preempted: set[int] = set()  # pids of trainers
         self.quit: Quit | None = None
-        self._asked: list[Asked] = []
         self._preemptions = Preemptions()
         self._give_up_s = world.clock.now_s + settings.launch.grace_s + LEFTOVER_MARGIN_S
         self.wake()
@@ -78,21 +76,7 @@ class Watchdog(Process):
         world.clear_run_dir()
         self.core = NotedCore(world, self._settings, world.last_incarnation + 1, Random(self.start.run), now_s)
         self.sockets = SimSockets(world, self.start.run, self.wake, self._note)
-        machine = self.machine
-        environment = Environment(
-            clock=world.clock,
-            processes=machine,
-            standby=machine,
-            sockets=self.sockets,
-            signals=self,
-            records=machine,
-            heartbeats=machine,
-            post_mortem=machine,
-            resources=MemoryForAll(),
-            console=NoTerminal(),
-            event_hook=NoCommands(),
-            make_injector=self._preemptions.reach_by,
-        )
+        environment = self.machine.environment(world.clock, self.sockets, self._preemptions.reach_by)
         facts = Facts(self.start, Identity(self.pid, 0.0, "boot"), world.clock.wall())
         self.reactor = Reactor(self.core, facts, environment)
         self.reactor.start()
@@ -110,6 +94,8 @@ class Watchdog(Process):
 
     def _note(self, received: Received) -> None:
         """What it has heard, for the invariants."""
+        if isinstance(received.body, RestartTrainer):
+            self._spare_trainer()
         if isinstance(received.body, Durable):
             self.world.note(history.Acknowledged(received.body, WATCHDOG))
         elif received.task not in SERVICES and not isinstance(received.body, StatusRequest):
@@ -119,18 +105,9 @@ class Watchdog(Process):
     # -- what is asked of it ---------------------------------------------------------------------------------
     def stop(self, source: str, now: bool) -> None:
         """A signal, or `procsv stop`."""
-        self._asked.append(Asked(source, now, is_notice=False))
+        self.is_stop_asked = True
+        self.machine.asked.append(Asked(source, now, is_notice=False))
         self.wake()
-
-    def take(self) -> list[Asked]:
-        asked, self._asked = self._asked, []
-        self.is_stop_asked = self.is_stop_asked or bool(asked)
-        return asked
-
-    def restart(self) -> None:
-        """`procsv restart`."""
-        self._spare_trainer()
-        self.world.command(self, RestartTrainer())
 
     def preempt(self, grace_s: float) -> None:
         """The machine is to go away under the trainer."""
@@ -173,7 +150,7 @@ class NotedCore(Core):
         return actions
 
 
-class Preemptions(NoFaults):
+class Preemptions:
     """Preemptions on purpose, as the injector carries them out."""
 
     def __init__(self) -> None:
@@ -182,6 +159,9 @@ class Preemptions(NoFaults):
     def reach_by(self, reach: FaultReach) -> Preemptions:
         self._reach = reach
         return self
+
+    def next_due_s(self, now_s: float) -> None:
+        """At once."""
 
     def tick(self, now_s: float, step: int) -> None:
         while self.graces_s:

@@ -1,6 +1,7 @@
-"""A machine that exists only in memory: carries out what the core says, and lets a test make things happen.
+"""A run in memory: the real core and event loop in a machine of doubles, in which a test makes things happen.
 
-Time moves only in `advance`.  Processes live until they are signalled or a test ends them.
+Time moves only in `advance`.  Processes live until they are signalled or a test ends them.  Messages go by no network: what is
+told is noted, and a test says what is heard.
 """
 
 from __future__ import annotations
@@ -8,13 +9,20 @@ from __future__ import annotations
 import random
 import signal
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, TaskId
+from procsv.base.clock import FakeClock
+from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import NO_STEP, Exit
+from procsv.base.processes import Identity
+from procsv.base.run.run_file import RunFile
 from procsv.base.service_table import SERVICES
+from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, Received, ServerEndpoint
 from procsv.ipc.messaging.messages import (
+    Ack,
+    Body,
     Durable,
     Finish,
     FirstStepDone,
@@ -25,53 +33,46 @@ from procsv.ipc.messaging.messages import (
     TrainerExited,
 )
 from procsv.ipc.messaging.standby_messages import Waiting
+from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.events import (
-    Action,
-    ClearTree,
-    Ended,
-    Event,
-    Journal,
-    KillTree,
-    NotPromoted,
-    NotSpawned,
-    Promote,
-    Promoted,
-    Quit,
-    Report,
-    Said,
-    Say,
-    ServiceReady,
-    Signal,
-    Spawn,
-    Spawned,
-    StandbySaid,
-    StopAsked,
-    Tell,
-    Ticked,
-    TreeGone,
-)
+from procsv.watchdog.core.events import Action, Event, Journal, Promoted, Quit, Report, StandbySaid
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.edge.event_loop import TICK_S, Reactor
+from procsv.watchdog.edge.signals import Asked
+from procsv.watchdog.edge.status import Facts
+from tests.support.watchdog_machine import MachineInMemory
 
 if TYPE_CHECKING:
     from procsv.watchdog.core.restart_policy import LastWords
 
 KILLED = Exit(None, signal.SIGKILL)
+START = Start(WATCHDOG, "run", 1, "/logdir", "/run", "/shm")
 
 
 @dataclass(slots=True)
 class Process:
     task: TaskId
     incarnation: int
+    pid: int
     beat: Heartbeat | None = None
     is_ready: bool = False
-    pid: int = 0
+    words: LastWords | None = None
 
 
-@dataclass(slots=True)
-class World:
-    """The core under test and everything around it.  `stubborn`: a killed trainer's tree stays.  `frozen`: it is stopped.
+class CheckedCore(Core):
+    """The core; nothing may come of it after the end."""
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        was_over = self.exit_code is not None
+        actions = super().handle(event, now_s)
+        assert not (was_over and actions), f"{actions} after the end"
+        return actions
+
+
+@dataclass
+class World(MachineInMemory[Process]):
+    """The watchdog under test and everything around it.  `stubborn`: a killed trainer's tree stays.  `frozen`: it is stopped.
     `immortal`: SIGKILL changes nothing (it waits for a disk that is gone).  `silent`: services whose loop does not come round,
     and what their threads show.
     """
@@ -89,180 +90,188 @@ class World:
     stacks: str = ""
     answers_settled: bool = True
     settle_error: str = ""
-    now_s: float = 100.0
     memory_step: int = NO_STEP
-    core: Core = field(init=False)
-    alive: dict[TaskId, Process] = field(default_factory=dict)
     journal: list[Journal] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     told: list[tuple[TaskId, Message]] = field(default_factory=list)
     signals: list[tuple[TaskId, int]] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
-    quit: Quit | None = None
     sequence: int = 0
-    _events: deque[Event] = field(default_factory=deque)
-    _is_busy: bool = False
 
     def __post_init__(self) -> None:
-        self.core = Core(self.settings, 1, random.Random(self.seed), self.now_s)
-        self._is_busy = True
-        self._do(self.core.start(self.now_s))
-        self._is_busy = False
-        self._settle()
+        super().__init__()
+        self._clock = FakeClock()
+        self._clock.advance(100.0)
+        self._sockets = ScriptedSockets(self._clock, self)
+        self.core = CheckedCore(self.settings, 1, random.Random(self.seed), self.now_s)
+        environment = self.environment(self._clock, self._sockets)
+        self.reactor = Reactor(self.core, Facts(START, Identity(1, 0.0, ""), 0.0), environment)
+        self.reactor.start()
+        self._turn()
 
-    # -- what the core says --------------------------------------------------------------------------------
-    def _do(self, actions: list[Action]) -> None:
-        for action in actions:
-            assert self.quit is None, f"{action} after the end"
-            match action:
-                case Spawn(task, incarnation):
-                    if self.refuses_spawns and incarnation > 1:
-                        self.refused += 1
-                        self.handle(NotSpawned(task, incarnation, "too many open files"))
-                        continue
-                    assert task not in self.alive, f"two processes of {task}"
-                    self.alive[task] = Process(task, incarnation, pid=1000 + incarnation)
-                    self.handle(Spawned(task, incarnation, 1000 + incarnation))
-                case Promote(number, incarnation):
-                    self._promote(number, incarnation)
-                case KillTree(task, incarnation):
-                    self._signal(task, incarnation, signal.SIGKILL)
-                case Signal(task, incarnation, number):
-                    self._signal(task, incarnation, number)
-                case ClearTree(incarnation):
-                    if not self.stubborn:
-                        self.handle(TreeGone(incarnation))
-                case Tell(task, body):
-                    self._tell(task, body)
-                case Journal():
-                    self.journal.append(action)
-                case Say(text):
-                    self.said.append(text)
-                case Report():
-                    self.reports.append(action)
-                case Quit():
-                    self.quit = action
-                case _:
-                    pass
+    @property
+    def now_s(self) -> float:
+        return self._clock.now_s
 
-    def _promote(self, number: int, incarnation: int) -> None:
+    @property
+    def alive(self) -> dict[TaskId, Process]:
+        return self.children
+
+    # -- what the watchdog does ----------------------------------------------------------------------------
+    def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
+        if self.refuses_spawns and incarnation > 1:
+            self.refused += 1
+            raise OSError("too many open files")
+        assert task not in self.alive, f"two processes of {task}"
+        self.alive[task] = Process(task, incarnation, 1000 + incarnation)
+        return self.alive[task].pid
+
+    def promote(self, number: int, incarnation: int) -> None:
         assert TRAINER not in self.alive, "two trainers"
         assert self.alive[STANDBY].incarnation == number
         if self.promotion == "cannot be told":
-            self.handle(NotPromoted(number, incarnation, "Broken pipe"))
-            return
+            raise BrokenPipeError("Broken pipe")
         standby = self.alive.pop(STANDBY)
-        self.alive[TRAINER] = Process(TRAINER, incarnation, pid=standby.pid)
+        self.alive[TRAINER] = Process(TRAINER, incarnation, standby.pid)
         if self.promotion == "begins":
-            self.handle(Promoted(number, incarnation, standby.pid))
+            self.standby_words.append(Promoted(number, incarnation, standby.pid))
 
-    def _signal(self, task: TaskId, incarnation: int, number: int) -> None:
+    def signal(self, task: TaskId, incarnation: int, number: int) -> None:
         self.signals.append((task, number))
-        process = self.alive.get(task)
-        if (
-            number == signal.SIGKILL
-            and not self.immortal
-            and process is not None
-            and process.incarnation == incarnation
-        ):
-            self.end(task, KILLED)
+        if number == signal.SIGKILL and not self.immortal and self.find(task, incarnation) is not None:
+            self._end(task, KILLED)
 
-    def _tell(self, task: TaskId, body: Message) -> None:
+    def kill_tree(self, task: TaskId, incarnation: int) -> None:
+        self.signal(task, incarnation, signal.SIGKILL)
+
+    def clear_tree(self) -> bool:
+        return not self.stubborn
+
+    def is_stopped(self, task: TaskId) -> bool:
+        return self.frozen
+
+    def doing(self, task: TaskId) -> str:
+        return self.silent.get(task, "")
+
+    def room_for_standby(self, trainer_pid: int, limit: int) -> int:
+        return self.room_bytes
+
+    def snapshot_step(self) -> int:
+        return self.memory_step
+
+    def beat_of(self, child: Process) -> Heartbeat | None:
+        """A service that is up comes round all the time."""
+        if child.task in SERVICES and child.is_ready and child.task not in self.silent:
+            child.beat = replace(child.beat or Heartbeat(Phase.IDLE, NO_STEP, 0, 0.0, 0.0), beat_s=self.now_s)
+        return child.beat
+
+    def words_of(self, child: Process) -> LastWords | None:
+        return child.words
+
+    def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
+        self.journal.append(Journal(event, task, incarnation, fields))
+
+    def write_report(self, report: Report, run: RunFile) -> None:
+        self.reports.append(report)
+
+    def say(self, text: str, is_bad: bool = False, traceback: str = "") -> None:
+        self.said.append(text)
+
+    def told_service(self, task: TaskId, body: Message, number: int) -> None:
         self.told.append((task, body))
-        if task == TRAINER or not self.answers_settled:
+        if not self.answers_settled or task not in self.alive:
             return
-        incarnation = self.alive[task].incarnation
         if isinstance(body, TrainerExited | Finish):
-            if (
-                task == CHECKPOINT
-                and isinstance(body, TrainerExited)
-                and self.memory_step >= 0
-                and not self.settle_error
-            ):
-                self.durable(self.memory_step, "crash")
-            self.handle(Said(task, incarnation, FlushDone(-1, self.settle_error), body))
-        if isinstance(body, Finish) and task in self.alive:
-            self.end(task, Exit(0, None))
+            is_saved = isinstance(body, TrainerExited) and self.memory_step >= 0 and not self.settle_error
+            if task == CHECKPOINT and is_saved:
+                self._hear(CHECKPOINT, self._news(self.memory_step, "crash"))
+            self._hear(task, FlushDone(-1, self.settle_error), number)
+        if isinstance(body, Finish):
+            self._end(task, Exit(0, None))
 
     # -- what happens --------------------------------------------------------------------------------------
     def handle(self, event: Event) -> None:
-        """What an action leads to is heard after the actions beside it, as it is of a real machine."""
-        self._events.append(event)
-        if not self._is_busy:
-            self._settle()
+        """Something of which the event loop makes this event."""
+        self.reactor.handle(event)
+        self._turn()
 
-    def _settle(self) -> None:
-        self._is_busy = True
-        while self._events:
-            self._do(self.core.handle(self._events.popleft(), self.now_s))
-        self._is_busy = False
+    def _turn(self) -> None:
+        """The event loop comes round until it has heard everything."""
+        self.reactor.turn()
+        while self.quit is None and (self.dead or self.asked or self.standby_words or self._sockets.has_news):
+            self.reactor.turn()
+
+    def _hear(self, task: TaskId, body: Body, re: int = 0, answers: Message | None = None) -> None:
+        """A process that is alive has said this."""
+        received = Received(b"", task, self.alive[task].incarnation, 0, re, body, answers)
+        self._sockets.end_of(task).news.append(received)
 
     def advance(self, by_s: float) -> None:
-        """Time passes, in steps of at most half a second; heartbeats are read."""
+        """Time passes, in the event loop's own steps."""
         until_s = self.now_s + by_s
         while self.now_s < until_s and self.quit is None:
-            due_s = self.core.next_due_s() or until_s
-            self.now_s = min(until_s, max(min(due_s, self.now_s + 0.5), self.now_s + 0.001))
-            beats = {task: beat for task, process in self.alive.items() if (beat := self._beat(process)) is not None}
-            room_bytes = self.room_bytes if self.core.standby.is_due(self.now_s) else None
-            self.handle(Ticked(beats, self.memory_step, self.frozen, room_bytes, self.silent))
-
-    def _beat(self, process: Process) -> Heartbeat | None:
-        """A service that is up comes round all the time."""
-        if process.task in SERVICES and process.is_ready and process.task not in self.silent:
-            process.beat = replace(process.beat or Heartbeat(Phase.IDLE, NO_STEP, 0, 0.0, 0.0), beat_s=self.now_s)
-        return process.beat
+            self._clock.advance(min(self.reactor.pause_s(), until_s - self.now_s))
+            self._turn()
 
     def ready(self, *tasks: TaskId) -> World:
         """These services now hear what they are told."""
         for task in tasks or (CHECKPOINT, SUMMARY):
-            process = self.alive[task]
-            process.is_ready = True
-            self.handle(ServiceReady(task, process.incarnation))
+            self.alive[task].is_ready = True
+            self._hear(task, Ack(), answers=Hello(1))
+        self._turn()
         return self
 
     def train(self, step: int, restored: int = 0) -> World:
         """The trainer comes to train, and is at `step`."""
         trainer = self.alive[TRAINER]
-        self.handle(Said(TRAINER, trainer.incarnation, Hello(1)))
+        self._hear(TRAINER, Hello(1))
         for phase in (Phase.RESTORE, Phase.COMPILE, Phase.STEP):
             trainer.beat = Heartbeat(phase, restored, 0, self.now_s, 0.0)
-            self.advance(0.1)
+            self.advance(TICK_S)
         body = FirstStepDone(restored, "fresh" if restored <= 0 else "checkpoint", "x", restored + 1, self.now_s)
-        self.handle(Said(TRAINER, trainer.incarnation, body))
+        self._hear(TRAINER, body)
         self.step(step)
         return self
 
     def loaded(self) -> World:
         """The trainer has written down what it has imported."""
-        self.handle(Said(TRAINER, self.alive[TRAINER].incarnation, Loaded()))
-        self.advance(0.5)
+        self._hear(TRAINER, Loaded())
+        self.advance(TICK_S)
         return self
 
     def wait(self) -> World:
         """The standby has imported everything, and waits."""
-        self.handle(StandbySaid(self.alive[STANDBY].incarnation, Waiting(2000, 2.5)))
+        self.standby_words.append(StandbySaid(self.alive[STANDBY].incarnation, Waiting(2000, 2.5)))
+        self._turn()
         return self
 
     def step(self, step: int) -> None:
         self.alive[TRAINER].beat = Heartbeat(Phase.STEP, step, 0, self.now_s, 0.0)
-        self.advance(0.5)
+        self.advance(TICK_S)
 
     def durable(self, step: int, reason: Any = "periodic") -> None:
+        self._hear(CHECKPOINT, self._news(step, reason))
+        self._turn()
+
+    def _news(self, step: int, reason: Any) -> Durable:
         self.sequence += 1
-        service = self.alive[CHECKPOINT]
-        news = Durable(self.sequence, step, 1, f"/l/model.ckpt-{step}", reason, 10, 0.1, ())
-        self.handle(Said(CHECKPOINT, service.incarnation, news))
+        return Durable(self.sequence, step, 1, f"/l/model.ckpt-{step}", reason, 10, 0.1, ())
 
     def end(self, task: TaskId, exit: Exit, words: LastWords | None = None) -> None:
+        self._end(task, exit, words)
+        self._turn()
+
+    def _end(self, task: TaskId, exit: Exit, words: LastWords | None = None) -> None:
         process = self.alive.pop(task)
-        self.handle(Ended(task, process.incarnation, exit, process.beat, words, self.memory_step, self.stacks))
+        process.words = words
+        self.dead.append((process, exit))
 
     def crash(self, exit: Exit = KILLED, words: LastWords | None = None) -> None:
         self.end(TRAINER, exit, words)
 
     def stop(self, now: bool = False, source: str = "SIGTERM") -> None:
-        self.handle(StopAsked(source, now))
+        self.asked.append(Asked(source, now, is_notice=False))
+        self._turn()
 
     # -- what is seen --------------------------------------------------------------------------------------
     def events(self, name: str) -> list[Journal]:
@@ -272,5 +281,70 @@ class World:
         return self.events(name)[-1].fields
 
     @property
+    def quit(self) -> Quit | None:
+        return self.reactor.result
+
+    @property
     def exit_code(self) -> int | None:
-        return self.quit.exit_code if self.quit is not None else None
+        return self.core.exit_code
+
+
+class _Scripted:
+    """An end that receives what the test says."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(Address("run", WATCHDOG, 1), clock)  # type: ignore[call-arg]  # of the endpoint beside it
+        self.news: deque[Received] = deque()
+
+    def receive(self) -> Received | None:
+        return self.news.popleft() if self.news else None
+
+    def _put(self, frames: list[bytes]) -> Put:
+        return Put.TAKEN
+
+    def _take(self) -> None:
+        return None
+
+
+class ScriptedServer(_Scripted, ServerEndpoint):
+    told: list[tuple[TaskId, Message]]
+
+    def broadcast(self, body: Message, only: TaskId | None = None) -> None:
+        self.told.append((only or TRAINER, body))
+
+
+class ScriptedClient(_Scripted, ClientEndpoint):
+    def __init__(self, clock: FakeClock, task: TaskId, world: World) -> None:
+        super().__init__(clock)
+        self._task, self._world, self._number = task, world, 0
+
+    def send_reliable(self, body: Message, re: int = 0) -> int:
+        self._number += 1
+        self._world.told_service(self._task, body, self._number)
+        return self._number
+
+    def _new_connections(self) -> int:
+        return 0
+
+
+class ScriptedSockets:
+    def __init__(self, clock: FakeClock, world: World) -> None:
+        self.server = ScriptedServer(clock)
+        self.server.told = world.told
+        self.clients: Mapping[TaskId, ScriptedClient] = {task: ScriptedClient(clock, task, world) for task in SERVICES}
+
+    def end_of(self, task: TaskId) -> ScriptedServer | ScriptedClient:
+        return self.clients.get(task, self.server)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.server.news or any(client.news for client in self.clients.values()))
+
+    def wait_for_news(self, timeout_s: float) -> None:
+        raise AssertionError("time moves in World.advance alone")
+
+    def restore_server(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """There are none."""

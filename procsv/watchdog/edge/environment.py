@@ -69,7 +69,7 @@ class Sockets(Protocol):
     def server(self) -> ServerEndpoint: ...
     @property
     def clients(self) -> Mapping[TaskId, ClientEndpoint]: ...
-    def wait(self, timeout_s: float) -> None: ...
+    def wait_for_news(self, timeout_s: float) -> None: ...
     def restore_server(self) -> bool:
         """Binds the control socket again if something has deleted it; whether it had to."""
 
@@ -110,7 +110,7 @@ class PostMortem(Protocol):
     def clear(self, dead: Dead) -> None:
         """Removes what `examine` has read."""
 
-    def memory_step(self) -> int:
+    def snapshot_step(self) -> int:
         """The step of the newest snapshot in shared memory."""
 
 

@@ -91,7 +91,7 @@ class Reactor:
         """Runs the run to its end; how it is to be left."""
         self.start()
         while (quit := self.result) is None:
-            self._sockets.wait(self.pause_s())
+            self._sockets.wait_for_news(self.pause_s())
             self.turn()
         return quit
 
@@ -165,7 +165,7 @@ class Reactor:
             room = self._env.resources.room_for_standby(core.task.pid, core.settings.launch.memory_limit)
         doing = {task: self._processes.doing(task) for task, service in core.services.items() if service.is_quiet}
         is_stopped = self._processes.is_stopped(TRAINER)
-        return Ticked(self._heartbeats.read(), self._env.post_mortem.memory_step(), is_stopped, room, doing)
+        return Ticked(self._heartbeats.read(), self._env.post_mortem.snapshot_step(), is_stopped, room, doing)
 
     def _look_at_memory(self) -> None:
         task, limit = self._core.task, self._core.settings.launch.memory_limit

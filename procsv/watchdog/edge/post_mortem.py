@@ -45,7 +45,7 @@ class PostMortem:
             return Ended(task, number, dead.exit)
         if task == TRAINER:
             words, stacks = self._last_words(number), _read(self._paths.stacks(number), STACKS_BYTES_MAX)
-            return Ended(task, number, dead.exit, beat, words, self.memory_step(), stacks, oom)
+            return Ended(task, number, dead.exit, beat, words, self.snapshot_step(), stacks, oom)
         log = self._paths.log(task, number)
         said = tuple(last_lines(log, SERVICE_LINES_SHOWN))
         return Ended(task, number, dead.exit, beat, stacks=_read_end(log), oom=oom, log=str(log), last_lines=said)
@@ -56,7 +56,7 @@ class PostMortem:
             self._paths.last_words(dead.incarnation).unlink(missing_ok=True)
             self._paths.stacks(dead.incarnation).unlink(missing_ok=True)
 
-    def memory_step(self) -> int:
+    def snapshot_step(self) -> int:
         """The step of the newest whole snapshot in shared memory; NO_STEP if there is none."""
         try:
             return max((info.step for info in scan_slots(self._paths.shm_dir)), default=NO_STEP)

@@ -30,7 +30,7 @@ class RunSockets:
         self._waiter.add(server)
         return server
 
-    def wait(self, timeout_s: float) -> None:
+    def wait_for_news(self, timeout_s: float) -> None:
         self._waiter.wait(timeout_s)
 
     def restore_server(self) -> bool:

@@ -1,0 +1,137 @@
+"""A machine in memory, as the watchdog's event loop uses it: every port of its environment, over children that are objects.
+
+A subclass says how they start, end and beat.  What people would read, run or wait for is nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from procsv.base.clock import Clock
+from procsv.base.identity import TaskId
+from procsv.base.outcome import Exit
+from procsv.base.run.run_file import RunFile
+from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.watchdog.core.events import Ended, Promoted, Report, StandbySaid
+from procsv.watchdog.core.restart_policy import LastWords
+from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, Sockets
+from procsv.watchdog.edge.signals import Asked
+
+
+class Child(Protocol):
+    @property
+    def task(self) -> TaskId: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+
+
+ChildT = TypeVar("ChildT", bound=Child)
+
+
+class MachineInMemory(Generic[ChildT]):
+    is_busy = False  # no command of --on-event runs
+    stacks = ""  # of a process that has died
+
+    def __init__(self) -> None:
+        self.children: dict[TaskId, ChildT] = {}
+        self.standby_words: list[StandbySaid | Promoted] = []
+        self.asked: list[Asked] = []  # signals that have come
+        self.dead: list[tuple[ChildT, Exit]] = []  # whose pidfds are readable
+        self._corpses: dict[TaskId, ChildT] = {}  # reaped, and not yet examined
+
+    def environment(
+        self, clock: Clock, sockets: Sockets, make_injector: Callable[[FaultReach], FaultInjector] | None = None
+    ) -> Environment:
+        make = make_injector or (lambda reach: self)
+        return Environment(clock, self, self, sockets, self, self, self, self, self, self, self, make)
+
+    # -- for a subclass to say ---------------------------------------------------------------------------------
+    def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
+        raise NotImplementedError
+
+    def promote(self, number: int, incarnation: int) -> None:
+        raise NotImplementedError
+
+    def signal(self, task: TaskId, incarnation: int, number: int) -> None:
+        raise NotImplementedError
+
+    def kill_tree(self, task: TaskId, incarnation: int) -> None:
+        raise NotImplementedError
+
+    def clear_tree(self) -> bool:
+        raise NotImplementedError
+
+    def snapshot_step(self) -> int:
+        raise NotImplementedError
+
+    def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def beat_of(self, child: ChildT) -> Heartbeat | None:
+        raise NotImplementedError
+
+    def words_of(self, child: ChildT) -> LastWords | None:
+        raise NotImplementedError
+
+    # -- processes ---------------------------------------------------------------------------------------------
+    def find(self, task: TaskId, incarnation: int) -> ChildT | None:
+        child = self.children.get(task)
+        return child if child is not None and child.incarnation == incarnation else None
+
+    def ended(self) -> list[Dead]:
+        dead, self.dead = self.dead, []
+        for child, _ in dead:
+            self._corpses[child.task] = child
+            self.children.pop(child.task, None)
+        return [Dead(child.task, child.incarnation, child.pid, exit) for child, exit in dead]
+
+    def is_stopped(self, task: TaskId) -> bool:
+        return False
+
+    def doing(self, task: TaskId) -> str:
+        return ""
+
+    def usage(self, task: TaskId) -> dict[str, float | int]:
+        return {"uptime": 0.0, "rss": 0, "cpu": 0.0}
+
+    def hear(self) -> list[StandbySaid | Promoted]:
+        words, self.standby_words = self.standby_words, []
+        return words
+
+    def take(self) -> list[Asked]:
+        asked, self.asked = self.asked, []
+        return asked
+
+    # -- what they leave ---------------------------------------------------------------------------------------
+    def read(self) -> dict[TaskId, Heartbeat]:
+        beats = {task: self.beat_of(child) for task, child in self.children.items()}
+        return {task: beat for task, beat in beats.items() if beat is not None}
+
+    def drop(self, task: TaskId) -> Heartbeat | None:
+        corpse = self._corpses.get(task)
+        return self.beat_of(corpse) if corpse is not None else None
+
+    def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended:
+        words = self.words_of(self._corpses.pop(dead.task))
+        return Ended(dead.task, dead.incarnation, dead.exit, beat, words, self.snapshot_step(), self.stacks)
+
+    # -- what nobody needs here --------------------------------------------------------------------------------
+    def _nothing(self, *_: object, **__: object) -> None:
+        """No files, no terminal, no commands, no plan of faults."""
+
+    reap_strays = follow = clear = offer = tick = close = next_due_s = metrics_due = _nothing
+
+    def say(self, text: str, is_bad: bool = False, traceback: str = "") -> None: ...
+    def write_run(self, run: RunFile, durable: bool) -> None: ...
+    def write_report(self, report: Report, run: RunFile) -> None: ...
+    def tree_rss(self, pid: int) -> int:
+        return 0
+
+    def room_for_standby(self, trainer_pid: int, limit: int) -> int:
+        return 2**40
+
+    def host_memory(self) -> dict[str, int]:
+        return {}
