@@ -16,7 +16,6 @@ import tensorflow as tf
 import xxhash
 
 from procsv.base.atomic_file import replace_file
-from procsv.base.identity import CHECKPOINT
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.training.graph.capture import Capture
 from procsv.training.graph.patches import GrowingGraph, hiding_ops
@@ -24,6 +23,7 @@ from procsv.training.graph.saver_ops import Unsupported, read_save_graph
 from procsv.training.graph.state import GraphState
 from procsv.training.runtime.context import Runtime
 from procsv.training.snapshots.cadence import Cadence
+from procsv.training.snapshots.restore_client import introduce_plan
 from procsv.training.snapshots.source import StateSpec
 from procsv.training.snapshots.training_run import SaveSetup
 
@@ -84,8 +84,7 @@ class SaveConfig:
         assert self.plan is not None
         if self.meta:
             self.plan = msgspec.structs.replace(self.plan, meta_path=str(self._lay_meta(runtime)))
-        runtime.link.introductions[CHECKPOINT] = self.plan
-        runtime.tell_checkpoint(self.plan)
+        introduce_plan(runtime, self.plan)
 
     def _lay_meta(self, runtime: Runtime) -> Path:
         """Puts the `.meta` where the service finds it: in shared memory, or where that is full in the run directory.

@@ -12,7 +12,7 @@ from typing import cast
 from procsv.base.errors import PeerError, UserError
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.identity import CHECKPOINT
-from procsv.ipc.messaging.messages import Restore, Restored, RestoreFrom, Source
+from procsv.ipc.messaging.messages import CheckpointPlan, Restore, Restored, RestoreFrom, Source
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_file import SlotReader, scan_slots
 from procsv.training.runtime.context import Runtime
@@ -35,6 +35,12 @@ class Origin:
 
 
 FRESH = Origin("fresh", "", -1)
+
+
+def introduce_plan(runtime: Runtime, plan: CheckpointPlan) -> None:
+    """Tells the checkpoint service, now and after every restart of it, how checkpoints are named and kept."""
+    runtime.link.introductions[CHECKPOINT] = plan
+    runtime.tell_checkpoint(plan)
 
 
 def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:

@@ -133,6 +133,11 @@ class TrainingRun:
             self._end_if_overdue()
 
     @property
+    def should_stop(self) -> bool:
+        """Whether the process is asked to save and end."""
+        return self._runtime.stop_reason is not None
+
+    @property
     def is_ready(self) -> bool:
         """Whether a step has ended."""
         return self._is_ready

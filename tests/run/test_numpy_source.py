@@ -1,0 +1,61 @@
+"""A program without TensorFlow, trained under `procsv launch` with a source of state of its own."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import launched
+from tests.support.numpy_state import STEP, NumpyState, numpy_plan
+from tests.support.numpy_training import digest, initial, train
+from tests.support.programs import ROOT
+
+pytestmark = pytest.mark.fault
+
+PROGRAM = "tests.support.numpy_training"
+STEPS, STEP_S = 400, 0.01
+KILLS = 4
+OPTIONS = ("--backoff", "0.05s..0.1s", "--max-failures", "20")
+
+
+def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undisturbed_one(tmp_path: Path) -> None:
+    undisturbed = initial()
+    for _ in range(STEPS):
+        train(undisturbed)
+
+    logdir = tmp_path / "logdir"
+    with launched(logdir, *OPTIONS, PROGRAM, str(STEPS), str(STEP_S), cwd=ROOT) as run:
+        for kill in range(KILLS):
+            run.wait_event("recovered", kill + 1)
+            run.wait_step((kill + 1) * STEPS // (KILLS + 2))
+            run.kill("trainer")
+            run.wait_event("restarting", kill + 1)
+        assert run.wait_end() == 0, run.said()
+        exits = [entry for entry in run.events("exited") if entry["role"] == "trainer"]
+        assert [entry["signal"] for entry in exits] == ["SIGKILL"] * KILLS + [None]
+        recovered = run.events("recovered")
+        assert [entry["source"] for entry in recovered] == ["fresh"] + ["memory"] * KILLS
+        assert all(entry["step"] > 0 for entry in recovered[1:])
+        assert f"ended with {digest(undisturbed)}" in run.said()
+
+    again = NumpyState(initial(), numpy_plan(logdir))
+    again.restore(str(logdir / f"model.ckpt-{STEPS}"))
+    assert digest(again.arrays) == digest(undisturbed)
+
+
+def test_a_numpy_program_that_is_stopped_goes_on_from_its_last_step(tmp_path: Path) -> None:
+    logdir = tmp_path / "logdir"
+    with launched(logdir, *OPTIONS, PROGRAM, str(10**6), str(STEP_S), cwd=ROOT) as run:
+        run.wait_step(20)
+        run.kill("watchdog", 15)
+        assert run.wait_end() == 75, run.said()
+        [last] = [entry for entry in run.events("exited") if entry["role"] == "trainer"]
+        durable = run.events("checkpoint_durable")[-1]["step"]
+        assert durable >= last["step"]
+
+    undisturbed = initial()
+    for _ in range(durable + 10):
+        train(undisturbed)
+    with launched(logdir, *OPTIONS, PROGRAM, str(durable + 10), "0", cwd=ROOT) as run:
+        assert run.wait_end() == 0, run.said()
+        assert f"ended with {digest(undisturbed)}" in run.said()
+    assert int(undisturbed[STEP]) == durable + 10
