@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from procsv.base.service_table import SERVICES
+
 if TYPE_CHECKING:
     from procsv.base.identity import TaskId
     from procsv.ipc.messaging.messages import Message
@@ -16,6 +18,8 @@ Parties = frozenset[str]
 
 PROGRAM: Parties = frozenset({"program"})  # every process that runs the user's program
 SERVICE: Parties = frozenset({"service"})  # every service
+STATE_SERVICE: Parties = frozenset({"state service"})  # those with `keeps_state` in the service table
+EVENT_SERVICE: Parties = frozenset({"event service"})  # those with `takes_events`
 CHECKPOINT: Parties = frozenset({"checkpoint"})
 SUMMARY: Parties = frozenset({"summary"})
 WATCHDOG: Parties = frozenset({"watchdog"})
@@ -40,8 +44,14 @@ class Contract:
 
 
 def parties_of(task: TaskId) -> Parties:
-    """The party that `task` is, and the kind that it belongs to."""
+    """The party that `task` is, and the kinds that it belongs to."""
     if task.runs_program:
         return PROGRAM
-    own = frozenset({task.role})
-    return own if own <= ANY else own | SERVICE
+    spec = SERVICES.get(task)
+    if spec is None:
+        return frozenset({task.role})
+    state, events = (
+        STATE_SERVICE if spec.keeps_state else frozenset(),
+        EVENT_SERVICE if spec.takes_events else frozenset(),
+    )
+    return SERVICE | {task.role} | state | events

@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Union
 import msgspec
 
 from procsv.base.identity import TaskId
-from procsv.ipc.messaging.contract import ANY, CHECKPOINT, COMMAND_LINE, PROGRAM, SERVICE, SUMMARY, WATCHDOG, Contract
+from procsv.ipc.messaging.contract import (
+    ANY,
+    CHECKPOINT,
+    COMMAND_LINE,
+    EVENT_SERVICE,
+    PROGRAM,
+    SERVICE,
+    STATE_SERVICE,
+    SUMMARY,
+    WATCHDOG,
+    Contract,
+)
 
 Reason = Literal["start", "periodic", "final", "crash", "preempt", "manual"]
 Source = Literal["memory", "checkpoint", "fresh"]
@@ -236,7 +247,7 @@ class TrainerExited(Message, frozen=True):
     latest.  Answered when nothing of it is left unsaved.
     """
 
-    contract = Contract(WATCHDOG, CHECKPOINT, (FlushDone,))
+    contract = Contract(WATCHDOG, STATE_SERVICE, (FlushDone,))
 
     incarnation: int
     clean: bool  # it said it was done, or was asked to stop
@@ -256,7 +267,7 @@ class Written(Message, frozen=True):
     `through` -1: the stream is not open here; open it again.
     """
 
-    contract = Contract(SUMMARY, PROGRAM, is_reliable=False)
+    contract = Contract(EVENT_SERVICE, PROGRAM, is_reliable=False)
 
     writer: str
     through: int
@@ -269,7 +280,7 @@ class OpenWriter(Message, frozen=True):
     The answer says from where to go on, after a restart of the service.
     """
 
-    contract = Contract(PROGRAM, SUMMARY, (Written,), is_reliable=False)
+    contract = Contract(PROGRAM, EVENT_SERVICE, (Written,), is_reliable=False)
 
     writer: str  # "<incarnation>-<number>", a name for one event file
     logdir: str
@@ -283,7 +294,7 @@ class Records(Message, frozen=True):
     one is in the parcel file that `parcels` names by its number.
     """
 
-    contract = Contract(PROGRAM, SUMMARY, (Written,), is_reliable=False)
+    contract = Contract(PROGRAM, EVENT_SERVICE, (Written,), is_reliable=False)
 
     writer: str
     first: int
@@ -294,7 +305,7 @@ class Records(Message, frozen=True):
 class CloseWriter(Message, frozen=True):
     """Says that stream `writer` ends after record `last`."""
 
-    contract = Contract(PROGRAM, SUMMARY, (Written,), is_reliable=False)
+    contract = Contract(PROGRAM, EVENT_SERVICE, (Written,), is_reliable=False)
 
     writer: str
     last: int
@@ -303,7 +314,7 @@ class CloseWriter(Message, frozen=True):
 class RunMetrics(Message, frozen=True):
     """Carries figures of the run itself, for TensorBoard; a lost one is replaced by the next."""
 
-    contract = Contract(WATCHDOG, SUMMARY, is_reliable=False)
+    contract = Contract(WATCHDOG, EVENT_SERVICE, is_reliable=False)
 
     wall_s: float  # Unix seconds
     step: int  # of the record: the second of the run, which only rises, as a global step does not

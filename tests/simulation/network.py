@@ -120,6 +120,9 @@ class SimServer(ServerEndpoint):
         self._mailbox: deque[list[bytes]] = deque()
         network.bind(self)
 
+    def refuse(self, why: str) -> None:
+        raise AssertionError(f"{self.me} was sent {why}")
+
     def deliver(self, frames: list[bytes]) -> None:
         if self.is_open:
             self._mailbox.append(frames)
@@ -150,6 +153,9 @@ class SimClient(ClientEndpoint):
         self._network = network
         self._mailbox: deque[list[bytes]] = deque()
         self.who = network.join(self)
+
+    def refuse(self, why: str) -> None:
+        raise AssertionError(f"{self.me} was sent {why}")
 
     def deliver(self, frames: list[bytes]) -> None:
         if self._network.clients.get(self.who) is self:

@@ -1,0 +1,39 @@
+"""`scripts/docs`: writes the generated pages; `--check` says which are stale and writes nothing.
+
+To add a page, add a function that returns its text to PAGES.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from scripts.documenting.message_page import message_page
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES: dict[str, Callable[[], str]] = {"messages.md": message_page}
+
+
+def find_stale(docs: Path = DOCS) -> dict[Path, str]:
+    """The pages in `docs` that are not what the code says, with the text that they should have."""
+    made = {docs / name: make() for name, make in PAGES.items()}
+    return {path: text for path, text in made.items() if not path.exists() or path.read_text() != text}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/docs", description="Write the pages of docs/ made from the code.")
+    parser.add_argument("--check", action="store_true", help="fail if a page is stale; write nothing")
+    check = parser.parse_args(argv).check
+    stale = find_stale()
+    for path, text in stale.items():
+        if check:
+            print(f"{path} is stale: run scripts/docs", file=sys.stderr)
+        else:
+            path.write_text(text)
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

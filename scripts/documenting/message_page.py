@@ -1,0 +1,61 @@
+"""docs/messages.md: the table of messages, from the contracts that their classes declare."""
+
+from __future__ import annotations
+
+import inspect
+
+from procsv.ipc.messaging.contract import ANY, Parties
+from procsv.ipc.messaging.messages import Message
+
+_NAMES = {
+    "program": "program",
+    "service": "each service",
+    "state service": "services that keep state",
+    "event service": "services that take events",
+    "checkpoint": "checkpoint service",
+    "summary": "summary service",
+    "watchdog": "watchdog",
+    "cli": "command line",
+}
+_HEAD = """\
+# Messages
+
+Made from `ipc/messaging/messages.py` by `scripts/docs`; do not edit. The program is the process that runs the user's program: a trainer. Which services
+keep state and which take events stands in `procsv/base/service_table.py`.
+
+A reliable message is repeated until its receiver answers or acknowledges it. Any other may be lost: what happens then is in the description of its class.
+Both ends check the contract. To send what a role may not send is a bug and raises; a message that arrives against its contract is refused and
+counted (`dropped_messages` in `procsv status --json`).
+
+To add a message: declare its class with its contract, send it, handle it, and run `scripts/docs`.
+
+| message | from | to | answered by | reliable | purpose |
+|---|---|---|---|---|---|
+"""
+
+
+def message_page() -> str:
+    return _HEAD + "".join(_row(kind) for kind in Message.__subclasses__())
+
+
+def _row(kind: type[Message]) -> str:
+    contract = kind.contract
+    answers = [f"`{answer.__name__}`" for answer in contract.answers] or ["`Ack`"] * contract.is_reliable
+    cells = (
+        f"`{kind.__name__}`",
+        _show(contract.senders),
+        _show(contract.receivers),
+        ", ".join(answers) or "nothing",
+        "yes" if contract.is_reliable else "no",
+        _summary(kind),
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _show(parties: Parties) -> str:
+    return "any" if parties == ANY else ", ".join(name for party, name in _NAMES.items() if party in parties)
+
+
+def _summary(kind: type[Message]) -> str:
+    text = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+    return text.replace("|", "\\|")

@@ -1,0 +1,89 @@
+"""Every message has a handler wherever its contract lets it arrive."""
+
+from __future__ import annotations
+
+import os
+import typing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from procsv.base.clock import FakeClock
+from procsv.base.errors import ProcsvBug
+from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
+from procsv.base.run.paths import find_paths, make_private_dir
+from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.memory_transport import FakeNetwork, FakeServer
+from procsv.ipc.messaging.messages import Hello, Inject, Message, StopRun
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
+from procsv.services.runtime import Tools
+from procsv.services.summary.process import SummaryService
+from procsv.watchdog.core.events import Said
+from tests.support.core_desk import Desk
+from tests.watchdog.world import World
+
+IN_THE_SKELETON = (Inject,)  # services/runtime.py takes it before the service sees it
+
+
+def sent(sender: TaskId, receiver: TaskId) -> list[type[Message]]:
+    kinds = Message.__subclasses__()
+    return [kind for kind in kinds if kind.contract.may_be_sent_by(sender) and kind.contract.may_be_sent_to(receiver)]
+
+
+def sample(kind: type[Message]) -> Message:
+    """A message of `kind` with something in each field."""
+    return kind(**{field.name: _value(field.type) for field in msgspec.structs.fields(kind)})
+
+
+def _value(kind: typing.Any) -> typing.Any:
+    if typing.get_origin(kind) is typing.Literal:
+        return typing.get_args(kind)[0]
+    if typing.get_origin(kind) is typing.Union:
+        return _value(typing.get_args(kind)[0])
+    return CHECKPOINT if kind is TaskId else (typing.get_origin(kind) or kind)()
+
+
+@pytest.mark.parametrize("sender", [TRAINER, CHECKPOINT, SUMMARY])
+def test_the_watchdogs_core_handles_all_that_a_trainer_or_a_service_may_send(sender: TaskId) -> None:
+    for kind in sent(sender, WATCHDOG):
+        world = World().ready()
+        world.handle(Said(sender, 1, sample(kind)))
+
+
+@pytest.mark.parametrize("sender", [TRAINER, WATCHDOG])
+def test_the_checkpoint_core_handles_all_that_may_be_sent_to_its_service(sender: TaskId) -> None:
+    for kind in sent(sender, CHECKPOINT):
+        if kind not in (*IN_THE_SKELETON, Hello):
+            Desk().say(sample(kind), task=sender)
+
+
+@pytest.mark.parametrize("sender", [TRAINER, WATCHDOG])
+def test_the_summary_service_handles_all_that_may_be_sent_to_it(sender: TaskId, tmp_path: Path) -> None:
+    paths = find_paths(tmp_path / "logdir")
+    paths.home.mkdir(parents=True)
+    for directory in (paths.run_dir, paths.shm_dir):
+        make_private_dir(directory)
+    clock = FakeClock()
+    start = Start(SUMMARY, "r", 1, str(paths.logdir), str(paths.run_dir), str(paths.shm_dir))
+    server = FakeServer(FakeNetwork(clock), paths.service_socket(SUMMARY), Address("r", SUMMARY, 1), clock)
+    heartbeat = HeartbeatWriter(paths.heartbeat(SUMMARY, 1))
+    service = SummaryService(Tools(start, clock, server, heartbeat, lambda: None))
+    try:
+        for kind in sent(sender, SUMMARY):
+            if kind not in IN_THE_SKELETON:
+                body = Hello(os.getpid()) if kind is Hello else sample(kind)
+                service.handle(Received(b"x", sender, 1, 0, 0, body, None))
+    finally:
+        service.close()
+        heartbeat.close()
+        for directory in (paths.run_dir, paths.shm_dir):
+            for path in directory.iterdir():
+                path.unlink()
+            directory.rmdir()
+
+
+def test_a_message_that_a_core_does_not_know_is_our_own_bug() -> None:
+    with pytest.raises(ProcsvBug, match="StopRun has no handler"):
+        World().ready().handle(Said(TRAINER, 1, StopRun(now=True)))
