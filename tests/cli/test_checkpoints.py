@@ -26,8 +26,7 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert supervisor._controller is not None
             training = supervisor._controller.training
             assert training is not None
-            assert training.snapshots is not None
-            assert training.snapshots.wait_durable(1, NEWS_S_MAX)  # the first state has its own checkpoint
+            assert training.wait_asked(NEWS_S_MAX)  # the first state has its own checkpoint
             for _ in range(5):
                 session.run(train)
     return directory

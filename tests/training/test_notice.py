@@ -103,31 +103,24 @@ def test_a_notice_in_a_long_evaluation_costs_no_step(
 
 
 SLOW_COPY = """
-import threading
 import tensorflow as tf
 import procsv
-from procsv.training.snapshots import snapshotter
+from procsv.base import failpoints
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 train = tf1.assign_add(tf1.train.get_or_create_global_step(), 1)
-copied, finish = threading.Event(), snapshotter.Snapshotter._finish
-
-def slow_finish(self, *args):
-    copied.wait(3 * snapshotter.PATIENCE_S if sv.should_stop() else 0.0)  # as that of some gigabytes
-    finish(self, *args)
-
-snapshotter.Snapshotter._finish = slow_finish
 sv = procsv.Supervisor(summary_op=None, save_model_secs=600)
 with sv.managed_session() as sess:
     while not sv.should_stop():
         sess.run(train)
         print("trained", flush=True)
+    failpoints.arm("trainer.copy=sleep(3.0)")  # as long as some gigabytes would take
 """
 
 
 @pytest.mark.fault
 def test_a_last_state_that_takes_long_to_copy_is_taken_and_written_once(procsv_launch: Launch, tmp_path: Path) -> None:
-    """The notice's own thread finds no call going on for seconds: the end of the session is at it already."""
+    """No call goes on for seconds, and a stop would have the state saved: the end of the session is at it already."""
     program = tmp_path / "slow.py"
     program.write_text(SLOW_COPY)
     run = procsv_launch(str(program), options=["--snapshot-secs", "600", "--grace", "60s", "--standby", "off"])

@@ -97,7 +97,7 @@ def test_a_later_state_that_the_user_saved_stays_the_latest_when_an_earlier_snap
             assert training is not None
             snapshots = training.snapshots
             assert snapshots is not None
-            assert snapshots.wait_durable(1, NEWS_S_MAX)  # the first state is saved
+            assert training.wait_asked(NEWS_S_MAX)  # the first state is saved
             session.run(train)
             snapshots.take("")  # of step 1; it is saved when the run ends
             session.run(train)
@@ -133,8 +133,7 @@ def test_saves_before_the_first_state_is_on_disk_stay_and_another_savers_are_nei
             assert supervisor._controller is not None
             training = supervisor._controller.training
             assert training is not None
-            assert training.snapshots is not None
-            assert training.snapshots.wait_durable(1, NEWS_S_MAX)  # the first state, late
+            assert training.wait_asked(NEWS_S_MAX)  # the first state, late
             for name in ("best-1", "model.ckpt-3", "model.ckpt-4"):
                 _wait_for(tmp_path / f"{name}.manifest.json")  # else the end waits for them, but not for ever
     assert _listed(tmp_path) == ["best-1", "model.ckpt-3", "model.ckpt-4"]

@@ -165,6 +165,21 @@ def test_the_cadence_pauses_after_a_failure(queue: SnapshotQueue) -> None:
     assert queue.wakes_s(10.0) == 10.0 + FAILED_PAUSE_S + 10.0
 
 
+def test_what_has_outgrown_its_slot_is_not_used_again(queue: SnapshotQueue) -> None:
+    queue.add(SAVE, 0.0)
+    queue.captured(queue.choose_batch(0.0, 5), 1, 5)
+    queue.outgrown(1, 1.0)
+    last = queue.add(LAST, 1.0)
+    assert last in queue.choose_batch(1.0, 5)
+
+
+def test_snapshots_are_copied_in_the_order_of_their_capture(queue: SnapshotQueue) -> None:
+    for sequence in (1, 2, 3):
+        queue.add(SAVE, 0.0)
+        queue.captured(queue.choose_batch(0.0, sequence), sequence, sequence)
+    assert [publish(queue, 0.0) for _ in range(3)] == [1, 2, 3]
+
+
 def test_a_save_that_fails_and_is_made_good_is_durable(queue: SnapshotQueue) -> None:
     save = queue.add(SAVE, 0.0)
     capture(queue, 0.0, 4)
@@ -181,7 +196,7 @@ def test_a_closed_queue_publishes_what_is_captured_and_refuses_the_rest(queue: S
     queue.captured(queue.choose_batch(0.0, 0), 1, 0)
     queue.add_spaced(10.0)
     late = queue.add(LAST, 10.0)
-    queue.close()
+    queue.close(RuntimeError("the session is closed"), State.CAPTURED)
     after = queue.add(LAST, 10.0)
     assert publish(queue, 10.0) == 1
     assert queue.next_work(99.0) is Work.END

@@ -1,6 +1,6 @@
 """Whether a call of the session that is going on can change what is saved.
 
-Asked by stop_save.py when a machine goes away in the middle of a long call: an evaluation reads variables and writes none, so the
+Asked by the snapshotter when a machine goes away in the middle of a long call: an evaluation reads variables and writes none, so the
 state can be taken beside it.  Read from the graph; what is not known to be a reading counts as a writing.
 """
 

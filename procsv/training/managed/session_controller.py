@@ -92,16 +92,15 @@ class SessionController:
             self.coord.request_stop()  # making the session has cleared the stop
         return training
 
-    def take_snapshots(
-        self, training: TrainingRun, wait: Callable[[float | None], bool], every_s: float | None, writer: Any
-    ) -> None:
-        """The work of a snapshot thread until `wait(seconds)` says True; its cost goes to `writer` every so often."""
-        assert self.config is not None
-        assert training.snapshots is not None
+    def start_cadence(self, training: TrainingRun, every_s: float | None, writer: Any) -> None:
+        """From here on there are snapshots by their cadence; what they cost goes to `writer` every so often."""
+        if training.snapshots is None:
+            return
         if writer and every_s:
             scalars = SnapshotScalars(writer, every_s, training.read_step, self.runtime.clock)
-            training.snapshots.on_taken = scalars.write
-        training.snapshots.run(wait)
+            training.snapshots.start_cadence(scalars.write)
+        else:
+            training.snapshots.start_cadence()
 
     def lay_graph_text(self, graph: Any, logdir: Any) -> None:
         """Has graph.pbtxt made, once: the graph is final."""

@@ -27,7 +27,7 @@ from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
 from procsv.training.monitored.scaffold import session_manager
 from procsv.training.monitored.writers import SessionWriters
 from procsv.training.runtime.context import Runtime, current
-from procsv.training.snapshots.training_run import Lost, TrainingRun
+from procsv.training.snapshots.training_run import Lost
 
 tf1 = tf.compat.v1
 log = tf1.logging
@@ -89,7 +89,6 @@ class MonitoredController(SessionController):
         self._logdir, self._hook, self._snapshot_secs = logdir, hook, snapshot_secs
         self._writers = SessionWriters(runtime)
         self._hooks: list[Any] = []
-        self._snapshots: tuple[threading.Event, threading.Thread] | None = None
         self._reason: Reason = "start"
         self._creators_manager: AttributePatch | None = None
         self._saved_step = NOT_SAVED  # of the newest checkpoint that was asked for
@@ -164,20 +163,7 @@ class MonitoredController(SessionController):
         self._resumed_at = training.first_step if is_resumed and not is_anew else None
         if is_anew or is_resumed:
             self._writers.mark_start(training.first_step)
-        if training.snapshots is not None:
-            self._start_snapshots(training)
-
-    def _start_snapshots(self, training: TrainingRun) -> None:
-        end = threading.Event()
-        every_s, writer = _summaries_every_s(self._hooks), self._find_hooks_writer()
-        thread = threading.Thread(
-            target=self.take_snapshots,
-            args=(training, end.wait, every_s, writer),
-            name="procsv-snapshots",
-            daemon=True,
-        )
-        self._snapshots = (end, thread)
-        thread.start()
+        self.start_cadence(training, _summaries_every_s(self._hooks), self._find_hooks_writer())
 
     def begin_training(self, graph: Any) -> None:
         """The hooks have seen the new session: it trains from here on."""
@@ -267,14 +253,6 @@ class MonitoredController(SessionController):
         self._reason = "final"
         self.save_last_state(NOT_SAVED if training.snapshots.owes else self._saved_step)
         training.wait_asked(training.final_save_s())
-
-    def end_session(self) -> None:
-        """Lets go of the raw session, which is about to be closed."""
-        snapshots, self._snapshots = self._snapshots, None
-        if snapshots is not None:
-            snapshots[0].set()
-            snapshots[1].join()
-        super().end_session()
 
     def close_controller(self) -> None:
         """The monitored session is over, whatever ended it."""

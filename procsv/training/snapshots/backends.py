@@ -16,22 +16,21 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.run.paths import make_private_dir
-from procsv.ipc.messaging.messages import Message, Reason, Snapshot, Staged
+from procsv.ipc.messaging.messages import Message, Snapshot, Staged
 from procsv.ipc.shm.slot_file import HEADER_BYTES, SLOTS_DEFAULT, SlotPool, SlotWriter
 from procsv.training.runtime.context import current
 from procsv.training.snapshots.slot_fill import fill_and_publish
+from procsv.training.snapshots.snapshot_queue import Want
 from procsv.training.snapshots.source import Captured, StateSource, StateSpec
 
 PAGE_BYTES = 4096
 SPARE_SHARE_MAX = 1 / 16  # of the free shared memory: a slot up to this size is reserved once more
-
-Want = Reason | Literal[""]
 
 declare("trainer.capture")
 
@@ -41,7 +40,7 @@ def always() -> bool:
 
 
 class SnapshotBackend(Protocol):
-    """How a snapshot is taken.  `capture` runs with the training thread between two calls."""
+    """How a snapshot is taken.  `capture` runs with the training thread between two calls, and not beside `reserve`."""
 
     def reserve(self) -> None:
         """Gets the memory that is needed; NoRoom if it cannot be had.  May take seconds; needs no session."""
@@ -164,6 +163,9 @@ class StagingBackend:
                     raise
                 del self.directories[0]
             else:
-                return lambda: Staged(prefix, sequence, step, want)
+                if is_whole():
+                    return lambda: Staged(prefix, sequence, step, want)
+                shutil.rmtree(directory, ignore_errors=True)
+                return None
 
     def close(self) -> None: ...

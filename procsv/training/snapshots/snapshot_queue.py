@@ -71,7 +71,7 @@ class SnapshotQueue:
     asked: Record | None = None  # the newest capture that somebody asked for
     durable_sequence: int = 0
     is_stopping: bool = False  # the run is to end, or this process is
-    is_closed: bool = False
+    closed: Exception | None = None  # why nothing is captured any more
     _is_spacing: bool = False
     _spaced_s: float | None = None  # when the cadence's next snapshot is due; None: it is under way, or there is none
 
@@ -81,8 +81,8 @@ class SnapshotQueue:
         due_s = now_s + (STOP_PATIENCE_S if request.for_stop else 0.0)
         record = Record(request, due_s, due_s + (0.0 if request.for_stop else PATIENCE_S))
         self.records.append(record)
-        if self.is_closed:
-            self.fail((record,), RuntimeError("the session is closed"), now_s)
+        if self.closed is not None:
+            self.fail((record,), self.closed, now_s)
         return record
 
     def start_cadence(self, now_s: float) -> None:
@@ -108,17 +108,17 @@ class SnapshotQueue:
         gone = set(records)
         self.records = [record for record in self.records if record not in gone]
 
-    def close(self) -> None:
-        """The session ends: what is captured is still published, what is not never will be."""
-        self.is_closed = True
+    def close(self, why: Exception, kept_from: State) -> None:
+        """Nothing is captured any more; of what is, that which has come as far as `kept_from` is still seen through."""
+        self.closed = why
         self.stop_cadence()
-        self.fail(self._requested(), RuntimeError("the session is closed"), 0.0)
+        self.fail([record for record in self.records if record.state < kept_from], why, 0.0)
 
     # -- decisions -----------------------------------------------------------------------------------------------
     def next_work(self, now_s: float) -> Work:
         if any(record.state is State.CAPTURED for record in self.records):
             return Work.COPY
-        if self.is_closed:
+        if self.closed is not None:
             return Work.END
         if self._spaced_s is not None and self._spaced_s <= now_s:
             return Work.PREPARE
@@ -235,11 +235,6 @@ class SnapshotQueue:
     def save_failed(self, sequence: int) -> None:
         for record in self._with_the_service(sequence):
             self._advance(record, Event.FAIL)
-
-    def abandon(self, failure: Exception, now_s: float) -> None:
-        """The worker is gone: nothing that has not been published ever will be."""
-        self.is_closed = True
-        self.fail([r for r in self.records if r.state < State.PUBLISHED], failure, now_s)
 
     def of(self, sequence: int) -> list[Record]:
         """The requests that snapshot `sequence` serves."""

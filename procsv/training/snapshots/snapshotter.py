@@ -1,361 +1,362 @@
-"""Decides when snapshots are taken, and sees them through to the checkpoint service.
+"""The snapshots of one source of state: one queue, one worker, one lock.
 
-Called by a TrainingRun.  A snapshot is taken on the training thread between two steps; if that
-thread does not come by in time, from the snapshot thread under the same lock.  How it is taken is backends.py's.
+Used by a TrainingRun.  Requests go into the queue (snapshot_queue.py), which decides.  A capture is made at the step
+boundary by the training thread; if that does not come by in time, by the worker, which holds the boundary's lock then or
+captures beside a call that changes nothing.  The worker alone copies and publishes, in the order of capture.
+
+Lock order: `Boundary.lock`, then `Snapshotter._changed`; the backend's own lock comes last, and is held for no other.
+`_changed` guards the queue and what is marked so below; whoever holds it takes no other lock, waits for nothing but its
+notification, and captures and copies nothing.  One thread at a time reserves or captures: the one that has set `_is_busy`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Callable, Iterator
 
 from procsv.base.identity import CHECKPOINT
-from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import Durable, Message, SaveFailed
-from procsv.ipc.shm.heartbeat import Phase, Snapshots
+from procsv.ipc.messaging.messages import Durable, Message, Reason, SaveFailed
+from procsv.ipc.shm.heartbeat import Snapshots
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
-from procsv.training.snapshots.backends import SnapshotBackend, Want, always
+from procsv.training.snapshots.backends import SnapshotBackend, always
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
+from procsv.training.snapshots.snapshot_queue import AGAIN_S, Record, SnapshotQueue, SnapshotRequest, Want, Work
+from procsv.training.snapshots.snapshot_state import State
 from procsv.training.snapshots.source import StateSource
 
-PATIENCE_S = 1.0  # how long a due snapshot waits for the training thread to come by
-AGAIN_S = 0.1  # no slot is free: the service still reads the other one
 LOST_S = 0.5  # how soon it is seen that nobody will save any more
-SLOT_WAIT_S_MAX = 60.0  # how long a snapshot that somebody asked for waits for a slot
-FAILED_PAUSE_S = 10.0  # after a snapshot that went wrong
+WAIT_S_MAX = 60.0  # how long a caller waits for a slot, and before that for a pinned snapshot
+NO_SLOT = f"no snapshot slot became free in {WAIT_S_MAX:.0f} s: is the disk very slow?"
 
 Finish = Callable[[], Message]
 
 
-@dataclass(frozen=True, slots=True)
-class _Debt:
-    """A snapshot that a call owes: why, whether of this very step, and whether the call waits until it is on disk."""
-
-    want: Want
-    exactly: bool
-    waits: bool
-
-
 class Snapshotter:
-    """The snapshots of one source of state."""
+    """Takes the snapshots of one source and sees them through to the checkpoint service."""
 
     def __init__(
         self,
         runtime: Runtime,
         boundary: Boundary,
         source: StateSource,
-        ways: tuple[SnapshotBackend, SnapshotBackend],
+        backends: tuple[SnapshotBackend, SnapshotBackend],
         cadence: Cadence,
     ) -> None:
-        """`ways`: the one to take, and the one for when there is no memory for the first."""
+        """`backends`: the one to use, and the one for when there is no memory for the first."""
         self._runtime, self._boundary, self._source = runtime, boundary, source
-        self._failures: tuple[type[Exception], ...] = (NoRoom, OSError, RuntimeError, *source.errors)
-        self._way, self._fallback = ways
+        self._backend, self._fallback = backends
         self._left: SnapshotBackend | None = None  # the one that had no room any more
-        self._is_reserved = False
-        self._reserving = threading.Lock()
-        self.cadence = cadence
-        self._clock = runtime.clock
+        self._clock, self._cadence = runtime.clock, cadence
         self._changed = threading.Condition()
-        self._captured: tuple[Finish, float] | None = None  # by the boundary, for the snapshot thread: and its stall
-        self._failure: Exception | None = None
-        self._due_s = 0.0  # 0.0: none is due
-        self._publishing = threading.Lock()
-        self._capturing = threading.Lock()  # one at a time, also beside a call
-        self._owed: _Debt | None = None  # asked for within a call, to be taken at its end
-        self._exact = 0  # the newest snapshot that is to become a checkpoint as it is, whatever comes after it
-        self._given_up = 0  # the newest that never came as far as the service
-        self._copies: list[threading.Thread] = []
-        self.on_taken: Callable[[Snapshots], None] = lambda told: (
-            None
-        )  # after each snapshot by the cadence, on its thread
-        self.asked_sequence = 0  # of the newest one that somebody asked for
-        self.durable_sequence = 0
+        self._queue = SnapshotQueue(cadence)  # by `_changed`
+        self._is_busy = False  # by `_changed`: somebody has the backend to himself
+        self._finishes: dict[int, tuple[Finish, float]] = {}  # by `_changed`: what copies each capture, and its stall
+        self._is_reserved = False  # by `_is_busy`
+        self._runs_seen = -1  # the worker's: calls that had ended when it last looked
+        self._on_published: Callable[[Snapshots], None] | None = None
+        self._worker = threading.Thread(target=self._work, name="procsv-snapshots", daemon=True)
         self.last_failure: SaveFailed | None = None
 
     # -- beginning and end -----------------------------------------------------------------------------------
+    def start_worker(self) -> None:
+        """On the training thread, before the first step."""
+        self._backend.warm_up()
+        self._worker.start()
+
+    def start_cadence(self, on_published: Callable[[Snapshots], None] | None = None) -> None:
+        """From here on there are snapshots by the cadence; `on_published` is called after each, on the worker."""
+        with self._change() as queue:
+            self._on_published = on_published
+            queue.start_cadence(self._clock.monotonic())
+        self._runtime.snapshots = self._cadence.told()
+
+    def stop_cadence(self) -> None:
+        with self._change() as queue:
+            queue.stop_cadence()
+
+    def close(self) -> None:
+        """Publishes what is captured and lets go of source and slots; what lies in the slots stays for whoever needs it."""
+        with self._change() as queue:
+            queue.close(RuntimeError("the session is closed"), State.CAPTURED)
+        if self._worker.ident is not None:
+            self._worker.join()
+        self._backend.close()
+        if self._left is not None:
+            self._left.close()
+
     def reserve(self) -> None:
-        """Gets the memory for snapshots, or says once why there is none and takes the other way.  Any thread."""
-        with self._reserving:
+        """Gets the memory for snapshots, or says once why there is none and falls back.  Any thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_reserved or not self._is_busy)
             if self._is_reserved:
                 return
-            try:
-                self._way.reserve()
-            except NoRoom as no_room:
-                self._fall_back(no_room)
-            self._is_reserved = True
+            self._is_busy = True
+        try:
+            self._backend.reserve()
+        except (NoRoom, OSError) as failure:
+            self._fall_back(failure)
+        finally:
+            with self._change():
+                self._is_busy, self._is_reserved = False, True
 
-    def _fall_back(self, no_room: NoRoom) -> None:
-        """From here on by the other way; said once."""
-        if self._way is self._fallback:
+    def _fall_back(self, failure: Exception) -> None:
+        """From here on by the other backend; said once."""
+        if self._backend is self._fallback:
             return
         log.warning(
             "procsv: no snapshots in memory: %s.  Checkpoints are written by the training thread instead; "
             "give the shared-memory filesystem more room (docker run --shm-size=…) to avoid it",
-            no_room,
+            failure,
         )
-        self._left, self._way = self._way, self._fallback
+        self._left, self._backend = self._backend, self._fallback
 
-    def warm_up(self) -> None:
-        """On the training thread, before the first step."""
-        self._way.warm_up()
-
-    def close(self) -> None:
-        """Lets go of source and slots; what lies in the slots stays for whoever needs it."""
-        for copy in self._copies:
-            copy.join()
-        self._way.close()
-        if self._left is not None:
-            self._left.close()
-
-    # -- asked for -------------------------------------------------------------------------------------------
-    def take(self, want: Want) -> int:
-        """Takes a snapshot now, between two calls of the training thread; its sequence number.  Any thread.
-
-        TimeoutError if no slot becomes free.  `want` makes the service save it at once, for that reason.
-        """
-        self.reserve()
-        self._let_exact_pass()
-        deadline_s = self._clock.monotonic() + SLOT_WAIT_S_MAX
-        while True:
-            with self._boundary.held():
-                finish, stall_s = self._capture(want)
-            if finish is not None:
-                self.asked_sequence = self._runtime.sequence
-                try:
-                    self._finish(finish, stall_s)
-                except NoRoom:
-                    continue  # once: the other way needs none
-                return self.asked_sequence
-            if self._clock.monotonic() > deadline_s:
-                raise TimeoutError(f"no snapshot slot became free in {SLOT_WAIT_S_MAX:.0f} s: is the disk very slow?")
-            with self._changed:
-                self._changed.wait(AGAIN_S)
-
-    def take_beside(self, want: Want, is_whole: Callable[[], bool]) -> bool:
-        """Takes a snapshot while the training thread is in a call that changes nothing; False if there was none.
-
-        `is_whole` says afterwards whether it still was in that call.
-        """
-        self.reserve()
-        finish, stall_s = self._capture(want, is_whole)
-        if finish is None:
-            return False
-        self.asked_sequence = self._runtime.sequence
-        self._finish(finish, stall_s)
-        return True
-
-    def wait_durable(self, sequence: int, timeout_s: float) -> bool:
-        """Whether snapshot `sequence` (or a newer one) is a verified checkpoint, within `timeout_s`.
-
-        Not waited for when the checkpoint service is lost for good.
-        """
-        deadline_s, link = self._clock.monotonic() + timeout_s, self._runtime.link
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[SnapshotQueue]:
+        """The queue, with the lock held; everybody looks again afterwards."""
         with self._changed:
-            while self.durable_sequence < sequence and not link.why_lost(CHECKPOINT):
-                left_s = deadline_s - self._clock.monotonic()
-                if left_s <= 0:
-                    break
-                self._changed.wait(min(LOST_S, left_s))
-            return self.durable_sequence >= sequence
+            yield self._queue
+            self._changed.notify_all()
 
-    def wait_told(self, sequence: int, timeout_s: float) -> bool:
-        """Whether snapshot `sequence` is a verified checkpoint; False as soon as a try to save it has failed, too."""
-        deadline_s, link = self._clock.monotonic() + timeout_s, self._runtime.link
-        with self._changed:
-            while not self._is_told(sequence) and not link.why_lost(CHECKPOINT):
-                left_s = deadline_s - self._clock.monotonic()
-                if left_s <= 0:
-                    break
-                self._changed.wait(min(LOST_S, left_s))
-            return self.durable_sequence >= sequence
-
-    def _is_told(self, sequence: int) -> bool:
-        failed = self.last_failure
-        has_failed = self._given_up >= sequence or (failed is not None and failed.sequence >= sequence)
-        return self.durable_sequence >= sequence or has_failed
-
-    # -- owed by the call that is going on ---------------------------------------------------------------------
-    def owe(self, want: Want, exactly: bool, waits: bool = False) -> None:
-        """On the training thread, within a call: takes a snapshot at its end, and copies it in the background.
-
-        `exactly`: that very step becomes a checkpoint, if need be by waiting for the one before it.  Else a later step
-        does where no slot is free.  `waits`: the call ends when it is one, or when it has failed to become one.
-        """
-        self._owed = _Debt(want, exactly, waits)
+    # -- requests --------------------------------------------------------------------------------------------
+    def request(self, request: SnapshotRequest) -> Record:
+        """Queues a snapshot.  Within a call of the training thread it is captured at its end."""
+        with self._change() as queue:
+            record = queue.add(request, self._clock.monotonic())
         self._boundary.due = True
+        return record
+
+    def request_stop_save(self, want: Reason) -> None:
+        """The program is to end: its last state is saved, if need be before it comes to that by itself."""
+        with self._change() as queue:
+            if not queue.is_stopping:
+                queue.is_stopping, self._runs_seen = True, self._boundary.runs
+                queue.add(SnapshotRequest(want, reuses=True, for_stop=True), self._clock.monotonic())
+
+    def take(self, want: Want, reuses: bool = False) -> Record:
+        """A published snapshot of this moment, between two calls of the training thread.  Any thread but the worker.
+
+        `reuses`: one that was asked for since the last call ended will do.  TimeoutError if no slot becomes free.
+        """
+        self.reserve()
+        return self.flush_request(self.request(SnapshotRequest(want, until=State.PUBLISHED, reuses=reuses)))
+
+    def capture_async(self, want: Want) -> Record:
+        """A pinned snapshot of this moment, captured now and copied by the worker; its `failure` says if there is none."""
+        self.reserve()
+        return self._flush_pinned(self.request(SnapshotRequest(want, pinned=True, until=State.CAPTURED)))
+
+    def flush_request(self, record: Record) -> Record:
+        """Captures `record` now and waits for it as far as its `until`; raises what kept it from coming so far.
+
+        Waits for the pinned snapshot before it, but not when the run is to end: then the last state counts.
+        """
+        deadline_s, is_urgent = self._clock.monotonic() + WAIT_S_MAX, False
+        while record.state is State.REQUESTED:
+            with self._boundary.held():
+                self._try_capture(record, is_urgent or self._is_lost())
+            with self._changed:
+                now_s = self._clock.monotonic()
+                if record.state is State.REQUESTED and now_s > deadline_s:
+                    if is_urgent or self._queue.is_free(record):
+                        self._queue.fail([record], TimeoutError(NO_SLOT), now_s)
+                    deadline_s, is_urgent = now_s + WAIT_S_MAX, True
+                elif record.state is State.REQUESTED:
+                    self._changed.wait(AGAIN_S)
+            self._wait_for(lambda: record.state is State.REQUESTED or self._has_come_far(record), WAIT_S_MAX)
+        if record.failure is not None:
+            raise record.failure
+        return record
+
+    def _has_come_far(self, record: Record) -> bool:
+        """Whether its caller need not wait any more.  When the run is to end, only the end of the session waits for a disk."""
+        until = record.request.until
+        return record.state >= (State.CAPTURED if until is State.DURABLE and self._queue.is_stopping else until)
+
+    def visit(self) -> None:
+        """At the boundary, its lock held: captures what is due; waits for a slot only where a pinned one needs it."""
+        with self._changed:
+            pinned = self._queue.next_pinned()
+        if pinned is None:
+            self._try_capture()
+        else:
+            self._flush_pinned(pinned)
+
+    def _flush_pinned(self, record: Record) -> Record:
+        with self._runtime.saving():  # it may wait for the disk
+            try:
+                self.flush_request(record)
+            except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault
+                log.error("procsv: no checkpoint of this step, training goes on: %s", failure)
+        return record
+
+    # -- news ------------------------------------------------------------------------------------------------
+    @property
+    def asked(self) -> Record | None:
+        """The newest snapshot that somebody asked for."""
+        return self._queue.asked
 
     @property
     def owes(self) -> bool:
-        return self._owed is not None
-
-    def take_behind(self, want: Want) -> bool:
-        """Takes a snapshot now, the training thread being held, and copies it in the background; False if that failed."""
-        self._owed = _Debt(want, exactly=True, waits=False)
-        before = self.asked_sequence
-        self._pay()
-        return self.asked_sequence != before
-
-    def _pay(self) -> None:
-        """At the boundary, its lock held: takes what is owed, or leaves it owed where no slot is free."""
-        assert self._owed is not None
-        debt = self._owed
-        before, self._runtime.phase = self._runtime.phase, Phase.SAVE  # it may wait for the disk
-        try:
-            finish, stall_s = self._capture_exactly(debt.want) if debt.exactly else self._capture(debt.want)
-            if finish is not None:
-                self._owed, self.asked_sequence = None, self._runtime.sequence
-                self._exact = self.asked_sequence if debt.exactly else self._exact
-                self._finish_behind(finish, stall_s)
-                if debt.waits and self._runtime.stop_reason is None:  # else the session's end waits for the last state
-                    self.wait_told(self.asked_sequence, SLOT_WAIT_S_MAX)
-        except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault
-            self._owed = None
-            log.error("procsv: no checkpoint of this step, training goes on: %s", failure)
-            return
-        finally:
-            self._runtime.phase = before
-        if finish is None:
-            self._boundary.due = True
-
-    def _finish_behind(self, finish: Finish, stall_s: float) -> None:
-        """Copies in the background what was captured."""
+        """Whether a save that was asked for has not been captured yet."""
         with self._changed:
-            if self._due_s:  # the cadence has one, too
-                self._due_s, self._captured = 0.0, (finish, stall_s)
-                self._changed.notify_all()
-                return
-        args = (finish, stall_s, self.asked_sequence)
-        copy = threading.Thread(target=self._copy, args=args, name="procsv-copy", daemon=True)
-        self._copies = [other for other in self._copies if other.is_alive()] + [copy]
-        copy.start()
+            return self._queue.owes
 
-    def _capture_exactly(self, want: Want) -> tuple[Finish | None, float]:
-        """Once the one before is on disk, so that it is saved as it is; TimeoutError if no slot becomes free."""
-        self._let_exact_pass()
-        deadline_s = self._clock.monotonic() + SLOT_WAIT_S_MAX
-        while True:
-            finish, stall_s = self._capture(want)
-            if finish is not None:
-                return finish, stall_s
-            if self._clock.monotonic() > deadline_s:
-                raise TimeoutError(f"no snapshot slot became free in {SLOT_WAIT_S_MAX:.0f} s")
-            with self._changed:
-                self._changed.wait(AGAIN_S)
+    def wait_durable(self, record: Record, timeout_s: float) -> bool:
+        """Whether `record`, or a newer one, is a verified checkpoint within `timeout_s`, whatever fails on the way."""
+        return self._wait_for(lambda: record.failure is not None or record.state is State.DURABLE, timeout_s, record)
 
-    def _let_exact_pass(self) -> None:
-        """Waits until nothing that is asked for takes the place of a checkpoint that is to be saved as it is."""
-        if self._runtime.stop_reason is None:  # else the last state is what counts, and time is short
-            self.wait_told(self._exact, SLOT_WAIT_S_MAX)
+    def wait_settled(self, record: Record, timeout_s: float) -> bool:
+        """Whether `record` is a verified checkpoint; False as soon as a try to save it has failed, too."""
+        return self._wait_for(lambda: record.state >= State.DURABLE, timeout_s, record)
 
-    def _copy(self, finish: Finish, stall_s: float, sequence: int) -> None:
-        failure = self._try_finish(finish, stall_s)
-        if failure is not None:
-            log.error("procsv: no checkpoint of a step, training goes on: %s", failure)
-            with self._changed:
-                self._exact, self._given_up = 0, sequence
-                self._changed.notify_all()
-
-    def on_durable(self, received: Received) -> None:
-        news = cast(Durable, received.body)
+    def _wait_for(self, is_over: Callable[[], bool], timeout_s: float, record: Record | None = None) -> bool:
+        """Until `is_over`, the timeout, or the loss of the checkpoint service for good; whether `record` is durable."""
+        deadline_s = self._clock.monotonic() + timeout_s
         with self._changed:
-            self.durable_sequence = max(self.durable_sequence, news.sequence)
+            while not is_over() and not self._is_lost() and (left_s := deadline_s - self._clock.monotonic()) > 0:
+                self._changed.wait(min(LOST_S, left_s))
+            return record is not None and record.state is State.DURABLE
+
+    def _is_lost(self) -> bool:
+        return bool(self._runtime.link.why_lost(CHECKPOINT))
+
+    def on_durable(self, news: Durable) -> None:
+        with self._change() as queue:
+            queue.saved(news.sequence)
             self.last_failure = None
-            self._changed.notify_all()
 
-    def on_failed(self, received: Received) -> None:
-        with self._changed:
-            self.last_failure = cast(SaveFailed, received.body)
-            self._changed.notify_all()
+    def on_failed(self, news: SaveFailed) -> None:
+        with self._change() as queue:
+            queue.save_failed(news.sequence)
+            self.last_failure = news
 
-    # -- by the cadence --------------------------------------------------------------------------------------
-    def visit(self) -> None:
-        """At the boundary, its lock held: captures if a snapshot is due."""
-        if self._owed is not None:
-            self._pay()
-        if not self._due_s or self._clock.monotonic() < self._due_s:
-            return
-        if not self._is_told(self._exact):
-            return  # it would take the place of one that is to be saved as it is
-        try:
-            finish, stall_s = self._capture("")
-        except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault: logged below
-            finish, stall_s, self._failure = None, 0.0, failure
-        with self._changed:
-            self._due_s = 0.0
-            self._captured = (finish, stall_s) if finish is not None else None
-            self._changed.notify_all()
+    # -- captures --------------------------------------------------------------------------------------------
+    def _try_capture(
+        self, first: Record | None = None, is_urgent: bool = False, is_whole: Callable[[], bool] = always
+    ) -> bool:
+        """Captures what is due, the training thread being between two calls or in one that changes nothing; False if not.
 
-    def run(self, wait_for_stop: Callable[[float | None], bool]) -> None:
-        """The snapshot thread's work: snapshots by the cadence until `wait_for_stop(seconds)` says True."""
-        self.reserve()
-        self._runtime.snapshots = self.cadence.told()
-        while not wait_for_stop(self.cadence.interval_s or None):
-            failure = self._take_due(wait_for_stop)
-            if failure is None or isinstance(failure, NoRoom):
-                continue  # what has no room any more goes the other way
-            if self._source.is_closed(failure):
-                return  # there is nothing left to take
-            log.error("procsv: a snapshot failed, training goes on: %s", failure)
-            if wait_for_stop(FAILED_PAUSE_S):
-                return
-
-    def _take_due(self, wait_for_stop: Callable[[float | None], bool]) -> Exception | None:
-        """One snapshot, taken by the boundary or, failing that, from here; what went wrong, if anything did."""
-        self._way.prepare()
-        while True:
-            with self._changed:
-                self._due_s, self._failure = self._clock.monotonic(), None
-                self._boundary.due = True
-                came_by = self._changed.wait_for(lambda: not self._due_s, PATIENCE_S)
-            if not came_by and self._boundary.lock.acquire(timeout=PATIENCE_S):
-                try:
-                    self.visit()
-                finally:
-                    self._boundary.lock.release()
-            captured, self._captured = self._captured, None
-            if captured is not None:
-                return self._try_finish(*captured)
-            if self._failure is not None:
-                return self._failure
-            if wait_for_stop(AGAIN_S):
-                return None
-
-    def _try_finish(self, finish: Finish, stall_s: float) -> Exception | None:
-        try:
-            self._finish(finish, stall_s)
-            self.on_taken(self.cadence.told())
-        except self._failures as failure:
-            return failure
-        return None
-
-    # -- the work --------------------------------------------------------------------------------------------
-    def _capture(self, want: Want, is_whole: Callable[[], bool] = always) -> tuple[Finish | None, float]:
-        """Takes the state, the training thread being between two calls; numbered in the order of taking.
-
-        `is_whole` is asked when it has been taken; what may be torn is thrown away.
+        `is_whole` is asked when it has been captured; what may be torn is thrown away.
         """
-        begun_s = self._clock.monotonic()
-        with self._capturing:
-            sequence = self._runtime.sequence + 1
-            finish = self._way.capture(sequence, want, is_whole)
-            if finish is not None:
-                self._runtime.sequence = sequence
-        return finish, self._clock.monotonic() - begun_s
+        with self._changed:
+            calls = self._boundary.runs + self._boundary.elsewhere + self._source.count_calls()
+            now_s = self._clock.monotonic()
+            batch = [] if self._is_busy else self._queue.choose_batch(now_s, calls, first, is_urgent)
+            if not batch:
+                return False
+            self._is_busy = True
+        want: Want = next((record.request.want for record in reversed(batch) if record.request.want), "")
+        if any(
+            record.request.for_stop for record in batch
+        ):  # a signal comes before the message that says what it is about
+            want = self._runtime.stop_reason or want
+        finish: Finish | None = None
+        failure: Exception | None = None
+        sequence = self._runtime.sequence + 1
+        try:
+            finish = self._backend.capture(sequence, want, is_whole)
+        except Exception as error:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault: reported below
+            failure = error
+        finally:
+            stopped_s = self._clock.monotonic()
+            with self._change() as queue:
+                self._is_busy = False
+                if finish is not None:
+                    self._runtime.sequence = sequence
+                    self._finishes[sequence] = finish, stopped_s - now_s
+                    queue.captured(batch, sequence, calls)
+                elif failure is not None:
+                    queue.fail(batch, failure, stopped_s)
+                else:
+                    queue.put_off(batch, stopped_s)
+        if failure is not None:
+            self._report(batch, failure, State.REQUESTED)
+        return finish is not None
 
-    def _finish(self, finish: Finish, stall_s: float) -> None:
-        with self._publishing:
-            begun_s = self._clock.monotonic()
+    def _report(self, records: list[Record], failure: Exception, reached: State) -> None:
+        """Logs `failure`, unless a caller waits who hears of it, or it only says that the source is closed."""
+        if self._source.is_closed(failure):
+            self.stop_cadence()  # there is nothing left to capture
+        elif all(record.request.until <= reached for record in records):
+            log.error("procsv: a snapshot failed, training goes on: %s", failure)
+
+    # -- the worker ------------------------------------------------------------------------------------------
+    def _work(self) -> None:
+        try:
+            self.reserve()
+            while (work := self._next_work()) is not Work.END:
+                if work is Work.COPY:
+                    self._copy()
+                elif work is Work.PREPARE:
+                    self._backend.prepare()
+                    with self._change() as queue:
+                        queue.add_spaced(self._clock.monotonic())
+                elif work is Work.CAPTURE:
+                    self._capture_by_worker()
+        except BaseException as failure:  # whoever waits for the worker hears of it
+            with self._change() as queue:
+                queue.close(RuntimeError(f"the snapshot worker has ended: {failure}"), State.PUBLISHED)
+            raise
+
+    def _next_work(self) -> Work:
+        """What to do next; sleeps until there is something."""
+        with self._changed:
+            while True:
+                now_s = self._clock.monotonic()
+                if self._queue.is_due(now_s):
+                    self._boundary.due = True
+                work = self._queue.next_work(now_s)
+                if work is not Work.SLEEP:
+                    return work
+                wakes_s = self._queue.wakes_s(now_s)
+                self._changed.wait(None if wakes_s is None else max(0.0, wakes_s - now_s))
+
+    def _capture_by_worker(self) -> None:
+        """The training thread has not come by: it is between two calls, or in a long one, or there is none."""
+        boundary, runs = self._boundary, self._boundary.runs
+        if boundary.lock.acquire(blocking=False):
             try:
-                message = finish()
-            except NoRoom as no_room:  # it has grown (a table, say) beyond what there is
-                self._fall_back(no_room)
-                raise
-            self._runtime.tell_checkpoint(message)
-            self.cadence.learn(stall_s, self._clock.monotonic() - begun_s)
-            self._runtime.snapshots = self.cadence.told()
+                self._try_capture()
+            finally:
+                boundary.lock.release()
+        elif self._queue.is_stopping and runs == self._runs_seen and not self._source.may_change():
+            self._try_capture(is_whole=lambda: boundary.runs == runs and boundary.lock.locked())
+        self._runs_seen = runs
+        with self._changed:
+            self._queue.missed(self._clock.monotonic())
+
+    def _copy(self) -> None:
+        """Copies the oldest capture and publishes it."""
+        with self._changed:
+            sequence = self._queue.next_copy()
+            finish, stall_s = self._finishes.pop(sequence)
+            records = self._queue.of(sequence)
+        begun_s = self._clock.monotonic()
+        try:
+            message = finish()
+        except NoRoom as no_room:  # it has grown (a table, say) beyond what there is
+            self._fall_back(no_room)
+            with self._change() as queue:
+                queue.outgrown(sequence, self._clock.monotonic())
+            return
+        except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault: reported
+            with self._change() as queue:
+                queue.fail(records, failure, self._clock.monotonic())
+            self._report(records, failure, State.CAPTURED)
+            return
+        with self._change() as queue:
+            queue.copied(sequence)
+            self._runtime.tell_checkpoint(message)  # under the lock: its answer finds the snapshot published
+            stopped_s = self._clock.monotonic()
+            self._cadence.learn(stall_s, stopped_s - begun_s)
+            self._runtime.snapshots = self._cadence.told()
+            queue.published(sequence, stopped_s)
+        try:
+            if self._on_published is not None:
+                self._on_published(self._cadence.told())
+        except Exception as failure:  # noqa: BLE001  the snapshot is whole: it is the session that may be gone
+            self._report([], failure, State.CAPTURED)

@@ -8,7 +8,6 @@ with state_run(runtime, source, plan) as training:
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 
 from procsv.ipc.messaging.messages import CheckpointPlan
@@ -39,24 +38,12 @@ def state_run(
         training.begin()
         try:
             training.take_first()
-            with _taking_snapshots(training):
-                yield training
+            assert training.snapshots is not None
+            training.snapshots.start_cadence()
+            yield training
             training.save(runtime.stop_reason or "final", training.final_save_s())
         finally:
             training.end()
     finally:
         runtime.phase = Phase.IDLE
         runtime.end()
-
-
-@contextlib.contextmanager
-def _taking_snapshots(training: TrainingRun) -> Iterator[None]:
-    snapshots, end = training.snapshots, threading.Event()
-    assert snapshots is not None
-    thread = threading.Thread(target=snapshots.run, args=(end.wait,), name="procsv-snapshots", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()

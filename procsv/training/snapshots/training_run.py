@@ -6,7 +6,6 @@ snapshots, progress and readiness; decides nothing about services, threads or su
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -33,10 +32,11 @@ from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.progress import Progress
 from procsv.training.snapshots.restore_client import Origin
+from procsv.training.snapshots.snapshot_queue import Record, SnapshotRequest
+from procsv.training.snapshots.snapshot_state import State
 from procsv.training.snapshots.snapshotter import Snapshotter
 from procsv.training.snapshots.source import StateSource
 from procsv.training.snapshots.step_faults import StepFaults
-from procsv.training.snapshots.stop_save import Notice
 
 declare("trainer.compile", "trainer.save", "trainer.after_last_step")
 
@@ -80,9 +80,6 @@ class TrainingRun:
         self._progress = Progress(runtime, source)
         self.snapshots: Snapshotter | None = None
         self.is_over = False
-        self._notice: Notice | None = None  # what is done about a stop request
-        self._asking = threading.Lock()  # a notice and the end of the session may ask for the same state at a time
-        self._asked_for = (-1, -1)  # the calls that had ended when the last snapshot was asked for, and its sequence
 
     def begin(self) -> None:
         """From here on steps pass the boundary."""
@@ -107,15 +104,15 @@ class TrainingRun:
             return
         start, source = self._runtime.start, self._source
         staging = StagingBackend(source, [start.paths.shm_dir, start.paths.home])
-        way: SnapshotBackend = staging
+        backend: SnapshotBackend = staging
         if source.spec is not None:
             restored = frozenset({self.origin.path} if self.origin.source == "memory" else ())
             pool = SlotPool(start.paths.shm_dir, start.run, start.incarnation)
-            way = SlotBackend(pool, source, start.target, restored)
-        self.snapshots = Snapshotter(self._runtime, self.boundary, source, (way, staging), self._kept.cadence)
+            backend = SlotBackend(pool, source, start.target, restored)
+        self.snapshots = Snapshotter(self._runtime, self.boundary, source, (backend, staging), self._kept.cadence)
         if self.origin.source == "fresh":
             self.snapshots.reserve()  # before the first step; a restored session gets there faster and reserves behind it
-        self.snapshots.warm_up()
+        self.snapshots.start_worker()
 
     # -- at the boundary -------------------------------------------------------------------------------------
     def _visit(self) -> None:
@@ -173,15 +170,8 @@ class TrainingRun:
     # -- news ------------------------------------------------------------------------------------------------
     def _on_stop(self, reason: Reason) -> None:
         self.boundary.due = True
-        if self.snapshots is not None and self._notice is None:
-            self._notice = Notice(
-                self.boundary,
-                self.snapshots,
-                self._source,
-                lambda: self._runtime.stop_reason or reason,
-                self._take_unless_taken,
-            )
-            self._notice.answer()
+        if self.snapshots is not None:
+            self.snapshots.request_stop_save(reason)
 
     def _look_soon(self) -> None:
         self.boundary.due = True
@@ -194,7 +184,7 @@ class TrainingRun:
             self._last_error = "" if is_ours else self._last_error
             self._kept.on_durable(news)
         if self.snapshots is not None:
-            self.snapshots.on_durable(received)  # last: whoever waits for it finds everything done
+            self.snapshots.on_durable(news)  # last: whoever waits for it finds everything done
 
     def _on_failed(self, received: Received) -> None:
         body = cast(SaveFailed, received.body)
@@ -204,7 +194,7 @@ class TrainingRun:
                 "procsv: saving step %d failed, training goes on and it is tried again: %s", body.step, body.error
             )
         if self.snapshots is not None:
-            self.snapshots.on_failed(received)
+            self.snapshots.on_failed(body)
 
     def _on_unwritable(self, received: Received) -> None:
         error = cast(Unwritable, received.body).error
@@ -230,68 +220,54 @@ class TrainingRun:
         failures: tuple[type[Exception], ...] = (RuntimeError, *self._failures)
         try:
             with self._runtime.saving():
-                return self._wait(self._take_unless_taken(reason), timeout_s)
+                return self._wait(self.snapshots.take(reason, reuses=True), timeout_s)
         except failures as failure:
             log.error("procsv: the last state could not be taken: %s", failure)
         return False
 
     def wait_asked(self, timeout_s: float) -> bool:
-        """Whether the newest snapshot that was asked for is a durable checkpoint; False, with the reason logged, if not."""
-        if self.snapshots is None:
-            return False
+        """Whether the newest snapshot that was asked for, if any, is a durable checkpoint; logs why it is not."""
+        asked = self.snapshots.asked if self.snapshots is not None else None
+        if asked is None:
+            return True
         with self._runtime.saving():
-            return self._wait(self.snapshots.asked_sequence, timeout_s)
+            return self._wait(asked, timeout_s)
 
-    def _wait(self, sequence: int, timeout_s: float) -> bool:
+    def _wait(self, asked: Record, timeout_s: float) -> bool:
         assert self.snapshots is not None
-        if self.snapshots.wait_durable(sequence, timeout_s):
+        if self.snapshots.wait_durable(asked, timeout_s):
             return True
         failed = self.snapshots.last_failure
-        log.error("procsv: not saved within %.0f s: %s", timeout_s, failed.error if failed else "no answer yet")
+        why = asked.failure or (failed.error if failed else "no answer yet")
+        log.error("procsv: not saved within %.0f s: %s", timeout_s, why)
         return False
 
     def save_soon(self, exactly: bool, waits: bool = False) -> None:
-        """Within a call on the training thread: the state at its end becomes a checkpoint; whether the call waits for it."""
+        """Within a call on the training thread: the state at its end becomes a checkpoint.
+
+        `exactly`: that very step, if need be by waiting for the one before it.  Else a later step does where no slot is
+        free.  `waits`: the call ends when it is one, or when it has failed to become one.
+        """
         if self.snapshots is not None:
-            self.snapshots.owe("periodic", exactly, waits)
+            until = State.DURABLE if waits else State.CAPTURED if exactly else State.REQUESTED
+            self.snapshots.request(SnapshotRequest("periodic", exactly, until))
 
     def wait_begun(self, timeout_s: float) -> None:
         """Until the newest one asked for is on disk, or has failed once, or `timeout_s` is over: training begins anyway."""
-        if self.snapshots is not None:
+        if self.snapshots is not None and self.snapshots.asked is not None:
             with self._runtime.saving():
-                self.snapshots.wait_told(self.snapshots.asked_sequence, timeout_s)
+                self.snapshots.wait_settled(self.snapshots.asked, timeout_s)
 
     def save_begun(self, reason: Reason) -> bool:
         """A checkpoint of this moment, without waiting for it; False, with the reason logged, if it cannot be taken."""
-        if self.snapshots is None:
-            return False
-        self.snapshots.reserve()
-        with self.boundary.held():
-            return self.snapshots.take_behind(reason)
+        return self.snapshots is not None and self.snapshots.capture_async(reason).failure is None
 
     def save_now(self, reason: Reason) -> bool:
         """A checkpoint of this moment, waited for until it is durable or has failed (which is logged as it happens)."""
         if self.snapshots is None:
             return False
         with self._runtime.saving():
-            return self.snapshots.wait_told(self._take(reason), FINAL_SAVE_S_MAX)
-
-    def _take_unless_taken(self, reason: Reason) -> int:
-        """The newest snapshot that was asked for, if no call has ended since: it is of this state, too."""
-        with self._asking:
-            calls, sequence = self._asked_for
-            return sequence if calls == self._calls() else self._take(reason)
-
-    def _take(self, reason: Reason) -> int:
-        assert self.snapshots is not None
-        calls = self._calls()
-        sequence = self.snapshots.take(reason)
-        self._asked_for = (calls, sequence)
-        return sequence
-
-    def _calls(self) -> int:
-        """How many steps have ended, about; the same number again means there was none."""
-        return self.boundary.runs + self.boundary.elsewhere
+            return self.snapshots.wait_settled(self.snapshots.take(reason), FINAL_SAVE_S_MAX)
 
     def take_first(self) -> None:
         """The checkpoint that a fresh state begins with; a small one is on disk then, as programs expect that look for it.
@@ -300,7 +276,7 @@ class TrainingRun:
         """
         if self.snapshots is not None and self.origin.source == "fresh":
             try:
-                self.snapshots.wait_told(self._take("start"), FIRST_SAVE_S_MAX)
+                self.snapshots.wait_settled(self.snapshots.take("start"), FIRST_SAVE_S_MAX)
             except self._failures as failure:
                 log.error("procsv: no checkpoint of the first state, training goes on: %s", failure)
 
@@ -318,8 +294,6 @@ class TrainingRun:
         if self._runtime.training is self:
             self._runtime.training = None
         self._runtime.forget_stop(self._on_stop)
-        if self._notice is not None:
-            self._notice.end()
         self._runtime.injected.on_waiting = lambda: None
         self._progress.end()
         if self.snapshots is not None:

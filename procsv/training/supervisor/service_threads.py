@@ -168,22 +168,15 @@ class SVStepCounterThread(ServiceThread):
 
 
 class SVTimerCheckpointThread(ServiceThread):
-    """Takes snapshots by their cadence until the stop; the checkpoint service saves them."""
+    """Has snapshots taken by their cadence until the stop; the checkpoint service saves them."""
 
     def run(self) -> None:
-        supervisor = self._supervisor
+        supervisor, snapshots = self._supervisor, self._training.snapshots
+        assert snapshots is not None
         with self._coord.stop_on_exception():
-            self._controller.take_snapshots(
-                self._training, self._wait, supervisor.save_summaries_secs, supervisor.summary_writer
-            )
-
-    def _wait(self, timeout_s: float | None) -> bool:
-        """Waits for `timeout_s` (None: without end); True at the stop, or once another session has replaced this one."""
-        if timeout_s is not None:
-            return self._wait_for_end(timeout_s)
-        while not self._wait_for_end(1.0):
-            pass
-        return True
+            self._controller.start_cadence(self._training, supervisor.save_summaries_secs, supervisor.summary_writer)
+            self._wait_for_end(math.inf)
+            snapshots.stop_cadence()
 
 
 def start_standard(supervisor: Any, session: Any, training: TrainingRun) -> list[ServiceThread]:
