@@ -66,7 +66,7 @@ class Durable(Message, frozen=True):
     """Tells every peer that this state is on disk and verified: it can be restored from now on.
 
     `incarnation` is the trainer's whose state it is.  `sequence` 0: no snapshot of ours, the program's own save.
-    `all_paths`: the Saver's checkpoints that are kept now, oldest first.  `time` tells one save from another.
+    `all_paths`: the run's own checkpoints that are kept now, oldest first.  `time` tells one save from another.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
@@ -138,7 +138,7 @@ class CheckpointPlan(Message, frozen=True):
     pad_step_number: bool
     save_relative_paths: bool
     meta_path: str
-    keep_from: float = 0.0  # Unix seconds that keep_every_n_hours counts from: when the Saver was made; 0.0: not known
+    keep_from: float = 0.0  # Unix seconds that keep_every_n_hours counts from; 0.0: not known
 
 
 class RestoreFrom(Message, frozen=True):
@@ -201,9 +201,9 @@ class Snapshot(Message, frozen=True):
 
 
 class Staged(Message, frozen=True):
-    """Says that the Saver's own op has written checkpoint `prefix` into a staging directory.
+    """Says that the program has written checkpoint `prefix` itself, into a staging directory.
 
-    For Savers that no slot can serve, and where shared memory cannot be had.  The service verifies the files
+    For a state that no slot can hold, and where shared memory cannot be had.  The service verifies the files
     and moves them in; it owns the directory from now on.  `want` as in Snapshot.
     """
 
@@ -216,7 +216,7 @@ class Staged(Message, frozen=True):
 
 
 class UserSave(Message, frozen=True):
-    """Says that the program has saved checkpoint `path` by the supervised Saver, and is done with it.
+    """Says that the program has saved checkpoint `path` by the means that the run uses, and is done with it.
 
     Acknowledged once it was verified and has its manifest, or turned out to be of no use.  The directory itself says the
     same, but not whose the checkpoint is.

@@ -24,7 +24,7 @@ class Phase(IntEnum):
 class Spacing(IntEnum):
     """What decides how far apart a trainer's snapshots are."""
 
-    NONE = 0  # there are none: no Saver, or its checkpoints are switched off
+    NONE = 0  # there are none: nothing is saved
     OFF = 1  # none by time
     TOLD = 2  # a fixed interval
     AUTO_LEAST = 3  # auto: they cost so little that the least interval will do

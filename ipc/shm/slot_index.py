@@ -14,7 +14,6 @@ from procsv.ipc.messaging.messages import CheckpointPlan
 
 TENSOR_ALIGNMENT_BYTES = 64  # what TensorFlow wants of memory that it is to use without copying
 
-
 Format = Literal["v2", "v1"]  # of a TensorFlow checkpoint's files
 
 
@@ -42,7 +41,7 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 def prefix_of(contents: Contents) -> str:
-    """The checkpoint's path, as a Saver would have named it."""
+    """The checkpoint's path: its prefix, to TensorFlow."""
     return checkpoint_prefix(contents.plan, contents.named_step)
 
 

@@ -33,7 +33,7 @@ class Boundary:
         self.runs = 0  # calls that have ended; progress for the heartbeat
         self.elsewhere = 0  # calls on other threads, about
         self.about: Any = None  # what the source says of the call under way, or of the last one; None: not known
-        # The training thread is in a call or at the boundary: a call of its own from there (a callback's, a Saver's)
+        # The training thread is in a call or at the boundary: a call of its own from there (a callback's, say)
         # passes straight through.  Set by that thread alone.
         self.inside = False
         self.thread = threading.get_ident()

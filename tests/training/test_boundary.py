@@ -1,0 +1,79 @@
+"""The step boundary: one way past it, for whatever a step is."""
+
+import threading
+
+import pytest
+
+from procsv.training.snapshots.boundary import Boundary
+
+
+def test_a_call_ends_at_the_boundary_only_when_something_is_due() -> None:
+    visits: list[int] = []
+    boundary = Boundary(lambda: visits.append(boundary.runs))
+    assert boundary.pass_call(lambda value: value, (1,)) == 1
+    boundary.due = True
+    assert boundary.pass_call(lambda **kwargs: kwargs["value"], kwargs={"value": 2}) == 2
+    assert (boundary.runs, visits) == (2, [2])
+
+
+def test_a_call_within_a_call_is_part_of_it() -> None:
+    visits: list[int] = []
+    boundary = Boundary(lambda: visits.append(boundary.pass_call(lambda: 7)))
+    boundary.due = True
+    assert boundary.is_ahead
+
+    def outer() -> int:
+        assert not boundary.is_ahead
+        return int(boundary.pass_call(lambda: 5, about="inner"))
+
+    assert boundary.pass_call(outer, about="outer") == 5
+    assert (boundary.runs, boundary.about, visits) == (1, "outer", [7])
+
+
+def test_a_call_that_fails_is_no_step_and_leaves_the_way_free() -> None:
+    visits: list[None] = []
+    boundary = Boundary(lambda: visits.append(None))
+    boundary.due = True
+    with pytest.raises(ZeroDivisionError):
+        boundary.pass_call(lambda: 1 // 0)
+    assert (boundary.runs, visits) == (0, [])
+    boundary.pass_call(lambda: None)
+    assert (boundary.runs, visits) == (1, [None])
+
+
+def test_calls_of_other_threads_pass_while_the_training_thread_is_held() -> None:
+    boundary = Boundary(lambda: None)
+    said: list[object] = []
+
+    def elsewhere() -> None:
+        said.append(boundary.is_ahead)
+        said.append(boundary.pass_call(lambda: "done", about="theirs"))
+
+    with boundary.held():
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join()
+    assert said == [False, "done"]
+    assert (boundary.runs, boundary.elsewhere, boundary.about) == (0, 1, None)
+
+
+def test_the_training_thread_waits_for_whoever_holds_it_and_not_for_itself() -> None:
+    boundary = Boundary(lambda: None)
+    order: list[str] = []
+    held, may_go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with boundary.held():
+            held.set()
+            may_go_on.wait(10.0)
+            order.append("held")
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert held.wait(10.0)
+    may_go_on.set()
+    boundary.pass_call(order.append, ("step",))
+    other.join()
+    with boundary.held():
+        boundary.pass_call(order.append, ("its own",))
+    assert order == ["held", "step", "its own"]
