@@ -10,7 +10,7 @@ ROWS_IN_ALL = 38
 
 ALSO: dict[int, tuple[str, ...]] = {
     1: ("run/test_survival.py::test_a_kill_before_the_first_step_ever_costs_nothing_but_the_start",),
-    7: ("watchdog/test_core.py::test_training_that_is_done_ends_in_order_with_exit_code_0",),
+    7: ("watchdog/core/test_run.py::test_training_that_is_done_ends_in_order_with_exit_code_0",),
     8: (
         "run/test_preemption.py::test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_loses_no_step",
     ),
@@ -57,10 +57,10 @@ ALSO: dict[int, tuple[str, ...]] = {
     ),
     25: ("run/test_survival.py::test_a_killed_watchdog_costs_no_step_and_the_same_command_resumes",),
     30: (
-        "ipc/test_channel_sockets.py::test_a_stale_socket_is_taken_over",
-        "ipc/test_process.py::test_a_stranger_is_watched_and_ended_with_its_tree",
+        "ipc/messaging/test_zmq_transport.py::test_a_stale_socket_is_taken_over",
+        "base/test_processes.py::test_a_stranger_is_watched_and_ended_with_its_tree",
     ),
-    32: ("ipc/test_channel_sockets.py::test_a_peer_that_sends_too_much_is_cut_off_and_the_others_are_served",),
+    32: ("ipc/messaging/test_zmq_transport.py::test_a_peer_that_sends_too_much_is_cut_off_and_the_others_are_served",),
     35: (
         "run/test_bad_disk.py::test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_training_goes_on",
     ),
@@ -68,6 +68,6 @@ ALSO: dict[int, tuple[str, ...]] = {
     38: (
         "drill/test_preempt_command.py::"
         "test_what_has_not_ended_when_the_grace_is_over_is_killed_and_its_memory_is_gone",
-        "training/test_notice.py::test_a_notice_in_a_long_evaluation_costs_no_step",
+        "training/snapshots/test_stop_save.py::test_a_notice_in_a_long_evaluation_costs_no_step",
     ),
 }

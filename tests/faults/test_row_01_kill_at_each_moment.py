@@ -11,7 +11,7 @@ from tests.support.launched import launched
 pytestmark = pytest.mark.fault
 
 # In the order in which one start comes by them; each incarnation is killed at the next one.  The moments around publishing
-# are tried in tests/ipc/test_arena_crashes.py, where they cost no start of TensorFlow.
+# are tried in tests/ipc/shm/test_slot_file_crashes.py, where they cost no start of TensorFlow.
 MOMENTS = (
     "trainer.import@1=kill",
     "trainer.hello@2=kill",

@@ -29,7 +29,7 @@ from procsv.ipc.messaging.messages import (
     StopRun,
     UserSave,
 )
-from tests.ipc.networks import RUN, FakeWire, RealWire, Talk, Wire
+from tests.ipc.messaging.networks import RUN, FakeWire, RealWire, Talk, Wire
 
 
 @pytest.fixture(params=["sockets", "memory"])

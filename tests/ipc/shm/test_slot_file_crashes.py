@@ -9,7 +9,7 @@ import pytest
 
 from procsv.ipc.shm.slot_file import SlotPool, remove_slot, scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
-from tests.ipc.snapshots import RUN, publish, read
+from tests.ipc.shm.snapshots import RUN, publish, read
 from tests.support.programs import running
 
 pytestmark = pytest.mark.fault
@@ -19,7 +19,7 @@ TRAINER = """
     from pathlib import Path
     from procsv.ipc.shm.slot_file import SlotPool
     from procsv.base.failpoints import failpoint
-    from tests.ipc.snapshots import RUN, fill
+    from tests.ipc.shm.snapshots import RUN, fill
     shm, incarnation, first, last = Path(sys.argv[1]), *map(int, sys.argv[2:])
     pool = SlotPool(shm, RUN, incarnation)
     pool.reserve(200_000)
@@ -145,7 +145,7 @@ def test_nobody_removes_a_slot_under_a_trainer_that_writes_to_it(shm: Path) -> N
         import sys
         from pathlib import Path
         from procsv.ipc.shm.slot_file import SlotPool
-        from tests.ipc.snapshots import RUN, publish
+        from tests.ipc.shm.snapshots import RUN, publish
         pool = SlotPool(Path(sys.argv[1]), RUN, 1)
         pool.reserve(1000, count=1)
         writer = pool.begin()

@@ -23,7 +23,7 @@ from procsv.ipc.shm import slot_file as arena_module
 from procsv.ipc.shm.slot_file import HEADER_BYTES, NoRoom, SlotPool, SlotReader, remove_slot, scan_slots
 from procsv.ipc.shm.slot_index import TENSOR_ALIGNMENT_BYTES, align
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
-from tests.ipc.snapshots import RUN, fill, flip, publish, read
+from tests.ipc.shm.snapshots import RUN, fill, flip, publish, read
 
 STATE_AT = 16
 HEADER_USED_BYTES = arena_module._HASH_AT + 8

@@ -19,7 +19,7 @@ from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.messages import Ack, Hello, UserSave
 from procsv.ipc.messaging.zmq_transport import CUT_OFF_BYTES, Client, Server, Waiter, new_context
-from tests.ipc.networks import RUN, RealWire, Talk
+from tests.ipc.messaging.networks import RUN, RealWire, Talk
 from tests.support.programs import running, until
 
 SERVER = """

@@ -14,7 +14,7 @@ from procsv.base.run.paths import RunPaths, make_private_dir
 from procsv.ipc.messaging.event_backlog import parcel_name
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.ipc.shm.slot_file import SlotPool
-from tests.ipc.networks import RUN
+from tests.ipc.messaging.networks import RUN
 
 
 @pytest.fixture

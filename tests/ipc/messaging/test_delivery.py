@@ -16,7 +16,7 @@ from procsv.ipc.messaging.delivery import RESEND_S, UNACKED_MAX, Inbox, Outbox
 from procsv.ipc.messaging.endpoint import ServerEndpoint
 from procsv.ipc.messaging.memory_transport import FakeClient
 from procsv.ipc.messaging.messages import Finish, Hello, Rejected, UserSave
-from tests.ipc.networks import FakeWire, Talk
+from tests.ipc.messaging.networks import FakeWire, Talk
 
 
 # -- the sender's end ------------------------------------------------------------------------------------------
