@@ -2,8 +2,8 @@
 
 The one gate to mmap for snapshots.  `SlotPool` is the trainer's end (begin, fill, publish), `SlotReader` the
 checkpoint service's and the next trainer's.  Owned by the run, not by a process: nothing here is unlinked
-because somebody exits.  States and their rules are in slot_state.py; WRITING and READING also hold a flock on the
-file, exclusive and shared, which the kernel lets go when its process dies.
+because somebody exits.  States and their rules are in slot_state.py; a writer and its readers also hold a flock on
+the file, exclusive and shared, which the kernel lets go when its process dies.
 
     0      header: magic, state, sequence, step, incarnation, run, place and hash of the table of contents
     4096   tensors, each at a multiple of 64 bytes
@@ -26,7 +26,7 @@ import xxhash
 from procsv.base.errors import PeerError
 from procsv.base.failpoints import declare, failpoint
 from procsv.ipc.shm.slot_index import Contents
-from procsv.ipc.shm.slot_state import SlotInfo, SlotState
+from procsv.ipc.shm.slot_state import SlotEvent, SlotInfo, SlotState, next_state
 from procsv.ipc.shm.slot_verify import find_damaged
 
 HEADER_BYTES = 4096
@@ -35,7 +35,7 @@ _MAGIC = b"procsv-slot-0001"
 # magic, state, incarnation, sequence, step, run id, toc offset, toc size, toc hash; then the hash of all but state
 _HEADER = struct.Struct("=16sIIQq32sQQQ")
 _STATE_AT = 16
-_STATES = frozenset(SlotState)
+_STATES = frozenset(SlotState) - {SlotState.REMOVED}
 _HASH_AT = _HEADER.size
 
 declare("trainer.before_publish", "trainer.after_publish")
@@ -109,7 +109,7 @@ class SlotReader:
             except BlockingIOError:
                 raise PeerError(f"slot {info.path.name} is being written again") from None
             now = _unpack(info.path, os.pread(self._fd, HEADER_BYTES, 0))
-            if now is None or now != dataclasses.replace(info, state=SlotState.READY):
+            if now is None or now != dataclasses.replace(info, state=next_state(info.state, SlotEvent.READER_OPENS)):
                 raise PeerError(f"slot {info.path.name} no longer holds snapshot {info.sequence}")
             # Private: what happens to the file later changes nothing that was read, and writes stay here.
             self.map = mmap.mmap(self._fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -169,6 +169,7 @@ class SlotWriter:
 
         Killed before the last store: the slot stays WRITING, is torn, and the older READY slot counts.
         """
+        next_state(self._slot.state, SlotEvent.TRAINER_PUBLISHES)  # asked before a byte changes
         toc = msgspec.msgpack.encode(contents)
         if end + len(toc) > len(self._slot.map):
             self._slot.grow(end + len(toc))
@@ -187,16 +188,16 @@ class SlotWriter:
         head = _pack(info)
         self._slot.map[: len(head)] = head
         failpoint("trainer.before_publish")
-        self._slot.store_state(SlotState.READY)
-        self._slot.sequence, self._slot.is_writing = sequence, False
+        self._slot.move(SlotEvent.TRAINER_PUBLISHES)
+        self._slot.sequence = sequence
         self._slot.unlock()
         failpoint("trainer.after_publish")
-        return dataclasses.replace(info, state=SlotState.READY)
+        return dataclasses.replace(info, state=self._slot.state)
 
     def abandon(self) -> None:
         """Gives the slot back unpublished."""
-        self._slot.store_state(SlotState.FREE)
-        self._slot.sequence, self._slot.is_writing = 0, False
+        self._slot.move(SlotEvent.TRAINER_ABANDONS)
+        self._slot.sequence = 0
         self._slot.unlock()
 
 
@@ -207,8 +208,9 @@ class _OwnSlot:
         self.path = path
         self.fd = fd
         self.sequence = 0  # of what it holds; 0 if nothing whole
-        self.is_writing = False
         self.map = _map(fd, path)
+        header = _unpack(path, self.map[:HEADER_BYTES])
+        self.state = header.state if header is not None else SlotState.WRITING  # no whole header: torn
 
     def lock(self) -> bool:
         try:
@@ -220,8 +222,10 @@ class _OwnSlot:
     def unlock(self) -> None:
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 
-    def store_state(self, state: SlotState) -> None:
-        struct.pack_into("=I", self.map, _STATE_AT, state)
+    def move(self, event: SlotEvent) -> None:
+        """Stores the state after `event`."""
+        self.state = next_state(self.state, event)
+        struct.pack_into("=I", self.map, _STATE_AT, self.state)
 
     def grow(self, size: int) -> None:
         if size <= len(self.map):
@@ -324,13 +328,14 @@ class SlotPool:
     def _add(self, path: Path, fd: int) -> None:
         """Takes charge of a slot file, locked or just made, and marks it as this incarnation's, so that the service leaves it alone."""
         slot = _OwnSlot(path, fd)
-        self._mark(slot, SlotState.FREE)
+        slot.move(SlotEvent.NEXT_TRAINER_ADOPTS)
+        self._mark(slot)
         slot.unlock()
         self._slots.append(slot)
 
-    def _mark(self, slot: _OwnSlot, state: SlotState) -> None:
+    def _mark(self, slot: _OwnSlot) -> None:
         """Writes a header of ours without contents.  Killed within: no header is whole, and nobody reads the slot."""
-        head = _pack(SlotInfo(slot.path, state, self.incarnation, 0, -1, self.run, 0, 0, 0))
+        head = _pack(SlotInfo(slot.path, slot.state, self.incarnation, 0, -1, self.run, 0, 0, 0))
         slot.map[: len(head)] = head
 
     def memories(self) -> list[mmap.mmap]:
@@ -341,11 +346,11 @@ class SlotPool:
         """A slot to fill, or None if there is none: the service still reads all but the newest READY one."""
         newest = max((slot.sequence for slot in self._slots), default=0)
         for slot in sorted(self._slots, key=lambda slot: slot.sequence):  # free ones first, then the oldest
-            is_free = not slot.is_writing and (slot.sequence == 0 or slot.sequence < newest)
+            is_free = slot.state is not SlotState.WRITING and (slot.sequence == 0 or slot.sequence < newest)
             if is_free and slot.lock():
-                slot.store_state(SlotState.WRITING)
-                self._mark(slot, SlotState.WRITING)  # what it held is gone: no bit that flips brings it back
-                slot.sequence, slot.is_writing = 0, True
+                slot.move(SlotEvent.TRAINER_BEGINS)
+                self._mark(slot)  # what it held is gone: no bit that flips brings it back
+                slot.sequence = 0
                 return SlotWriter(self, slot)
         return None
 
@@ -373,8 +378,10 @@ def remove_slot(path: Path, expected: SlotInfo | None = None) -> bool:
         return True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if expected is not None and _unpack(path, os.pread(fd, HEADER_BYTES, 0)) != expected:
-            return False
+        if expected is not None:
+            if _unpack(path, os.pread(fd, HEADER_BYTES, 0)) != expected:
+                return False
+            next_state(expected.state, SlotEvent.SERVICE_REMOVES)
         path.unlink(missing_ok=True)
     except BlockingIOError:
         return False

@@ -1,10 +1,11 @@
-"""The life of a snapshot slot, as a table.  Pure: slot_file.py acts on the files, the checkpoint core decides.
+"""Snapshot slots: state table, and what a header holds.  Pure: slot_file.py asks it before it changes a slot.
 
 FREE      may be written
 WRITING   a trainer fills it; if that trainer dies, it is torn and nobody reads it
-READY     a whole snapshot; the newest READY slot is never overwritten before a newer one is READY
-READING   the checkpoint service holds it to save it; if the service dies it is READY again
-RETIRED   a trainer restored from it and maps it privately: unlinked once saved, never written again
+READY     a whole snapshot, which outlives its trainer; readers hold a shared lock on the file, and no state of their own
+REMOVED   unlinked: nobody needs what it held, or a trainer has restored from it and maps it privately
+
+Beyond the table, slot_file.py keeps the newest READY slot from being written before a newer one is READY.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from procsv.base.errors import ProcsvBug
 
 
 class SlotState(IntEnum):
-    """As stored in a slot's header, but for READING, which is a lock held on the file."""
+    """As stored in a slot's header; REMOVED is stored nowhere."""
 
     FREE = 0
     WRITING = 1
     READY = 2
-    READING = 3
-    RETIRED = 4
+    REMOVED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,39 +45,26 @@ class SlotInfo:
 class SlotEvent(Enum):
     TRAINER_BEGINS = auto()
     TRAINER_PUBLISHES = auto()
-    TRAINER_DIES = auto()
-    NEWER_IS_READY = auto()
-    SERVICE_TAKES = auto()
-    SERVICE_DIES = auto()
-    SAVED = auto()
-    TRAINER_RESTORES = auto()
+    TRAINER_ABANDONS = auto()
+    READER_OPENS = auto()
+    NEXT_TRAINER_ADOPTS = auto()  # the trainer whose it was is dead
+    SERVICE_REMOVES = auto()
 
 
 _S, _E = SlotState, SlotEvent
 
 TRANSITIONS: Mapping[tuple[SlotState, SlotEvent], SlotState] = {
     (_S.FREE, _E.TRAINER_BEGINS): _S.WRITING,
-    (_S.FREE, _E.TRAINER_DIES): _S.FREE,
-    (_S.FREE, _E.NEWER_IS_READY): _S.FREE,
-    (_S.FREE, _E.SERVICE_DIES): _S.FREE,
+    (_S.FREE, _E.NEXT_TRAINER_ADOPTS): _S.FREE,
+    (_S.FREE, _E.SERVICE_REMOVES): _S.REMOVED,
     (_S.WRITING, _E.TRAINER_PUBLISHES): _S.READY,
-    (_S.WRITING, _E.TRAINER_DIES): _S.FREE,
-    (_S.WRITING, _E.SERVICE_DIES): _S.WRITING,
-    (_S.READY, _E.NEWER_IS_READY): _S.FREE,
-    (_S.READY, _E.SERVICE_TAKES): _S.READING,
-    (_S.READY, _E.TRAINER_DIES): _S.READY,
-    (_S.READY, _E.SERVICE_DIES): _S.READY,
-    (_S.READY, _E.TRAINER_RESTORES): _S.RETIRED,
-    (_S.READING, _E.SAVED): _S.FREE,
-    (_S.READING, _E.NEWER_IS_READY): _S.READING,
-    (_S.READING, _E.TRAINER_DIES): _S.READING,
-    (_S.READING, _E.SERVICE_DIES): _S.READY,
-    (_S.READING, _E.TRAINER_RESTORES): _S.RETIRED,
-    (_S.RETIRED, _E.SERVICE_TAKES): _S.RETIRED,
-    (_S.RETIRED, _E.SAVED): _S.RETIRED,
-    (_S.RETIRED, _E.NEWER_IS_READY): _S.RETIRED,
-    (_S.RETIRED, _E.TRAINER_DIES): _S.RETIRED,
-    (_S.RETIRED, _E.SERVICE_DIES): _S.RETIRED,
+    (_S.WRITING, _E.TRAINER_ABANDONS): _S.FREE,
+    (_S.WRITING, _E.NEXT_TRAINER_ADOPTS): _S.FREE,
+    (_S.WRITING, _E.SERVICE_REMOVES): _S.REMOVED,
+    (_S.READY, _E.READER_OPENS): _S.READY,
+    (_S.READY, _E.TRAINER_BEGINS): _S.WRITING,  # a newer one is READY
+    (_S.READY, _E.NEXT_TRAINER_ADOPTS): _S.FREE,
+    (_S.READY, _E.SERVICE_REMOVES): _S.REMOVED,
 }
 
 

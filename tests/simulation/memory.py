@@ -75,6 +75,7 @@ class SimMemory:
         """As arena.remove_slot."""
         slot = self.slots.get(expected.path)
         if slot is not None and not slot.is_locked and slot.info == expected:
+            slot.move(SlotEvent.SERVICE_REMOVES)
             del self.slots[expected.path]
             return True
         return slot is None
@@ -115,11 +116,12 @@ class SimArena:
                 self._take(slot)
 
     def _take(self, slot: Slot) -> None:
-        self._mark(slot, SlotState.FREE)
+        slot.move(SlotEvent.NEXT_TRAINER_ADOPTS)
+        self._mark(slot)
         self._own.append(slot)
 
-    def _mark(self, slot: Slot, state: SlotState) -> None:
-        slot.info = SlotInfo(slot.info.path, state, self._incarnation, 0, -1, self._run, 0, 0, 0)
+    def _mark(self, slot: Slot) -> None:
+        slot.info = SlotInfo(slot.info.path, slot.info.state, self._incarnation, 0, -1, self._run, 0, 0, 0)
 
     def begin(self) -> Slot | None:
         """A slot to fill; None if the service reads all but the newest READY one."""
@@ -127,10 +129,8 @@ class SimArena:
         for slot in sorted(self._own, key=lambda slot: slot.info.sequence):
             if slot.is_locked or (slot.info.sequence and slot.info.sequence >= newest):
                 continue
-            if slot.info.state is SlotState.READY:
-                slot.move(SlotEvent.NEWER_IS_READY)
             slot.move(SlotEvent.TRAINER_BEGINS)
-            self._mark(slot, SlotState.WRITING)
+            self._mark(slot)
             slot.writer = self._pid
             return slot
         return None
@@ -143,5 +143,6 @@ class SimArena:
         return slot.info
 
     def abandon(self, slot: Slot) -> None:
-        self._mark(slot, SlotState.FREE)
+        slot.move(SlotEvent.TRAINER_ABANDONS)
+        self._mark(slot)
         slot.writer = 0

@@ -18,7 +18,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procsv.base.errors import PeerError
+from procsv.base.errors import PeerError, ProcsvBug
 from procsv.ipc.shm import slot_file as arena_module
 from procsv.ipc.shm.slot_file import HEADER_BYTES, NoRoom, SlotPool, SlotReader, remove_slot, scan_slots
 from procsv.ipc.shm.slot_index import TENSOR_ALIGNMENT_BYTES, align
@@ -433,3 +433,15 @@ def test_hashes_are_of_the_bytes_as_they_lie_there(pool: SlotPool) -> None:
     reader = SlotReader(info)
     assert reader.contents.shards[0][0].hash == xxhash.xxh3_64_intdigest(b"abc")
     reader.close()
+
+
+def test_a_slot_that_is_published_cannot_be_published_or_abandoned_again(pool: SlotPool) -> None:
+    writer = pool.begin()
+    assert writer is not None
+    contents, end = fill(writer, {"w": b"weights"})
+    published = writer.publish(1, 10, contents, end)
+
+    for wrong in (lambda: writer.publish(2, 20, contents, end), writer.abandon):
+        with pytest.raises(ProcsvBug, match="in READY"):
+            wrong()
+    assert read(published) == {"w": b"weights"}

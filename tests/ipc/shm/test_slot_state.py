@@ -1,63 +1,88 @@
-"""The life of a slot: every listed pair goes where the table says, every other is a bug."""
+"""The life of a slot: scenarios, and what holds on every way through the table."""
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from procsv.base.errors import ProcsvBug
 from procsv.ipc.shm.slot_state import TRANSITIONS, SlotEvent, SlotState, next_state
 
-PAIRS = list(itertools.product(SlotState, SlotEvent))
 S, E = SlotState, SlotEvent
+BEGINS, PUBLISHES, ABANDONS = E.TRAINER_BEGINS, E.TRAINER_PUBLISHES, E.TRAINER_ABANDONS
+OPENS, ADOPTS, REMOVES = E.READER_OPENS, E.NEXT_TRAINER_ADOPTS, E.SERVICE_REMOVES
 
 
-@pytest.mark.parametrize(("state", "event"), [pair for pair in PAIRS if pair in TRANSITIONS])
-def test_every_listed_pair_goes_where_its_row_says(state: SlotState, event: SlotEvent) -> None:
-    assert next_state(state, event) is TRANSITIONS[state, event]
-
-
-@pytest.mark.parametrize(("state", "event"), [pair for pair in PAIRS if pair not in TRANSITIONS])
-def test_every_unlisted_pair_is_a_bug_and_says_which(state: SlotState, event: SlotEvent) -> None:
-    with pytest.raises(ProcsvBug, match=f"{event.name} in {state.name}"):
-        next_state(state, event)
+def after(*events: SlotEvent) -> SlotState:
+    """The state of a fresh slot after these."""
+    state = S.FREE
+    for event in events:
+        state = next_state(state, event)
+    return state
 
 
 @pytest.mark.parametrize(
-    ("state", "event", "after"),
+    ("events", "state"),
     [
-        (S.FREE, E.TRAINER_BEGINS, S.WRITING),
-        (S.WRITING, E.TRAINER_PUBLISHES, S.READY),
-        (S.WRITING, E.TRAINER_DIES, S.FREE),
-        (S.READY, E.NEWER_IS_READY, S.FREE),
-        (S.READY, E.SERVICE_TAKES, S.READING),
-        (S.READY, E.TRAINER_DIES, S.READY),
-        (S.READING, E.SAVED, S.FREE),
-        (S.READING, E.SERVICE_DIES, S.READY),
-        (S.READY, E.TRAINER_RESTORES, S.RETIRED),
-        (S.READING, E.TRAINER_RESTORES, S.RETIRED),
+        ((BEGINS, PUBLISHES), S.READY),  # a snapshot
+        ((BEGINS, PUBLISHES, OPENS, OPENS), S.READY),  # saved, and restored from
+        ((BEGINS, PUBLISHES, BEGINS, PUBLISHES), S.READY),  # the next snapshot in the same slot
+        ((BEGINS, ABANDONS, BEGINS, PUBLISHES), S.READY),  # one that failed before
+        ((BEGINS, ADOPTS), S.FREE),  # torn: the trainer died
+        ((BEGINS, PUBLISHES, ADOPTS, BEGINS, PUBLISHES), S.READY),  # taken over once its state was on disk
+        ((BEGINS, PUBLISHES, OPENS, REMOVES), S.REMOVED),  # a trainer had restored from it
     ],
 )
-def test_the_design_s_own_rows_hold(state: SlotState, event: SlotEvent, after: SlotState) -> None:
-    assert next_state(state, event) is after
+def test_a_slot_lives_as_its_trainers_and_services_use_it(events: tuple[SlotEvent, ...], state: SlotState) -> None:
+    assert after(*events) is state
 
 
-@given(st.data())
-def test_on_every_way_a_slot_is_written_only_when_free_and_read_only_when_whole(data: st.DataObject) -> None:
-    state, is_whole = SlotState.FREE, False
-    for _ in range(30):
-        event = data.draw(st.sampled_from(sorted((e for s, e in TRANSITIONS if s is state), key=lambda e: e.name)))
-        if event is E.TRAINER_BEGINS:
-            assert state is S.FREE
-            is_whole = False
-        if event is E.TRAINER_PUBLISHES:
-            is_whole = True
-        state = next_state(state, event)
-        assert is_whole or state in (S.FREE, S.WRITING)
+@pytest.mark.parametrize(
+    ("events", "wrong"),
+    [
+        ((), PUBLISHES),
+        ((), OPENS),
+        ((BEGINS,), BEGINS),
+        ((BEGINS,), OPENS),
+        ((BEGINS, PUBLISHES), PUBLISHES),
+        ((BEGINS, PUBLISHES), ABANDONS),
+        ((BEGINS, ABANDONS), PUBLISHES),
+        ((BEGINS, ADOPTS), OPENS),
+    ],
+)
+def test_what_cannot_happen_is_a_bug_that_names_it(events: tuple[SlotEvent, ...], wrong: SlotEvent) -> None:
+    state = after(*events)
+    with pytest.raises(ProcsvBug, match=f"{wrong.name} in {state.name}"):
+        next_state(state, wrong)
 
 
-def test_a_retired_slot_is_never_written_again() -> None:
-    assert {TRANSITIONS[pair] for pair in TRANSITIONS if pair[0] is S.RETIRED} == {S.RETIRED}
+def ways(state: SlotState, length: int) -> Iterator[tuple[SlotEvent, ...]]:
+    """All ways of up to `length` events through the table."""
+    yield ()
+    if length:
+        for (before, event), to in TRANSITIONS.items():
+            if before is state:
+                yield from ((event, *rest) for rest in ways(to, length - 1))
+
+
+def test_on_every_way_only_what_was_published_last_can_be_read() -> None:
+    for way in ways(S.FREE, 7):
+        for position, event in enumerate(way):
+            if event is OPENS:
+                assert next(e for e in reversed(way[:position]) if e is not OPENS) is PUBLISHES, way
+
+
+def test_on_every_way_only_one_that_was_begun_is_published() -> None:
+    for way in ways(S.FREE, 7):
+        assert all(way[at - 1] is BEGINS for at, event in enumerate(way) if event is PUBLISHES), way
+
+
+def test_no_row_leads_out_of_a_removed_slot() -> None:
+    assert not [event for state, event in TRANSITIONS if state is S.REMOVED]
+
+
+@pytest.mark.parametrize("state", [S.FREE, S.WRITING, S.READY])
+def test_whatever_a_dead_trainer_has_left_can_be_adopted_and_removed(state: SlotState) -> None:
+    assert next_state(state, ADOPTS) is S.FREE
+    assert next_state(state, REMOVES) is S.REMOVED
