@@ -13,7 +13,6 @@ import stat
 from pathlib import Path
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
@@ -146,7 +145,7 @@ class Client(ClientEndpoint):
     def _new_connections(self) -> int:
         made = 0
         while self.monitor.poll(0):
-            recv_monitor_message(self.monitor)
+            self.monitor.recv_multipart()  # zmq.utils.monitor would read it, and import asyncio for that
             made += 1
         return made
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import sys
+from typing import NoReturn
 
 REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 
@@ -28,6 +30,14 @@ class LogOutput(io.FileIO):
             size = memoryview(data).nbytes  # type: ignore[arg-type]
             self.refused_bytes += size
             return size
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process at once, with nothing left to do: taking an interpreter down takes a tenth of a second."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(code)
 
 
 def keep_output_going() -> None:

@@ -12,19 +12,18 @@ import sys
 from procsv.watchdog.edge.warm_services import WarmServices
 
 
-def main() -> int:
+def main() -> None:
     modules, logdir = dict(pair.split("=") for pair in sys.argv[1].split(",")), sys.argv[2]
     program = os.getppid()
     warm = WarmServices(modules, logdir)  # first: their imports go on beside ours
+    from procsv.base.output import leave
     from procsv.watchdog.edge.observed_program import ObservedProgram
     from procsv.watchdog.main import run
 
     observed = ObservedProgram(program)
     start = observed.wait_for_start()
-    if start is None:
-        return 0
-    return run(start, observed=observed, warm=warm)
+    leave(0 if start is None else run(start, observed=observed, warm=warm))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 from procsv.base.identity import SUMMARY
+from procsv.base.output import leave
 from procsv.ipc.messaging.start import take_start
 from procsv.services.runtime import serve
 from procsv.services.summary.process import SummaryService
 
 if __name__ == "__main__":
-    sys.exit(serve(take_start(SUMMARY), SummaryService))
+    leave(serve(take_start(SUMMARY), SummaryService))

@@ -25,12 +25,14 @@ from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.service_table import SERVICES
 from procsv.base.system_clock import SystemClock
 from procsv.base.text import is_remote
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Finish
 from procsv.ipc.messaging.observer_channel import Observe, ObserverChannel, Opened, ProgramLeft, Refused
 from procsv.ipc.messaging.start import Start, safe_path
 from procsv.training.runtime.link import Link
 
 MODULE = "procsv.watchdog.observer"
+SETTINGS = LaunchSettings()  # as of a launch without options
 
 
 Key = tuple[tuple[TaskId, ...], str]  # services, logdir
@@ -159,6 +161,7 @@ class Observer:
             home=str(paths.own_home or ""),
             target=os.path.basename(sys.argv[0]) or "python",  # noqa: PTH119  a name, not a path
             args=tuple(sys.argv[1:]),
+            settings=SETTINGS,
         )
         process = _take_idle(self._key) or _Process(*self._key)
         try:

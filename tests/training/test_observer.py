@@ -1,0 +1,317 @@
+"""A program that starts its watchdog itself, as real processes without TensorFlow: what is recorded, and what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import psutil
+import pytest
+
+from procsv.base.run.paths import find_paths
+from procsv.base.run.run_file import read_run
+from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv
+from tests.support.programs import until
+
+pytestmark = pytest.mark.fault
+
+# It does what it is told, a line each: words that begin a run and end it, or end the program in one way or another.
+PROGRAM = """
+import ctypes, os, sys
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.runtime import observer
+from procsv.training.runtime.context import Runtime
+
+logdir, orders = sys.argv[1:]
+observer.SETTINGS = LaunchSettings(hang_timeout_s=1.0)
+watchdog = observer.Observer(logdir, may_save=True)
+watchdog.warm_up()
+runtime = Runtime(watchdog.paths, watchdog.peers, observer=watchdog)
+runtime.on_stop(lambda reason: print("asked to stop:", reason, flush=True))
+
+def begin():
+    runtime.begin()
+    runtime.talk()
+    runtime.phase = Phase.STEP
+
+def end(error=None):
+    runtime.failure = error
+    runtime.end()
+
+for line in open(orders):
+    word, _, rest = line.strip().partition(" ")
+    match word:
+        case "begin":
+            begin()
+        case "step":
+            runtime.say_step(int(rest))
+        case "end":
+            end()
+        case "fail":
+            try:
+                raise ValueError(rest)
+            except ValueError as error:
+                end(error)
+                raise
+        case "interrupt":
+            end(KeyboardInterrupt())
+        case "exit":
+            sys.exit(int(rest))
+        case "fork":
+            child = os.fork()
+            if child == 0:
+                for line in open(rest):
+                    pass
+                os._exit(0)
+        case "crash":
+            ctypes.string_at(0)
+    print("done:", line.strip(), flush=True)
+"""
+
+
+@dataclass(slots=True)
+class Observed:
+    """The program, and how it is told what to do."""
+
+    run: Launched
+    orders: TextIO
+
+    def tell(self, line: str) -> None:
+        """It has done so when this returns."""
+        count = self.run.said().count(f"done: {line}\n")
+        self.order(line)
+        self.run.wait_for(line, lambda: self.run.said().count(f"done: {line}\n") > count)
+
+    def order(self, line: str) -> None:
+        self.orders.write(f"{line}\n")
+        self.orders.flush()
+
+    def wait_gone(self) -> None:
+        """Until its watchdog has left, after its own death."""
+        run_dir, pause = find_paths(self.run.logdir).run_dir, threading.Event()
+        until(lambda: not run_dir.exists(), lambda: pause.wait(0.02), NEWS_S_MAX)
+
+    @property
+    def watchdog(self) -> int:
+        run = read_run(find_paths(self.run.logdir).run_json)
+        assert run is not None
+        return run.pid
+
+
+@contextlib.contextmanager
+def observed(tmp_path: Path) -> Iterator[Observed]:
+    program, orders = tmp_path / "train.py", tmp_path / "orders"
+    program.write_text(PROGRAM)
+    os.mkfifo(orders)
+    with (
+        launched(tmp_path / "logdir", str(orders), launcher=(sys.executable, str(program))) as run,
+        orders.open("w") as f,
+    ):
+        yield Observed(run, f)
+
+
+def test_a_program_without_a_session_leaves_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.order("exit 0")
+
+        assert program.run.wait_end() == 0
+    assert not (tmp_path / "logdir").exists()
+
+
+def test_a_session_that_ends_completes_its_run_and_the_next_one_is_another_run(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        for number in (1, 2):
+            program.tell("begin")
+            assert program.run.status()["incarnation"] == number
+            program.tell(f"step {number}")
+            program.tell("end")
+            assert len(program.run.events("run_completed")) == number
+            assert not psutil.Process(program.run.process.pid).children()
+
+    status = json.loads(procsv("status", str(tmp_path / "logdir"), "--json").stdout)
+    assert (status["state"], status["exit_code"], status["step"]) == ("done", 0, 2)
+
+
+def test_status_is_that_of_a_launch(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.tell("step 7")
+        program.run.wait_step(7)
+        status = program.run.status()
+
+        assert (status["running"], status["target"]) == (True, "train.py")
+        rows = {row["role"]: row["pid"] for row in status["processes"]}
+        assert set(rows) == {"watchdog", "trainer", "checkpoint", "summary"}
+        assert rows["trainer"] == program.run.process.pid
+        program.tell("end")
+
+
+def test_a_killed_program_is_recorded_with_an_unknown_cause_and_its_services_end(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.tell("step 7")
+        program.run.process.kill()
+        program.wait_gone()
+        exited = program.run.events("exited", "trainer")[0]
+
+    assert (exited["cause"], exited["code"], exited["signal"], exited["step"]) == ("unknown", None, None, 7)
+    status = json.loads(procsv("status", str(tmp_path / "logdir"), "--json").stdout)
+    assert (status["running"], status["state"], status["last_exit"]["cause"]) == (False, "failed", "unknown")
+    assert "unknown exit status" in (tmp_path / "logdir" / "procsv" / "crashes" / "1.txt").read_text()
+    assert "unknown exit status, at step 7" in program.run.said()
+
+
+def test_a_fork_that_outlives_the_killed_program_does_not_hold_the_run(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    os.mkfifo(other)
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.tell(f"fork {other}")
+        fork = next(
+            p for p in psutil.Process(program.run.process.pid).children() if "train.py" in " ".join(p.cmdline())
+        )
+        program.run.process.kill()
+        program.wait_gone()
+
+        assert fork.is_running()
+        assert not program.run.events("exited", "trainer")[0]["signal"]
+        with other.open("w"):
+            pass
+        psutil.wait_procs([fork], timeout=60)
+
+
+def test_a_crash_of_the_interpreter_is_told_by_its_stacks(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.order("crash")
+        assert program.run.wait_end() == -signal.SIGSEGV
+        program.wait_gone()
+        exited = program.run.events("exited", "trainer")[0]
+
+    assert exited["cause"] == "crashed"
+    assert "train.py" in exited["evidence"]
+
+
+def test_an_exception_is_in_the_crash_report_and_once_on_the_terminal(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.tell("step 7")
+        program.order("fail no such thing")
+
+        assert program.run.wait_end() == 1
+        assert program.run.said().count("ValueError: no such thing") == 1
+        exited = program.run.events("exited", "trainer")[0]
+    assert (exited["cause"], exited["evidence"], exited["code"]) == ("exception", "ValueError: no such thing", 1)
+    assert "ValueError: no such thing" in (tmp_path / "logdir" / "procsv" / "crashes" / "1.txt").read_text()
+
+
+def test_a_program_that_exits_with_its_session_open_completes_it(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.order("exit 0")
+
+        assert program.run.wait_end() == 0
+        assert program.run.events("run_completed")
+
+
+def test_an_interrupt_stops_the_run(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.tell("interrupt")
+
+        assert program.run.events("stopped")
+    status = json.loads(procsv("status", str(tmp_path / "logdir"), "--json").stdout)
+    assert (status["state"], status["exit_code"]) == ("stopped", 75)
+
+
+def test_a_hang_is_reported_and_over_when_the_program_goes_on(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.tell("step 1")
+        hang = program.run.wait_event("hang_detected", role="trainer")[0]
+
+        assert (hang["phase"], hang["step"]) == ("step", 1)
+        assert program.run.status()["state"] == "hung"
+        program.run.wait_for(
+            "the terminal", lambda: "it was not started by procsv, and is left alone" in program.run.said()
+        )
+        program.tell("step 2")
+        assert program.run.wait_event("hang_over")[0]["step"] == 2
+        program.tell("end")
+
+
+def test_a_stop_asks_the_program_which_ends_by_itself(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.tell("step 7")
+        stop = launched_stop(program)
+        program.run.wait_for("the request", lambda: "asked to stop: final" in program.run.said())
+        program.tell("end")
+
+        assert program.run.process.poll() is None
+        assert stop.wait_for("its end", lambda: stop.process.poll() is not None)
+        assert stop.process.returncode == 0
+    assert program.run.events("stopped")[0]["source"] == "procsv stop"
+
+
+def launched_stop(program: Observed) -> Launched:
+    from procsv.testing.run import start
+
+    return start(program.run.logdir, (), {}, launcher=(sys.executable, "-m", "procsv", "stop"))
+
+
+def test_a_stop_now_kills_the_program_and_nothing_of_ours(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.tell("step 7")
+        done = procsv("stop", "--now", str(program.run.logdir))
+
+        assert program.run.wait_end() == -signal.SIGKILL
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert program.run.events("stopped")[0]["step"] == 7
+
+
+def test_a_second_program_is_refused_and_told_who_has_the_logdir(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        again = tmp_path / "again"
+        os.mkfifo(again)
+        second = launched(program.run.logdir, str(again), launcher=(sys.executable, str(tmp_path / "train.py")))
+        with second as run, again.open("w") as orders:
+            orders.write("begin\n")
+            orders.flush()
+            assert run.wait_end() == 1
+        assert (
+            f"LogdirLocked: the logdir {program.run.logdir} is in use: process {program.run.process.pid} (python train"
+            in (program.run.said())
+        )
+        program.tell("end")
+
+
+def test_a_program_whose_watchdog_is_killed_goes_on_and_ends_with_nothing_left(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.tell("step 7")
+        os.kill(program.watchdog, signal.SIGKILL)
+        program.run.wait_for("the news", lambda: "training goes on" in program.run.said())
+        refused = procsv(
+            "launch", "--grace", "1s", "--logdir", str(program.run.logdir), str(tmp_path / "train.py"), timeout_s=120.0
+        )
+        program.tell("step 8")
+        program.tell("end")
+
+        assert refused.returncode == 73
+        assert program.run.said().count("training goes on") == 1
+        program.wait_gone()
+        program.tell("begin")
+        assert program.run.status()["incarnation"] == 2
+        program.tell("end")
