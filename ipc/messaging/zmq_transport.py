@@ -14,6 +14,7 @@ from pathlib import Path
 
 import zmq
 
+from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.failpoints import declare, failpoint
@@ -83,7 +84,9 @@ class Server(ServerEndpoint):
         """Binds, having made sure that the bind, which deletes whatever is there, deletes nothing of value."""
         try:
             if not stat.S_ISSOCK(self.path.lstat().st_mode):
-                raise UserError(f"{self.path} is in the way: it is not a socket; move it away", exit_code=73)
+                raise UserError(
+                    f"{self.path} is in the way: it is not a socket; move it away", exit_code=exit_codes.LOGDIR_UNUSABLE
+                )
         except FileNotFoundError:
             pass
         before = os.umask(0o177)

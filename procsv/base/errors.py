@@ -6,14 +6,16 @@ a PeerError and goes on, and nothing catches a ProcsvBug.
 
 from __future__ import annotations
 
+from procsv.base import exit_codes
+
 
 class UserError(Exception):
     """Something the person who runs the program can change.  The text says what.
 
-    `exit_code` is what `procsv launch` ends with when this stops it: 2 usage, 70 gave up, 73 logdir.
+    `exit_code` is what `procsv launch` ends with when this stops it.
     """
 
-    def __init__(self, message: str, exit_code: int = 2) -> None:
+    def __init__(self, message: str, exit_code: int = exit_codes.USAGE) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
@@ -22,7 +24,7 @@ class LogdirLocked(UserError):
     """Another run owns the logdir, or it cannot be written."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, exit_code=73)
+        super().__init__(message, exit_code=exit_codes.LOGDIR_UNUSABLE)
 
 
 class PeerError(Exception):

@@ -33,6 +33,16 @@ class Exit:
         return self.signal_name or ("an unknown exit status" if self.code is None else f"exit code {self.code}")
 
 
+class LastWords(msgspec.Struct, frozen=True):
+    """The exception that ended a trainer, as that has written it down for the watchdog."""
+
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    step: int | None = None
+    permanent: bool = False  # it will be the same at every start: a missing module, a syntax error, a wrong argument
+
+
 class LastExit(msgspec.Struct, frozen=True, omit_defaults=False):
     """How a trainer ended.  `code` or `signal` (by name), never both."""
 

@@ -13,6 +13,7 @@ import sys
 
 import click
 
+from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.run.run_file import RunFile, host_is_alive
 from procsv.cli.query import ask, find_run
@@ -47,7 +48,7 @@ def command(directory: str, now: bool) -> None:
         os.close(pidfd)
     after = find_run(directory)
     click.echo(f"ended: {_how(after)}")
-    sys.exit(0 if after.exit_code in (0, 75) else 1)
+    sys.exit(0 if after.exit_code in (exit_codes.DONE, exit_codes.RESUMABLE) else 1)
 
 
 def _open(run: RunFile) -> int | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
@@ -30,7 +31,6 @@ from procsv.report.reading import read_story
 BASELINE, DRILLED, AGAIN = "baseline", "drilled", "baseline-again"
 LAUNCHES_MAX = 200  # of one training: a plan that kills each launch would go on for ever
 LOOK_S = 0.5
-STOPPED = 75
 
 Say = Callable[[str], None]
 
@@ -92,7 +92,7 @@ def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
     output.unlink(missing_ok=True)  # of a drill that could not begin
     while len(codes) < LAUNCHES_MAX:
         codes.append(_launch([*argv, "--", *course.args], output, logdir, say))
-        if codes[-1] >= 0 and codes[-1] != STOPPED:
+        if codes[-1] >= 0 and codes[-1] != exit_codes.RESUMABLE:
             break  # done, or beyond help; a watchdog that was killed, or stopped after a notice, is started again
     return Trial(str(logdir), tuple(codes), _account(logdir, output), _tail(output))
 
@@ -156,6 +156,8 @@ def _ask(module: str, *args: str) -> dict[str, Any]:
     if done.returncode == 1:
         return {}
     if done.returncode:
-        raise UserError(f"{module} failed: {done.stderr.decode(errors='replace')[-2000:]}", exit_code=70)
+        raise UserError(
+            f"{module} failed: {done.stderr.decode(errors='replace')[-2000:]}", exit_code=exit_codes.GAVE_UP
+        )
     answer: dict[str, Any] = msgspec.json.decode(done.stdout)
     return answer

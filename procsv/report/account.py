@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from procsv.base import exit_codes
+
 Kind = Literal["kept", "redone", "down", "starting", "stalled", "stopped"]
 KINDS: tuple[Kind, ...] = ("kept", "redone", "starting", "down", "stalled", "stopped")
 
 NO_STEP = -1
-EXIT_CHECKPOINTED = 75  # saved, and asks to be started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Incarnation:
 
     @property
     def is_failure(self) -> bool:
-        return self.cause not in ("", "completed", "stopped") and self.code != EXIT_CHECKPOINTED
+        return self.cause not in ("", "completed", "stopped") and self.code != exit_codes.RESUMABLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import random
 import shlex
 from typing import TYPE_CHECKING
 
+from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG
@@ -123,7 +124,7 @@ def _run(
     _leave(start, opened, reactor, environment, left)
     if not start.observes:
         _say_goodbye(core, left, console, start)
-    elif left.exit_code not in (0, 75) and not start.home:
+    elif left.exit_code not in (exit_codes.DONE, exit_codes.RESUMABLE) and not start.home:
         console.say(f"report of the crash: {start.paths.crashes}; journal: {start.paths.journal}")
     return left.exit_code
 
@@ -167,9 +168,9 @@ def _leave(start: Start, opened: Opened, reactor: Reactor, environment: Environm
 def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None:
     task = core.task
     match left.exit_code:
-        case 0:
+        case exit_codes.DONE:
             console.say(f"training is complete{_at(task.step)}")
-        case 75:
+        case exit_codes.RESUMABLE:
             safe = f"step {task.durable_step} is on disk" if task.durable_step >= 0 else "there was nothing to save"
             console.say(f"stopped{_at(task.step)}; {safe}. The same command goes on from there")
         case _:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from procsv.base.identity import STANDBY, TRAINER, TaskId
-from procsv.base.outcome import Exit
+from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.events import STOPPED, Promoted, StandbySaid
-from procsv.watchdog.core.restart_policy import LastWords
 from tests.simulation import history
 from tests.simulation.processes import KILLED, Process
 from tests.simulation.services import ServiceProcess

@@ -12,8 +12,9 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from procsv.base.grace import FORCED_SHARE, TRAINER_SHARE
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
-from procsv.base.outcome import Exit
+from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import (
     Ack,
@@ -36,8 +37,6 @@ from procsv.ipc.messaging.messages import (
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.training.runtime.event_streams import EventStreams
-from procsv.training.runtime.grace import FORCED_SHARE, TRAINER_SHARE
-from procsv.watchdog.core.restart_policy import LastWords
 from tests.simulation import history
 from tests.simulation.checkpoints import files_of
 from tests.simulation.memory import SimArena, Slot, SlotIsGone

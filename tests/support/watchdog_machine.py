@@ -10,11 +10,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
-from procsv.base.outcome import Exit
+from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.events import Ended, Promoted, Report, StandbySaid
-from procsv.watchdog.core.restart_policy import LastWords
 from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, Sockets
 from procsv.watchdog.edge.signals import Asked
 

@@ -44,7 +44,7 @@ from procsv.watchdog.edge.status import Facts
 from tests.support.watchdog_machine import MachineInMemory
 
 if TYPE_CHECKING:
-    from procsv.watchdog.core.restart_policy import LastWords
+    from procsv.base.outcome import LastWords
 
 KILLED = Exit(None, signal.SIGKILL)
 START = Start(WATCHDOG, "run", 1, "/logdir", "/run", "/shm")

@@ -17,6 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.base.service_table import SERVICES
@@ -161,7 +162,7 @@ def make_private_dir(path: Path) -> None:
             raise UserError(
                 f"{path} exists and is not a directory of yours; remove it, or set XDG_RUNTIME_DIR to a "
                 "directory that only you can write",
-                exit_code=73,
+                exit_code=exit_codes.LOGDIR_UNUSABLE,
             ) from None
         if stat.S_IMODE(info.st_mode) & 0o077:
             path.chmod(0o700)
@@ -178,5 +179,5 @@ def check_socket_paths(paths: RunPaths) -> None:
         raise UserError(
             f"the socket path {longest} has {size} bytes, and the system takes {SOCKET_PATH_BYTES_MAX}; "
             "set XDG_RUNTIME_DIR (or TMPDIR) to a shorter directory",
-            exit_code=73,
+            exit_code=exit_codes.LOGDIR_UNUSABLE,
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.ipc.shm.slot_index import TensorEntry
 from procsv.training.graph.saver_ops import RestoreGraph, Unsupported, read_restore_graph, read_save_graph
@@ -25,7 +26,7 @@ class KeysMissing(UserError, tf.errors.NotFoundError):
 
     def __init__(self, text: str) -> None:
         tf.errors.NotFoundError.__init__(self, None, None, text)
-        self.exit_code = 70
+        self.exit_code = exit_codes.GAVE_UP
 
 
 class KeysDiffer(UserError, tf.errors.InvalidArgumentError):
@@ -33,7 +34,7 @@ class KeysDiffer(UserError, tf.errors.InvalidArgumentError):
 
     def __init__(self, text: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, text)
-        self.exit_code = 70
+        self.exit_code = exit_codes.GAVE_UP
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.training import basic_session_run_hooks as tf_hooks
 from tensorflow.python.training import monitored_session as tf_monitored
 
+from procsv.base import exit_codes
 from procsv.ipc.messaging.messages import Reason
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.patches import AttributePatch
@@ -34,7 +35,6 @@ log = tf1.logging
 
 SCALARS_EVERY_S = 30.0  # between scalars of the snapshots, where the hooks write no summaries by time
 FIRST_SAVE_S_MAX = 5.0  # programs find the first checkpoint once they have their session, unless it is large
-STOPPED = 75  # checkpointed: to be started again
 
 
 def control_session(
@@ -233,7 +233,7 @@ class MonitoredController(SessionController):
         self.runtime.on_stop(on_stop)
         try:
             if stop.wait(seconds):
-                raise SystemExit(STOPPED)
+                raise SystemExit(exit_codes.RESUMABLE)
         finally:
             self.runtime.forget_stop(on_stop)
 

@@ -14,8 +14,10 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
+from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.failpoints import declare, failpoint
+from procsv.base.grace import FORCED_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG
 from procsv.base.output import keep_output_going
 from procsv.base.service_table import SERVICES
@@ -30,11 +32,9 @@ from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.program import run_program
 from procsv.training.process.standby import Standby
 from procsv.training.runtime.context import Runtime, set_current
-from procsv.training.runtime.grace import FORCED_SHARE, TRAINER_SHARE
 from procsv.training.runtime.last_words import exit_code_of, write_last_words
 
 SIGNAL_ALONE_S = 0.1  # a SIGTERM that nothing follows for so long comes from somebody else: the machine goes away
-STOPPED = 75  # checkpointed: start me again
 
 declare("trainer.import", "trainer.atexit")
 
@@ -62,7 +62,7 @@ def main() -> None:
     if runtime.gate is not None:
         sys.exit(code)  # a hot standby whose program has ended without a session: it was no trainer
     if code == 0 and runtime.stop_reason is not None:
-        code = STOPPED  # it ended because it was asked to: there may be more to train
+        code = exit_codes.RESUMABLE  # it ended because it was asked to: there may be more to train
     runtime.phase = Phase.STOP
     runtime.end()
     for (
@@ -162,7 +162,7 @@ def _force_later(runtime: Runtime, start: Start) -> None:
     def force() -> None:
         print(f"procsv: not ended {after_s:.0f} s after the stop was asked for: ended now", file=sys.stderr)
         sys.stderr.flush()
-        os._exit(STOPPED)
+        os._exit(exit_codes.RESUMABLE)
 
     timer = threading.Timer(after_s, force)
     timer.daemon = True
@@ -183,7 +183,7 @@ def _run(runtime: Runtime, start: Start) -> int:
     except UserError as error:
         _say_last_words(runtime, error, None)
         print(f"procsv: {error}", file=sys.stderr)
-        return 78
+        return exit_codes.MISCONFIGURED
     except BaseException as error:  # noqa: BLE001  the program's: shown, kept, and told by the exit code
         own = _of_the_program(error.__traceback__)
         _say_last_words(runtime, error, own)

@@ -10,21 +10,11 @@ from types import TracebackType
 
 import msgspec
 
+from procsv.base import exit_codes
 from procsv.base.atomic_file import replace_file
 from procsv.base.errors import UserError
+from procsv.base.outcome import LastWords
 from procsv.ipc.messaging.start import Start
-
-INTERRUPTED = 130  # by SIGINT, as a shell says it
-
-
-class LastWords(msgspec.Struct):
-    """What the watchdog reads of the exception that ended a trainer."""
-
-    type: str
-    message: str
-    traceback: str
-    step: int
-    permanent: bool  # it will be the same at every start: a missing module, a syntax error, a wrong argument
 
 
 def write_last_words(start: Start, error: BaseException | None, trace: TracebackType | None, step: int) -> None:
@@ -44,5 +34,5 @@ def exit_code_of(error: BaseException | None) -> int:
             return error.code & 0xFF
         return 0 if error.code is None else 1
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
+        return exit_codes.INTERRUPTED
     return 0 if error is None else 1

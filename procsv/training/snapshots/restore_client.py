@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from procsv.base import exit_codes
 from procsv.base.errors import PeerError, UserError
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.identity import CHECKPOINT
@@ -51,13 +52,15 @@ def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
         raise UserError(
             f"the checkpoint service did not say within {ANSWER_S_MAX:.0f} s which state to start from; "
             f"see {runtime.paths.logs}/checkpoint.*.log",
-            exit_code=70,
+            exit_code=exit_codes.GAVE_UP,
         ) from None
     except PeerError as lost:
-        raise UserError(f"no checkpoint service is available to choose a restore point: {lost}", exit_code=70) from None
+        raise UserError(
+            f"no checkpoint service is available to choose a restore point: {lost}", exit_code=exit_codes.GAVE_UP
+        ) from None
     answer = cast(RestoreFrom, received.body)
     if answer.error:
-        raise UserError(answer.error, exit_code=70)
+        raise UserError(answer.error, exit_code=exit_codes.GAVE_UP)
     runtime.sequence = max(runtime.sequence, answer.sequence)
     return answer
 

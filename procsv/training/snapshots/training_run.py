@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from procsv.base import exit_codes
 from procsv.base.failpoints import declare, failpoint
+from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
 from procsv.base.text import gist
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
@@ -25,7 +27,6 @@ from procsv.ipc.messaging.messages import (
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_file import NoRoom, SlotPool
 from procsv.training.runtime.context import Runtime
-from procsv.training.runtime.grace import BOUNDARY_SHARE, TRAINER_SHARE
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.backends import SlotBackend, SnapshotBackend, StagingBackend
 from procsv.training.snapshots.boundary import Boundary
@@ -165,7 +166,7 @@ class TrainingRun:
         share_s = self._runtime.start.settings.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
         if self._runtime.clock.monotonic() - self._runtime.stop_asked_s > share_s:
             log.warning("procsv: the program trains on %.0f s after it was asked to stop: ended at a step", share_s)
-            raise SystemExit(75)
+            raise SystemExit(exit_codes.RESUMABLE)
 
     # -- news ------------------------------------------------------------------------------------------------
     def _on_stop(self, reason: Reason) -> None:

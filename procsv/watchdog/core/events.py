@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from procsv.base.identity import TaskId
-    from procsv.base.outcome import Exit
+    from procsv.base.outcome import Exit, LastWords
     from procsv.ipc.messaging.messages import Body, Finish, Message, TrainerExited
     from procsv.ipc.messaging.standby_messages import Word
     from procsv.ipc.shm.heartbeat import Heartbeat
-    from procsv.watchdog.core.restart_policy import LastWords
 
 AT_DISK, STOPPED = "at-disk", "stopped"  # what a process does: it waits for a disk, or is frozen by SIGSTOP
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from procsv.base.outcome import NO_STEP
+from procsv.base import exit_codes
+from procsv.base.outcome import NO_STEP, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 if TYPE_CHECKING:
@@ -25,14 +24,10 @@ if TYPE_CHECKING:
 
     from procsv.base.outcome import Exit
 
-EXIT_DONE, EXIT_CHECKPOINTED = 0, 75
-EXITS_PERMANENT = {78: "configuration error", 126: "cannot be executed", 127: "not found"}
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
 RETURNS_AT_ONCE = 5  # exits 75 in a row with nothing saved between them that cost no delay; more of them are a loop
 RECYCLES_AT_ONCE = 1
-EXIT_INTERRUPTED = 130  # by SIGINT, as a shell says it
 NOT_OURS = "the program was not started by `procsv launch`: start it again, and it resumes"
-USAGE_EXIT = 2  # what argparse ends with; permanent as long as the program has never trained
 
 SERVICE_KILLS = 4  # times as many deaths by SIGKILL as others may a service die before the run fails
 JITTER = 0.2  # of every delay, either way: many runs that died of one cause do not come back at one moment
@@ -40,16 +35,6 @@ JITTER = 0.2  # of every delay, either way: many runs that died of one cause do 
 _CRASH_SIGNALS = frozenset(
     getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
 )
-
-
-class LastWords(msgspec.Struct, frozen=True):
-    """What a trainer's excepthook wrote of the exception that ended it."""
-
-    type: str = ""
-    message: str = ""
-    traceback: str = ""
-    step: int | None = None
-    permanent: bool = False
 
 
 class Kind(Enum):
@@ -70,11 +55,11 @@ class Cause:
 
 
 def classify(exit: Exit) -> Kind:
-    if exit.code == EXIT_DONE:
+    if exit.code == exit_codes.DONE:
         return Kind.DONE
-    if exit.code == EXIT_CHECKPOINTED:
+    if exit.code == exit_codes.RESUMABLE:
         return Kind.CHECKPOINTED
-    return Kind.PERMANENT if exit.code in EXITS_PERMANENT else Kind.FAILURE
+    return Kind.PERMANENT if exit.code in exit_codes.PERMANENT else Kind.FAILURE
 
 
 def find_cause(
@@ -98,16 +83,16 @@ def find_cause(
         return Cause("stopped", f"SIGKILL, sent by procsv: {we_killed}")
     if exit.signal == signal.SIGKILL and oom:
         return Cause("oom", f"SIGKILL: {oom}")
-    if exit.code not in (None, EXIT_DONE, EXIT_CHECKPOINTED) and words is not None and words.type:
+    if exit.code not in (None, exit_codes.DONE, exit_codes.RESUMABLE) and words is not None and words.type:
         return Cause("exception", f"{words.type}: {_first_line(words.message)}".rstrip(": "))
-    if stop_asked and (exit.code in (EXIT_DONE, EXIT_CHECKPOINTED) or exit.signal == signal.SIGTERM):
+    if stop_asked and (exit.code in (exit_codes.DONE, exit_codes.RESUMABLE) or exit.signal == signal.SIGTERM):
         return Cause("stopped", f"{exit}, after it was asked to stop")
-    if exit.code == EXIT_DONE:
+    if exit.code == exit_codes.DONE:
         return Cause("completed", "exit code 0")
-    if exit.code == EXIT_CHECKPOINTED:
+    if exit.code == exit_codes.RESUMABLE:
         return Cause("exit-code", "exit code 75: checkpointed, asks to be started again")
-    if exit.code in EXITS_PERMANENT:
-        return Cause("exit-code", f"{exit}: {EXITS_PERMANENT[exit.code]}, says the program")
+    if exit.code in exit_codes.PERMANENT:
+        return Cause("exit-code", f"{exit}: {exit_codes.PERMANENT[exit.code]}, says the program")
     if exit.code is not None:
         return Cause("exit-code", str(exit))
     if exit.signal in _CRASH_SIGNALS:
@@ -271,7 +256,7 @@ class History:
             name = words.type.rpartition(".")[2]
             if words.permanent or name in PERMANENT_EXCEPTIONS:
                 return f"{name} before the first step: starting it again would not help"
-        elif death.exit.code == USAGE_EXIT:
+        elif death.exit.code == exit_codes.USAGE:  # permanent as long as the program has never trained
             return "exit code 2 before the first step: the program does not understand its arguments"
         return ""
 

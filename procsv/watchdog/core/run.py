@@ -16,7 +16,9 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+from procsv.base import exit_codes
 from procsv.base.errors import ProcsvBug
+from procsv.base.grace import SERVICES_SHARE, TRAINER_SHARE
 from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER
 from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_duration
@@ -66,7 +68,6 @@ from procsv.watchdog.core.trainer import TREE_S_MAX, TrainerSupervisor
 if TYPE_CHECKING:
     from random import Random
 
-EXIT_DONE, EXIT_GAVE_UP, EXIT_STOPPED = 0, 70, 75
 BEFORE_ITS_STATE = (State.PENDING, State.IMPORTING, State.CONNECTED, State.RESTORING)
 FINISH_S_MAX = 900.0  # for the services, after training is done: big checkpoints on slow disks; then they are killed
 
@@ -101,7 +102,7 @@ class Core:
     def word(self) -> str:
         """The run's state as people read it."""
         if self.exit_code is not None:
-            return {EXIT_DONE: "done", EXIT_STOPPED: "stopped"}.get(self.exit_code, "failed")
+            return {exit_codes.DONE: "done", exit_codes.RESUMABLE: "stopped"}.get(self.exit_code, "failed")
         if self.is_ending and self.task.life.state is not State.UNKILLABLE:
             return "stopping"
         return self.task.life.state.word
@@ -372,7 +373,7 @@ class Core:
     def _services_end_s(self, now_s: float) -> float:
         """When a stopped run's services must be done: 22 s of 25 after the stop, and never less than 5 s from now."""
         grace_s = self.settings.launch.grace_s
-        return max(self._stop_s + grace_s * 22 / 25, now_s + grace_s * 5 / 25)
+        return max(self._stop_s + grace_s * (TRAINER_SHARE + SERVICES_SHARE), now_s + grace_s * SERVICES_SHARE)
 
     def _has_nothing_to_do(self, service: ServiceSupervisor) -> bool:
         """A service that is still starting, in a run whose trainer has never spoken to anybody, is not waited for."""
@@ -385,17 +386,17 @@ class Core:
         goodput = task.goodput.value(now_s)
         why = self._why_failed()
         if why:
-            self.exit_code = EXIT_GAVE_UP
+            self.exit_code = exit_codes.GAVE_UP
             if not task.gave_up:
                 self._out.append(Journal("gave_up", TRAINER, task.incarnation, {"why": why}))
                 if why != self.failure:
                     self._out.append(Say(f"gave up: {why}", is_bad=True))
         elif task.life.state is State.DONE:
-            self.exit_code = EXIT_DONE
+            self.exit_code = exit_codes.DONE
             done = {"step": task.step, "goodput": goodput}
             self._out.append(Journal("run_completed", TRAINER, task.incarnation, done))
         else:
-            self.exit_code = EXIT_STOPPED
+            self.exit_code = exit_codes.RESUMABLE
             source = self.stop_source or "the program itself"
             stopped = {"step": task.step, "durable_step": task.durable_step, "source": source}
             self._out.append(Journal("stopped", TRAINER, task.incarnation, stopped))

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from procsv.base import exit_codes
 from procsv.base.errors import ProcsvBug
+from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import TRAINER
-from procsv.base.outcome import NO_STEP, LastExit
+from procsv.base.outcome import NO_STEP, LastExit, LastWords
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import (
     Ack,
@@ -37,14 +39,11 @@ from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
 from procsv.watchdog.core.hangs.trainer_liveness import Liveness, StepTimes
 from procsv.watchdog.core.lifecycle import Lifecycle, LifecycleAction, LifecycleEvent, State
 from procsv.watchdog.core.restart_policy import (
-    EXIT_CHECKPOINTED,
-    EXIT_INTERRUPTED,
     Cause,
     Death,
     GiveUp,
     History,
     Kind,
-    LastWords,
     Restart,
     classify,
     find_cause,
@@ -313,8 +312,8 @@ class TrainerSupervisor:
     # -- what is seen --------------------------------------------------------------------------------------
     @property
     def stop_s(self) -> float:
-        """What the trainer gets to end: its share of the grace (17 s of 25), or all of a preemption's."""
-        return self._own_grace_s if self._own_grace_s is not None else self._grace_s * 17 / 25
+        """What the trainer gets to end: its share of the grace, or all of a preemption's."""
+        return self._own_grace_s if self._own_grace_s is not None else self._grace_s * TRAINER_SHARE
 
     def is_suspect(self, now_s: float) -> bool:
         """Whether its heartbeat has stopped.  Shown, and nothing else: it may be in a long call that holds the GIL."""
@@ -392,7 +391,7 @@ class TrainerSupervisor:
         assert ended is not None, "weighed without a death"
         if self.ends_run:
             return
-        if self._observes and ended.exit.code in (EXIT_CHECKPOINTED, EXIT_INTERRUPTED):
+        if self._observes and ended.exit.code in (exit_codes.RESUMABLE, exit_codes.INTERRUPTED):
             self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))  # by itself, or by the user's Ctrl-C
             return
         if self._recycled and (self._we_killed or classify(ended.exit) is Kind.CHECKPOINTED):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from procsv.base import exit_codes
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.locks import FileLock, Holder
 from procsv.base.outcome import NO_STEP
@@ -199,4 +200,4 @@ class Unwanted(UserError):
     """A signal came before anything was started."""
 
     def __init__(self, source: str) -> None:
-        super().__init__(f"{source}: stopped before anything was started", exit_code=75)
+        super().__init__(f"{source}: stopped before anything was started", exit_code=exit_codes.RESUMABLE)

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from procsv.base import exit_codes
 from procsv.base.processes import Child, spawn
 from procsv.base.text import escape_surrogates
 
@@ -35,7 +36,7 @@ _NO_CRASH = frozenset({"completed", "stopped"})
 def concerns(event: str, fields: Mapping[str, Any]) -> bool:
     """Whether people want to hear of it: the end of a run, and what went wrong."""
     if event == "exited":
-        return fields.get("cause") not in _NO_CRASH and fields.get("code") != 75
+        return fields.get("cause") not in _NO_CRASH and fields.get("code") != exit_codes.RESUMABLE
     return event in _ALWAYS
 
 

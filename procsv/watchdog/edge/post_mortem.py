@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from procsv.base.identity import STANDBY, TRAINER
-from procsv.base.outcome import NO_STEP
+from procsv.base.outcome import NO_STEP, LastWords
 from procsv.base.run.log_tail import last_lines
 from procsv.ipc.shm.slot_file import scan_slots
 from procsv.watchdog.core.events import Ended
-from procsv.watchdog.core.restart_policy import LastWords
 from procsv.watchdog.edge.resources.oom import KillCounters
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER
-from procsv.base.outcome import Exit
+from procsv.base.outcome import Exit, LastWords
 from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import ServiceLost, StopTraining
 from procsv.watchdog.core.events import RecycleAsked
-from procsv.watchdog.core.restart_policy import LastWords
 from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import World
 

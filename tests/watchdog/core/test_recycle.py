@@ -5,10 +5,9 @@ from __future__ import annotations
 import signal
 
 from procsv.base.identity import CHECKPOINT, TRAINER
-from procsv.base.outcome import Exit
+from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.messages import StopTraining, TrainerExited
 from procsv.watchdog.core.events import NotSpawned, RecycleAsked
-from procsv.watchdog.core.restart_policy import LastWords
 from tests.watchdog.world import KILLED, World
 
 SAVED = Exit(75, None)

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from procsv.base.outcome import Exit
+from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.restart_policy import (
     RETURNS_AT_ONCE,
@@ -15,7 +15,6 @@ from procsv.watchdog.core.restart_policy import (
     GiveUp,
     History,
     Kind,
-    LastWords,
     Restart,
     ServiceDeath,
     ServiceHistory,

@@ -8,13 +8,12 @@ import signal
 import pytest
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, TaskId
-from procsv.base.outcome import Exit
+from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Note, SaveFailed, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import NotSpawned, Said, TreeGone
 from procsv.watchdog.core.lifecycle import State
-from procsv.watchdog.core.restart_policy import LastWords
 from procsv.watchdog.core.service import ServiceState
 from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import KILLED, World
