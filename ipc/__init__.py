@@ -1,1 +1,1 @@
-"""What the processes of a run say to each other, imported as `procsv.ipc`: messages, channels, shared memory."""
+"""Communication between the processes of a run, imported as `procsv.ipc`: messages, channels, shared memory."""

@@ -1,4 +1,4 @@
-"""What a watchdog and its standby say to each other, over a pair of connected sockets that nobody else has.
+"""The channel between the watchdog and its standby: a pair of connected sockets that nobody else has.
 
 Used by the watchdog and by the standby process.  One packet is one message; a promotion brings two open files along:
 the new trainer's log and the writer's lock.  End-of-file says that the other side is dead, so neither asks for it.

@@ -1,4 +1,4 @@
-"""How a process of a run is started: what it is told, in one environment variable, and the argv that people see.
+"""Start of a process: its configuration, in one environment variable, and the argv that people see.
 
 Written by the watchdog, or by a program that starts its watchdog itself; read once by the started process, which
 takes the variable out of its environment before anything of the user's runs.

@@ -1,4 +1,4 @@
-"""What lies in a snapshot slot: the table of contents, and how it maps to a TensorFlow checkpoint.
+"""Index of a snapshot slot: the table of contents, and how it maps to a TensorFlow checkpoint.
 
 Written by the trainer, read by the checkpoint service and by the next trainer.  A slot describes itself
 wholly (the plan of its checkpoints included), so that a service which has just started can save it.

@@ -1,1 +1,1 @@
-"""What runs inside the trainer: Supervisor, sessions, capture and restore of variables."""
+"""The trainer's side of procsv: Supervisor, sessions, capture and restore of variables."""

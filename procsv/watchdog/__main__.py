@@ -1,4 +1,4 @@
-"""`python -m procsv.watchdog`: what `procsv launch` becomes by exec, so that its pid is the run's."""
+"""`python -m procsv.watchdog`: become the watchdog, by exec from `procsv launch`, so that its pid is the run's."""
 
 from __future__ import annotations
 

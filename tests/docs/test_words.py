@@ -12,11 +12,9 @@ ROOT = Path(__file__).parents[2]
 QUESTION = re.compile(r"(What|How|Which|When|Whether|Who|Whose|Why|Where|Is|Does)\b")
 MODULES = sorted(
     file
-    for room in ("procsv", "services")
+    for room in ("procsv", "ipc", "services")
     for file in (ROOT / room).rglob("*.py")
     if not any(parent.is_symlink() for parent in file.parents)
-    and not file.is_relative_to(ROOT / "procsv" / "watchdog")
-    and not file.is_relative_to(ROOT / "procsv" / "training")
 )
 
 

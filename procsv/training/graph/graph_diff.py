@@ -1,4 +1,4 @@
-"""Which tensors of a graph a saved state does not have, or has otherwise: said when a restore cannot be done.
+"""Difference between a graph and a saved state: the tensors that keep a restore from working.
 
 Called by restore.py.  Only looks; what a restore would have to guess is the user's to decide.
 """

@@ -1,4 +1,4 @@
-"""What is kept of a supervisor's session, and by which way: decided once, before its graph is finalized.
+"""Save configuration of a session: what is kept, and by which backend; decided once, before the graph is finalized.
 
 Called by the Supervisor's constructor.  Adds one op to the graph, the capture, which is for the session alone: neither
 the program nor anything that is written of the graph shows it.

@@ -1,4 +1,4 @@
-"""What a Saver would save and restore, read from its own graph ops.
+"""Tensors that a Saver saves and restores, read from its own graph ops.
 
 Called once by the Supervisor for the Saver it was given.  Adds nothing to the graph.  A Saver whose save or
 restore does anything else than reading and assigning tensors is Unsupported, with the reason: its own op then

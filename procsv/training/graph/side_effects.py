@@ -1,4 +1,4 @@
-"""Whether a call of the session that is going on can change what is saved.
+"""Side effects of a session call: decide from the graph whether the call under way can change what is saved.
 
 Asked by the snapshotter when a machine goes away in the middle of a long call: an evaluation reads variables and writes none, so the
 state can be taken beside it.  Read from the graph; what is not known to be a reading counts as a writing.

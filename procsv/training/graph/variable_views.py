@@ -1,4 +1,4 @@
-"""Which views of TensorFlow's buffers stay as they are while training goes on, and how to get them without a copy.
+"""Views of TensorFlow's buffers that stay as they are while training goes on, without a copy.
 
 Called by a Capture when it is made.  A dense update of a resource variable copies on write while somebody holds its
 buffer.  A sparse one (scatter, gradients of an embedding) writes in place, which is why TensorFlow switches such a variable to

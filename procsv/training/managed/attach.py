@@ -1,4 +1,4 @@
-"""Which run a Supervisor belongs to: that of `procsv launch`, or one of its own.
+"""Attach a Supervisor to its run: that of `procsv launch`, or one of its own.
 
 Called by constructors.  Starts nothing: services start with the first session, or the first flush of events.
 """

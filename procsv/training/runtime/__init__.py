@@ -1,1 +1,1 @@
-"""What a training process shares with its run: the link, event streams, grace, extend, preempted."""
+"""Parts that a training process shares with its run: the link, event streams, grace, extend, preempted."""

@@ -1,4 +1,4 @@
-"""What a trainer process shares with its run: the link, the heartbeat, the event streams, stop requests.
+"""Runtime of a training process: the link, the heartbeat, the event streams, stop requests.
 
 One per process under `procsv launch` (made by the bootstrap), or one per Supervisor without, which then starts the
 run's watchdog itself (observer.py).  Supervisors and monitored sessions attach to it; nothing here knows what a Session is.

@@ -1,4 +1,4 @@
-"""Where summary writers hand their events over: the trainer's backlogs of event records, one a stream.
+"""Event streams: the trainer's backlogs of event records, one for each summary writer.
 
 Between two threads: writers (training, the Supervisor's services, hooks) call the EventSink half, and only ever
 append to a queue; the trainer's link thread calls the other half, says what `messages` gives it and tells what it

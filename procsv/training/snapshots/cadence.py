@@ -1,4 +1,4 @@
-"""How often to take a snapshot.  Pure: costs in, seconds out.
+"""Interval between snapshots.  Pure: costs in, seconds out.
 
 `auto` spaces snapshots so that what they cost the training stays under COST_SHARE_MAX of its time, and never
 closer than INTERVAL_S_MIN.  The cost is the stall on the training thread plus the copying behind it, which takes

@@ -1,4 +1,4 @@
-"""What cannot be held as it is: copied into the slot while the training thread waits.
+"""Copy into the slot, while the training thread waits, what cannot be held as a view.
 
 Used by sources of state, within `capture`.  Each piece is copied without giving the interpreter away: to get it back from
 a busy Python thread takes up to 5 ms, which training would wait for.  Between pieces others get it.

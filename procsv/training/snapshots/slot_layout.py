@@ -1,4 +1,4 @@
-"""Where each tensor lies in a slot.  Pure: sizes in, places out.
+"""Layout of a slot: the place of each tensor.  Pure: sizes in, places out.
 
 Made once by a Capture; followed by it and by slot_fill.py.  Large tensors lie one after the other.  Small ones lie
 behind them in packs, so that thousands of them are written by a few calls: what a small tensor costs is the call, not

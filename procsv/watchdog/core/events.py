@@ -1,4 +1,4 @@
-"""What the watchdog's core hears and what it answers: events in, actions out.
+"""Events and actions of the watchdog's core.
 
 event_loop.py makes the events of what happens on pidfds, sockets and clocks, and carries the actions out; core.py only
 decides.  Every event of a process carries the incarnation that it is about: news of a dead one changes nothing.

@@ -1,4 +1,4 @@
-"""When the faults of a plan are due, as far as the watchdog carries them out.
+"""Schedule of the faults that the watchdog injects.
 
 Used by injector.py.  Pure: time and step are arguments.  Faults of the trainer at a step are the trainer's own business
 (procsv/training/snapshots/step_faults.py), for a step is over before a watchdog could know.

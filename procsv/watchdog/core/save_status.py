@@ -1,4 +1,4 @@
-"""How saving goes: what the checkpoint service says of it, for the journal, the terminal and `status`.
+"""Status of saving, from the checkpoint service's messages: for the journal, the terminal and `status`.
 
 Used by core.py.  Pure.  A failing save is tried again and again; it is journaled and said once for each change of what is
 wrong, and shown in `status` until a save succeeds.

@@ -1,4 +1,4 @@
-"""How an end and a beginning are told, in the journal and to people.  Used by trainer.py; pure."""
+"""Wording of ends and starts, in the journal and to people.  Used by trainer.py; pure."""
 
 from __future__ import annotations
 

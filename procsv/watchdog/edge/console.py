@@ -1,4 +1,4 @@
-"""What the watchdog says to the terminal, and the trainer's output, which it echoes from the log file.
+"""Console: the watchdog's lines on the terminal, and the trainer's output, which it echoes from the log file.
 
 Used by event_loop.py.  All writing is done by one daemon thread: a terminal that does not take it (Ctrl-S, a full pipe)
 stops that thread and nothing else.  The trainer writes to its file and never to us.

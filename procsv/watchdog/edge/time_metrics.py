@@ -1,4 +1,4 @@
-"""What became of the time so far, said now and then to the summary service, for TensorBoard.
+"""Time metrics: the ledger of the run so far, sent to the summary service at intervals, for TensorBoard.
 
 Used by event_loop.py.  Keeps the same book as `procsv report`, so that both say the same.  Decides when; says nothing itself.
 """

@@ -1,4 +1,4 @@
-"""Is a service alive?  Its main loop has to come round, and a job that it has must get on, however slowly.
+"""Liveness of a service: its main loop must complete iterations, and its jobs must make progress, however slowly.
 
 Used by escalation.py, for service.py.  Pure: heartbeat, time, and what the process is doing are arguments.
 

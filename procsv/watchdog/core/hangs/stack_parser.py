@@ -1,4 +1,4 @@
-"""Reads what faulthandler has written of a process's stacks: which frame was the main thread in?
+"""Parser of faulthandler's stacks: find the frame of the main thread.
 
 Used by escalation.py and by crash reports.  Pure: text in, words out.  A dump lists the threads from the newest to the
 oldest, which is the main thread, and each with its innermost frame first.

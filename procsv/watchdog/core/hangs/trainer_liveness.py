@@ -1,4 +1,4 @@
-"""Is the trainer getting anywhere?  A deadline for each phase, a learned one for a step.
+"""Liveness of a trainer: a deadline for each phase, a learned one for a step.
 
 Used by escalation.py.  Pure: the heartbeat and the time are arguments.  What counts is progress, which the heartbeat shows: a new
 phase, a new step, a call of the session that has ended, a module that was imported.  That a process answers, or beats, proves

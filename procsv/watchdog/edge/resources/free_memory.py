@@ -1,4 +1,4 @@
-"""How much memory is free for one more process: the machine's, or what the control group leaves, if that is less.
+"""Free memory for one more process: the machine's, or what the control group leaves, if that is less.
 
 Used by event_loop.py.  A limit that cannot be read is no limit.
 """

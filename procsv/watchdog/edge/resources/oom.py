@@ -1,4 +1,4 @@
-"""Memory: was a process killed for want of it, and does the trainer use more than it is allowed?
+"""Memory limits: detect kills by the kernel for lack of memory, and a trainer above its limit.
 
 Used by event_loop.py.  Reads the kernel's own counters; decides nothing about restarts.  An exit by SIGKILL alone is no
 proof of anything: without a counter that rose, the sender is unknown.
