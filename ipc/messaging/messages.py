@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
 import msgspec
 
-from procsv.base.identity import TaskId
+from procsv.base.identity import TRAINER, TaskId
 from procsv.ipc.messaging.contract import (
     ANY,
     CHECKPOINT,
@@ -241,7 +241,7 @@ class FlushDone(Message, frozen=True):
 
 
 class TrainerExited(Message, frozen=True):
-    """Says that the trainer of this incarnation is dead and reaped.
+    """Says that this incarnation of a task is dead and reaped.
 
     Its newest READY slot is saved: at once if `clean`, else once the next trainer has it, and after a second at the
     latest.  Answered when nothing of it is left unsaved.
@@ -252,6 +252,7 @@ class TrainerExited(Message, frozen=True):
     incarnation: int
     clean: bool  # it said it was done, or was asked to stop
     avoid_step: int = -1  # what resumed from this step crashed again and again: the next one is to get an older state
+    task: TaskId = TRAINER
 
 
 class Finish(Message, frozen=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from procsv.base.identity import TaskId
+
 
 class Waiting(msgspec.Struct, frozen=True, tag=True):
     """Standby -> watchdog: all that can be done beforehand is done; from now on it sleeps.  Said once."""
@@ -13,8 +15,9 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
 
 
 class BecomeTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> standby: be trainer `incarnation`.  Brings log and writer's lock.  Answered by TrainerBegun."""
+    """Watchdog -> standby: be this task.  Brings log and writer's lock.  Answered by TrainerBegun."""
 
+    task: TaskId
     incarnation: int
 
 

@@ -40,6 +40,11 @@ class TaskId(msgspec.Struct, frozen=True, order=True, array_like=True):
         return self.role in PROGRAM_ROLES
 
 
+def attempt_name(task: TaskId, incarnation: int) -> str:
+    """Names one attempt in files that only programs leave: 3 for the trainer's third, worker.1.3."""
+    return str(incarnation) if task == TRAINER else f"{task}.{incarnation}"
+
+
 TRAINER, STANDBY, WATCHDOG = TaskId("trainer"), TaskId("standby"), TaskId("watchdog")
 CHECKPOINT, SUMMARY = TaskId("checkpoint"), TaskId("summary")
 COMMAND_LINE = TaskId("cli")  # of no run: it may speak to any, and hears any

@@ -121,7 +121,7 @@ def _run(
         },
     )
     left = reactor.run()
-    _leave(start, opened, reactor, environment, left)
+    _leave(core, start, opened, reactor, environment, left)
     if not start.observes:
         _say_goodbye(core, left, console, start)
     elif left.exit_code not in (exit_codes.DONE, exit_codes.RESUMABLE) and not start.home:
@@ -155,10 +155,11 @@ def _build_environment(
     )
 
 
-def _leave(start: Start, opened: Opened, reactor: Reactor, environment: Environment, left: Quit) -> None:
+def _leave(core: Core, start: Start, opened: Opened, reactor: Reactor, environment: Environment, left: Quit) -> None:
     """Nothing of the run stays but what is in the logdir.  Killed at any line: the next launch clears the rest."""
     last = reactor.close()
-    environment.processes.clear_tree()
+    for task in core.tasks:
+        environment.processes.clear_tree(task)
     environment.processes.close()
     environment.records.write_run(last, durable=True)
     environment.records.close()
@@ -166,7 +167,7 @@ def _leave(start: Start, opened: Opened, reactor: Reactor, environment: Environm
 
 
 def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None:
-    task = core.task
+    task = core.chief
     match left.exit_code:
         case exit_codes.DONE:
             console.say(f"training is complete{_at(task.step)}")

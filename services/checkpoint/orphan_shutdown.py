@@ -52,7 +52,7 @@ class OrphanShutdown:
 
     def _is_trainer_gone(self) -> bool:
         # The lock is inherited by the trainer's whole tree, and tells of one that never said Hello, too.
-        is_held = FileLock(self._start.paths.writer_lock).is_held()
+        is_held = any(FileLock(lock).is_held() for lock in self._start.paths.writer_locks())
         return not is_held and all(trainer.has_ended() for trainer in self._trainers)
 
     def is_alone(self, now_s: float) -> bool:

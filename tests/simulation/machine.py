@@ -67,7 +67,7 @@ class Machine(MachineInMemory[Process]):
         if child is not None:
             child.die(KILLED, "watchdog")
 
-    def clear_tree(self) -> bool:
+    def clear_tree(self, task: TaskId) -> bool:
         return self._world.clear_tree()
 
     def is_stopped(self, task: TaskId) -> bool:
@@ -85,22 +85,22 @@ class Machine(MachineInMemory[Process]):
         self.standby_words.append(word)
         self._wake(0.0)
 
-    def promote(self, number: int, incarnation: int) -> None:
+    def promote(self, number: int, task: TaskId, incarnation: int) -> None:
         world, standby = self._world, self.find(STANDBY, number)
-        world.note(history.SpawnAsked(TRAINER, incarnation))
+        world.note(history.SpawnAsked(task, incarnation))
         if not isinstance(standby, StandbyProcess) or standby.is_dead or world.writer_lock_is_held():
             raise ProcessLookupError("it is gone")
         del self.children[STANDBY]
         standby.become_another()
         trainer = Trainer(world, incarnation, self._start.run, self._start.settings.grace_s, standby)
-        self.children[TRAINER] = trainer
+        self.children[task] = trainer
         world.clock.after(PROMOTION_S, lambda: self._has_begun(number, trainer))
 
     def _has_begun(self, number: int, trainer: Trainer) -> None:
         if trainer.is_frozen and not trainer.is_dead:
             self._world.clock.at(trainer.frozen_until_s, lambda: self._has_begun(number, trainer))
         elif not trainer.is_dead:
-            self._standby_said(Promoted(number, trainer.incarnation, trainer.pid))
+            self._standby_said(Promoted(number, trainer.task, trainer.incarnation, trainer.pid))
 
     # -- what processes leave, and what is noted of the run --------------------------------------------------
     def beat_of(self, child: Process) -> Heartbeat | None:

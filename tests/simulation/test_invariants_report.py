@@ -129,7 +129,7 @@ def _kills_the_trainer_with_the_service(patch: pytest.MonkeyPatch) -> None:
 
     def with_trainer(self: Core, event: Ended, now_s: float) -> None:
         ended(self, event, now_s)
-        self._out.append(KillTree(TRAINER, self.task.incarnation))
+        self._out.append(KillTree(TRAINER, self.chief.incarnation))
 
     patch.setattr(Core, "_service_ended", with_trainer)
 
@@ -140,7 +140,7 @@ def _does_not_answer_status(patch: pytest.MonkeyPatch) -> None:
 
 def _says_an_old_pid(patch: pytest.MonkeyPatch) -> None:
     def spawned(self: Core, event: Any) -> None:
-        self.task.pid = self.task.pid or event.pid
+        self.chief.pid = self.chief.pid or event.pid
 
     died = TrainerSupervisor.died
 

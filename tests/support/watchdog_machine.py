@@ -51,7 +51,7 @@ class MachineInMemory(Generic[ChildT]):
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
         raise NotImplementedError
 
-    def promote(self, number: int, incarnation: int) -> None:
+    def promote(self, number: int, task: TaskId, incarnation: int) -> None:
         raise NotImplementedError
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
@@ -60,7 +60,7 @@ class MachineInMemory(Generic[ChildT]):
     def kill_tree(self, task: TaskId, incarnation: int) -> None:
         raise NotImplementedError
 
-    def clear_tree(self) -> bool:
+    def clear_tree(self, task: TaskId) -> bool:
         raise NotImplementedError
 
     def snapshot_step(self) -> int:

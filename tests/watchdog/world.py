@@ -126,15 +126,15 @@ class World(MachineInMemory[Process]):
         self.alive[task] = Process(task, incarnation, 1000 + incarnation)
         return self.alive[task].pid
 
-    def promote(self, number: int, incarnation: int) -> None:
-        assert TRAINER not in self.alive, "two trainers"
+    def promote(self, number: int, task: TaskId, incarnation: int) -> None:
+        assert task not in self.alive, "two trainers"
         assert self.alive[STANDBY].incarnation == number
         if self.promotion == "cannot be told":
             raise BrokenPipeError("Broken pipe")
         standby = self.alive.pop(STANDBY)
-        self.alive[TRAINER] = Process(TRAINER, incarnation, standby.pid)
+        self.alive[task] = Process(task, incarnation, standby.pid)
         if self.promotion == "begins":
-            self.standby_words.append(Promoted(number, incarnation, standby.pid))
+            self.standby_words.append(Promoted(number, task, incarnation, standby.pid))
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
         self.signals.append((task, number))
@@ -144,7 +144,7 @@ class World(MachineInMemory[Process]):
     def kill_tree(self, task: TaskId, incarnation: int) -> None:
         self.signal(task, incarnation, signal.SIGKILL)
 
-    def clear_tree(self) -> bool:
+    def clear_tree(self, task: TaskId) -> bool:
         return not self.stubborn
 
     def is_stopped(self, task: TaskId) -> bool:

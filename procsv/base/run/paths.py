@@ -19,7 +19,7 @@ from pathlib import Path
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
-from procsv.base.identity import TaskId
+from procsv.base.identity import TRAINER, TaskId, attempt_name
 from procsv.base.service_table import SERVICES
 from procsv.base.text import is_remote
 
@@ -78,10 +78,13 @@ class RunPaths:
         """Held by the one process that runs the run (watchdog, or a trainer without one)."""
         return self.run_dir / "run.lock"
 
-    @property
-    def writer_lock(self) -> Path:
-        """Held by the trainer's whole tree: a new trainer starts only when the old tree has let go."""
-        return self.run_dir / "writer.lock"
+    def writer_lock(self, task: TaskId) -> Path:
+        """Held by a task's whole tree: its next attempt starts only when the old tree has let go."""
+        return self.run_dir / ("writer.lock" if task == TRAINER else f"writer.{task}.lock")
+
+    def writer_locks(self) -> list[Path]:
+        """Those of all tasks that have run."""
+        return sorted(self.run_dir.glob("writer*.lock"))
 
     def service_lock(self, service: TaskId) -> Path:
         """Held by a service for its life: a new one serves only when the old one is gone."""
@@ -90,13 +93,13 @@ class RunPaths:
     def heartbeat(self, task: TaskId, incarnation: int) -> Path:
         return self.run_dir / f"{task}.{incarnation}.heartbeat"
 
-    def last_words(self, incarnation: int) -> Path:
-        """What a trainer's excepthook wrote of the exception that ended it."""
-        return self.run_dir / f"last_words.{incarnation}.json"
+    def last_words(self, task: TaskId, incarnation: int) -> Path:
+        """What a task's excepthook wrote of the exception that ended it."""
+        return self.run_dir / f"last_words.{attempt_name(task, incarnation)}.json"
 
-    def stacks(self, incarnation: int) -> Path:
-        """What faulthandler has written of a trainer's threads."""
-        return self.run_dir / f"stacks.{incarnation}.txt"
+    def stacks(self, task: TaskId, incarnation: int) -> Path:
+        """What faulthandler has written of a task's threads."""
+        return self.run_dir / f"stacks.{attempt_name(task, incarnation)}.txt"
 
     @property
     def loaded(self) -> Path:

@@ -81,7 +81,7 @@ def _make(start: Start) -> Runtime:
 
 def _join(runtime: Runtime, signals: int, start: Start) -> None:
     """Connects to the run as the trainer; from here on a stop is heard even while the main thread sits in a C call."""
-    arm(start.paths.stacks(start.incarnation))
+    arm(start.paths.stacks(start.task, start.incarnation))
     runtime.become(start)
     runtime.begin()
     link = runtime.link

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from procsv.base.failpoints import declare, failpoint
-from procsv.base.identity import TRAINER
+from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.target import parse_target
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Waiting
@@ -72,8 +72,8 @@ class Standby:
         lifeline_fd = self._start.lifeline_fd
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # the program may have children, which would stay
         threading.Thread(target=self._end_group_with_watchdog, args=(lifeline_fd,), daemon=True).start()
-        os.environ["PROCSV_ROLE"] = "trainer"
-        return self._as_trainer(int(os.environ["PROCSV_INCARNATION"]))
+        os.environ["PROCSV_ROLE"] = str(TRAINER)
+        return self._as_task(TRAINER, int(os.environ["PROCSV_INCARNATION"]))
 
     def _end_group_with_watchdog(self, lifeline_fd: int) -> None:
         select.select([lifeline_fd], [], [])
@@ -90,15 +90,15 @@ class Standby:
         failpoint("standby.become")
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first; the lifeline tells it
         _take_over(*files)
-        replace_argument("standby", "trainer")
-        os.environ |= {"PROCSV_ROLE": "trainer", "PROCSV_INCARNATION": str(word.incarnation)}
+        replace_argument(str(STANDBY), str(word.task))
+        os.environ |= {"PROCSV_ROLE": str(word.task), "PROCSV_INCARNATION": str(word.incarnation)}
         self._line.say(TrainerBegun(word.incarnation))
         self._line.close()
         failpoint("standby.begun")
-        return self._as_trainer(word.incarnation)
+        return self._as_task(word.task, word.incarnation)
 
-    def _as_trainer(self, incarnation: int) -> Start:
-        return msgspec.structs.replace(self._start, task=TRAINER, incarnation=incarnation, standby_fd=-1)
+    def _as_task(self, task: TaskId, incarnation: int) -> Start:
+        return msgspec.structs.replace(self._start, task=task, incarnation=incarnation, standby_fd=-1)
 
 
 def _die_with_watchdog(lifeline_fd: int) -> None:

@@ -132,7 +132,7 @@ class Runtime:
         link.on(ServiceLost, lambda received: _lose(link, cast(ServiceLost, received.body)))
         if self.observer is not None:
             self.observer.attach(link)
-            self._disarm = arm_unless_armed(start.paths.stacks(start.incarnation))
+            self._disarm = arm_unless_armed(start.paths.stacks(start.task, start.incarnation))
             atexit.register(self._end_at_exit)
         _begun.add(self)
         self._link = link

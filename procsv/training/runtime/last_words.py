@@ -24,7 +24,7 @@ def write_last_words(start: Start, error: BaseException | None, trace: Traceback
     permanent = isinstance(error, (ImportError, SyntaxError, UserError)) and step < 0
     lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
     words = LastWords(type(error).__qualname__, str(error), "".join(lines), step, permanent)
-    replace_file(start.paths.last_words(start.incarnation), msgspec.json.encode(words), durable=False)
+    replace_file(start.paths.last_words(start.task, start.incarnation), msgspec.json.encode(words), durable=False)
 
 
 def exit_code_of(error: BaseException | None) -> int:

@@ -185,7 +185,7 @@ class Observer:
 
     def _hold_writer_lock(self, incarnation: int) -> None:
         """Whatever becomes of the watchdog: nobody else writes to the logdir as long as we do."""
-        lock = FileLock(self.paths.writer_lock)
+        lock = FileLock(self.paths.writer_lock(TRAINER))
         if lock.try_acquire(f"trainer {incarnation}", SystemClock().wall()):
             self._lock = lock
             _locks.add(lock)

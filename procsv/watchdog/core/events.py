@@ -60,6 +60,7 @@ class Ended:
 class TreeGone:
     """Nothing of the dead trainer's tree is left, and the writer's lock is free."""
 
+    task: TaskId
     incarnation: int
 
 
@@ -87,7 +88,7 @@ class Ticked:
 
     beats: dict[TaskId, Heartbeat] = field(default_factory=dict)
     memory_step: int = NO_STEP
-    is_stopped: bool = False  # the trainer is frozen by SIGSTOP
+    stopped: frozenset[TaskId] = frozenset()  # of the tasks: those that are frozen by SIGSTOP
     room_bytes: int | None = None  # free memory, if it was looked at
     doing: Mapping[TaskId, str] = field(default_factory=dict)  # of services that are quiet: AT_DISK, STOPPED or ""
 
@@ -102,9 +103,10 @@ class StandbySaid:
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """Standby `number` has answered: it is the trainer."""
+    """Standby `number` has answered: it is the task."""
 
     number: int
+    task: TaskId
     incarnation: int
     pid: int
 
@@ -114,6 +116,7 @@ class NotPromoted:
     """Standby `number` could not be told, and is as it was."""
 
     number: int
+    task: TaskId
     incarnation: int
     error: str
 
@@ -124,6 +127,7 @@ class RecycleAsked:
 
     why: str
     by_hand: bool  # then all failures are forgiven, and a delay is cut short
+    task: TaskId | None = None  # None: every task
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,7 @@ class PreemptAsked:
 
     grace_s: float
     source: str
+    task: TaskId | None = None  # None: every task
 
 
 Event = (
@@ -170,9 +175,10 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """Standby `number` is to be trainer `incarnation`.  Answered by Promoted or NotPromoted, or it dies."""
+    """Standby `number` is to be this task.  Answered by Promoted or NotPromoted, or it dies."""
 
     number: int
+    task: TaskId
     incarnation: int
 
 
@@ -197,6 +203,7 @@ class KillTree:
 class ClearTree:
     """The trainer is dead: kill what is left of its tree; TreeGone when the writer's lock is free."""
 
+    task: TaskId
     incarnation: int
 
 
@@ -225,6 +232,7 @@ class WriteRun:
 class Report:
     """A crash report is to be written."""
 
+    task: TaskId
     incarnation: int
     sentence: str  # the cause, for people
     cause: str

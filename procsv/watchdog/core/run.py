@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from procsv.base import exit_codes
 from procsv.base.errors import ProcsvBug
 from procsv.base.grace import SERVICES_SHARE, TRAINER_SHARE
-from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER
+from procsv.base.identity import STANDBY, TaskId
 from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import (
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from random import Random
 
 BEFORE_ITS_STATE = (State.PENDING, State.IMPORTING, State.CONNECTED, State.RESTORING)
-FINISH_S_MAX = 900.0  # for the services, after training is done: big checkpoints on slow disks; then they are killed
 
 
 class Core:
@@ -78,21 +77,22 @@ class Core:
         self.started_s = now_s
         self._out: list[Action] = []
         self.standby = Standby(settings.launch.standby, self._out)
-        self.tasks = [TrainerSupervisor(first_incarnation, settings, rng, now_s, self.standby, self._out)]
-        self.services = {task: supervise_service(task, settings, self._out) for task in settings.services}
+        self.tasks = {
+            task: TrainerSupervisor(task, first_incarnation, settings, rng, now_s, self.standby, self._out)
+            for task in settings.tasks
+        }
+        self.chief = self.tasks[settings.tasks[0]]  # its state is the one that is saved; its end ends the run
+        self.services = {task: supervise_service(spec, settings, self._out) for task, spec in settings.services.items()}
+        self._keeper = next((service for service in self.services.values() if service.spec.keeps_state), None)
         self.stop_source = ""  # who asked for the end; set before anything is done about it
         self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
         self.exit_code: int | None = None
         self.settled_step = NO_STEP
         self._stop_s = 0.0
         self._end_s: float | None = None  # deadline of the services, once the run is ending
-        self._told_ended = 0  # the trainer whose death the checkpoint service that runs has been told of
+        self._told_ended = 0  # the chief's incarnation whose death the service that keeps its state was told of
+        self._others_are_stopped = False  # the chief's end, or a task that is given up, has ended the other tasks
         self.saves = Saves()
-
-    @property
-    def task(self) -> TrainerSupervisor:
-        """The only one, today."""
-        return self.tasks[0]
 
     @property
     def is_ending(self) -> bool:
@@ -103,15 +103,16 @@ class Core:
         """The run's state as people read it."""
         if self.exit_code is not None:
             return {exit_codes.DONE: "done", exit_codes.RESUMABLE: "stopped"}.get(self.exit_code, "failed")
-        if self.is_ending and self.task.life.state is not State.UNKILLABLE:
+        if self.is_ending and self.chief.life.state is not State.UNKILLABLE:
             return "stopping"
-        return self.task.life.state.word
+        return self.chief.life.state.word
 
     def start(self, now_s: float) -> list[Action]:
-        """The first actions: the services, then the trainer."""
+        """The first actions: the services, then the tasks."""
         for service in self.services.values():
             self._out.append(Spawn(service.task, service.start(now_s)))
-        self.task.start(now_s)
+        for task in self.tasks.values():
+            task.start(now_s)
         return self._take()
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
@@ -121,20 +122,20 @@ class Core:
                 self._spawned(event)
             case NotSpawned():
                 self._not_spawned(event, now_s)
-            case Ended(task=task) if task == TRAINER:
-                self._trainer_ended(event, now_s)
-            case Ended(task=task) if task == STANDBY:
+            case Ended(task=name) if name in self.tasks:
+                self._task_ended(self.tasks[name], event, now_s)
+            case Ended(task=name) if name == STANDBY:
                 self.standby.died(event, now_s)
             case Ended():
                 self._service_ended(event, now_s)
-            case TreeGone(incarnation):
-                self.task.tree_gone(incarnation, now_s)
-            case Said(task=task) if task == TRAINER:
-                self.task.said(event, now_s)
+            case TreeGone(name, incarnation):
+                self.tasks[name].tree_gone(incarnation, now_s)
+            case Said(task=name) if name in self.tasks:
+                self.tasks[name].said(event, now_s)
             case Said():
                 self._service_said(event, now_s)
-            case ServiceReady(task, incarnation):
-                self.services[task].ready(incarnation)
+            case ServiceReady(name, incarnation):
+                self.services[name].ready(incarnation)
             case Ticked():
                 self._ticked(event, now_s)
             case StandbySaid():
@@ -143,24 +144,24 @@ class Core:
                 self._promoted(event, now_s)
             case NotPromoted():
                 self.standby.not_promoted(event, now_s)
-                self.task.not_promoted(now_s)
+                self.tasks[event.task].not_promoted(now_s)
             case StopAsked():
                 self._stop_asked(event, now_s)
-            case RecycleAsked(why, by_hand):
-                if not (self.is_ending or self.settings.observes):
-                    self.task.recycle(why, by_hand, now_s)
-            case PreemptAsked(grace_s, source):
-                if not (self.is_ending or self.settings.observes):
-                    self.task.preempt(grace_s, source, now_s)
+            case RecycleAsked(why, by_hand, name):
+                for task in self._restartable(name):
+                    task.recycle(why, by_hand, now_s)
+            case PreemptAsked(grace_s, source, name):
+                for task in self._restartable(name):
+                    task.preempt(grace_s, source, now_s)
         self._go_on(now_s)
         return self._take()
 
     def next_due_s(self) -> float | None:
         """When a Ticked will have something to do, whatever else happens."""
         dues = [
-            self.task.next_due_s(),
             self.standby.next_due_s(),
             self._end_s,
+            *(task.next_due_s() for task in self.tasks.values()),
             *(service.next_due_s() for service in self.services.values()),
         ]
         return min((due for due in dues if due is not None), default=None)
@@ -170,11 +171,21 @@ class Core:
         self._out.clear()
         return actions
 
+    def _restartable(self, name: TaskId | None) -> list[TrainerSupervisor]:
+        """The tasks that are meant (None: all) and may be ended to be started again."""
+        if self.is_ending or self.settings.observes:
+            return []
+        return [task for task in self._running_on() if name in (None, task.task)]
+
+    def _running_on(self) -> list[TrainerSupervisor]:
+        """The tasks that have not come to their end."""
+        return [task for task in self.tasks.values() if not task.ends_run]
+
     # -- processes -----------------------------------------------------------------------------------------
     def _spawned(self, event: Spawned) -> None:
         self._out.append(Journal("spawned", event.task, event.incarnation, {"pid": event.pid}))
-        if event.task == TRAINER:
-            self.task.pid = event.pid
+        if event.task in self.tasks:
+            self.tasks[event.task].pid = event.pid
             return
         if event.task == STANDBY:
             self.standby.spawned(event)
@@ -184,8 +195,8 @@ class Core:
             self._out.append(Journal("service_restarted", event.task, event.incarnation, {"pid": event.pid}))
 
     def _not_spawned(self, event: NotSpawned, now_s: float) -> None:
-        if event.task == TRAINER:
-            self.task.not_spawned(event.error, now_s)
+        if event.task in self.tasks:
+            self.tasks[event.task].not_spawned(event.error, now_s)
         elif event.task == STANDBY:
             self.standby.not_spawned(event, now_s)
         else:
@@ -196,18 +207,18 @@ class Core:
     def _promoted(self, event: Promoted, now_s: float) -> None:
         self.standby.promoted(event, now_s)
         fields = {"pid": event.pid, "standby": event.number}
-        self._out.append(Journal("promoted", TRAINER, event.incarnation, fields))
-        self._spawned(Spawned(TRAINER, event.incarnation, event.pid))
+        self._out.append(Journal("promoted", event.task, event.incarnation, fields))
+        self._spawned(Spawned(event.task, event.incarnation, event.pid))
 
-    def _trainer_ended(self, event: Ended, now_s: float) -> None:
+    def _task_ended(self, task: TrainerSupervisor, event: Ended, now_s: float) -> None:
         """A standby that had not answered yet was no trainer, unless somebody had asked the trainer to end."""
-        if self.standby.is_becoming(event.incarnation):
-            if self.task.life.state is State.PENDING:
+        if self.standby.is_becoming(event.task, event.incarnation):
+            if task.life.state is State.PENDING:
                 self.standby.died(event, now_s)
-                self.task.not_promoted(now_s)
+                task.not_promoted(now_s)
                 return
-            self._promoted(Promoted(self.standby.number, event.incarnation, self.standby.pid), now_s)
-        self.task.died(event, now_s)
+            self._promoted(Promoted(self.standby.number, event.task, event.incarnation, self.standby.pid), now_s)
+        task.died(event, now_s)
 
     def _service_ended(self, event: Ended, now_s: float) -> None:
         service = self.services[event.task]
@@ -215,15 +226,15 @@ class Core:
             return
         if event.beat is not None:
             service.beat(event.beat)
-        if service.task == CHECKPOINT:
+        if service is self._keeper:
             self._told_ended = 0
         fields = service.exited_fields(event, service.cause(event))
         service.ended(event.exit, self._is_needed(service, now_s), now_s)
         self._out.append(Journal("exited", event.task, event.incarnation, fields))
         if service.state is ServiceState.LOST:
             why = f"{service.why_lost}; what it said: {event.log}"
-            self._out.append(Tell(TRAINER, ServiceLost(service.task, why)))
-            self._fail(why, now_s, is_hopeless=service.task == CHECKPOINT, last_lines=event.last_lines)
+            self._out += [Tell(task, ServiceLost(service.task, why)) for task in self.tasks]
+            self._service_lost(service, why, now_s, event.last_lines)
         elif service.restart_s is not None:
             text = f"the {service.task} service ended ({event.exit}); starting it again, training goes on"
             self._out.append(Say(text, is_bad=True))
@@ -247,11 +258,11 @@ class Core:
             case SaveFailed() as news:
                 self._out += self.saves.failed(news, service.incarnation, now_s)
             case Unwritable() as news:
-                self._out += self.saves.unwritable(news, service.incarnation, self.task.step)
+                self._out += self.saves.unwritable(news, service.incarnation, self.chief.step)
             case Rejected(path, why) as news:
                 fields = {"path": path, "why": why}
                 self._out.append(Journal("checkpoint_rejected", service.task, service.incarnation, fields))
-                self.task.rejected(news)
+                self.chief.rejected(news)
             case FlushDone() as news:
                 self.settled_step = max(self.settled_step, news.step)
                 self._settled(news, said.answers, now_s)
@@ -264,27 +275,30 @@ class Core:
         if self.saves.is_news(news):
             service.history.worked()
             self._out += self.saves.durable(news, service.incarnation)
-            self.task.durable(news)
+            for task in self.tasks.values():
+                task.durable(news)
 
     def _settled(self, news: FlushDone, answers: TrainerExited | Finish | None, now_s: float) -> None:
         if isinstance(answers, TrainerExited):
-            self.task.settled(news, answers, now_s)
-        elif news.error and not self.task.unsaved:
-            self.task.unsaved = news.error
+            self.chief.settled(news, answers, now_s)
+        elif news.error and not self.chief.unsaved:
+            self.chief.unsaved = news.error
 
     # -- time ----------------------------------------------------------------------------------------------
     def _ticked(self, event: Ticked, now_s: float) -> None:
-        for task, beat in event.beats.items():
-            if task == TRAINER:
-                self.task.beat(beat, now_s)
-            else:
-                self.services[task].beat(beat)
-        if self.task.pid:
-            self.task.memory_step = event.memory_step
-            self.task.watch(event.beats.get(TRAINER), event.is_stopped, now_s)
-        for task, service in self.services.items():
-            service.watch(event.beats.get(task), event.doing.get(task, ""), now_s)
-        self.task.tick(now_s)
+        for name, service in self.services.items():
+            if (beat := event.beats.get(name)) is not None:
+                service.beat(beat)
+        for name, task in self.tasks.items():
+            if (beat := event.beats.get(name)) is not None:
+                task.beat(beat, now_s)
+            if task.pid:
+                task.memory_step = event.memory_step
+                task.watch(beat, name in event.stopped, now_s)
+        for name, service in self.services.items():
+            service.watch(event.beats.get(name), event.doing.get(name, ""), now_s)
+        for task in self.tasks.values():
+            task.tick(now_s)
         self.standby.tick(now_s, event.room_bytes)
 
     def _stop_asked(self, event: StopAsked, now_s: float) -> None:
@@ -296,23 +310,24 @@ class Core:
             self._wake_services()
             if event.is_notice:
                 fields = {"grace": self.settings.launch.grace_s, "source": event.source}
-                self._out.append(Journal("preempt_notice", TRAINER, self.task.incarnation, fields))
-            if not self.task.ends_run:
-                how = "now" if event.now else f"at its next step, {show_duration(self.task.stop_s)} at most"
+                self._out.append(Journal("preempt_notice", self.chief.task, self.chief.incarnation, fields))
+            if self._running_on():
+                how = "now" if event.now else f"at its next step, {show_duration(self.chief.stop_s)} at most"
                 self._out.append(Say(f"{event.source}: stopping the program {how}"))
         if self._end_s is not None:  # it is over already; the services get no longer than a stop would give them
             self._end_s = min(self._end_s, self._services_end_s(now_s))
         elif event.now or not again:
             why = f"{event.source} asked for an end at once" if event.now else event.source
-            self.task.stop(event.now, why, now_s, "preempt" if event.is_notice else "final")
+            for task in self._running_on():
+                task.stop(event.now, why, now_s, "preempt" if event.is_notice else "final")
 
-    def _fail(self, why: str, now_s: float, is_hopeless: bool, last_lines: tuple[str, ...]) -> None:
-        """The run cannot go on: the trainer is asked to stop, then everything ends.
+    def _service_lost(self, service: ServiceSupervisor, why: str, now_s: float, last_lines: tuple[str, ...]) -> None:
+        """Without a critical service the run cannot go on: the program is asked to stop, then everything ends.
 
-        `is_hopeless`: a trainer that has not got its state yet will never get it; it is not waited for.
+        A task that has not got its state yet will never get it from a lost service; it is not waited for.
         """
         said = "\n".join(f"  {line}" for line in last_lines)
-        if self.settings.observes:
+        if self.settings.observes or not service.spec.is_critical:
             self._out.append(Say(f"{why}; it is not started again, the program goes on", is_bad=True, traceback=said))
             return
         self.failure = self.failure or why
@@ -320,20 +335,27 @@ class Core:
         if not self.is_ending:
             self.stop_source, self._stop_s = "a lost service", now_s
             self._out.append(WriteRun())
-            self.task.stop(is_hopeless and self.task.life.state in BEFORE_ITS_STATE, why, now_s)
+            for task in self._running_on():
+                task.stop(service is self._keeper and task.life.state in BEFORE_ITS_STATE, why, now_s)
 
     # -- the order of things -------------------------------------------------------------------------------
     def _go_on(self, now_s: float) -> None:
         """What the state of everything calls for, whatever led to it."""
-        ended, checkpoint = self.task.unsettled, self.services.get(CHECKPOINT)
-        if checkpoint is None:
-            self.task.unsettled = None
-        elif ended is not None and checkpoint.is_up and self._told_ended != ended.incarnation:
+        ended = self.chief.unsettled
+        if self._keeper is None:
+            self.chief.unsettled = None
+        elif ended is not None and self._keeper.is_up and self._told_ended != ended.incarnation:
             self._told_ended = ended.incarnation
-            self._out.append(Tell(CHECKPOINT, ended))
-        if self.is_ending or self.task.ends_run:
+            self._out.append(Tell(self._keeper.task, ended))
+        running_on = self._running_on()
+        is_over = self.chief.ends_run or any(task.gave_up for task in self.tasks.values())
+        if is_over and running_on and not (self._others_are_stopped or self.is_ending):
+            self._others_are_stopped = True
+            for task in running_on:
+                task.stop(False, "the run ends", now_s)
+        if self.is_ending or is_over:
             self.standby.unwanted(now_s, "the run ends")
-        if self.task.ends_run and self.exit_code is None:
+        if not running_on and self.exit_code is None:
             self._end(now_s)
         for service in self.services.values():
             if service.is_due(now_s):
@@ -342,7 +364,7 @@ class Core:
     def _end(self, now_s: float) -> None:
         """One more step of the end of the run."""
         if self._end_s is None:
-            self._end_s = self._services_end_s(now_s) if self.stop_source else now_s + FINISH_S_MAX
+            self._end_s = self._services_end_s(now_s) if self.stop_source else now_s + self._finish_s_max
             self._out.append(WriteRun())
             self._wake_services()
         is_late = now_s >= self._end_s
@@ -354,12 +376,19 @@ class Core:
                     self._out.append(KillTree(service.task, service.incarnation))
                     service.kill("it was not done in time" if is_late else "it had nothing to do yet")
                 service.drop()
-            elif service.state is ServiceState.SERVING and (service.task == SUMMARY or self.task.unsettled is None):
+            elif service.state is ServiceState.SERVING and self._may_finish(service):
                 self._out.append(Tell(service.task, Finish()))
                 service.finish()
         is_hopeless = now_s >= self._end_s + TREE_S_MAX  # killed, and still there
         if is_hopeless or self._are_all_gone():
             self._quit(now_s)
+
+    @property
+    def _finish_s_max(self) -> float:
+        return max((service.spec.finish_s_max for service in self.services.values()), default=0.0)
+
+    def _may_finish(self, service: ServiceSupervisor) -> bool:
+        return self.chief.unsettled is None or not service.spec.keeps_state
 
     def _wake_services(self) -> None:
         """One that is stopped (SIGSTOP) would not hear that the run ends; to any other SIGCONT says nothing."""
@@ -376,39 +405,40 @@ class Core:
         return max(self._stop_s + grace_s * (TRAINER_SHARE + SERVICES_SHARE), now_s + grace_s * SERVICES_SHARE)
 
     def _has_nothing_to_do(self, service: ServiceSupervisor) -> bool:
-        """A service that is still starting, in a run whose trainer has never spoken to anybody, is not waited for."""
-        return not service.is_up and not self.task.was_connected and self.task.memory_step == NO_STEP
+        """A service that is still starting, in a run none of whose tasks has ever spoken to anybody, is not waited for."""
+        was_connected = any(task.was_connected for task in self.tasks.values())
+        return not service.is_up and not was_connected and self.chief.memory_step == NO_STEP
 
     def _quit(self, now_s: float) -> None:
-        task = self.task
+        task = self.chief
         if task.unsettled is not None and max(task.step, task.memory_step) != NO_STEP:  # else it never had a state
             task.unsaved = task.unsaved or "the checkpoint service could not do it in time"
         goodput = task.goodput.value(now_s)
         why = self._why_failed()
         if why:
             self.exit_code = exit_codes.GAVE_UP
-            if not task.gave_up:
-                self._out.append(Journal("gave_up", TRAINER, task.incarnation, {"why": why}))
+            if not any(task.gave_up for task in self.tasks.values()):
+                self._out.append(Journal("gave_up", task.task, task.incarnation, {"why": why}))
                 if why != self.failure:
                     self._out.append(Say(f"gave up: {why}", is_bad=True))
         elif task.life.state is State.DONE:
             self.exit_code = exit_codes.DONE
             done = {"step": task.step, "goodput": goodput}
-            self._out.append(Journal("run_completed", TRAINER, task.incarnation, done))
+            self._out.append(Journal("run_completed", task.task, task.incarnation, done))
         else:
             self.exit_code = exit_codes.RESUMABLE
             source = self.stop_source or "the program itself"
             stopped = {"step": task.step, "durable_step": task.durable_step, "source": source}
-            self._out.append(Journal("stopped", TRAINER, task.incarnation, stopped))
+            self._out.append(Journal("stopped", task.task, task.incarnation, stopped))
         self._out.append(Quit(self.exit_code, keep_memory=bool(task.unsaved)))
 
     def _why_failed(self) -> str:
         """Why the run ends with exit code 70; "" if it does not."""
-        task = self.task
-        if task.gave_up or self.failure:
-            return task.gave_up or self.failure
-        if task.life.state is State.UNKILLABLE:
-            return f"process {task.pid or '(a child of the trainer)'} does not die, although it was killed"
-        if task.unsaved:
-            return f"the newest state of the program is not on disk: {task.unsaved}"
+        for task in self.tasks.values():
+            if task.gave_up or self.failure:
+                return task.gave_up or self.failure
+            if task.life.state is State.UNKILLABLE:
+                return f"process {task.pid or f'(a child of the {task.task})'} does not die, although it was killed"
+        if self.chief.unsaved:
+            return f"the newest state of the program is not on disk: {self.chief.unsaved}"
         return ""

@@ -21,6 +21,7 @@ from procsv.watchdog.core.restart_policy import SERVICE_KILLS, Cause, ServiceDea
 
 if TYPE_CHECKING:
     from procsv.base.outcome import Exit
+    from procsv.base.service_table import ServiceSpec
     from procsv.watchdog.core.events import Action, Ended
     from procsv.watchdog.core.settings import Settings
 
@@ -40,17 +41,17 @@ class ServiceState(Enum):
         return self.name.lower()
 
 
-def supervise_service(task: TaskId, settings: Settings, out: list[Action]) -> ServiceSupervisor:
+def supervise_service(spec: ServiceSpec, settings: Settings, out: list[Action]) -> ServiceSupervisor:
     """Of a service that is still to be started; `out` takes the actions."""
-    hanging = HangEscalation(task, ServiceLiveness(settings.launch), settings.launch, out)
-    return ServiceSupervisor(task, ServiceHistory(settings.launch), hanging)
+    hanging = HangEscalation(spec.task, ServiceLiveness(settings.launch), settings.launch, out)
+    return ServiceSupervisor(spec, ServiceHistory(settings.launch), hanging)
 
 
 @dataclass(slots=True)
 class ServiceSupervisor:
     """One service, through its incarnations.  Its methods answer what is to be done about it."""
 
-    task: TaskId
+    spec: ServiceSpec
     history: ServiceHistory
     hanging: HangEscalation[ServiceLiveness]
     state: ServiceState = ServiceState.WAITING
@@ -61,6 +62,10 @@ class ServiceSupervisor:
     why_killed: str = ""  # by us
     _work: int = 0
     _phase: Phase = Phase.IDLE
+
+    @property
+    def task(self) -> TaskId:
+        return self.spec.task
 
     @property
     def is_up(self) -> bool:

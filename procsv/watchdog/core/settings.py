@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from procsv.base.identity import TaskId
+from procsv.base.identity import TRAINER, TaskId
 from procsv.base.outcome import NO_STEP
 from procsv.base.service_table import SERVICES, ServiceSpec
 from procsv.ipc.messaging.launch_settings import LaunchSettings
@@ -19,4 +19,5 @@ class Settings:
     learned_step_s: float = 0.0  # the median of an earlier launch; 0.0: none is known
     saved_step: int = NO_STEP  # the newest step that is on disk, as far as can be seen
     observes: bool = False  # the program was started by somebody else: it is neither ended nor started again
+    tasks: tuple[TaskId, ...] = (TRAINER,)  # the first is the chief: its state is the one that is saved
     services: Mapping[TaskId, ServiceSpec] = field(default_factory=lambda: SERVICES)

@@ -20,7 +20,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from procsv.base.errors import ProcsvBug
-from procsv.base.identity import STANDBY, TRAINER
+from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.units import show_duration, show_size
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.watchdog.core.events import (
@@ -105,7 +105,7 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[StandbyAction, ...]
 
 @dataclass(slots=True)
 class Standby:
-    """The standby of one task, through all its processes, which have numbers of their own.  `out` takes the actions."""
+    """The standby of the run, through all its processes, which have numbers of their own.  `out` takes the actions."""
 
     mode: str  # off, warm or hot
     out: list[Action]
@@ -114,7 +114,7 @@ class Standby:
     pid: int = 0
     _is_wanted: bool = False
     _due_s: float = 0.0  # not before
-    _becomes: int = 0  # the trainer's incarnation that it is to be
+    _becomes: tuple[TaskId, int] = (TRAINER, 0)  # the task and incarnation that it is to be
     _late_s: float | None = None
     _why_killed: str = ""
     _deaths_s: list[float] = field(default_factory=list)
@@ -126,19 +126,19 @@ class Standby:
         """Whether the next trainer is there already."""
         return self.state is State.WAITING
 
-    def start_of(self, incarnation: int, now_s: float) -> Action:
-        """What starts trainer `incarnation`: the standby's promotion, or a cold start."""
+    def start_of(self, task: TaskId, incarnation: int, now_s: float) -> Action:
+        """What starts a task: the standby's promotion, or a cold start."""
         if not self.is_ready:
             if self.mode == "hot":  # it runs the program as that trainer, and would be another one by now
                 self.unwanted(now_s, "the trainer was started without it")
-            return Spawn(TRAINER, incarnation)
-        self._becomes, self._late_s = incarnation, now_s + PROMOTE_S_MAX
+            return Spawn(task, incarnation)
+        self._becomes, self._late_s = (task, incarnation), now_s + PROMOTE_S_MAX
         self._handle(Event.TAKEN, now_s)
-        return Promote(self.number, incarnation)
+        return Promote(self.number, task, incarnation)
 
-    def is_becoming(self, incarnation: int) -> bool:
-        """Whether trainer `incarnation` is a standby that has not answered yet."""
-        return self.state is State.PROMOTING and self._becomes == incarnation
+    def is_becoming(self, task: TaskId, incarnation: int) -> bool:
+        """Whether that process is a standby that has not answered yet."""
+        return self.state is State.PROMOTING and self._becomes == (task, incarnation)
 
     # -- what happens --------------------------------------------------------------------------------------
     def wanted(self) -> None:
@@ -250,7 +250,7 @@ class Standby:
                     self._why_killed = ""
                     self.out.append(Spawn(STANDBY, self.number, self.mode))
                 case StandbyAction.KILL:
-                    task, number = (TRAINER, self._becomes) if event is Event.LATE else (STANDBY, self.number)
+                    task, number = self._becomes if event is Event.LATE else (STANDBY, self.number)
                     self.out.append(KillTree(task, number))
                 case StandbyAction.COUNT:
                     self._count(now_s)

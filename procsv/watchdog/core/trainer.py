@@ -14,7 +14,7 @@ import msgspec
 from procsv.base import exit_codes
 from procsv.base.errors import ProcsvBug
 from procsv.base.grace import TRAINER_SHARE
-from procsv.base.identity import TRAINER
+from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP, LastExit, LastWords
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import (
@@ -71,12 +71,20 @@ class TrainerSupervisor:
     """The trainer.  `out` takes the actions."""
 
     def __init__(
-        self, incarnation: int, settings: Settings, rng: Random, now_s: float, standby: Standby, out: list[Action]
+        self,
+        task: TaskId,
+        incarnation: int,
+        settings: Settings,
+        rng: Random,
+        now_s: float,
+        standby: Standby,
+        out: list[Action],
     ) -> None:
+        self.task = task
         self.life = Lifecycle()
         self.history = History(settings.launch, rng, restarts=not settings.observes)
         liveness = Liveness(settings.launch, StepTimes(settings.learned_step_s))
-        self.hanging = HangEscalation(TRAINER, liveness, settings.launch, out)
+        self.hanging = HangEscalation(task, liveness, settings.launch, out)
         self.goodput = Goodput(now_s)
         self.incarnation = incarnation  # of the trainer that runs, or of the next one
         self.pid = 0
@@ -91,6 +99,7 @@ class TrainerSupervisor:
         self.unsettled: TrainerExited | None = None  # what the checkpoint service has still to answer
         self.unsaved = ""  # why the newest state of the last trainer is not on disk
         self.restart_s: float | None = None  # monotonic time of the next start
+        self._keeps_state = task == settings.tasks[0]  # of the others nothing is saved
         self._grace_s, self._observes = settings.launch.grace_s, settings.observes
         self._standby = standby
         self._out = out
@@ -116,7 +125,7 @@ class TrainerSupervisor:
         self._do((LifecycleAction.SPAWN,), now_s)
 
     def not_spawned(self, error: str, now_s: float) -> None:
-        self._out.append(Say(f"cannot start the trainer: {error}; trying again", is_bad=True))
+        self._out.append(Say(f"cannot start the {self.task}: {error}; trying again", is_bad=True))
         self.restart_s = now_s + self.history.not_spawned().delay_s
         self.life.handle(LifecycleEvent.NOT_SPAWNED, error)
 
@@ -125,7 +134,7 @@ class TrainerSupervisor:
         self.restart_s = now_s
         self.life.handle(LifecycleEvent.NOT_SPAWNED, "the standby")
         self._tree_is_gone, self._killed_s = False, now_s
-        self._out.append(ClearTree(self.incarnation))
+        self._out.append(ClearTree(self.task, self.incarnation))
 
     def beat(self, beat: Heartbeat, now_s: float) -> None:
         """The heartbeat of the trainer that runs, as read now."""
@@ -157,7 +166,7 @@ class TrainerSupervisor:
             case Note("preempt_notice") if self._stop_is_told:
                 pass  # the signal that it has heard was ours
             case Note(event, fields):
-                self._out.append(Journal(event, TRAINER, self.incarnation, dict(fields)))
+                self._out.append(Journal(event, self.task, self.incarnation, dict(fields)))
             case Ack():
                 pass
             case body:
@@ -173,8 +182,8 @@ class TrainerSupervisor:
             self._reported_ready = self.incarnation
             self.goodput.ready(recovered.ended_s, recovered.step)
             fields = wording.recovered_fields(recovered, self._death_s)
-            ready = Journal("ready", TRAINER, self.incarnation, {"step": recovered.step})
-            self._out += [ready, Journal("recovered", TRAINER, self.incarnation, fields)]
+            ready = Journal("ready", self.task, self.incarnation, {"step": recovered.step})
+            self._out += [ready, Journal("recovered", self.task, self.incarnation, fields)]
         self._handle(LifecycleEvent.READY, now_s)
 
     def died(self, ended: Ended, now_s: float) -> None:
@@ -192,7 +201,7 @@ class TrainerSupervisor:
             cause = Cause("completed", "its session has ended")
         self.last_words, self.last_exit = ended.words, wording.last_exit(ended.exit, cause, self._own_step)
         fields = {"pid": self.pid, **msgspec.structs.asdict(self.last_exit)}
-        self._out.append(Journal("exited", TRAINER, self.incarnation, fields))
+        self._out.append(Journal("exited", self.task, self.incarnation, fields))
         kind = classify(ended.exit)
         self.goodput.ended(now_s, self._own_step, self._own_step if kind is Kind.DONE else self.resume_step)
         if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED:
@@ -203,7 +212,7 @@ class TrainerSupervisor:
         self.hanging.end()
         self._death_s, self.pid, self._last_death = now_s, 0, ended
         clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
-        self.unsettled = TrainerExited(self.incarnation, clean)
+        self.unsettled = TrainerExited(self.incarnation, clean, task=self.task) if self._keeps_state else None
         self._handle(_DEATHS.get(kind, LifecycleEvent.CRASHED), now_s, f"{ended.exit} at step {self._own_step}")
 
     def tree_gone(self, incarnation: int, now_s: float) -> None:
@@ -252,7 +261,7 @@ class TrainerSupervisor:
         """The trainer is told that its machine goes away, and killed when the grace is over; then it is started again."""
         if not self.pid or not self.life.is_live:
             return
-        notice = Journal("preempt_notice", TRAINER, self.incarnation, {"grace": grace_s, "source": source})
+        notice = Journal("preempt_notice", self.task, self.incarnation, {"grace": grace_s, "source": source})
         self._out += [notice, Say(f"{source}: preempting the program, {show_duration(grace_s)} of grace")]
         self._recycled, self._stop_reason, self._own_grace_s = f"preempted by {source}", "preempt", grace_s
         self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, source)
@@ -276,7 +285,7 @@ class TrainerSupervisor:
             return  # one that did not go on has hung, or was ended, which is told as that
         seconds = round(now_s - since_s, 3)
         self.goodput.stood_still(seconds)
-        self._out.append(Journal("frozen", TRAINER, self.incarnation, {"seconds": seconds, "step": self._own_step}))
+        self._out.append(Journal("frozen", self.task, self.incarnation, {"seconds": seconds, "step": self._own_step}))
         self._out.append(Say(f"the program goes on: a signal had stopped it for {show_duration(seconds)}"))
 
     def tick(self, now_s: float) -> None:
@@ -346,20 +355,22 @@ class TrainerSupervisor:
                 case LifecycleAction.REPORT_HANG:
                     self.hanging.report_hang(self.incarnation, now_s, "it was not started by procsv, and is left alone")
                 case LifecycleAction.REPORT_PROGRESS:
-                    self._out += wording.goes_on(self.incarnation, self._stalled_s, self._own_step)
+                    self._out += wording.goes_on(self.task, self.incarnation, self._stalled_s, self._own_step)
                 case LifecycleAction.TELL_STOP:
                     self._tell_stop(now_s)
                 case LifecycleAction.KILL_TREE:
-                    self._out.append(KillTree(TRAINER, self.incarnation))
+                    self._out.append(KillTree(self.task, self.incarnation))
                     self._killed_s, self._kill_at_s = now_s, None
                     self.hanging.end()
                 case LifecycleAction.CLEAN_UP:
                     self._tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
-                    self._out.append(ClearTree(self.incarnation))
+                    self._out.append(ClearTree(self.task, self.incarnation))
                 case LifecycleAction.DECIDE_RESTART:
                     self._weigh(now_s)
                 case LifecycleAction.ALERT:
-                    text = f"processes of trainer {self.incarnation} do not die; nothing else may write to the logdir"
+                    text = (
+                        f"processes of {self.task} {self.incarnation} do not die; nothing else may write to the logdir"
+                    )
                     self._out.append(Say(text, is_bad=True))
                 case LifecycleAction.END_RUN:
                     self.ends_run, self.restart_s = True, None
@@ -373,18 +384,18 @@ class TrainerSupervisor:
         self._we_killed, self._recycled, self._stop_is_told = "", "", False
         self._stop_reason, self._own_grace_s = "final", None
         self.hanging.begin(now_s)
-        self._out.append(self._standby.start_of(self.incarnation, now_s))
+        self._out.append(self._standby.start_of(self.task, self.incarnation, now_s))
 
     def _tell_stop(self, now_s: float) -> None:
         self.hanging.end()
-        self._out.append(Tell(TRAINER, StopTraining(self.stop_s, self._stop_reason)))
+        self._out.append(Tell(self.task, StopTraining(self.stop_s, self._stop_reason)))
         if not self._stop_is_told:
             self._stop_is_told = True
             self._kill_at_s = now_s + self.stop_s
             if self._observes:
                 return  # it has no handler of ours: a signal would kill it
-            self._out.append(Signal(TRAINER, self.incarnation, signal.SIGTERM))
-            self._out.append(Signal(TRAINER, self.incarnation, signal.SIGCONT))  # a stopped one would not hear it
+            self._out.append(Signal(self.task, self.incarnation, signal.SIGTERM))
+            self._out.append(Signal(self.task, self.incarnation, signal.SIGCONT))  # a stopped one would not hear it
 
     def _weigh(self, now_s: float) -> None:
         ended = self._last_death
@@ -399,11 +410,11 @@ class TrainerSupervisor:
             return
         death = Death(ended.exit, ended.words, self._own_step)
         verdict = self.history.decide_restart(death, self._standby.is_ready)
-        if self.history.suspects(death, self._resumed_step, self.resume_step):
+        if self._keeps_state and self.history.suspects(death, self._resumed_step, self.resume_step):
             self._go_back()
         if isinstance(verdict, Restart):
             self._restart(verdict, now_s)
-        elif verdict.is_final:
+        elif verdict.is_final or not self._keeps_state:
             self._give_up(verdict.why, now_s)
         else:
             self._verdict = verdict  # what is being saved now may be progress: looked at again in `settled`
@@ -412,20 +423,20 @@ class TrainerSupervisor:
         """What resumed from that state crashed again and again: the next trainer gets the one before."""
         step = self._resumed_step
         assert self.unsettled is not None, "weighed, and nothing to settle"
-        self.unsettled = TrainerExited(self.incarnation, False, step)
-        suspected = Journal("state_suspected", TRAINER, self.incarnation, {"step": step})
+        self.unsettled = TrainerExited(self.incarnation, False, step, self.task)
+        suspected = Journal("state_suspected", self.task, self.incarnation, {"step": step})
         self._out += [Say(wording.going_back(step), is_bad=True), suspected]
 
     def _restart(self, verdict: Restart, now_s: float) -> None:
         self.restart_s = now_s + verdict.delay_s
         fields = wording.restarting_fields(verdict.delay_s, self.lost_steps, self._recycled)
-        self._out.append(Journal("restarting", TRAINER, self.incarnation, fields))
+        self._out.append(Journal("restarting", self.task, self.incarnation, fields))
         self._out.append(Say(wording.starting_again(verdict.delay_s, self.memory_step, self.durable_step)))
 
     def _give_up(self, why: str, now_s: float) -> None:
         self.gave_up = why
         traceback = self.last_words.traceback if self.last_words else ""
-        self._out.append(Journal("gave_up", TRAINER, self.incarnation, {"why": why}))
+        self._out.append(Journal("gave_up", self.task, self.incarnation, {"why": why}))
         if not self._observes:  # else nothing more was to be expected
             self._out.append(Say(wording.gave_up(why, self.last_exit), is_bad=True, traceback=traceback))
         self._handle(LifecycleEvent.GAVE_UP, now_s, why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from procsv.base.identity import TRAINER
+from procsv.base.identity import TaskId
 from procsv.base.outcome import LastExit
 from procsv.base.units import show_duration
 from procsv.watchdog.core.events import Journal, Report, Say
@@ -80,18 +80,19 @@ def not_stopped(after_s: float) -> str:
     return f"the program has not stopped within {show_duration(after_s)}; `procsv stop --now` kills it"
 
 
-def goes_on(incarnation: int, seconds: float, step: int) -> tuple[Journal, Say]:
+def goes_on(task: TaskId, incarnation: int, seconds: float, step: int) -> tuple[Journal, Say]:
     """What had hung, and was left alone, makes progress again."""
     fields = {"seconds": round(seconds, 1), "step": step}
     text = f"the program goes on: it had made no progress for {show_duration(seconds)}"
-    return Journal("hang_over", TRAINER, incarnation, fields), Say(text)
+    return Journal("hang_over", task, incarnation, fields), Say(text)
 
 
 def report(ended: Ended, cause: Cause, pid: int, step: int, lost_steps: int, resume_step: int) -> Report:
     """The crash report of a trainer; its first sentence is the cause."""
     return Report(
+        ended.task,
         ended.incarnation,
-        f"trainer {ended.incarnation} (pid {pid}) {sentence(cause.word, cause.evidence, step)}",
+        f"{ended.task} {ended.incarnation} (pid {pid}) {sentence(cause.word, cause.evidence, step)}",
         cause.word,
         cause.evidence,
         ended.exit,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from procsv.base import exit_codes
 from procsv.base.errors import LogdirLocked, UserError
+from procsv.base.identity import PROGRAM_ROLES, TRAINER
 from procsv.base.locks import FileLock, Holder
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
@@ -133,12 +134,9 @@ def _wait_for_leftovers(
 ) -> None:
     """Trainer and services of a run whose watchdog was killed save and leave by themselves: give them their time."""
     deadline_s = clock.monotonic() + grace_s + LEFTOVER_MARGIN_S
-    locks = {"trainer": paths.writer_lock, **{f"{task} service": paths.service_lock(task) for task in SERVICES}}
+    locks = _locks(paths, "")
     if before is not None and before.run_dir != str(paths.run_dir):  # it ran with another runtime directory
-        old = before.paths
-        locks |= {"trainer (before)": old.writer_lock} | {
-            f"{r} service (before)": old.service_lock(r) for r in SERVICES
-        }
+        locks |= _locks(before.paths, " (before)")
     said = False
     while held := {who: path for who, path in locks.items() if FileLock(path).is_held()}:
         is_late = clock.monotonic() > deadline_s
@@ -150,11 +148,16 @@ def _wait_for_leftovers(
             said = True
             say(f"the run before was killed; waiting for what it left to save and end: {names}")
         for path in held.values():
-            if (
-                path.name != paths.writer_lock.name
-            ):  # that one is held by heirs; a service ends a trainer that is stopped
+            if not path.name.startswith("writer"):  # held by heirs; a service ends a trainer that is stopped
                 FileLock(path).wake()
         wait(0.05)
+
+
+def _locks(paths: RunPaths, when: str) -> dict[str, Path]:
+    """What a run's tasks and services hold, by who they are."""
+    tasks = {path: path.name.removeprefix("writer.").removesuffix("lock") for path in paths.writer_locks()}
+    held = {f"{name.removesuffix('.') or TRAINER}{when}": path for path, name in tasks.items()}
+    return held | {f"{task} service{when}": paths.service_lock(task) for task in SERVICES}
 
 
 def _pids(path: Path) -> str:
@@ -188,9 +191,12 @@ def remove_run(paths: RunPaths, lock: FileLock, keep_memory: bool) -> None:
 
 
 def _last_incarnation(paths: RunPaths, before: RunFile | None) -> int:
-    """The highest trainer number that the logdir has seen, even where run.json was lost."""
+    """The highest attempt of any task that the logdir has seen, even where run.json was lost."""
     numbers = [before.incarnation if before is not None else 0]
-    for directory, pattern in ((paths.logs, r"trainer\.(\d+)\.log"), (paths.crashes, r"(\d+)\.json")):
+    for directory, pattern in (
+        (paths.logs, rf"(?:{'|'.join(PROGRAM_ROLES)})(?:\.\d+)?\.(\d+)\.log"),
+        (paths.crashes, r"(?:.*\.)?(\d+)\.json"),
+    ):
         with contextlib.suppress(OSError):
             numbers += [int(m[1]) for path in directory.iterdir() if (m := re.fullmatch(pattern, path.name))]
     return max(numbers)

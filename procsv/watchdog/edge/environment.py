@@ -44,8 +44,8 @@ class ProcessTable(Protocol):
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
     def kill_tree(self, task: TaskId, incarnation: int) -> None: ...
-    def clear_tree(self) -> bool:
-        """Kills what a dead trainer has left.  True once nothing of it holds the logdir or the GPU."""
+    def clear_tree(self, task: TaskId) -> bool:
+        """Kills what a dead task has left.  True once nothing of it holds the logdir or the GPU."""
 
     def reap_strays(self) -> None: ...
     def is_stopped(self, task: TaskId) -> bool: ...
@@ -58,8 +58,8 @@ class StandbyPort(Protocol):
     """The conversation with the standby."""
 
     def hear(self) -> list[StandbySaid | Promoted]: ...
-    def promote(self, number: int, incarnation: int) -> None:
-        """Makes standby `number` the trainer.  OSError if it is gone; then everything is as it was."""
+    def promote(self, number: int, task: TaskId, incarnation: int) -> None:
+        """Makes standby `number` that task.  OSError if it is gone; then everything is as it was."""
 
 
 class Sockets(Protocol):

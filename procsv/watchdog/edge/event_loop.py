@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from procsv.base.failpoints import declare, failpoint
-from procsv.base.identity import COMMAND_LINE, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
-from procsv.base.service_table import SERVICES
+from procsv.base.identity import COMMAND_LINE, STANDBY, WATCHDOG, TaskId
 from procsv.ipc.messaging.messages import (
     Finish,
     FlushDone,
@@ -78,8 +77,10 @@ class Reactor:
         self._clock, self._processes = environment.clock, environment.processes
         self._sockets, self._heartbeats = environment.sockets, environment.heartbeats
         self._paths = facts.start.paths
-        self._asked: dict[TaskId, dict[int, Message]] = {task: {} for task in SERVICES}  # what FlushDone will answer
-        self._clearing: int | None = None  # the trainer's incarnation whose tree is being cleared
+        self._asked: dict[TaskId, dict[int, Message]] = {
+            task: {} for task in core.services
+        }  # what FlushDone will answer
+        self._clearing: dict[TaskId, int] = {}  # the incarnations whose trees are being cleared
         self._quit: Quit | None = None
         self._quit_s = 0.0
         self._tick_s = self._run_json_s = self._clock.monotonic()
@@ -111,7 +112,7 @@ class Reactor:
         self._hear()
         self._look_at_tree()
         self._tick()
-        self._injector.tick(self._clock.monotonic(), self._core.task.step)
+        self._injector.tick(self._clock.monotonic(), self._core.chief.step)
 
     @property
     def result(self) -> Quit | None:
@@ -121,7 +122,7 @@ class Reactor:
     def _has_remains(self) -> bool:
         """At the end of the run: killed processes are on their way out, or commands hear of what has happened."""
         past_s = self._clock.monotonic() - self._quit_s
-        return (self._clearing is not None and past_s < REMAINS_S_MAX) or (
+        return (bool(self._clearing) and past_s < REMAINS_S_MAX) or (
             self._env.event_hook.is_busy and past_s < LAST_S_MAX
         )
 
@@ -129,7 +130,7 @@ class Reactor:
         """How long until the next turn, if nothing happens before."""
         now_s = self._clock.monotonic()
         dues = [self._tick_s, self._core.next_due_s() or self._tick_s, self._injector.next_due_s(now_s) or self._tick_s]
-        if self._clearing is not None or self._quit is not None:
+        if self._clearing or self._quit is not None:
             dues.append(now_s + CLEAR_S)
         return max(WAIT_S_MIN, min(dues) - now_s)
 
@@ -162,33 +163,34 @@ class Reactor:
         """The heartbeats and the memory as they are now."""
         core, room = self._core, None
         if core.standby.is_due(self._clock.monotonic()):
-            room = self._env.resources.room_for_standby(core.task.pid, core.settings.launch.memory_limit)
+            room = self._env.resources.room_for_standby(core.chief.pid, core.settings.launch.memory_limit)
         doing = {task: self._processes.doing(task) for task, service in core.services.items() if service.is_quiet}
-        is_stopped = self._processes.is_stopped(TRAINER)
-        return Ticked(self._heartbeats.read(), self._env.post_mortem.snapshot_step(), is_stopped, room, doing)
+        stopped = frozenset(task for task in core.tasks if self._processes.is_stopped(task))
+        return Ticked(self._heartbeats.read(), self._env.post_mortem.snapshot_step(), stopped, room, doing)
 
     def _look_at_memory(self) -> None:
-        task, limit = self._core.task, self._core.settings.launch.memory_limit
-        used = self._env.resources.tree_rss(task.pid) if limit and task.life.state is State.RUNNING else 0
-        if why := over_limit(used, limit):
-            self.handle(RecycleAsked(why, by_hand=False))
+        limit = self._core.settings.launch.memory_limit
+        for name, task in self._core.tasks.items():
+            used = self._env.resources.tree_rss(task.pid) if limit and task.life.state is State.RUNNING else 0
+            if why := over_limit(used, limit):
+                self.handle(RecycleAsked(why, False, name))
 
     # -- processes -----------------------------------------------------------------------------------------
     def _process_ended(self, dead: Dead) -> None:
         beat = self._heartbeats.drop(dead.task)
-        if dead.task == TRAINER:
-            self._sockets.server.forget(TRAINER, dead.incarnation)
-        elif dead.task in SERVICES:
+        if dead.task in self._core.tasks:
+            self._sockets.server.forget(dead.task, dead.incarnation)
+        elif dead.task in self._core.services:
             self._sockets.clients[dead.task].peer.outbox.forget()  # its successor is told anew by the core
             self._asked[dead.task].clear()
         self.handle(self._env.post_mortem.examine(dead, beat))
         self._env.post_mortem.clear(dead)  # killed here: the next launch tidies
 
     def _look_at_tree(self) -> None:
-        incarnation = self._clearing
-        if incarnation is not None and self._processes.clear_tree():
-            self._clearing = None
-            self.handle(TreeGone(incarnation))
+        for task, incarnation in list(self._clearing.items()):
+            if self._processes.clear_tree(task):
+                del self._clearing[task]
+                self.handle(TreeGone(task, incarnation))
 
     def _spawn(self, task: TaskId, incarnation: int, standby: str) -> None:
         if task != STANDBY:
@@ -199,19 +201,23 @@ class Reactor:
             self._heartbeats.drop(task)
             self.handle(NotSpawned(task, incarnation, str(error)))
             return
-        if task == TRAINER:
-            self._env.console.follow(self._paths.log(TRAINER, incarnation))
+        self._show_log(task, incarnation)
         self.handle(Spawned(task, incarnation, pid))
 
-    def _promote(self, number: int, incarnation: int) -> None:
-        self._heartbeats.follow(TRAINER, incarnation)
+    def _promote(self, number: int, task: TaskId, incarnation: int) -> None:
+        self._heartbeats.follow(task, incarnation)
         try:
-            self._env.standby.promote(number, incarnation)
+            self._env.standby.promote(number, task, incarnation)
         except OSError as error:
-            self._heartbeats.drop(TRAINER)
-            self.handle(NotPromoted(number, incarnation, str(error)))
+            self._heartbeats.drop(task)
+            self.handle(NotPromoted(number, task, incarnation, str(error)))
             return
-        self._env.console.follow(self._paths.log(TRAINER, incarnation))
+        self._show_log(task, incarnation)
+
+    def _show_log(self, task: TaskId, incarnation: int) -> None:
+        """The terminal shows what the chief prints."""
+        if task == self._core.chief.task:
+            self._env.console.follow(self._paths.log(task, incarnation))
 
     # -- messages ------------------------------------------------------------------------------------------
     def _hear(self) -> None:
@@ -240,8 +246,8 @@ class Reactor:
                 self.handle(StopAsked("procsv stop", now))
                 self._sockets.server.acknowledge(received)  # what it asks for is written down by now
             case body:
-                if received.task == TRAINER:
-                    self.handle(Said(TRAINER, received.incarnation, body))
+                if received.task in self._core.tasks:
+                    self.handle(Said(received.task, received.incarnation, body))
                 self._sockets.server.acknowledge(received)
 
     def _heard_from_service(self, task: TaskId, client: ClientEndpoint, received: Received) -> None:
@@ -256,10 +262,10 @@ class Reactor:
         client.acknowledge(received)
 
     def _tell(self, task: TaskId, body: Message) -> None:
-        if task == SUMMARY and isinstance(body, Finish):
+        if isinstance(body, Finish) and self._core.services[task].spec.takes_events:
             self._say_figures(math.inf)  # the last ones: after these it ends
-        if task == TRAINER:
-            self._sockets.server.broadcast(body, TRAINER)
+        if task in self._core.tasks:
+            self._sockets.server.broadcast(body, task)
         else:
             self._asked[task][self._sockets.clients[task].send_reliable(body)] = body
 
@@ -267,9 +273,10 @@ class Reactor:
         self.handle(PreemptAsked(grace_s, "a fault of the plan"))
 
     def _say_figures(self, now_s: float) -> None:
-        figures = self._env.records.metrics_due(now_s, self._core.task.step)
-        if figures is not None:
-            self._sockets.clients[SUMMARY].send(figures)
+        figures = self._env.records.metrics_due(now_s, self._core.chief.step)
+        for task, service in self._core.services.items():
+            if figures is not None and service.spec.takes_events:
+                self._sockets.clients[task].send(figures)
 
     # -- what the core says --------------------------------------------------------------------------------
     def _perform(self, actions: list[Action]) -> None:
@@ -281,15 +288,15 @@ class Reactor:
         match action:
             case Spawn(task, incarnation, standby):
                 self._spawn(task, incarnation, standby)
-            case Promote(number, incarnation):
-                self._promote(number, incarnation)
+            case Promote(number, task, incarnation):
+                self._promote(number, task, incarnation)
             case Signal(task, incarnation, number):
                 failpoint("watchdog.mid_stop")
                 self._processes.signal(task, incarnation, number)
             case KillTree(task, incarnation):
                 self._processes.kill_tree(task, incarnation)
-            case ClearTree(incarnation):
-                self._clearing = incarnation
+            case ClearTree(task, incarnation):
+                self._clearing[task] = incarnation
                 self._look_at_tree()
             case Tell(task, body):
                 self._tell(task, body)
@@ -323,7 +330,9 @@ class Reactor:
         return run_file(self._facts, self._core, self._clock.monotonic(), self._clock.wall())
 
     def _status(self) -> dict[str, object]:
-        usage = {task: self._processes.usage(task) for task in (WATCHDOG, TRAINER, STANDBY, *SERVICES)}
+        usage = {
+            task: self._processes.usage(task) for task in (WATCHDOG, *self._core.tasks, STANDBY, *self._core.services)
+        }
         refused = self._sockets.server.refused + sum(client.refused for client in self._sockets.clients.values())
         memory = self._env.resources.host_memory()
         beats, now_s = self._heartbeats.read(), self._clock.monotonic()

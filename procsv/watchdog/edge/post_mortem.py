@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from procsv.base.identity import STANDBY, TRAINER
+from procsv.base.identity import STANDBY, TaskId
 from procsv.base.outcome import NO_STEP, LastWords
 from procsv.base.run.log_tail import last_lines
 from procsv.ipc.shm.slot_file import scan_slots
@@ -42,8 +42,8 @@ class PostMortem:
         oom = self._kills.news() if dead.exit.signal == signal.SIGKILL else ""
         if task == STANDBY:
             return Ended(task, number, dead.exit)
-        if task == TRAINER:
-            words, stacks = self._last_words(number), _read(self._paths.stacks(number), STACKS_BYTES_MAX)
+        if task.runs_program:
+            words, stacks = self._last_words(task, number), _read(self._paths.stacks(task, number), STACKS_BYTES_MAX)
             return Ended(task, number, dead.exit, beat, words, self.snapshot_step(), stacks, oom)
         log = self._paths.log(task, number)
         said = tuple(last_lines(log, SERVICE_LINES_SHOWN))
@@ -51,9 +51,9 @@ class PostMortem:
 
     def clear(self, dead: Dead) -> None:
         """Removes words and stacks, once the report of the crash is written: one of each a crash would pile up for months."""
-        if dead.task == TRAINER:
-            self._paths.last_words(dead.incarnation).unlink(missing_ok=True)
-            self._paths.stacks(dead.incarnation).unlink(missing_ok=True)
+        if dead.task.runs_program:
+            self._paths.last_words(dead.task, dead.incarnation).unlink(missing_ok=True)
+            self._paths.stacks(dead.task, dead.incarnation).unlink(missing_ok=True)
 
     def snapshot_step(self) -> int:
         """The step of the newest whole snapshot in shared memory; NO_STEP if there is none."""
@@ -62,10 +62,10 @@ class PostMortem:
         except OSError:
             return NO_STEP
 
-    def _last_words(self, incarnation: int) -> LastWords | None:
+    def _last_words(self, task: TaskId, incarnation: int) -> LastWords | None:
         """What its excepthook wrote of the exception that ended it."""
         try:
-            return msgspec.json.decode(self._paths.last_words(incarnation).read_bytes(), type=LastWords)
+            return msgspec.json.decode(self._paths.last_words(task, incarnation).read_bytes(), type=LastWords)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 

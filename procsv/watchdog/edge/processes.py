@@ -100,7 +100,7 @@ class Processes:
         log = paths.log(task, incarnation)
         prune_logs(paths.logs, task, log)
         start = self._start(task, incarnation)
-        fds, lock = [self._lifeline[0]], FileLock(paths.writer_lock)
+        fds, lock = [self._lifeline[0]], FileLock(paths.writer_lock(task))
         line, end = StandbyChannel.pair() if task == STANDBY else (None, None)
         if end is not None:
             settings = msgspec.structs.replace(start.settings, standby=standby)
@@ -111,9 +111,9 @@ class Processes:
             environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": str(task)}
         if task == STANDBY and TRAINER in self.running:
             environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # as it is to be
-        if task == TRAINER:
+        if task.runs_program:
             environment["PROCSV_INCARNATION"] = str(incarnation)
-            if not lock.try_acquire(f"trainer {incarnation}", self.clock.wall()):
+            if not lock.try_acquire(f"{task} {incarnation}", self.clock.wall()):
                 raise WriterLockHeld("an older trainer's processes still hold the logdir")
             fds.append(lock.fd)
         try:
@@ -168,7 +168,7 @@ class Processes:
             del self.running[running.task]
             self.waiter.remove(running.child.pidfd)
             self.end_talk(running)
-            if running.task == TRAINER and running.child is not self.observed:  # that one may live on
+            if running.task.runs_program and running.child is not self.observed:  # that one may live on
                 self._gpus.expect_to_leave(running.child.pid, self.clock.monotonic())
             dead.append(Dead(running.task, running.incarnation, running.child.pid, running.child.reap()))
         return dead
@@ -180,32 +180,34 @@ class Processes:
             running.line.close()
             running.line = None
 
-    def clear_tree(self) -> bool:
-        """Kills what the dead trainer has left behind.  True if nothing is left, on a GPU neither, and the writer's lock is free."""
-        strays = self._strays()
+    def clear_tree(self, task: TaskId) -> bool:
+        """Kills what a dead task has left behind.  True if nothing is left, on a GPU neither, and its writer's lock is free."""
+        strays = self._strays(task)
         for stray in strays:
             with contextlib.suppress(psutil.Error, OSError):
                 for process in (*stray.children(recursive=True), stray):
                     with contextlib.suppress(psutil.Error, OSError):
                         process.kill()
         self.reap_strays()
-        return not strays and self._is_let_go() and self._gpus.are_left(self.clock.monotonic())
+        return not strays and self._is_let_go(task) and self._gpus.are_left(self.clock.monotonic())
 
-    def _is_let_go(self) -> bool:
+    def _is_let_go(self, task: TaskId) -> bool:
         """Whether the writer's lock is free; not as long as nobody can tell (no descriptors left)."""
         try:
-            return not FileLock(self.start.paths.writer_lock).is_held()
+            return not FileLock(self.start.paths.writer_lock(task)).is_held()
         except OSError:
             return False
 
-    def _strays(self) -> list[psutil.Process]:
-        """Children that we did not start: orphans of the trainer's tree, which fall to us as their subreaper."""
+    def _strays(self, task: TaskId) -> list[psutil.Process]:
+        """Children that we did not start: orphans of the task's tree, which fall to us as their subreaper."""
+        others = {str(other) for other in self.running if other.runs_program and other != task}
         ours = {running.child.pid for running in self.running.values()} | self.helpers()
         found = []
         with contextlib.suppress(psutil.Error, OSError):  # no descriptors left, say: looked at again soon
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.Error, OSError):
-                    if child.pid not in ours and _identity(child) not in self._innocent:
+                    is_ours = child.pid in ours or _identity(child) in self._innocent
+                    if not is_ours and not (others and child.environ().get("PROCSV_ROLE") in others):
                         found.append(child)
         return found
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from procsv.base.atomic_file import replace_file
-from procsv.base.identity import TRAINER, TaskId
+from procsv.base.identity import TaskId, attempt_name
 from procsv.base.run import journal
 from procsv.base.run.log_tail import last_lines
 from procsv.base.run.run_file import RunFile, write_run
@@ -76,7 +76,7 @@ class RunRecords:
 
     def write_report(self, report: Report, run: RunFile) -> None:
         """Both forms of a crash report."""
-        words, log = report.words, self._paths.log(TRAINER, report.incarnation)
+        words, log = report.words, self._paths.log(report.task, report.incarnation)
         crash = CrashReport(
             time=self._clock.wall(),
             run=run.run,
@@ -97,14 +97,15 @@ class RunRecords:
             log=str(log),
             last_lines=last_lines(log, LOG_LINES_SHOWN),
         )
-        self._try(lambda: self._write_crash(crash))
+        self._try(lambda: self._write_crash(crash, report.task))
 
-    def _write_crash(self, crash: CrashReport) -> None:
+    def _write_crash(self, crash: CrashReport, task: TaskId) -> None:
         crashes = self._paths.crashes
         crashes.mkdir(parents=True, exist_ok=True)
         data = msgspec.json.format(msgspec.json.encode(crash), indent=2) + b"\n"
-        replace_file(crashes / f"{crash.incarnation}.json", data, durable=False)
-        replace_file(crashes / f"{crash.incarnation}.txt", _as_text(crash).encode(errors="replace"), durable=False)
+        name = attempt_name(task, crash.incarnation)
+        replace_file(crashes / f"{name}.json", data, durable=False)
+        replace_file(crashes / f"{name}.txt", _as_text(crash).encode(errors="replace"), durable=False)
         self._prune(crashes)
 
     def _prune(self, crashes: Path) -> None:

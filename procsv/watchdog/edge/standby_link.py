@@ -10,7 +10,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
-from procsv.base.identity import STANDBY, TRAINER
+from procsv.base.identity import STANDBY, TaskId
 from procsv.base.locks import FileLock
 from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun
 from procsv.watchdog.core.events import Promoted, StandbySaid
@@ -26,7 +26,7 @@ class StandbyLink:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._number = 0  # of the standby that is to be the trainer
+        self._number = 0  # of the standby that is to be a task
 
     def hear(self) -> list[StandbySaid | Promoted]:
         """What it has said by now."""
@@ -43,10 +43,10 @@ class StandbyLink:
         if not isinstance(word, TrainerBegun):
             return StandbySaid(running.incarnation, word)
         self._processes.end_talk(running)
-        return Promoted(self._number, running.incarnation, running.child.pid)
+        return Promoted(self._number, running.task, running.incarnation, running.child.pid)
 
-    def promote(self, number: int, incarnation: int) -> None:
-        """Tells standby `number` to be trainer `incarnation`, under which it is listed from now on.
+    def promote(self, number: int, task: TaskId, incarnation: int) -> None:
+        """Tells standby `number` to be that task, under which it is listed from now on.
 
         OSError if it is dead, or if an old trainer's tree still holds the lock; then everything is as it was.
         Killed in here: the standby dies with us, or finds the lifeline cut as soon as it is the trainer.
@@ -55,17 +55,17 @@ class StandbyLink:
         running = processes.find(STANDBY, number)
         if running is None or running.line is None:
             raise ProcessLookupError("it is gone")
-        log_path, lock = paths.log(TRAINER, incarnation), FileLock(paths.writer_lock)
-        prune_logs(paths.logs, TRAINER, log_path)
+        log_path, lock = paths.log(task, incarnation), FileLock(paths.writer_lock(task))
+        prune_logs(paths.logs, task, log_path)
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            if not lock.try_acquire(f"trainer {incarnation}", processes.clock.wall()):
+            if not lock.try_acquire(f"{task} {incarnation}", processes.clock.wall()):
                 raise WriterLockHeld("an older trainer's processes still hold the logdir")
-            running.line.say(BecomeTrainer(incarnation), (log, lock.fd))
+            running.line.say(BecomeTrainer(task, incarnation), (log, lock.fd))
         finally:
             os.close(log)
             lock.let_go()  # from now on it is held by the trainer's tree alone
         del processes.running[STANDBY]
         now_s = processes.clock.monotonic()
-        trainer = dataclasses.replace(running, task=TRAINER, incarnation=incarnation, started_s=now_s)
-        processes.running[TRAINER], self._number = trainer, number
+        promoted = dataclasses.replace(running, task=task, incarnation=incarnation, started_s=now_s)
+        processes.running[task], self._number = promoted, number

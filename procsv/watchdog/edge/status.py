@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
+from procsv.base.identity import STANDBY, WATCHDOG, TaskId
 from procsv.base.run.run_file import RunFile
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Facts:
 
 def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
     """The contents of run.json now."""
-    start, task, is_over = facts.start, core.task, core.exit_code is not None
+    start, task, is_over = facts.start, core.chief, core.exit_code is not None
     waits = task.restart_s is not None and not core.is_ending
     return RunFile(
         run=start.run,
@@ -79,15 +79,16 @@ def status_object(
     """What `procsv status --json` prints.  `usage` has uptime, rss and cpu of every process, by task; `memory` the
     machine's."""
     shown: dict[str, Any] = {"running": True, **msgspec.to_builtins(run)}
-    for name in _NOT_SHOWN:
-        del shown[name]
+    for field in _NOT_SHOWN:
+        del shown[field]
     rows = [(WATCHDOG, run.pid, "running", "")]
-    word = "suspect" if core.task.is_suspect(now_s) else core.task.life.state.word
-    rows.append((TRAINER, core.task.pid, word, _phase(beats.get(TRAINER))))
+    for name, task in core.tasks.items():
+        word = "suspect" if task.is_suspect(now_s) else task.life.state.word
+        rows.append((name, task.pid, word, _phase(beats.get(name))))
     if core.standby.pid:
         rows.append((STANDBY, core.standby.pid, core.standby.state.word, ""))
-    for task, service in core.services.items():
-        rows.append((task, service.pid, service.state.word, _phase(beats.get(task))))
+    for name, service in core.services.items():
+        rows.append((name, service.pid, service.state.word, _phase(beats.get(name))))
     shown["memory"] = memory
     # By those who listen: garbage, too large, of another run or of an older incarnation.
     shown["dropped_messages"] = refused + sum(beat.refused for beat in beats.values())
@@ -95,7 +96,7 @@ def status_object(
         {"role": str(task), "pid": pid or None, "state": state, "phase": phase, **usage[task]}
         for task, pid, state, phase in rows
     ]
-    trainer = beats.get(TRAINER)
+    trainer = beats.get(core.chief.task)
     shown["snapshots"] = trainer.snapshots.as_status() if trainer is not None and trainer.snapshots.spacing else None
     return shown
 

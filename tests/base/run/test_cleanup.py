@@ -30,12 +30,12 @@ def lay_out(paths: RunPaths) -> None:
     clock = FakeClock()
     for socket in (paths.control_socket, paths.service_socket(CHECKPOINT), paths.service_socket(SUMMARY)):
         socket.touch()
-    for path in (paths.run_lock, paths.writer_lock, paths.service_lock(SUMMARY)):
+    for path in (paths.run_lock, paths.writer_lock(TRAINER), paths.service_lock(SUMMARY)):
         lock = FileLock(path)
         assert lock.try_acquire("x", clock.wall())
         lock.let_go()
     HeartbeatWriter(paths.heartbeat(TRAINER, 3)).close()
-    for path in (paths.last_words(3), paths.event_position("3-0")):
+    for path in (paths.last_words(TRAINER, 3), paths.event_position("3-0")):
         path.touch()
         path.with_name(f".{path.name}.new").touch()  # killed within replace_file
     pool = SlotPool(paths.shm_dir, RUN, 3)

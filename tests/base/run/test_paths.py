@@ -99,10 +99,10 @@ def test_every_path_of_a_run_lies_in_one_of_its_directories(logdir: Path) -> Non
         paths.control_socket,
         paths.service_socket(SUMMARY),
         paths.run_lock,
-        paths.writer_lock,
+        paths.writer_lock(TRAINER),
         paths.service_lock(SUMMARY),
         paths.heartbeat(TRAINER, 1),
-        paths.last_words(1),
+        paths.last_words(TRAINER, 1),
         paths.event_position("1-0"),
     ]
     assert all(path.is_relative_to(paths.home) for path in in_logdir)

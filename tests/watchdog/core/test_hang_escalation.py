@@ -76,7 +76,7 @@ def test_a_hang_is_a_failure_like_others_and_its_cause_names_the_frame() -> None
     assert world.reports[-1].sentence.startswith("trainer 1 (pid 1001) hung: no progress for")
     world.advance(2.0)
     assert world.alive[TRAINER].incarnation == 2
-    assert world.core.task.history.no_progress_count == 1
+    assert world.core.chief.history.no_progress_count == 1
 
 
 def test_a_frozen_process_is_told_as_one() -> None:
@@ -102,7 +102,7 @@ def test_row_09_a_trainer_that_goes_on_was_frozen_for_so_long_and_that_was_no_tr
     assert (told.incarnation, told.fields["step"]) == (1, 840)
     assert 1.5 <= told.fields["seconds"] <= 2.5
     assert any("the program goes on: a signal had stopped it for" in text for text in world.said)
-    goodput = world.core.task.goodput
+    goodput = world.core.chief.goodput
     trained_s = goodput.value(world.now_s) * (world.now_s - goodput.started_s)
     assert trained_s <= world.now_s - goodput.started_s - 1.5
 
@@ -130,7 +130,7 @@ def test_row_10_a_killed_tree_that_stays_is_unkillable_and_nothing_is_started_be
     assert world.last("exited")["cause"] == "hang"
     world.advance(5.0)
     assert TRAINER not in world.alive
-    world.handle(TreeGone(1))
+    world.handle(TreeGone(TRAINER, 1))
     world.advance(0.1)
     assert world.alive[TRAINER].incarnation == 2
 
@@ -164,10 +164,10 @@ def test_silence_makes_a_trainer_suspect_and_kills_nobody() -> None:
     world = World().ready().train(840)
     world.advance(60.0)
 
-    assert world.core.task.is_suspect(world.now_s)
+    assert world.core.chief.is_suspect(world.now_s)
     assert trainer_signals(world) == []
     world.step(841)
-    assert not world.core.task.is_suspect(world.now_s)
+    assert not world.core.chief.is_suspect(world.now_s)
 
 
 def test_a_start_that_hangs_is_found_too() -> None:

@@ -35,7 +35,7 @@ def test_a_restart_by_hand_saves_ends_and_starts_again_at_once_and_free() -> Non
     assert world.last("exited")["cause"] == "stopped"
     assert (world.last("restarting")["delay"], world.last("restarting")["why"]) == (0.0, "procsv restart")
     assert not world.reports
-    assert world.core.task.history.no_progress_count == 0
+    assert world.core.chief.history.no_progress_count == 0
 
 
 def test_a_restart_by_hand_during_back_off_starts_at_once() -> None:
@@ -50,7 +50,7 @@ def test_a_restart_by_hand_during_back_off_starts_at_once() -> None:
     world.advance(0.01)
 
     assert world.alive[TRAINER].incarnation == 5
-    assert world.core.task.history.no_progress_count == 0
+    assert world.core.chief.history.no_progress_count == 0
 
 
 def test_a_trainer_that_does_not_end_for_its_restart_is_killed_and_started_again() -> None:
@@ -61,7 +61,7 @@ def test_a_trainer_that_does_not_end_for_its_restart_is_killed_and_started_again
     assert (TRAINER, signal.SIGKILL) in world.signals
     world.advance(0.1)
     assert world.alive[TRAINER].incarnation == 2
-    assert world.core.task.history.no_progress_count == 0
+    assert world.core.chief.history.no_progress_count == 0
 
 
 def test_one_that_crashes_on_its_way_out_is_weighed() -> None:
@@ -69,7 +69,7 @@ def test_one_that_crashes_on_its_way_out_is_weighed() -> None:
     by_hand(world)
     world.crash(Exit(1, None), BOOM)
 
-    assert world.core.task.history.no_progress_count == 1
+    assert world.core.chief.history.no_progress_count == 1
     assert world.last("exited")["cause"] == "exception"
 
 
@@ -108,10 +108,10 @@ def test_a_state_that_was_resumed_from_and_crashed_twice_is_left_for_the_one_bef
 def test_row_34_a_spawn_that_the_system_refuses_is_tried_again_and_charged_to_nobody() -> None:
     world = running(refuses_spawns=True)
     world.crash()
-    charged = world.core.task.history.no_progress_count
+    charged = world.core.chief.history.no_progress_count
     world.advance(300.0)
     assert world.refused > 20
-    assert world.core.task.history.no_progress_count == charged
+    assert world.core.chief.history.no_progress_count == charged
     assert any("too many open files" in text for text in world.said)
 
     world.refuses_spawns = False

@@ -66,7 +66,7 @@ def test_a_killed_trainer_is_started_again_after_its_delay_and_the_services_keep
         SUMMARY: 1,
         TRAINER: 2,
     }
-    assert (world.core.task.restarts, world.core.word) == (1, "pending")
+    assert (world.core.chief.restarts, world.core.word) == (1, "pending")
 
 
 def test_recovery_is_measured_from_the_death_of_the_old_trainer() -> None:
@@ -111,7 +111,7 @@ def test_nothing_is_started_before_the_old_tree_is_gone() -> None:
     assert any("do not die" in text for text in world.said)
 
     world.stubborn = False
-    world.handle(TreeGone(1))
+    world.handle(TreeGone(TRAINER, 1))
     world.advance(0.1)
     assert world.alive[TRAINER].incarnation == 2
 
@@ -139,7 +139,7 @@ def test_row_04_a_crash_save_that_is_progress_prevents_giving_up() -> None:
         world.train(841 + n)
 
     assert world.exit_code is None
-    assert world.core.task.history.no_progress_count == 0
+    assert world.core.chief.history.no_progress_count == 0
 
 
 def test_the_fifth_failure_waits_for_the_crash_save_before_it_gives_up() -> None:
@@ -177,7 +177,7 @@ def test_what_an_earlier_launch_left_on_disk_is_what_the_next_start_goes_on_from
         world.crash(Exit(None, signal.SIGSEGV))
         world.advance(20.0)
 
-    assert world.core.task.durable_step == 1620
+    assert world.core.chief.durable_step == 1620
     assert all("from step 1620" in text for text in world.said if "starting it again" in text)
     assert (world.reports[-1].resume_step, world.reports[-1].lost_steps) == (1620, 0)
     assert not [entry for entry in world.journal if entry.event == "state_suspected"]
@@ -204,7 +204,7 @@ def test_exit_75_is_started_again_at_once_and_free() -> None:
     world.advance(0.01)
 
     assert world.alive[TRAINER].incarnation == 2
-    assert world.core.task.history.no_progress_count == 0
+    assert world.core.chief.history.no_progress_count == 0
     assert not world.reports
 
 
@@ -379,7 +379,7 @@ def test_news_of_the_checkpoint_service_is_journaled_once() -> None:
     assert len(world.events("checkpoint_durable")) == 1
     assert world.last("checkpoint_durable")["path"] == "/l/model.ckpt-100"
     assert len(world.events("checkpoint_failed")) == 1
-    assert world.core.task.durable_step == 100
+    assert world.core.chief.durable_step == 100
 
 
 # -- news of the dead ------------------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ def test_what_an_older_incarnation_says_changes_nothing() -> None:
     world.handle(Said(TRAINER, 1, Hello(1)))
 
     assert not world.events("late")
-    assert world.core.task.life.state is State.PENDING
+    assert world.core.chief.life.state is State.PENDING
 
 
 def test_a_note_goes_to_the_journal() -> None:
@@ -411,7 +411,7 @@ def test_a_system_that_refuses_to_start_a_trainer_is_not_the_trainers_failure() 
     world.advance(2.0)
 
     assert world.alive[TRAINER].incarnation == 2
-    assert world.core.task.history.no_progress_count == 1
+    assert world.core.chief.history.no_progress_count == 1
 
 
 def test_the_budget_is_the_one_that_launch_was_given() -> None:
@@ -438,11 +438,11 @@ def _something_happens(world: World, rng: random.Random) -> None:
                     world.ready(task)
                     return
         case 5 | 6 if TRAINER in world.alive:
-            world.train(world.core.task.step + rng.randrange(10), max(0, world.core.task.durable_step))
+            world.train(world.core.chief.step + rng.randrange(10), max(0, world.core.chief.durable_step))
         case 7 if CHECKPOINT in world.alive:
-            world.durable(world.core.task.step)
+            world.durable(world.core.chief.step)
         case 8:
-            world.memory_step = world.core.task.step
+            world.memory_step = world.core.chief.step
         case 9 if rng.random() < 0.05:
             world.stop(now=rng.random() < 0.5)
         case _:
@@ -461,7 +461,7 @@ def test_whatever_happens_a_run_that_is_stopped_ends_and_leaves_nobody(block: in
         if world.quit is None:
             world.stop()
         world.advance(1000.0)
-        assert world.quit is not None, f"seed={seed}: {world.core.task.life.story}"
+        assert world.quit is not None, f"seed={seed}: {world.core.chief.life.story}"
         assert not world.alive, f"seed={seed}"
         assert world.exit_code in (0, 70, 75)
         ends = [entry.event for entry in world.journal if entry.event in ("gave_up", "stopped", "run_completed")]

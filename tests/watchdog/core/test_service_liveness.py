@@ -29,14 +29,14 @@ def running(**changes: object) -> World:
 
 def wedge(world: World, task: TaskId, shows: str = "") -> None:
     """It is found, and dies of SIGABRT."""
-    world.step(world.core.task.step + 1)
+    world.step(world.core.chief.step + 1)
     world.silent[task] = shows
     found = len(world.events("hang_detected"))
     world.signals.clear()
     while len(world.events("hang_detected")) == found:
-        world.step(world.core.task.step + 1)
+        world.step(world.core.chief.step + 1)
     while (task, signal.SIGCONT) not in world.signals:
-        world.step(world.core.task.step + 1)
+        world.step(world.core.chief.step + 1)
     world.stacks = DUMP
     world.end(task, ABORTED)
     del world.silent[task]
@@ -69,7 +69,7 @@ def test_one_that_does_not_die_of_sigabrt_is_killed() -> None:
     world = running()
     world.silent[SUMMARY] = ""
     while SUMMARY in world.alive and world.alive[SUMMARY].incarnation == 1:
-        world.step(world.core.task.step + 1)
+        world.step(world.core.chief.step + 1)
 
     assert world.events("exited")[0].fields["signal"] == "SIGKILL"
     assert world.events("exited")[0].fields["cause"] == "hang"
@@ -101,7 +101,7 @@ def test_each_hang_with_no_job_done_doubles_the_time_and_a_job_forgives() -> Non
         wedge(world, CHECKPOINT)
         assert seconds <= world.last("hang_detected")["seconds"] < seconds + 2.0
     world.alive[CHECKPOINT].beat = Heartbeat(Phase.IDLE, 1, 1, world.now_s, 0.0)  # a checkpoint is durable
-    world.step(world.core.task.step + 1)
+    world.step(world.core.chief.step + 1)
     wedge(world, CHECKPOINT)
     assert world.last("hang_detected")["seconds"] < HANG_LIMITS_S["service"] + 2.0
 

@@ -81,7 +81,7 @@ def test_a_crash_after_progress_is_followed_by_a_promotion_without_delay() -> No
     world.crash()
     assert world.last("restarting")["delay"] == 0.0
     world.advance(0.001)
-    assert (world.alive[TRAINER].incarnation, world.alive[TRAINER].pid, world.core.task.pid) == (2, pid, pid)
+    assert (world.alive[TRAINER].incarnation, world.alive[TRAINER].pid, world.core.chief.pid) == (2, pid, pid)
     assert world.last("promoted") == {"pid": pid, "standby": 1}
     assert spawned(world, TRAINER) == [1, 2]
     assert STANDBY not in world.alive
@@ -100,7 +100,7 @@ def test_a_second_crash_without_progress_waits_as_ever_and_the_standby_is_still_
     assert 1.6 <= world.last("restarting")["delay"] <= 2.4
     world.advance(2.5)
     assert world.last("promoted")["standby"] == 2
-    assert world.core.task.history.no_progress_count == 2
+    assert world.core.chief.history.no_progress_count == 2
 
 
 def test_exit_75_and_no_standby_in_time_are_as_before() -> None:
@@ -141,10 +141,10 @@ def test_its_deaths_touch_nobody_are_answered_with_growing_delays_and_said_once(
     assert [entry.task for entry in world.events("exited")] == [STANDBY] * 5
     assert world.events("exited")[0].fields["cause"] == "killed"
     assert spawned(world, TRAINER) == [1]
-    assert world.core.task.history.no_progress_count == 0
+    assert world.core.chief.history.no_progress_count == 0
     assert len([text for text in world.said if "standby ends again and again" in text]) == 1
     for _ in range(60):  # an hour of training
-        world.step(world.core.task.step + 1)
+        world.step(world.core.chief.step + 1)
         world.advance(60.0)
     world.end(STANDBY, Exit(1, None))
     world.advance(1.5)
@@ -165,13 +165,13 @@ def test_one_that_dies_when_it_is_to_be_the_trainer_costs_no_failure_and_a_cold_
     world.crash()
     world.advance(0.001)
     assert world.core.standby.state is State.PROMOTING
-    assert world.core.task.life.state is Life.PENDING
-    failures = world.core.task.history.no_progress_count
+    assert world.core.chief.life.state is Life.PENDING
+    failures = world.core.chief.history.no_progress_count
     world.end(TRAINER, KILLED)
     world.advance(0.001)
     assert spawned(world, TRAINER) == [1, 2]
-    assert world.core.task.life.state is Life.PENDING
-    assert world.core.task.history.no_progress_count == failures
+    assert world.core.chief.life.state is Life.PENDING
+    assert world.core.chief.history.no_progress_count == failures
     assert [(entry.task, entry.incarnation) for entry in world.events("exited")] == [(TRAINER, 1), (STANDBY, 1)]
     assert not world.events("promoted")
     assert len(world.reports) == 1, "of the trainer alone"
@@ -287,10 +287,10 @@ def _something(world: World, rng: random.Random) -> None:
             world.end(STANDBY, rng.choice((KILLED, Exit(1, None))))
         case 1 if TRAINER in world.alive:
             world.crash(rng.choice((KILLED, KILLED, CHECKPOINTED, Exit(1, None))))
-        case 2 if TRAINER in world.alive and world.core.task.pid:
-            world.memory_step = world.core.task.step + 1
-            world.train(world.core.task.step + 2, world.core.task.step)
-        case 3 if world.core.task.pid:
+        case 2 if TRAINER in world.alive and world.core.chief.pid:
+            world.memory_step = world.core.chief.step + 1
+            world.train(world.core.chief.step + 2, world.core.chief.step)
+        case 3 if world.core.chief.pid:
             world.loaded()
         case 4 if standby.state is State.IMPORTING:
             world.wait()

@@ -12,7 +12,7 @@ import pytest
 
 from procsv.base.clock import FakeClock
 from procsv.base.errors import LogdirLocked, UserError
-from procsv.base.identity import CHECKPOINT
+from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.locks import FileLock, Holder
 from procsv.base.processes import identify
 from procsv.base.run.paths import RunPaths, find_paths
@@ -105,7 +105,7 @@ def test_a_copy_of_a_logdir_in_use_is_free_and_waits_for_nobody(paths: RunPaths,
         (others.logdir / f"{name}.manifest.json").write_text(f'{{"step": {step}}}')
     (others.logdir / "checkpoint").write_text(f'model_checkpoint_path: "{others.logdir}/model.ckpt-640"\n')
     shutil.copytree(others.logdir, paths.logdir)
-    lock = FileLock(others.writer_lock)
+    lock = FileLock(others.writer_lock(TRAINER))
     assert lock.try_acquire("the original's trainer", 0.0)
     opened = open_it(paths)
     lock.release()
@@ -175,7 +175,7 @@ def test_what_a_killed_run_left_alive_is_waited_for(paths: RunPaths, left: str) 
 def test_what_never_ends_is_a_refusal_that_names_it(paths: RunPaths) -> None:
     close_it(paths, open_it(paths))
     paths.run_dir.mkdir(0o700)
-    lock, clock = FileLock(paths.writer_lock), FakeClock()
+    lock, clock = FileLock(paths.writer_lock(TRAINER)), FakeClock()
     assert lock.try_acquire("left over", 0.0)
 
     def wait(seconds: float) -> None:

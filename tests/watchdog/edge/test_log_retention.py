@@ -67,7 +67,7 @@ def test_the_newest_crash_reports_are_kept(tmp_path: Path, monkeypatch: pytest.M
     said: list[str] = []
     book = run_records.RunRecords(paths, SystemClock(), said.append)
     for number in (8, 9, 10, 11):
-        crash = Report(number, "", "killed", "", Exit(None, 9), None, -1, 0, -1)
+        crash = Report(TRAINER, number, "", "killed", "", Exit(None, 9), None, -1, 0, -1)
         book.write_report(crash, run)
     book.close()
 

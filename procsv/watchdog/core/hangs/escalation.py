@@ -14,7 +14,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from procsv.base.identity import TRAINER, TaskId
+from procsv.base.identity import TaskId
 from procsv.base.signals import DUMP_SIGNAL
 from procsv.base.units import show_duration
 from procsv.watchdog.core.events import Action, Journal, Say, Signal
@@ -94,7 +94,7 @@ class HangEscalation(Generic[L]):
         phase, seconds = hang.phase.name.lower(), round(hang.seconds, 1)
         fields = {"phase": phase, "seconds": seconds, "step": hang.step}
         self.out.append(Journal("hang_detected", self.task, incarnation, fields))
-        who = f"trainer {incarnation}" if self.task == TRAINER else f"the {self.task} service"
+        who = f"{self.task} {incarnation}" if self.task.runs_program else f"the {self.task} service"
         self.out.append(Say(f"{who} hangs: {self._what()}; {then}", is_bad=True))
 
     def begin_ladder(self, incarnation: int, now_s: float) -> None:
