@@ -2,5 +2,5 @@
 
 TRAINER_SHARE = 17 / 25
 SERVICES_SHARE = 5 / 25
-BOUNDARY_SHARE = 0.5  # of the trainer's share: a program that trains on after a stop is ended at a step then
-FORCED_SHARE = 0.9  # of the trainer's share: one that has not come to its end by then is ended where it is
+BOUNDARY_SHARE = 0.5  # of the trainer's share; a program that still trains then is ended at a step
+FORCED_SHARE = 0.9  # of the trainer's share; a program that still runs then is ended where it is

@@ -85,7 +85,7 @@ class Trainer(Process):
         self._pool: SimArena | None = None
         self._origin = ""
         self._streams = EventStreams(world.clock)
-        self._streams.begin(world.memory.directory, incarnation)
+        self._streams.attach_to_run(world.memory.directory, incarnation)
         self._writer = ""
         me = Address(run, TRAINER, incarnation)
         self._clients = {
@@ -260,7 +260,7 @@ class Trainer(Process):
         self._tell(CHECKPOINT, program.plan)
         self.phase = Phase.RESTORE
         yield from self._restore()
-        self._writer = self._streams.open("/logdir", "")
+        self._writer = self._streams.open_stream("/logdir", "")
         self._add_record("start")
         self.phase = Phase.COMPILE
         if self._origin == "fresh":
@@ -309,7 +309,7 @@ class Trainer(Process):
         if self.step >= self.world.program.steps:
             self._add_record("stop")
         self.phase = Phase.STOP
-        self._streams.close(self._writer, 0.0)
+        self._streams.close_stream(self._writer, 0.0)
         yield (lambda: not self._streams.unwritten(self._writer)), END_S_MAX
         unwritten = self._streams.unwritten(self._writer) + self._streams.dropped
         yield (lambda: not any(len(client.peer.outbox) for client in self._clients.values())), END_S_MAX
@@ -424,10 +424,10 @@ class Trainer(Process):
 
     def _add_record(self, what: str) -> None:
         self._records += 1
-        self._streams.add(self._writer, f"{self.incarnation}:{self._records}:{what}:{self.step}".encode())
+        self._streams.add_event(self._writer, f"{self.incarnation}:{self._records}:{what}:{self.step}".encode())
 
     def let_go(self) -> None:
         for client in self._clients.values():
             client.close()
-        self._streams.end()
+        self._streams.detach_from_run()
         self._program.close()

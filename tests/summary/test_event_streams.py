@@ -25,7 +25,7 @@ class Streams(EventStreams):
         self.needs = 0
         self.on_need = self._count
         if dirs:
-            self.begin(dirs[0], 3, *dirs[1:])
+            self.attach_to_run(dirs[0], 3, *dirs[1:])
 
     def _count(self) -> None:
         self.needs += 1
@@ -38,8 +38,8 @@ class Streams(EventStreams):
 
     def opened(self, logdir: Path) -> str:
         """A stream that the service knows as 3-0."""
-        name = self.open(str(logdir), "")
-        self.add(name, b"first")
+        name = self.open_stream(str(logdir), "")
+        self.add_event(name, b"first")
         self.said()
         self.hear("3-0", 0)
         self.said()
@@ -49,20 +49,20 @@ class Streams(EventStreams):
 
 def test_records_wait_for_a_run_to_begin(tmp_path: Path) -> None:
     streams = Streams()
-    name = streams.open("logs", ".x")
-    streams.add(name, b"a")
+    name = streams.open_stream("logs", ".x")
+    streams.add_event(name, b"a")
     assert streams.said() == []
-    assert not streams.flush(name, 30.0), "nobody is there: it is not waited for"
+    assert not streams.flush_stream(name, 30.0), "nobody is there: it is not waited for"
     assert streams.unwritten(name) == 1
 
-    streams.begin(tmp_path, 7)
+    streams.attach_to_run(tmp_path, 7)
     assert streams.said() == [OpenWriter("7-0", str(Path("logs").absolute()), ".x")]
 
 
 def test_streams_have_names_of_their_trainer_and_go_on_side_by_side(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     for text in ("a", "b"):
-        streams.add(streams.open("/logs", ""), text.encode())
+        streams.add_event(streams.open_stream("/logs", ""), text.encode())
 
     assert streams.said() == [OpenWriter("3-0", "/logs", ""), OpenWriter("3-1", "/logs", "")]
     streams.hear("3-1", 0)
@@ -71,14 +71,14 @@ def test_streams_have_names_of_their_trainer_and_go_on_side_by_side(tmp_path: Pa
 
 def test_somebody_is_woken_when_there_is_something_to_say_and_only_then(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
-    name = streams.open("/logs", "")
+    name = streams.open_stream("/logs", "")
     woken = streams.needs
-    streams.add(name, b"a")
+    streams.add_event(name, b"a")
     assert streams.needs == woken + 1
     assert streams.next_due_s(0.0) == 0.0
 
     streams.said()
-    streams.add(name, b"b")
+    streams.add_event(name, b"b")
     assert streams.needs == woken + 1, "the stream is being opened"
     assert streams.next_due_s(0.0) == 1.0
 
@@ -86,7 +86,7 @@ def test_somebody_is_woken_when_there_is_something_to_say_and_only_then(tmp_path
 def test_a_large_record_lies_in_a_parcel_until_it_is_written(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     name = streams.opened(tmp_path)
-    streams.add(name, LARGE)
+    streams.add_event(name, LARGE)
     parcel = tmp_path / "event.3-0.2"
 
     assert streams.said() == [Records("3-0", 2, (b"",), {2: str(parcel)})]
@@ -97,7 +97,7 @@ def test_a_large_record_lies_in_a_parcel_until_it_is_written(tmp_path: Path) -> 
 
 def test_a_parcel_that_is_gone_is_made_again_when_it_is_said_again(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
-    streams.add(streams.opened(tmp_path), LARGE)
+    streams.add_event(streams.opened(tmp_path), LARGE)
     streams.said()
     (parcel,) = tmp_path.iterdir()
     parcel.unlink()
@@ -111,7 +111,7 @@ def test_a_parcel_goes_where_there_is_room_or_by_message(tmp_path: Path, monkeyp
     none, spare = tmp_path / "none", tmp_path / "spare"
     spare.mkdir()
     streams = Streams(none, spare)
-    streams.add(streams.opened(tmp_path), LARGE)
+    streams.add_event(streams.opened(tmp_path), LARGE)
     assert streams.said() == [Records("3-0", 2, (b"",), {2: str(spare / "event.3-0.2")})]
 
     (spare / "event.3-0.2").unlink()
@@ -130,9 +130,9 @@ def test_a_parcel_goes_where_there_is_room_or_by_message(tmp_path: Path, monkeyp
 def test_flush_returns_when_the_records_are_written(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     name = streams.opened(tmp_path)
-    streams.add(name, b"a")
+    streams.add_event(name, b"a")
     done: list[bool] = []
-    waiting = threading.Thread(target=lambda: done.append(streams.flush(name, 30.0)))
+    waiting = threading.Thread(target=lambda: done.append(streams.flush_stream(name, 30.0)))
     waiting.start()
     streams.said()
     streams.hear("3-0", 2)
@@ -144,20 +144,20 @@ def test_flush_returns_when_the_records_are_written(tmp_path: Path) -> None:
 def test_flush_gives_up_after_its_time(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     name = streams.opened(tmp_path)
-    streams.add(name, b"a")
+    streams.add_event(name, b"a")
 
-    assert not streams.flush(name, 0.01)
+    assert not streams.flush_stream(name, 0.01)
     assert streams.unwritten(name) == 1
 
 
 def test_the_end_of_the_run_lets_those_go_who_wait(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     name = streams.opened(tmp_path)
-    streams.add(name, b"a")
+    streams.add_event(name, b"a")
     done: list[bool] = []
-    waiting = threading.Thread(target=lambda: done.append(streams.flush(name, 600.0)))
+    waiting = threading.Thread(target=lambda: done.append(streams.flush_stream(name, 600.0)))
     waiting.start()
-    streams.end()
+    streams.detach_from_run()
     waiting.join(30.0)
 
     assert done == [False]
@@ -170,37 +170,37 @@ def test_a_closed_stream_says_so_and_is_forgotten_with_its_drops_counted(
     streams = Streams(tmp_path)
     name = streams.opened(tmp_path)
     for _ in range(5):
-        streams.add(name, b"x")
-    assert not streams.close(name, 0.0)
+        streams.add_event(name, b"x")
+    assert not streams.close_stream(name, 0.0)
     streams.said()
     streams.hear("3-0", 3)
     assert streams.said() == [CloseWriter("3-0", 3)]
     streams.hear("3-0", 3)
 
     assert (streams.unwritten_in_all, streams.dropped) == (0, 3)
-    streams.add(name, b"too late")
-    assert streams.close(name, 0.0)
+    streams.add_event(name, b"too late")
+    assert streams.close_stream(name, 0.0)
     assert streams.said() == []
 
 
 def test_what_one_run_did_not_write_the_next_one_does(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     name = streams.opened(tmp_path)
-    streams.add(name, b"a")
+    streams.add_event(name, b"a")
     streams.said()
-    streams.end()
-    streams.begin(tmp_path, 4)
+    streams.detach_from_run()
+    streams.attach_to_run(tmp_path, 4)
 
     assert streams.said() == [OpenWriter("4-0", str(tmp_path), "")]
     streams.hear("4-0", 0)
     assert streams.said() == [Records("4-0", 1, (b"a",), {})]
     streams.hear("4-0", 1)
-    assert streams.flush(name, 0.0)
+    assert streams.flush_stream(name, 0.0)
 
 
 def test_an_error_of_the_service_is_known_while_it_lasts(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
-    streams.add(streams.opened(tmp_path), b"a")
+    streams.add_event(streams.opened(tmp_path), b"a")
     streams.said()
     streams.hear("3-0", 1, "disk full")
     assert streams.error == "disk full"
@@ -211,11 +211,11 @@ def test_an_error_of_the_service_is_known_while_it_lasts(tmp_path: Path) -> None
 
 def test_adding_from_many_threads_loses_nothing(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
-    name = streams.open("/logs", "")
+    name = streams.open_stream("/logs", "")
 
     def add(base: int) -> None:
         for number in range(base, base + 500):
-            streams.add(name, b"%d" % number)
+            streams.add_event(name, b"%d" % number)
 
     threads = [threading.Thread(target=add, args=(base,)) for base in range(0, 4000, 500)]
     for thread in threads:

@@ -23,7 +23,7 @@ MOMENTS = (
 def test_ten_kills_at_random_moments_lose_and_double_nothing_of_5000_records(run: Run, trainer: Trainer) -> None:
     seed = random.Random(7)
     total, kills = 5000, 10
-    writer = trainer.streams.open(str(run.logdir), "")
+    writer = trainer.streams.open_stream(str(run.logdir), "")
     moments = [seed.choice(MOMENTS) if seed.random() < 0.6 else "" for _ in range(kills)]
     run.start(moments[0])
     killed, added = 0, 0
@@ -32,7 +32,7 @@ def test_ten_kills_at_random_moments_lose_and_double_nothing_of_5000_records(run
         room = max(0, 200 - trainer.streams.unwritten_in_all)  # so that records go on coming through all the kills
         for _ in range(min(seed.randrange(1, 40), total - added, room)):
             added += 1
-            trainer.streams.add(writer, event(added))
+            trainer.streams.add_event(writer, event(added))
         trainer.turn(0.001)
         assert run.service is not None
         if killed < kills and added >= next_kill and not moments[killed]:
@@ -52,11 +52,11 @@ def test_ten_kills_at_random_moments_lose_and_double_nothing_of_5000_records(run
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_kill_at_each_moment_loses_and_doubles_nothing(run: Run, trainer: Trainer, moment: str) -> None:
     run.start(moment)
-    writer = trainer.streams.open(str(run.logdir), "")
+    writer = trainer.streams.open_stream(str(run.logdir), "")
     numbers = iter(range(1, 1000))
 
     def killed() -> bool:
-        trainer.streams.add(writer, event(next(numbers)))
+        trainer.streams.add_event(writer, event(next(numbers)))
         return run.has_ended()
 
     trainer.until(killed)

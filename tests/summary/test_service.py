@@ -22,7 +22,7 @@ pytestmark = pytest.mark.fault
 
 def send(trainer: Trainer, writer: str, first: int, last: int, size: int = 0) -> None:
     for number in range(first, last + 1):
-        trainer.streams.add(writer, event(number, size))
+        trainer.streams.add_event(writer, event(number, size))
     trainer.until_written()
 
 
@@ -30,7 +30,7 @@ def test_records_are_readable_when_they_are_acknowledged_and_the_service_ends_wi
     run: Run, trainer: Trainer
 ) -> None:
     run.start()
-    writer = trainer.streams.open(str(run.logdir), ".v2")
+    writer = trainer.streams.open_stream(str(run.logdir), ".v2")
     assert not run.logdir.exists()
     send(trainer, writer, 1, 1000)
 
@@ -45,7 +45,7 @@ def test_records_are_readable_when_they_are_acknowledged_and_the_service_ends_wi
 
 def test_the_service_takes_60_mib_at_most_also_after_large_records(run: Run, trainer: Trainer) -> None:
     run.start()
-    writer = trainer.streams.open(str(run.logdir), "")
+    writer = trainer.streams.open_stream(str(run.logdir), "")
     send(trainer, writer, 1, 1000)
     assert run.rss_mib() < 60
 
@@ -78,7 +78,7 @@ def test_the_service_imports_no_tensorflow_and_no_numpy() -> None:
 
 def test_the_pulse_counts_the_records_that_are_written(run: Run, trainer: Trainer) -> None:
     run.start()
-    send(trainer, trainer.streams.open(str(run.logdir), ""), 1, 42)
+    send(trainer, trainer.streams.open_stream(str(run.logdir), ""), 1, 42)
     heartbeat = HeartbeatReader(run.paths.heartbeat(SUMMARY, 1))
 
     def work() -> int:
@@ -91,8 +91,8 @@ def test_the_pulse_counts_the_records_that_are_written(run: Run, trainer: Traine
 
 def test_two_streams_are_two_files(run: Run, trainer: Trainer) -> None:
     run.start()
-    one = trainer.streams.open(str(run.logdir), "")
-    other = trainer.streams.open(str(run.logdir / "eval"), "")
+    one = trainer.streams.open_stream(str(run.logdir), "")
+    other = trainer.streams.open_stream(str(run.logdir / "eval"), "")
     send(trainer, one, 1, 10)
     send(trainer, other, 100, 110)
 
@@ -103,10 +103,10 @@ def test_two_streams_are_two_files(run: Run, trainer: Trainer) -> None:
 def test_a_closed_stream_leaves_no_note_and_the_next_is_a_new_file(run: Run, trainer: Trainer) -> None:
     run.start()
     for first in (1, 11):
-        writer = trainer.streams.open(str(run.logdir), "")
+        writer = trainer.streams.open_stream(str(run.logdir), "")
         send(trainer, writer, first, first + 9)
         with TurningTrainer(trainer) as streams:
-            assert streams.close(writer, 30.0)
+            assert streams.close_stream(writer, 30.0)
         trainer.until(lambda: not list(run.paths.run_dir.glob("*.pos")))
 
     assert [steps_in(p) for p in event_files(run.logdir)] == [list(range(1, 11)), list(range(11, 21))]
@@ -114,13 +114,13 @@ def test_a_closed_stream_leaves_no_note_and_the_next_is_a_new_file(run: Run, tra
 
 def test_a_full_disk_loses_nothing_and_is_told(run: Run, trainer: Trainer) -> None:
     service = run.start()
-    writer = trainer.streams.open(str(run.logdir), "")
+    writer = trainer.streams.open_stream(str(run.logdir), "")
     send(trainer, writer, 1, 100)
     (path,) = event_files(run.logdir)
     _, hard = resource.prlimit(service.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (path.stat().st_size + 50, hard))
     for number in range(101, 1001):
-        trainer.streams.add(writer, event(number))
+        trainer.streams.add_event(writer, event(number))
     trainer.until(lambda: trainer.streams.error)
     assert str(run.logdir) in trainer.streams.error
     assert steps_in(path) == list(range(1, 101))
@@ -134,10 +134,10 @@ def test_a_full_disk_loses_nothing_and_is_told(run: Run, trainer: Trainer) -> No
 @pytest.mark.parametrize("action", ["enospc", "eio", "torn"])
 def test_a_disk_that_fails_for_a_while_loses_and_doubles_nothing(run: Run, trainer: Trainer, action: str) -> None:
     run.start(f"summary.mid_record=3*off->2*{action};summary.after_write=6*off->1*enospc")
-    writer = trainer.streams.open(str(run.logdir), "")
+    writer = trainer.streams.open_stream(str(run.logdir), "")
     for first in range(1, 200, 20):
         for number in range(first, first + 20):
-            trainer.streams.add(writer, event(number))
+            trainer.streams.add_event(writer, event(number))
         trainer.turn()
     trainer.until_written()
 
@@ -146,7 +146,7 @@ def test_a_disk_that_fails_for_a_while_loses_and_doubles_nothing(run: Run, train
 
 def test_a_logdir_that_is_removed_is_made_again(run: Run, trainer: Trainer) -> None:
     run.start()
-    writer = trainer.streams.open(str(run.logdir), "")
+    writer = trainer.streams.open_stream(str(run.logdir), "")
     send(trainer, writer, 1, 10)
     shutil.rmtree(run.logdir)
     send(trainer, writer, 11, 20)
@@ -161,7 +161,7 @@ def test_a_logdir_that_is_removed_is_made_again(run: Run, trainer: Trainer) -> N
 
 def test_a_note_that_is_swept_is_written_again(run: Run, trainer: Trainer) -> None:
     run.start()
-    writer = trainer.streams.open(str(run.logdir), "")
+    writer = trainer.streams.open_stream(str(run.logdir), "")
     send(trainer, writer, 1, 10)
     (note,) = run.paths.run_dir.glob("*.pos")
     note.unlink()
@@ -176,7 +176,7 @@ def test_a_note_that_is_swept_is_written_again(run: Run, trainer: Trainer) -> No
 
 def test_a_service_that_has_lost_its_notes_goes_on_in_a_new_file(run: Run, trainer: Trainer) -> None:
     run.start()
-    writer = trainer.streams.open(str(run.logdir), "")
+    writer = trainer.streams.open_stream(str(run.logdir), "")
     send(trainer, writer, 1, 10)
     run.kill()
     for note in run.paths.run_dir.glob("*.pos"):
@@ -193,10 +193,10 @@ def test_what_a_killed_run_left_torn_is_mended_and_its_note_is_not_taken_for_our
         trainer = Trainer(run)
         try:
             run.start("summary.mid_record=1*off->1*torn->kill" if run_id == "first" else "")
-            writer = trainer.streams.open(str(run.logdir), "")
+            writer = trainer.streams.open_stream(str(run.logdir), "")
             if run_id == "first":
                 send(trainer, writer, 1, 5)
-                trainer.streams.add(writer, event(6))
+                trainer.streams.add_event(writer, event(6))
                 trainer.until(run.has_ended)
                 run.wait_ended()
             else:
@@ -210,17 +210,17 @@ def test_what_a_killed_run_left_torn_is_mended_and_its_note_is_not_taken_for_our
 
 def test_a_new_trainer_gets_a_new_file_and_what_the_dead_one_left_is_swept(run: Run, trainer: Trainer) -> None:
     run.start()
-    send(trainer, trainer.streams.open(str(run.logdir), ""), 1, 10)
+    send(trainer, trainer.streams.open_stream(str(run.logdir), ""), 1, 10)
     left = run.paths.shm_dir / "event.1-0.11"
     left.touch()
     second = Trainer(run, incarnation=2)
     try:
-        send(second, second.streams.open(str(run.logdir), ""), 5, 15)
+        send(second, second.streams.open_stream(str(run.logdir), ""), 5, 15)
         assert not left.exists()
         assert [p.name for p in run.paths.run_dir.glob("*.pos")] == ["events.2-0.pos"]
         answers = len(trainer.received)
         trainer.client.send(Records("1-0", 11, (event(11),), {}))
-        send(second, second.streams.open(str(run.logdir / "eval"), ""), 1, 1)
+        send(second, second.streams.open_stream(str(run.logdir / "eval"), ""), 1, 1)
         trainer.turn()
         assert len(trainer.received) == answers
     finally:
@@ -238,7 +238,7 @@ def test_words_that_make_no_sense_are_survived(run: Run, trainer: Trainer) -> No
     trainer.client.send(OpenWriter("1-9", str(run.logdir), ""))
     trainer.client.send(Records("1-9", 1, (b"",), {1: str(secret)}))
     trainer.client.send_reliable(GraphText(str(secret), str(run.logdir / "graph.pbtxt")))
-    send(trainer, trainer.streams.open(str(run.logdir), ""), 1, 5)
+    send(trainer, trainer.streams.open_stream(str(run.logdir), ""), 1, 5)
 
     assert secret.read_text() == "kept"
     assert steps_in(*event_files(run.logdir)) == [1, 2, 3, 4, 5]
@@ -261,7 +261,7 @@ def test_records_flow_while_a_large_graph_is_printed(run: Run, trainer: Trainer)
 
     run.start()
     path, big = run.logdir / "graph.pbtxt", graph(20_000)
-    writer = trainer.streams.open(str(run.logdir), "")
+    writer = trainer.streams.open_stream(str(run.logdir), "")
     trainer.until(lambda: trainer.client.connections)
     parcel = trainer.streams.put_parcel(big.SerializeToString())
     trainer.client.send_reliable(GraphText(parcel, str(path)))
@@ -304,7 +304,7 @@ def test_what_is_no_graph_is_given_up_and_said(run: Run, trainer: Trainer) -> No
 def test_an_orphan_writes_what_its_trainer_says_and_ends_with_it(run: Run, trainer: Trainer) -> None:
     run.start()
     stands_in = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    writer = trainer.streams.open(str(run.logdir), "")
+    writer = trainer.streams.open_stream(str(run.logdir), "")
     try:
         trainer.pid = stands_in.pid
         send(trainer, writer, 1, 5)
@@ -321,7 +321,7 @@ def test_an_orphan_writes_what_its_trainer_says_and_ends_with_it(run: Run, train
 def test_an_orphan_whose_trainer_stays_ends_within_the_grace(run: Run, trainer: Trainer) -> None:
     run.start()
     trainer.pid = os.getpid()
-    send(trainer, trainer.streams.open(str(run.logdir), ""), 1, 5)
+    send(trainer, trainer.streams.open_stream(str(run.logdir), ""), 1, 5)
     run.cut_lifeline()
 
     assert run.wait_ended().code == 0

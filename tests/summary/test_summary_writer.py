@@ -27,19 +27,19 @@ class ListSink:
         self.closed: list[str] = []
         self.is_late = False
 
-    def open(self, logdir: str, filename_suffix: str) -> str:
+    def open_stream(self, logdir: str, filename_suffix: str) -> str:
         self.opened.append((logdir, filename_suffix))
         name = str(len(self.opened))
         self.streams[name] = []
         return name
 
-    def add(self, writer: str, event: bytes) -> None:
+    def add_event(self, writer: str, event: bytes) -> None:
         self.streams[writer].append(event)
 
-    def flush(self, writer: str, timeout_s: float) -> bool:
+    def flush_stream(self, writer: str, timeout_s: float) -> bool:
         return not self.is_late
 
-    def close(self, writer: str, timeout_s: float) -> bool:
+    def close_stream(self, writer: str, timeout_s: float) -> bool:
         self.closed.append(writer)
         return not self.is_late
 

@@ -28,12 +28,12 @@ class CallCounter:
         self.count = 0
         self._thread = threading.get_ident()
 
-    def begin(self) -> None:
+    def start_counting(self) -> None:
         with _lock:
             _counters.append(self)
             _patch.apply()
 
-    def end(self) -> None:
+    def stop_counting(self) -> None:
         with _lock:
             if self not in _counters:
                 return

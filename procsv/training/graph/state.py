@@ -58,7 +58,7 @@ class GraphState(StateSource):
         if not adopt(self.session, boundary):
             log.warning("procsv: %s is no tf.Session: snapshots are taken beside it", type(self.session).__name__)
         self._calls = CallCounter()
-        self._calls.begin()
+        self._calls.start_counting()
 
     def read_step(self) -> int:
         return -1 if self._read_step is None else int(np.asarray(self._read_step()).reshape(()))
@@ -108,7 +108,7 @@ class GraphState(StateSource):
 
     def close(self) -> None:
         if self._calls is not None:
-            self._calls.end()
+            self._calls.stop_counting()
         if self._capture is not None:
             self._capture.forget()
 

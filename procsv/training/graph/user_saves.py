@@ -41,11 +41,11 @@ class UserSaves:
         self._patch = AttributePatch(saver, "save", lambda _: self.save)
         self._lock = threading.Lock()
 
-    def begin(self) -> None:
+    def intercept_saves(self) -> None:
         """From here on `saver.save` comes by here."""
         self._patch.apply()
 
-    def end(self) -> None:
+    def release_saver(self) -> None:
         """The Saver is as it was."""
         self._patch.undo()
 

@@ -1,6 +1,6 @@
 """Attach a Supervisor to its run: that of `procsv launch`, or one of its own.
 
-Called by constructors.  Starts nothing: services start with the first session, or the first flush of events.
+Called by constructors.  Services start with the first session, or the first flush of events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from procsv.training.runtime.observer import Observer
 
 
 def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
-    """The runtime for a supervisor with `logdir`, and the logdir to use; no runtime where there is no logdir.
+    """The runtime for a supervisor with `logdir`, and the logdir to use; no runtime without a logdir.
 
     UserError under `procsv launch` if `logdir` is another than the run's.
     """
@@ -42,7 +42,7 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
 
 
 def check_filesystem(logdir: str) -> None:
-    """UserError if `logdir` is a URL that TensorFlow knows nothing about; a place that is only unreachable may come back."""
+    """UserError if `logdir` is a URL that TensorFlow does not know; one that is only unreachable may come back."""
     if not is_remote(logdir):
         return
     try:

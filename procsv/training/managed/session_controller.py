@@ -61,14 +61,14 @@ class SessionController:
     def enter_run(self) -> None:
         """Connects to the run and listens for stop requests, unless that is so already."""
         if not self.is_in_run:
-            self.runtime.begin()
+            self.runtime.acquire_run()
             self.is_in_run = True
             self.runtime.on_stop(self._on_stop)
 
     def introduce_plan(self) -> None:
         """Tells the checkpoint service how checkpoints are kept, if any are; from here on messages flow."""
         if self._user_saves is not None:
-            self._user_saves.begin()
+            self._user_saves.intercept_saves()
         if self.config is not None and self.has_plan and not self._is_introduced:
             self._is_introduced = True
             self.config.introduce(self.runtime)
@@ -166,9 +166,9 @@ class SessionController:
             return
         self.is_in_run = self._is_introduced = False
         if self._user_saves is not None:
-            self._user_saves.end()
+            self._user_saves.release_saver()
         if self.manager is not None:
             self.manager.runtime = None
         self.runtime.forget_stop(self._on_stop)
         self.runtime.phase = Phase.IDLE  # what the program does without a session may take any time
-        self.runtime.end()
+        self.runtime.release_run()

@@ -14,7 +14,8 @@ from tensorflow.python.framework import meta_graph
 from tensorflow.python.summary.writer.writer_cache import FileWriterCache
 
 from procsv.training.graph.patches import ItemPatch
-from procsv.training.runtime.context import Runtime, StartingSink
+from procsv.training.runtime.context import Runtime
+from procsv.training.summaries.run_sink import RunSink
 from procsv.training.summaries.writer import SummaryWriter
 
 tf1 = tf.compat.v1
@@ -24,7 +25,7 @@ class SessionWriters:
     """One writer a directory, in the place of TensorFlow's from `install_writers` to `close_writers`."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._sink = StartingSink(runtime)
+        self._sink = RunSink(runtime)
         self._ours: list[SummaryWriter] = []
         self._patches: list[ItemPatch] = []
         self._is_described = False

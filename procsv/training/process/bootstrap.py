@@ -1,8 +1,8 @@
-"""The trainer's first and last lines: joins the run, then runs TARGET as `python TARGET ARGS…` would.
+"""Trainer bootstrap: join the run, then run TARGET as `python TARGET ARGS…` would.
 
 Started by the watchdog, as a trainer or as a standby that becomes one (standby.py).  The program sees its own `__main__`,
-`sys.argv`, `sys.path[0]`, working directory and multiprocessing spawn.  Imports no TensorFlow: that is the program's to
-do.  An exception of the program's is left as last words for the crash report, and printed with the program's own traceback.
+`sys.argv`, `sys.path[0]`, working directory and multiprocessing spawn.  TensorFlow is left to the program to import.  An
+exception of the program's is left as last words for the crash report, and printed with the program's own traceback.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from procsv.ipc.messaging.messages import Inject, Loaded, Note
 from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.drop_in import install_later
-from procsv.training.process.import_record import Observer, write_loaded
+from procsv.training.process.import_record import EnvironmentRecorder, write_loaded
 from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.program import run_program
 from procsv.training.process.standby import Standby
 from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.last_words import exit_code_of, write_last_words
 
-SIGNAL_ALONE_S = 0.1  # a SIGTERM that nothing follows for so long comes from somebody else: the machine goes away
+SIGNAL_ALONE_S = 0.1  # a SIGTERM without the watchdog's message so long after it is a preemption notice
 
 declare("trainer.import", "trainer.atexit")
 
@@ -43,47 +43,45 @@ def main() -> None:
     """Runs the target; ends the process with its exit code."""
     keep_output_going()
     start = take_start(TRAINER)
-    observer = Observer()
+    recorder = EnvironmentRecorder()
     standby = Standby(start) if start.task == STANDBY else None
     if standby is not None:
-        observer.changes = standby.prepare()
-    observer.begin()
+        recorder.changes = standby.prepare()
+    recorder.start_recording()
     if standby is not None and start.settings.standby == "hot":
-        runtime, signals = _make(standby.run_ahead()), _catch_signals(start)
-        runtime.gate = lambda: _join(runtime, signals, standby.become())
+        runtime, signals = _make_runtime(standby.run_ahead()), _catch_signals(start)
+        runtime.gate = lambda: _join_run(runtime, signals, standby.become())
     else:
         start = start if standby is None else standby.become()
-        runtime = _make(start)
-        _join(runtime, _catch_signals(start), start)
+        runtime = _make_runtime(start)
+        _join_run(runtime, _catch_signals(start), start)
     if start.settings.standby != "off":
         program = parse_target(start.target, Path.cwd()).module.partition(".")[0]
-        runtime.on_ready = lambda: _tell_loaded(runtime, observer, program)
-    code = _run(runtime, start)
+        runtime.on_ready = lambda: _tell_loaded(runtime, recorder, program)
+    code = _run_target(runtime, start)
     if runtime.gate is not None:
-        sys.exit(code)  # a hot standby whose program has ended without a session: it was no trainer
+        sys.exit(code)  # a hot standby whose program ended without a session was no trainer
     if code == 0 and runtime.stop_reason is not None:
-        code = exit_codes.RESUMABLE  # it ended because it was asked to: there may be more to train
+        code = exit_codes.RESUMABLE  # asked to stop: there may be more to train
     runtime.phase = Phase.STOP
-    runtime.end()
-    for (
-        notice
-    ) in start.settings.notice_signals:  # it is over: one that comes while the interpreter ends must not say otherwise
-        signal.signal(notice, signal.SIG_IGN)
-    failpoint("trainer.atexit")  # killed here: all is said and saved; the exit is a signal's all the same
+    runtime.release_run()
+    for notice in start.settings.notice_signals:
+        signal.signal(notice, signal.SIG_IGN)  # one that comes while the interpreter ends must not change the exit
+    failpoint("trainer.atexit")  # killed here: all is saved, and the exit is a signal's all the same
     sys.exit(code)
 
 
-def _make(start: Start) -> Runtime:
+def _make_runtime(start: Start) -> Runtime:
     runtime = Runtime(start.paths, (WATCHDOG, *SERVICES), start)
     set_current(runtime)
     return runtime
 
 
-def _join(runtime: Runtime, signals: int, start: Start) -> None:
-    """Connects to the run as the trainer; from here on a stop is heard even while the main thread sits in a C call."""
+def _join_run(runtime: Runtime, signals: int, start: Start) -> None:
+    """Connects to the run as the trainer; a stop is heard from here on, even while the main thread sits in a C call."""
     arm(start.paths.stacks(start.task, start.incarnation))
-    runtime.become(start)
-    runtime.begin()
+    runtime.become_trainer(start)
+    runtime.acquire_run()
     link = runtime.link
     link.on(Inject, lambda received: _have_fault(runtime, received.body))
     link.on_tick.append(lambda: runtime.injected.end_expired(runtime.clock.monotonic()))
@@ -97,11 +95,11 @@ def _join(runtime: Runtime, signals: int, start: Start) -> None:
     runtime.talk()
 
 
-def _tell_loaded(runtime: Runtime, observer: Observer, program: str) -> None:
-    """On a thread of its own, beside the first steps: a standby can be made now."""
+def _tell_loaded(runtime: Runtime, recorder: EnvironmentRecorder, program: str) -> None:
+    """Tells the watchdog that a standby can be made, on a thread of its own beside the first steps."""
 
     def tell() -> None:
-        write_loaded(runtime.paths.loaded, observer.changes, program)
+        write_loaded(runtime.paths.loaded, recorder.changes, program)
         runtime.tell_watchdog(Loaded())
 
     threading.Thread(target=tell, name="procsv-loaded", daemon=True).start()
@@ -120,7 +118,7 @@ def _on_lifeline(runtime: Runtime, fd: int) -> None:
 
 
 def _catch_signals(start: Start) -> int:
-    """From now on the signals that ask for an end end nothing by themselves; where they can be read.  On the main thread."""
+    """Catches the signals that ask for an end; returns the descriptor to read them from.  On the main thread."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
@@ -131,15 +129,12 @@ def _catch_signals(start: Start) -> int:
 
 
 def _listen_for_signals(runtime: Runtime, start: Start, reader: int) -> None:
-    """Each of them is a stop request.  The wake-up descriptor tells the link's thread, whatever the main thread does."""
-    link, notices = (
-        runtime.link,
-        start.settings.notice_signals,
-    )  # the process may be at its end already when the signal comes
+    """Makes each notice a stop request, on the link's thread, whatever the main thread does."""
+    link, notices = runtime.link, start.settings.notice_signals  # kept: the runtime may have closed its link by then
 
-    def hear() -> None:
+    def read_signals() -> None:
         for number in notices.intersection(os.read(reader, 512)):
-            # The watchdog's own message is on its way beside its signal, and knows why.
+            # The watchdog's message follows its signal, and gives the reason.
             timer = threading.Timer(SIGNAL_ALONE_S, noticed, (signal.Signals(number).name,))
             timer.daemon = True
             timer.start()
@@ -152,15 +147,15 @@ def _listen_for_signals(runtime: Runtime, start: Start, reader: int) -> None:
             )
             runtime.request_stop("preempt")
 
-    link.watch(reader, hear)
+    link.watch(reader, read_signals)
 
 
 def _force_later(runtime: Runtime, start: Start) -> None:
-    """A program that does not end by itself is ended within the grace: its newest snapshot outlives it."""
+    """Ends a program that does not end by itself within the grace; its newest snapshot outlives it."""
     after_s = start.settings.grace_s * TRAINER_SHARE * FORCED_SHARE
 
     def force() -> None:
-        print(f"procsv: not ended {after_s:.0f} s after the stop was asked for: ended now", file=sys.stderr)
+        print(f"procsv: still running {after_s:.0f} s after the stop request; exiting now", file=sys.stderr)
         sys.stderr.flush()
         os._exit(exit_codes.RESUMABLE)
 
@@ -169,8 +164,8 @@ def _force_later(runtime: Runtime, start: Start) -> None:
     timer.start()
 
 
-def _run(runtime: Runtime, start: Start) -> int:
-    """Runs the program; the code to exit with."""
+def _run_target(runtime: Runtime, start: Start) -> int:
+    """Runs the program; returns its exit code."""
     if start.settings.drop_in:
         install_later()
     try:
@@ -184,7 +179,7 @@ def _run(runtime: Runtime, start: Start) -> int:
         _say_last_words(runtime, error, None)
         print(f"procsv: {error}", file=sys.stderr)
         return exit_codes.MISCONFIGURED
-    except BaseException as error:  # noqa: BLE001  the program's: shown, kept, and told by the exit code
+    except BaseException as error:  # noqa: BLE001  the program's: printed, recorded, and in the exit code
         own = _of_the_program(error.__traceback__)
         _say_last_words(runtime, error, own)
         sys.excepthook(type(error), error.with_traceback(own), own)
@@ -204,5 +199,5 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _say_last_words(runtime: Runtime, error: BaseException, trace: TracebackType | None) -> None:
-    if runtime.gate is None:  # else a standby's, which is no trainer's; its log has it
+    if runtime.gate is None:  # else a standby's error, which its log has
         write_last_words(runtime.start, error, trace, runtime.step)

@@ -91,7 +91,7 @@ def _paths(spec: ModuleSpec) -> list[str]:
 
 
 # -- the environment -----------------------------------------------------------------------------------------
-class Observer:
+class EnvironmentRecorder:
     """Keeps what the program has changed of its environment by the time it imports TensorFlow.
 
     A finder that finds nothing and is gone after the first `import tensorflow`.
@@ -101,7 +101,7 @@ class Observer:
         self.changes: dict[str, str | None] = {}
         self._before = dict(os.environ)
 
-    def begin(self) -> None:
+    def start_recording(self) -> None:
         if "tensorflow" not in sys.modules:
             sys.meta_path.insert(0, self)
 

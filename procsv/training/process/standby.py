@@ -1,14 +1,13 @@
-"""The standby: a process that has imported what the trainer imports, and sleeps until it is to become the trainer.
+"""Standby: a process that has imported what the trainer imports, and sleeps until its promotion.
 
-Started by the watchdog once training runs, beside it and out of its way.  It computes nothing when it waits, and never
-touches an accelerator: importing TensorFlow does not, and no session is made.  None of the program's own modules is
-imported; what its start would change (arguments, path, environment, __main__) is as a fresh interpreter has it when the
-promotion comes, and the program then runs from its first line, as in any other start.
+Started by the watchdog once training runs, out of its way.  It computes nothing while it waits, and touches no accelerator:
+importing TensorFlow does not, and it makes no session.  It imports none of the program's own modules.  At the promotion
+arguments, path, environment and __main__ are as in a fresh interpreter, and the program runs from its first line.
 
-A hot one also runs the program, as the next trainer would, up to where that first speaks to its run (`Runtime.gate`): so
-the program's own start runs twice, and what it prints until then is in the standby's log.
+A hot standby also runs the program, as the next trainer would, up to its first contact with the run (`Runtime.gate`): the
+program's own start then runs twice, and what it prints until then is in the standby's log.
 
-It dies with the watchdog, at whatever it is.
+It dies with the watchdog, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from procsv.ipc.messaging.start import Start
 
 PR_SET_PDEATHSIG = 1
-STARTS_OVER_MAX = 10  # then TensorFlow alone is imported
+STARTS_OVER_MAX = 10  # after these it imports TensorFlow alone
 
 declare("standby.import", "standby.wait", "standby.become", "standby.begun")
 
@@ -58,7 +57,7 @@ class Standby:
         self._began_s, self._modules = time.monotonic(), 0
 
     def prepare(self) -> dict[str, str | None]:
-        """Imports; what the program changes of its environment before it imports TensorFlow."""
+        """Imports; returns the program's changes of its environment before it imports TensorFlow."""
         start = self._start
         _die_with_watchdog(start.lifeline_fd)
         for fd in (start.lifeline_fd, start.standby_fd):
@@ -68,27 +67,27 @@ class Standby:
         return loaded.environment
 
     def run_ahead(self) -> Start:
-        """Hot: the program is about to be run up to its session, as the next trainer's; that trainer's start."""
+        """Prepares a hot standby to run the program up to its session; returns the next trainer's start."""
         lifeline_fd = self._start.lifeline_fd
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # the program may have children, which would stay
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # it would leave the program's children behind
         threading.Thread(target=self._end_group_with_watchdog, args=(lifeline_fd,), daemon=True).start()
         os.environ["PROCSV_ROLE"] = str(TRAINER)
         return self._as_task(TRAINER, int(os.environ["PROCSV_INCARNATION"]))
 
     def _end_group_with_watchdog(self, lifeline_fd: int) -> None:
         select.select([lifeline_fd], [], [])
-        if self._line.fd >= 0:  # else it is the trainer by now, which saves first
+        if self._line.fd >= 0:  # else it is the trainer, which saves first
             os.killpg(0, signal.SIGKILL)
 
     def become(self) -> Start:
-        """Sleeps until the promotion, takes over log and lock, and returns the trainer's start."""
+        """Sleeps until the promotion, takes over log and lock; returns the trainer's start."""
         failpoint("standby.wait")
         self._line.say(Waiting(self._modules, round(time.monotonic() - self._began_s, 3)))
         word, files = self._line.wait()
         if not isinstance(word, BecomeTrainer):
             os._exit(0)  # the watchdog is dead
         failpoint("standby.become")
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first; the lifeline tells it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first, and its lifeline tells it when
         _take_over(*files)
         replace_argument(str(STANDBY), str(word.task))
         os.environ |= {"PROCSV_ROLE": str(word.task), "PROCSV_INCARNATION": str(word.incarnation)}
@@ -105,7 +104,7 @@ def _die_with_watchdog(lifeline_fd: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     poller = select.poll()
     poller.register(lifeline_fd, 0)
-    if poller.poll(0):  # it was dead before we had asked for the signal
+    if poller.poll(0):  # it died before the signal was set
         os._exit(0)
 
 
@@ -115,12 +114,12 @@ def _take_over(log: int, lock: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.set_inheritable(lock, True)  # held for as long as anything of the trainer's tree is alive
+    os.set_inheritable(lock, True)  # held as long as any process of the trainer's tree lives
 
 
 # -- preparation ---------------------------------------------------------------------------------------------
 class _Preparation:
-    """Imports what the last trainer had imported, as it had."""
+    """Imports what the last trainer has imported, in its order and environment."""
 
     def __init__(self, start: Start, loaded: Loaded) -> None:
         self._start, self._loaded = start, loaded
@@ -128,7 +127,7 @@ class _Preparation:
         self._without = start.standby_without
 
     def run(self) -> int:
-        """The number of modules that were imported."""
+        """Imports; returns the number of modules."""
         argv = sys.argv
         _change_environment(self._loaded.environment)
         target = parse_target(self._start.target, Path.cwd())
@@ -157,7 +156,7 @@ class _Preparation:
         failpoint("standby.import")
         try:
             importlib.import_module(name)
-        except Exception:  # noqa: BLE001  a library's own: shown in our log, and the library is left to the program
+        except Exception:  # noqa: BLE001  a library's own: printed to the log, and the library is left to the program
             traceback.print_exc()
         else:
             if not guard.refused:
@@ -166,7 +165,7 @@ class _Preparation:
         self._start_over(name.partition(".")[0])
 
     def _start_over(self, without: str) -> NoReturn:
-        """What was imported by half cannot be taken back: a fresh interpreter, which leaves that library out."""
+        """Starts a fresh interpreter that leaves a library out: an import that has failed half-way cannot be undone."""
         print(f"starting over without {without}", file=sys.stderr)
         sys.stderr.flush()
         start = msgspec.structs.replace(self._start, standby_without=(*self._without, without))
@@ -184,7 +183,7 @@ def _change_environment(changes: dict[str, str | None]) -> None:
 
 
 class _Guard:
-    """A finder that refuses the program's own top-level names: an installed module of such a name is another one."""
+    """A finder that refuses the program's own top-level names, as installed modules of such names are others."""
 
     def __init__(self, own: frozenset[str]) -> None:
         self._own = own

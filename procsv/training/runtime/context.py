@@ -1,7 +1,7 @@
-"""Runtime of a training process: the link, the heartbeat, the event streams, stop requests.
+"""Runtime of a training process: the link, the heartbeat, the event streams and stop requests of its run.
 
-One per process under `procsv launch` (made by the bootstrap), or one per Supervisor without, which then starts the
-run's watchdog itself (observer.py).  Supervisors and monitored sessions attach to it; nothing here knows what a Session is.
+One per process under `procsv launch`, made by the bootstrap; otherwise one per Supervisor, which then starts the run's
+watchdog itself (observer.py).  Supervisors and monitored sessions attach to it.  It knows no session.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from procsv.training.runtime.last_words import exit_code_of, write_last_words
 from procsv.training.runtime.link import Link
 from procsv.training.runtime.observer import Observer
 
-END_S_MAX = 10.0  # what saying the last messages may take
-WAIT_S_MAX = 1e8  # three years: what the heartbeat can say of a wait without end
+END_S_MAX = 10.0  # for the last messages
+WAIT_S_MAX = 1e8  # three years stand in the heartbeat for a wait without end
 
 
 class Runtime:
-    """The trainer's end of its run.  `begin` and `end` may be called any number of times, in turns."""
+    """The trainer's end of its run, shared by reference count: `acquire_run` and `release_run`."""
 
     def __init__(
         self, paths: RunPaths, peers: tuple[TaskId, ...], start: Start | None = None, observer: Observer | None = None
     ) -> None:
-        """`start` is known from the beginning under `procsv launch`; without, `observer` makes it at each `begin`."""
+        """`start` is given under `procsv launch`; otherwise `observer` makes one each time the run starts."""
         self.clock: Clock = SystemClock()
         self.paths = paths
         self.streams = EventStreams(self.clock)
         self.streams.on_need = self._wake
         self.observer = observer
-        self.failure: BaseException | None = None  # what has ended the session, if it did not end by itself
-        self.injected = Injected()  # faults that a plan has in store for this process
+        self.failure: BaseException | None = None  # the error that has ended the session, if any
+        self.injected = Injected()  # a plan's faults for this process
         self.sequence = 0  # of the newest snapshot known
         self.stop_reason: Reason | None = None
         self.stop_asked_s = 0.0
         self.phase = Phase.IMPORT
         self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread
         self.step = -1
-        self.snapshots = Snapshots()  # how they are spaced now, for the heartbeat
+        self.snapshots = Snapshots()  # their spacing now, for the heartbeat
         self.training: object = None  # the TrainingRun of the session that the process trains with now
         self.on_ready: Callable[[], None] = _nothing  # called once, on the training thread
-        self.gate: Callable[[], None] | None = None  # where a hot standby sleeps; it opens when it is the trainer
+        self.gate: Callable[[], None] | None = None  # where a hot standby sleeps until it is the trainer
         self._start = start
         self._peers = peers
         self._link: Link | None = None
@@ -77,17 +77,17 @@ class Runtime:
 
     @property
     def start(self) -> Start:
-        assert self._start is not None, "the runtime has not begun"
+        assert self._start is not None, "the run has not started"
         return self._start
 
     @property
     def link(self) -> Link:
-        assert self._link is not None, "the runtime has not begun"
+        assert self._link is not None, "the run has not started"
         return self._link
 
     @property
     def told_snapshot_s(self) -> float | Literal["auto"]:
-        """What the command line says of snapshots: seconds, 0 for off, or "auto"."""
+        """The command line's interval of snapshots: seconds, 0 for off, or "auto"."""
         return self._start.settings.snapshot_s if self._start is not None else "auto"
 
     @property
@@ -96,11 +96,11 @@ class Runtime:
 
     @property
     def ends_with_session(self) -> bool:
-        """Whether the run is over when nobody uses it any more; under `procsv launch` it lasts as long as the process."""
+        """Whether the run ends with its last user; under `procsv launch` it lasts as long as the process."""
         return self.observer is not None
 
-    def begin(self) -> None:
-        """Starts talking (and the run, without `procsv launch`) for one more user; `end` undoes it."""
+    def acquire_run(self) -> None:
+        """Adds one reference; the first one opens the connection and, without `procsv launch`, starts the run."""
         with self._lock:
             if self.gate is not None:
                 gate, self.gate = self.gate, None
@@ -111,21 +111,21 @@ class Runtime:
             try:
                 if self.observer is not None:
                     self._start, self.stop_reason, self.failure = self.observer.begin(), None, None
-                self._begin_link()
+                self._open_link()
             except BaseException:
                 self._users -= 1
                 if self.observer is not None:
                     self.observer.end(0)
                 raise
 
-    def become(self, start: Start) -> None:
-        """This process is trainer `start.incarnation` from now on."""
+    def become_trainer(self, start: Start) -> None:
+        """Makes this process trainer `start.incarnation`."""
         self._start = start
 
-    def _begin_link(self) -> None:
+    def _open_link(self) -> None:
         start = self.start
         link = Link(start, self.clock, self.streams, self._peers)
-        self.streams.begin(start.paths.shm_dir, start.incarnation, start.paths.run_dir)
+        self.streams.attach_to_run(start.paths.shm_dir, start.incarnation, start.paths.run_dir)
         link.heartbeat = HeartbeatWriter(start.paths.heartbeat(start.task, start.incarnation))
         link.on_tick.append(lambda: self._beat(link))
         link.on(StopTraining, lambda received: self.request_stop(cast(StopTraining, received.body).reason))
@@ -138,9 +138,9 @@ class Runtime:
         self._link = link
 
     def talk(self) -> None:
-        """Lets the link's thread run; after all handlers that must not miss anything are in place."""
+        """Starts the link's thread; call it when all handlers that must miss nothing are in place."""
         if not self.link.is_talking:
-            self.link.begin()
+            self.link.start_thread()
 
     def _beat(self, link: Link) -> None:
         with self._beating:
@@ -155,7 +155,7 @@ class Runtime:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """What is done within is a save, and may take as long as one.  Any thread."""
+        """Marks the block as a save, which may take as long as one.  Any thread."""
         with self._beating:
             self._saves += 1
         try:
@@ -165,7 +165,7 @@ class Runtime:
                 self._saves -= 1
 
     def extend(self, seconds: float) -> None:
-        """Nothing is called a hang within the next `seconds`.  In the heartbeat when this returns: the GIL may be taken next."""
+        """Keeps the next `seconds` from counting as a hang.  Written to the heartbeat at once: the GIL may be held next."""
         self._extended_s = max(self._extended_s, self.clock.monotonic() + seconds)
         link = self._link
         if link is not None:
@@ -173,7 +173,7 @@ class Runtime:
 
     @contextlib.contextmanager
     def waiting(self, seconds: float | None) -> Iterator[None]:
-        """What is done within waits for others, for at most `seconds` (None: for as long as it takes), and is no hang."""
+        """Marks the block as a wait for others, of at most `seconds` (None: without end), and no hang."""
         before_s = self._extended_s
         self.extend(WAIT_S_MAX if seconds is None else min(seconds, WAIT_S_MAX))
         try:
@@ -182,23 +182,23 @@ class Runtime:
             self._extended_s = before_s
 
     def say_step(self, step: int) -> None:
-        """Writes `step` into the heartbeat now, from any thread; the link's thread writes it five times a second."""
+        """Writes `step` to the heartbeat now, from any thread; the link's thread writes it five times a second."""
         self.step = step
         link = self._link
         if link is not None and link.heartbeat is not None:
             self._beat(link)
             link.heartbeat.beat(self.clock.monotonic())
 
-    def end(self) -> None:
-        """Releases one reference; the last one ends the conversation, and the run where that is ours."""
+    def release_run(self) -> None:
+        """Releases one reference; the last one closes the connection and, without `procsv launch`, ends the run."""
         with self._lock:
             self._users -= 1
             if self._users > 0 or self._link is None:
                 return
             link, self._link = self._link, None
-            self._end_link(link)
+            self._close_link(link)
 
-    def _end_link(self, link: Link) -> None:
+    def _close_link(self, link: Link) -> None:
         _begun.discard(self)
         if self.streams.dropped:
             why = self.streams.error or "the summary service was away for too long"
@@ -206,9 +206,9 @@ class Runtime:
         try:
             if self.observer is not None:
                 self.observer.finish_if_lost(link)
-            link.end(END_S_MAX)
+            link.close_link(END_S_MAX)
         finally:
-            self.streams.end()
+            self.streams.detach_from_run()
             if link.heartbeat is not None:
                 self._beat(link)  # the last step is what the journal will say
                 with self._beating:
@@ -221,38 +221,38 @@ class Runtime:
                 self.observer.end(exit_code_of(self.failure))
 
     def _end_at_exit(self) -> None:
-        """The program ends with its session open: what is unsaved is saved all the same."""
+        """Ends the run when the program ends with its session open; the newest state is saved all the same."""
         link = self._link  # stays: the session's threads still use it
         if _is_this_process() and link is not None:
             self.failure = self.failure or getattr(sys, "last_value", None)
-            self._end_link(link)
+            self._close_link(link)
 
     def tell_checkpoint(self, body: Message) -> None:
         self.link.send_reliable(CHECKPOINT, body)
 
     def tell_user_save(self, path: str) -> None:
-        """The program has saved `path` by the supervised Saver.  Nothing to tell where no service is there to care."""
+        """Tells the service that the program has saved `path` by the supervised Saver, if there is a service."""
         if self._link is not None:
             self.tell_checkpoint(UserSave(path))
 
     def note(self, event: str, **fields: str | int | float | bool | None) -> None:
-        """A line for the journal."""
+        """Writes a line to the journal."""
         self.link.send_reliable(WATCHDOG, Note(event, fields))
 
     def recovered(self, body: FirstStepDone) -> None:
-        """The first step after the start has ended."""
+        """Reports that the first step after the start has ended."""
         self.link.send_reliable(WATCHDOG, body)
         on_ready, self.on_ready = self.on_ready, _nothing
         on_ready()
 
     def session_recovered(self, body: FirstStepDone, seconds: float, lost_steps: int) -> None:
-        """The first step of a session has ended that was made in the place of one whose connection was lost."""
+        """Reports the first step of a session that replaces one whose connection was lost."""
         source = {"step": body.restored_step, "source": body.source, "from": body.origin}
         self.note("session_recovered", **source, at=body.step, seconds=round(seconds, 3), lost_steps=lost_steps)
         self.link.send_reliable(WATCHDOG, body)
 
     def tell_watchdog(self, body: Message) -> None:
-        """Nothing where the conversation is over."""
+        """Sends `body` to the watchdog, unless the connection is closed."""
         link = self._link
         if link is not None:
             link.send_reliable(WATCHDOG, body)
@@ -271,9 +271,9 @@ class Runtime:
             self._stop_listeners.remove(listener)
 
     def request_stop(self, reason: Reason) -> None:
-        """The watchdog, a signal or the lifeline asks this process to save and end.
+        """Asks this process to save and end, for the watchdog, a signal or the lifeline.
 
-        A signal comes first and knows no reason but "preempt"; the watchdog's message, right behind it, knows better.
+        A signal comes first and always means "preempt"; the watchdog's message right behind it gives the reason.
         """
         with self._lock:
             if self.stop_reason is not None:
@@ -299,7 +299,7 @@ _begun: set[Runtime] = set()
 
 
 def set_current(runtime: Runtime) -> None:
-    """The bootstrap says which run this process trains for."""
+    """Sets the run that this process trains for; called by the bootstrap."""
     global _current
     _current = runtime
 
@@ -310,7 +310,7 @@ def current() -> Runtime | None:
 
 
 def watched() -> list[Runtime]:
-    """The runtimes by which this process is watched now."""
+    """The runtimes whose watchdogs watch this process now."""
     return list(_begun) if _is_this_process() else []
 
 
@@ -322,49 +322,10 @@ def _is_this_process() -> bool:
 
 
 def check_logdir(runtime: Runtime, logdir: str) -> None:
-    """Under `procsv launch` there is one logdir; another one in the program is an error that says what to pass."""
+    """UserError if `logdir` is not the run's; it says what to pass."""
     if local_home(logdir) != runtime.paths.logdir:
         shown = logdir if is_remote(logdir) else os.path.abspath(logdir)
         raise UserError(
             f"the program's logdir is {shown}, but the run's is {runtime.start.logdir}; "
             f"start it with `procsv launch --logdir {logdir} …`, or leave logdir out of the program"
         )
-
-
-class StartingSink:
-    """The event streams of a runtime for a summary writer that may be used before, between and after its sessions.
-
-    Records wait in their stream while nobody talks; `flush` and `close` see to it that somebody does.
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime, self._streams = runtime, runtime.streams
-
-    def open(self, logdir: str, filename_suffix: str) -> str:
-        return self._streams.open(logdir, filename_suffix)
-
-    def add(self, writer: str, event: bytes) -> None:
-        self._streams.add(writer, event)
-
-    def flush(self, writer: str, timeout_s: float) -> bool:
-        with self._talking(writer):
-            return self._streams.flush(writer, timeout_s)
-
-    def close(self, writer: str, timeout_s: float) -> bool:
-        with self._talking(writer):
-            return self._streams.close(writer, timeout_s)
-
-    def unwritten(self, writer: str) -> int:
-        return self._streams.unwritten(writer)
-
-    @contextlib.contextmanager
-    def _talking(self, writer: str) -> Iterator[None]:
-        if self._runtime.is_running or not self._streams.unwritten(writer):
-            yield
-            return
-        self._runtime.begin()
-        try:
-            self._runtime.talk()
-            yield
-        finally:
-            self._runtime.end()

@@ -1,8 +1,8 @@
-"""Event streams: the trainer's backlogs of event records, one for each summary writer.
+"""Event streams: the trainer's backlogs of event records, one for each event file.
 
-Between two threads: writers (training, the Supervisor's services, hooks) call the EventSink half, and only ever
-append to a queue; the trainer's link thread calls the other half, says what `messages` gives it and tells what it
-hears.  Never imports ZeroMQ, never touches a disk on a writer's thread.
+They stand between two kinds of thread: writers (training, the Supervisor's services, hooks) use the EventSink half and only
+append to a queue; the trainer's link thread uses the other half, sends what `messages` gives it and passes on what it
+receives.  No ZeroMQ here, and no disk on a writer's thread.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.event_backlog import Batch, EventBacklog, parcel_name
 from procsv.ipc.messaging.messages import Message, Records, Written
 
-INLINE_BYTES_MAX = 6 * 2**20  # a record that no parcel can be made for still goes by message up to here
+INLINE_BYTES_MAX = 6 * 2**20  # a record without room for a parcel goes by message up to this size
 
 
 class EventSink(Protocol):
-    """What a SummaryWriter needs: named streams of records, each of which becomes one event file."""
+    """Named streams of records for a SummaryWriter; each becomes one event file."""
 
-    def open(self, logdir: str, filename_suffix: str) -> str:
-        """Begins a stream; its name.  The file appears with the first record."""
+    def open_stream(self, logdir: str, filename_suffix: str) -> str:
+        """Opens a stream and returns its name.  The file appears with the first record."""
 
-    def add(self, writer: str, event: bytes) -> None:
-        """Takes a serialized Event.  Never blocks; any thread."""
+    def add_event(self, writer: str, event: bytes) -> None:
+        """Queues a serialized Event.  Never blocks; any thread."""
 
-    def flush(self, writer: str, timeout_s: float) -> bool:
-        """Waits until all records are in the file; False if that takes longer than `timeout_s`, or nobody writes."""
+    def flush_stream(self, writer: str, timeout_s: float) -> bool:
+        """Waits until all records are in the file; False after `timeout_s`, or if no run writes them."""
 
-    def close(self, writer: str, timeout_s: float) -> bool:
-        """Ends the stream and waits like `flush`.  What is late is still written if the process lives on."""
+    def close_stream(self, writer: str, timeout_s: float) -> bool:
+        """Closes the stream and waits like `flush_stream`.  Late records are still written if the process goes on."""
 
     def unwritten(self, writer: str) -> int:
-        """How many records are not known to be in the file."""
+        """The number of records that are not known to be in the file."""
 
 
 class EventStreams:
     """An EventSink over a link to the summary service.
 
-    `begin` ties it to a run; records that are added before wait.  `on_need` is called, from any thread and often,
+    `attach_to_run` ties it to a run; records that are added before wait.  `on_need` is called, from any thread and often,
     when `messages` has something new to say.
     """
 
@@ -56,14 +56,14 @@ class EventStreams:
         self._opened = 0
         self._incarnation: int | None = None
         self._parcel_dirs: tuple[Path, ...] = ()
-        self._parcels: dict[tuple[str, int], Path] = {}  # that were made and are not known to be written
+        self._parcels: dict[tuple[str, int], Path] = {}  # made, and not known to be written
         self._graphs = itertools.count()
-        self._dropped_before = 0  # by streams that are closed
+        self._dropped_before = 0  # by closed streams
 
-    def begin(self, shm_dir: Path, incarnation: int, spare_dir: Path | None = None) -> None:
-        """A run begins, or another one: what is not written goes there, to new files.
+    def attach_to_run(self, shm_dir: Path, incarnation: int, spare_dir: Path | None = None) -> None:
+        """Sends what is not written to this run, into new files.
 
-        Large records lie in `shm_dir` on their way, and where that has no room in `spare_dir` (the run directory).
+        Large records pass through `shm_dir`, or where that has no room through `spare_dir` (the run directory).
         """
         with self._news:
             self._incarnation = incarnation
@@ -73,14 +73,14 @@ class EventStreams:
                 backlog.rename(f"{incarnation}-{name}")
         self.on_need()
 
-    def end(self) -> None:
-        """The run is over: nobody writes any more, and whoever waits is let go."""
+    def detach_from_run(self) -> None:
+        """The run is over: nobody writes records, and nobody waits for them."""
         with self._news:
             self._incarnation = None
             self._news.notify_all()
 
     # -- EventSink -----------------------------------------------------------------------------------------
-    def open(self, logdir: str, filename_suffix: str) -> str:
+    def open_stream(self, logdir: str, filename_suffix: str) -> str:
         with self._news:
             name = str(self._opened)
             self._opened += 1
@@ -88,22 +88,22 @@ class EventStreams:
             self._backlogs[name] = EventBacklog(there, str(Path(logdir).absolute()), filename_suffix)
         return name
 
-    def add(self, writer: str, event: bytes) -> None:
+    def add_event(self, writer: str, event: bytes) -> None:
         with self._news:
             backlog = self._backlogs.get(writer)
             if backlog is None:
-                return  # closed meanwhile, on another thread
+                return  # another thread has closed it
             backlog.add(event)
             can_say_more = backlog.can_say_more
         if can_say_more:
             self.on_need()
 
-    def flush(self, writer: str, timeout_s: float) -> bool:
+    def flush_stream(self, writer: str, timeout_s: float) -> bool:
         with self._news:
             backlog = self._backlogs.get(writer)
         return backlog is None or self.wait_written(writer, backlog.last_ticket, timeout_s)
 
-    def close(self, writer: str, timeout_s: float) -> bool:
+    def close_stream(self, writer: str, timeout_s: float) -> bool:
         with self._news:
             backlog = self._backlogs.get(writer)
             if backlog is None:
@@ -118,9 +118,9 @@ class EventStreams:
             return backlog.unwritten if backlog is not None else 0
 
     def wait_written(self, writer: str, ticket: int, timeout_s: float) -> bool:
-        """Whether that record and all before it were in the file (or dropped) within `timeout_s`.
+        """Whether that record and all before it are in the file, or dropped, within `timeout_s`.
 
-        False at once if no run has begun: nobody is there to write them yet.
+        False at once without a run, which would write them.
         """
         with self._news:
             backlog = self._backlogs.get(writer)
@@ -131,33 +131,33 @@ class EventStreams:
 
     # -- the link thread -----------------------------------------------------------------------------------
     def messages(self, now_s: float) -> list[Message]:
-        """What to say to the summary service now, unreliably (`say`): all of it is said again until answered."""
+        """The messages to send to the summary service now, unreliably: each is repeated until it is answered."""
         with self._news:
             if self._incarnation is None:
                 return []
             due = [item for b in self._backlogs.values() for item in b.due(now_s)]
             self._forget_closed()
-        said: list[Message] = []
+        messages: list[Message] = []
         for item in due:
             message = self._pack(item) if isinstance(item, Batch) else item
             if message is not None:
-                said.append(message)
-        return said
+                messages.append(message)
+        return messages
 
     def next_due_s(self, now_s: float) -> float | None:
-        """When `messages` will have something to say if nothing happens; None: not before something does."""
+        """When `messages` has something to send if nothing happens; None: not before something does."""
         with self._news:
             times = [b.next_due_s(now_s) for b in self._backlogs.values()]
         return min((due_s for due_s in times if due_s is not None), default=None)
 
     def on_connected(self) -> None:
-        """The link has a new connection to the summary service."""
+        """Repeats what is unanswered on a new connection to the summary service."""
         with self._news:
             for backlog in self._backlogs.values():
                 backlog.connected()
 
     def on_written(self, written: Written) -> None:
-        """An answer has come."""
+        """Handles the service's answer."""
         with self._news:
             for backlog in self._backlogs.values():
                 if backlog.writer == written.writer:
@@ -167,7 +167,7 @@ class EventStreams:
             self._news.notify_all()
 
     def put_parcel(self, data: bytes) -> str:
-        """Lays `data` down for GraphText; the path.  OSError if there is no room for it."""
+        """Writes `data` to a file for GraphText; its path.  OSError if there is no room for it."""
         return str(self._write_parcel(parcel_name(f"{self._incarnation}-graph", next(self._graphs)), data))
 
     # -- what is known of them -------------------------------------------------------------------------------
@@ -179,13 +179,13 @@ class EventStreams:
 
     @property
     def dropped(self) -> int:
-        """Records of all streams that were dropped because the service was away, or its disk full, for too long."""
+        """Records of all streams that were dropped: the service was away, or its disk full, for too long."""
         with self._news:
             return self._dropped_before + sum(b.dropped for b in self._backlogs.values())
 
     @property
     def error(self) -> str:
-        """Why records are not getting to a file, in the service's words; "" if they are."""
+        """Why records do not reach a file, in the service's words; "" if they do."""
         with self._news:
             return next((b.error for b in self._backlogs.values() if b.error), "")
 
@@ -196,7 +196,7 @@ class EventStreams:
             self._news.notify_all()
 
     def _pack(self, batch: Batch) -> Records | None:
-        """The message; None if its one large record has no place to lie in now: like a lost one, it is said again."""
+        """The message; None if its one large record has no room now: like a lost one, it is repeated."""
         if not batch.is_parcel:
             return Records(batch.writer, batch.first, batch.records, {})
         parcel = self._parcel(batch)
@@ -207,7 +207,7 @@ class EventStreams:
         return None
 
     def _parcel(self, batch: Batch) -> Path | None:
-        """The file with the batch's one record: as it was left when it was said before, or a new one."""
+        """The file with the batch's one record: that of an earlier message, or a new one."""
         key, data = (batch.writer, batch.first), batch.records[0]
         with contextlib.suppress(OSError):
             if (path := self._parcels.get(key)) is not None and path.stat().st_size == len(data):
@@ -221,14 +221,14 @@ class EventStreams:
         return path
 
     def _write_parcel(self, name: str, data: bytes) -> Path:
-        """Makes the file in the first directory that has room; OSError if none has."""
+        """Writes the file to the first directory that has room; OSError if none has."""
         for directory in self._parcel_dirs[:-1]:
             with contextlib.suppress(OSError):
                 return _write_whole(directory / name, data)
         return _write_whole(self._parcel_dirs[-1] / name, data)
 
     def _drop_parcels(self, written: Written) -> None:
-        """The service removes parcels; this is for those that it was killed over."""
+        """Removes parcels that a killed service has left; a living one removes its own."""
         for key in [k for k in self._parcels if k[0] == written.writer and k[1] <= written.through]:
             with contextlib.suppress(OSError):
                 self._parcels.pop(key).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""`procsv.extend`: a program says that it will be a while."""
+"""`procsv.extend`: announce a long operation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from procsv.training.runtime.context import current, watched
 def extend(seconds: float) -> None:
     """Keeps the watchdog from taking the next `seconds` for a hang, whatever the program does meanwhile.
 
-    For what takes longer than a step or an import may, and ends no call of a session: loading data, say, or an evaluation
+    Use it before what takes longer than a step or an import may and calls no session: loading data, say, or an evaluation
     outside of TensorFlow.  It never shortens what is allowed already.  Without `procsv launch` a program is watched while a
     session is open; else this does nothing.  ValueError if `seconds` is not a number from 0 on.
     """

@@ -1,8 +1,8 @@
-"""The trainer's one thread that talks: to the watchdog, the checkpoint service and the summary service.
+"""Link: the one thread of a trainer that talks to the watchdog and the services.
 
-Other threads hand it messages (`tell`, `ask`) and never touch a socket.  Its ticks beat the heartbeat (context.py), and it hears the
-lifeline and the signals first, even while the main thread sits in a C call.  It decides nothing: what is heard
-goes to handlers.
+Other threads hand it messages (`send_reliable`, `ask`) and never touch a socket.  Its ticks write the heartbeat (context.py), and
+it is the first to see the lifeline and the signals, even while the main thread sits in a C call.  It decides nothing: it
+passes what it receives to handlers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.training.runtime.event_streams import EventStreams
 
-TICK_S = 0.2  # how often the heartbeat beats; a step in `status` is at most this much older than its reading
+TICK_S = 0.2  # between heartbeats; a step in `status` is at most this much older than its reading
 
 declare("trainer.hello")
 
@@ -41,16 +41,16 @@ class Link:
         self._handlers: dict[type, list[Handler]] = {}
         self._watched: dict[int, Callable[[], None]] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lost: dict[TaskId, str] = {}  # peers that nobody will take again, and why
+        self._lost: dict[TaskId, str] = {}  # peers that will not answer any more, and why
         self._ending = False
         self._ending_by_s = 0.0
         self._failure: BaseException | None = None
-        self.introductions: dict[TaskId, Message] = {}  # peer -> said again on every new connection, after Hello
+        self.introductions: dict[TaskId, Message] = {}  # peer -> sent on every new connection, after Hello
         self.heartbeat: HeartbeatWriter | None = None
         self.on_tick: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name="procsv-link", daemon=True)
 
-    def begin(self) -> None:
+    def start_thread(self) -> None:
         self._thread.start()
 
     @property
@@ -58,43 +58,43 @@ class Link:
         return self._thread.is_alive()
 
     def on(self, kind: type[Message], handler: Handler) -> None:
-        """Calls `handler` on this thread for each `kind` that is heard; it is acknowledged afterwards."""
+        """Calls `handler` on this thread for each `kind` received, which is acknowledged afterwards."""
         self._handlers.setdefault(kind, []).append(handler)
 
-    def forget(self, kind: type[Message], handler: Handler) -> None:
+    def remove_handler(self, kind: type[Message], handler: Handler) -> None:
         self._handlers[kind].remove(handler)
 
     def watch(self, fd: int, react: Callable[[], None]) -> None:
-        """Calls `react` on this thread when `fd` is readable; before `begin` only."""
+        """Calls `react` on this thread when `fd` is readable; before `start_thread` only."""
         self._watched[fd] = react
 
     def send_reliable(self, peer: TaskId, body: Message) -> None:
-        """Says `body` until it is acknowledged.  Any thread; never blocks."""
+        """Sends `body` until it is acknowledged.  Any thread; never blocks."""
         self._queue.append((peer, body, None))
         self.wake()
 
     def ask(self, peer: TaskId, body: Message, timeout_s: float) -> Received:
-        """Says `body` and waits for what answers it.  TimeoutError after `timeout_s`; PeerError if `peer` is lost."""
+        """Sends `body` and waits for its answer.  TimeoutError after `timeout_s`; PeerError if `peer` is lost."""
         future: Future[Received] = Future()
         self._queue.append((peer, body, future))
         self.wake()
         return future.result(timeout_s)
 
     def lose(self, peer: TaskId, why: str) -> None:
-        """Nobody will answer as `peer` any more: whoever waits for that is told so, now and later.  Any thread."""
+        """Marks `peer` as lost: whoever waits for its answer, now or later, gets a PeerError.  Any thread."""
         self._lost[peer] = why
         self.wake()
 
     def why_lost(self, peer: TaskId) -> str:
-        """ "" as long as somebody answers as `peer`, or will again."""
+        """Why `peer` is lost; "" if it is not."""
         return self._lost.get(peer, "")
 
     def wake(self) -> None:
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
 
-    def end(self, timeout_s: float) -> None:
-        """Says what is still to be said, for at most `timeout_s`, and closes.  Raises what ended the thread."""
+    def close_link(self, timeout_s: float) -> None:
+        """Sends what is still queued, for at most `timeout_s`, and closes.  Raises what ended the thread."""
         self._ending_by_s = self._clock.monotonic() + timeout_s
         self._ending = True
         self.wake()
@@ -115,7 +115,7 @@ class Link:
         clients = {peer: Client(context, path, me, self._clock) for peer, path in sockets.items()}
         try:
             self._talk(clients)
-        except BaseException as failure:  # shown by `end`, and by the hang of whoever asks: never lost
+        except BaseException as failure:  # raised again by `close_link`
             self._failure = failure
             raise
         finally:
@@ -130,14 +130,14 @@ class Link:
         for fd in (self._wake_fd, *self._watched):
             waiter.add(fd)
         while True:
-            self._say_what_is_queued(clients, open_futures)
+            self._send_queued(clients, open_futures)
             self._give_up_on_lost(open_futures)
             for peer, client in clients.items():
                 self._tick(peer, client)
             for listener in self.on_tick:
                 listener()
-            if self._ending and self._is_all_said(clients):
-                return  # streams are flushed by those who close them
+            if self._ending and self._is_all_sent(clients):
+                return  # whoever closes a stream flushes it
             for thing in waiter.wait(TICK_S if not self._ending else 0.02):
                 if thing == self._wake_fd:
                     os.eventfd_read(self._wake_fd)
@@ -147,19 +147,17 @@ class Link:
                         waiter.remove(thing)
             for peer, client in clients.items():
                 while (received := client.receive()) is not None:
-                    self._hear(peer, client, received, open_futures)
+                    self._dispatch(peer, client, received, open_futures)
 
     def unwatch(self, fd: int) -> None:
         """Stops watching `fd`; called from its own reaction."""
         self._watched.pop(fd, None)
 
-    def _say_what_is_queued(
-        self, clients: dict[TaskId, Client], futures: dict[tuple[TaskId, int], Future[Received]]
-    ) -> None:
+    def _send_queued(self, clients: dict[TaskId, Client], futures: dict[tuple[TaskId, int], Future[Received]]) -> None:
         while self._queue:
             peer, body, future = self._queue.popleft()
             if peer not in clients:
-                continue  # no watchdog in this run: there is nobody whom it concerns
+                continue  # a run without this service
             seq = clients[peer].send_reliable(body)
             if future is not None:
                 futures[peer, seq] = future
@@ -180,7 +178,7 @@ class Link:
             if peer == SUMMARY:
                 self._streams.on_connected()
 
-    def _hear(
+    def _dispatch(
         self, peer: TaskId, client: Client, received: Received, futures: dict[tuple[TaskId, int], Future[Received]]
     ) -> None:
         future = futures.get((peer, received.re))
@@ -193,6 +191,6 @@ class Link:
             handler(received)
         client.acknowledge(received)
 
-    def _is_all_said(self, clients: dict[TaskId, Client]) -> bool:
+    def _is_all_sent(self, clients: dict[TaskId, Client]) -> bool:
         unsaid = sum(len(client.peer.outbox) for peer, client in clients.items() if peer not in self._lost)
         return (not self._queue and not unsaid) or self._clock.monotonic() >= self._ending_by_s

@@ -301,7 +301,7 @@ class TrainingRun:
             self.snapshots.close()
         self._source.close()
         link = self._runtime.link
-        link.forget(Durable, self._on_durable)
-        link.forget(SaveFailed, self._on_failed)
-        link.forget(Unwritable, self._on_unwritable)
-        link.forget(Rejected, self._on_rejected)
+        link.remove_handler(Durable, self._on_durable)
+        link.remove_handler(SaveFailed, self._on_failed)
+        link.remove_handler(Unwritable, self._on_unwritable)
+        link.remove_handler(Rejected, self._on_rejected)

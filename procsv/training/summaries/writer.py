@@ -1,7 +1,7 @@
-"""A FileWriter without a thread or a file: TensorFlow builds the events, the summary service writes them.
+"""FileWriter without a thread or a file: TensorFlow builds the events, the summary service writes them.
 
-Called by the Supervisor, the hooks and the user's program wherever TensorFlow's FileWriter would be.  Never
-blocks the caller, but in `flush` and `close`, and there never without end.
+Used by the Supervisor, the hooks and the program wherever TensorFlow's FileWriter would be.  Only `flush` and `close` block
+the caller, and for a limited time.
 """
 
 from __future__ import annotations
@@ -12,39 +12,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.summary.writer.writer import SummaryToEventTransformer
 
-from procsv.training.runtime.context import Runtime, StartingSink
 from procsv.training.runtime.event_streams import EventSink
 
-FLUSH_S_MAX = 30.0  # what `flush` and `close` wait for the service; then they warn and the records stay queued
-
-
-class HeldSink(StartingSink):
-    """The sink of a writer that may stay open between sessions: the run then stays, too, until it is closed.
-
-    So its events go on in the same file, as those of TensorFlow's writer do.
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime)
-        self._is_held = False
-
-    def hold(self) -> None:
-        """Keeps the run alive until `close`; under `procsv launch` it lives anyway."""
-        if not self._is_held and self._runtime.ends_with_session:
-            self._runtime.begin()
-            self._is_held = True
-
-    def close(self, writer: str, timeout_s: float) -> bool:
-        try:
-            return super().close(writer, timeout_s)
-        finally:
-            if self._is_held:
-                self._is_held = False
-                self._runtime.end()
+FLUSH_S_MAX = 30.0  # `flush` and `close` wait so long for the service; then they warn, and the records stay queued
 
 
 class SinkEventWriter:
-    """What SummaryToEventTransformer hands its events to: one stream after another of an EventSink."""
+    """Receives the events of a SummaryToEventTransformer, for one stream after another of an EventSink."""
 
     def __init__(self, sink: EventSink, logdir: str, filename_suffix: str, flush_s_max: float) -> None:
         self._sink = sink
@@ -52,30 +26,30 @@ class SinkEventWriter:
         self._suffix = filename_suffix
         self._flush_s_max = flush_s_max
         tf.io.gfile.makedirs(logdir)
-        self._stream = sink.open(logdir, filename_suffix)
+        self._stream = sink.open_stream(logdir, filename_suffix)
         self._is_closed = False
 
     def get_logdir(self) -> str:
         return self._logdir
 
     def add_event(self, event: Any) -> None:
-        """Takes an Event as it is now; nothing if closed."""
+        """Queues an Event as it is now; drops it if the writer is closed."""
         if not self._is_closed:
-            self._sink.add(self._stream, event.SerializeToString())
+            self._sink.add_event(self._stream, event.SerializeToString())
 
     def flush(self) -> None:
-        if not self._is_closed and not self._sink.flush(self._stream, self._flush_s_max):
+        if not self._is_closed and not self._sink.flush_stream(self._stream, self._flush_s_max):
             self._warn_of_late("flush")
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            if not self._sink.close(self._stream, self._flush_s_max):
+            if not self._sink.close_stream(self._stream, self._flush_s_max):
                 self._warn_of_late("close")
 
     def reopen(self) -> None:
         if self._is_closed:
-            self._stream = self._sink.open(self._logdir, self._suffix)
+            self._stream = self._sink.open_stream(self._logdir, self._suffix)
             self._is_closed = False
 
     def _warn_of_late(self, what: str) -> None:
@@ -90,9 +64,9 @@ class SinkEventWriter:
 class SummaryWriter(tf.compat.v1.summary.FileWriter):
     """tf.compat.v1.summary.FileWriter over an EventSink, its second argument.
 
-    Otherwise the same interface and same events; each `reopen` after a `close` begins a new event file, which appears with its
-    first event.  `max_queue` and `flush_secs` have no meaning here: nothing ever waits for room in the queue, and
-    events are on their way at once.  `flush` returns when the events are in the file.
+    Interface and events are the same; each `reopen` after a `close` starts a new event file, which appears with its first
+    event.  `max_queue` and `flush_secs` are ignored: nothing waits for room in the queue, and events are sent at once.
+    `flush` returns when the events are in the file.
 
     With `session`, or a logdir that is not on a local file system ("gs://…"), TensorFlow's own writer does the
     work, as the service cannot.

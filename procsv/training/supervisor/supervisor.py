@@ -29,7 +29,8 @@ from procsv.training.managed.session_controller import SessionController
 from procsv.training.managed.wait_for_chief import WaitingSessionManager
 from procsv.training.runtime.context import Runtime, current
 from procsv.training.snapshots.restore_client import ask_newest
-from procsv.training.summaries.writer import HeldSink, SummaryWriter
+from procsv.training.summaries.run_sink import HeldSink
+from procsv.training.summaries.writer import SummaryWriter
 from procsv.training.supervisor import service_threads
 
 tf1 = tf.compat.v1
@@ -246,7 +247,7 @@ class Supervisor(tf_supervisor.Supervisor):
                 self._summary_writer.close()
                 self._graph_added_to_summary = False
             elif self._sink is not None and controller.is_in_run:
-                self._sink.hold()  # the writer stays open: the next session continues its file
+                self._sink.hold_run()  # the writer stays open: the next session continues its file
             controller.leave_run()
 
     @contextlib.contextmanager

@@ -21,7 +21,7 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
-from procsv.training.process.import_record import Loaded, Observer, sort_modules
+from procsv.training.process.import_record import EnvironmentRecorder, Loaded, sort_modules
 from tests.support.programs import DEADLINE_S, ROOT
 
 
@@ -68,15 +68,15 @@ def test_the_environment_counts_as_it_was_when_tensorflow_was_imported(monkeypat
     monkeypatch.setenv("SAME", "1")
     for name in [name for name in sys.modules if name.partition(".")[0] == "tensorflow"]:
         monkeypatch.delitem(sys.modules, name)
-    observer = Observer()
-    observer.begin()
+    recorder = EnvironmentRecorder()
+    recorder.start_recording()
     monkeypatch.delenv("GONE")
     monkeypatch.setenv("NEW", "2")
-    assert observer.find_spec("json", None) is None
-    assert observer.find_spec("tensorflow", None) is None
+    assert recorder.find_spec("json", None) is None
+    assert recorder.find_spec("tensorflow", None) is None
     monkeypatch.setenv("LATER", "3")
-    assert observer.changes == {"GONE": None, "NEW": "2"}
-    assert observer not in sys.meta_path
+    assert recorder.changes == {"GONE": None, "NEW": "2"}
+    assert recorder not in sys.meta_path
 
 
 @contextlib.contextmanager
