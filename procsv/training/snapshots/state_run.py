@@ -28,7 +28,7 @@ def state_run(
     `snapshot_s`: seconds between snapshots; None is auto.  An exception in the block leaves the newest snapshot: the
     step under way may have changed half of the state.
     """
-    runtime.begin()
+    runtime.acquire_run()
     try:
         introduce_plan(runtime, plan)
         runtime.talk()
@@ -46,4 +46,4 @@ def state_run(
             training.end()
     finally:
         runtime.phase = Phase.IDLE
-        runtime.end()
+        runtime.release_run()
