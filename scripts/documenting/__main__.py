@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scripts.documenting.message_page import message_page
+from scripts.documenting.state_page import state_page
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES: dict[str, Callable[[], str]] = {"messages.md": message_page}
+PAGES: dict[str, Callable[[], str]] = {"messages.md": message_page, "state-machines.md": state_page}
 
 
 def find_stale(docs: Path = DOCS) -> dict[Path, str]:

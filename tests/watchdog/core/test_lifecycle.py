@@ -1,4 +1,4 @@
-"""The trainer's table: every listed pair does what it says, every other raises with the story."""
+"""The trainer's table: what a life is like, what holds on every way, and that any other pair raises with the story."""
 
 from __future__ import annotations
 
@@ -18,16 +18,67 @@ from procsv.watchdog.core.lifecycle import (
     State,
 )
 
+E, A = LifecycleEvent, LifecycleAction
 UNLISTED = [pair for pair in itertools.product(State, LifecycleEvent) if pair not in TRANSITIONS]
 
 
-@pytest.mark.parametrize(("state", "event"), list(TRANSITIONS))
-def test_every_listed_pair_leads_where_it_says(state: State, event: LifecycleEvent) -> None:
+def after(*events: LifecycleEvent) -> tuple[State, tuple[LifecycleAction, ...]]:
+    """Where a fresh trainer is after `events`, and what the last one led to."""
+    life = Lifecycle()
+    actions: tuple[LifecycleAction, ...] = ()
+    for event in events:
+        actions = life.handle(event)
+    return life.state, actions
+
+
+@pytest.mark.parametrize(
+    ("events", "state", "actions"),
+    [
+        ((E.HELLO, E.RESTORES, E.READY, E.FINISHED), State.DONE, (A.CLEAN_UP, A.END_RUN)),
+        ((E.HELLO, E.READY, E.CRASHED), State.BACKOFF, (A.CLEAN_UP, A.DECIDE_RESTART)),
+        ((E.READY, E.CRASHED, E.DELAY_OVER), State.PENDING, (A.SPAWN,)),
+        ((E.READY, E.CRASHED, E.GAVE_UP), State.FAILED, (A.END_RUN,)),
+        ((E.NOT_SPAWNED,), State.BACKOFF, (A.DECIDE_RESTART,)),
+        ((E.READY, E.STOP_ASKED), State.STOPPING, (A.TELL_STOP,)),
+        ((E.STOP_ASKED, E.HELLO), State.STOPPING, (A.TELL_STOP,)),  # asked before it could hear
+        ((E.READY, E.STOP_ASKED, E.CHECKPOINTED), State.STOPPED, (A.CLEAN_UP, A.END_RUN)),
+        ((E.READY, E.STOP_ASKED, E.KILL_ASKED), State.STOPPING, (A.KILL_TREE,)),
+        ((E.READY, E.RECYCLE_ASKED, E.CHECKPOINTED), State.BACKOFF, (A.CLEAN_UP, A.DECIDE_RESTART)),
+        ((E.READY, E.RECYCLE_ASKED, E.RECYCLE_LATE), State.RECYCLING, (A.KILL_TREE,)),
+        ((E.READY, E.HANGS), State.HUNG, (A.DUMP_STACKS,)),
+        ((E.READY, E.HANGS, E.STEPS), State.HUNG, ()),  # too late: its stacks are being taken
+        ((E.READY, E.HANGS, E.STOP_ASKED), State.STOPPING, (A.KILL_TREE,)),  # it would not hear it
+        ((E.READY, E.HANGS, E.TREE_STAYS), State.UNKILLABLE, (A.ALERT,)),
+        ((E.READY, E.HANGS, E.TREE_STAYS, E.TREE_GONE), State.BACKOFF, ()),
+        ((E.READY, E.STALLS), State.STALLED, (A.REPORT_HANG,)),  # only observed: it is left alone
+        ((E.READY, E.STALLS, E.MOVES), State.RUNNING, (A.REPORT_PROGRESS,)),
+    ],
+)
+def test_a_trainer_s_life_goes_as_told(
+    events: tuple[LifecycleEvent, ...], state: State, actions: tuple[LifecycleAction, ...]
+) -> None:
+    assert after(*events) == (state, actions)
+
+
+@pytest.mark.parametrize("state", State)
+def test_from_every_state_a_kill_leads_to_an_end(state: State) -> None:
     life = Lifecycle()
     life.state = state
+    actions = life.handle(E.KILL_ASKED)
+    if life.state is State.STOPPING:
+        assert A.KILL_TREE in actions
+        actions = life.handle(E.CRASHED)
 
-    assert life.handle(event) == TRANSITIONS[state, event].do
-    assert life.state is TRANSITIONS[state, event].to
+    assert life.state in (*TERMINAL, State.UNKILLABLE)
+    assert state in TERMINAL or A.END_RUN in actions
+
+
+def test_the_run_ends_with_every_row_into_a_terminal_state_and_with_no_row_within_one() -> None:
+    into = [edge for (state, _), edge in TRANSITIONS.items() if edge.to in TERMINAL and state not in TERMINAL]
+    within = [edge for (state, _), edge in TRANSITIONS.items() if state in TERMINAL]
+
+    assert all(A.END_RUN in edge.do for edge in into)
+    assert not any(A.END_RUN in edge.do or A.SPAWN in edge.do for edge in within)
 
 
 @pytest.mark.parametrize(("state", "event"), UNLISTED)
