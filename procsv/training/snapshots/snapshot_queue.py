@@ -69,7 +69,6 @@ class SnapshotQueue:
     cadence: Cadence
     records: list[Record] = field(default_factory=list)  # in the order of asking, until they are durable or lost
     asked: Record | None = None  # the newest capture that somebody asked for
-    durable_sequence: int = 0
     is_stopping: bool = False  # the run is to end, or this process is
     closed: Exception | None = None  # why nothing is captured any more
     _is_spacing: bool = False
@@ -227,7 +226,6 @@ class SnapshotQueue:
 
     def saved(self, sequence: int) -> None:
         """The service has made a durable checkpoint of `sequence`, which is newer than all before it."""
-        self.durable_sequence = max(self.durable_sequence, sequence)
         for record in self._with_the_service(sequence):
             self._advance(record, Event.SAVE)
         self._forget_the_settled()
