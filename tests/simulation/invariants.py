@@ -200,6 +200,7 @@ def _causes(world: World, died: history.Died) -> set[str]:
     """What may be said of a death."""
     is_stopping = world.watchdog is not None and (world.watchdog.is_stop_asked or _has_failed(world))
     is_stopping = is_stopping or (world.watchdog is not None and died.pid in world.watchdog.preempted)
+    is_stopping = is_stopping or (died.task != TRAINER and _is_ending(world))
     stopped = {"stopped"} if is_stopping else set()
     exit = died.exit
     if died.was_stuck and exit.signal in (signal.SIGKILL, signal.SIGABRT):
@@ -216,6 +217,12 @@ def _causes(world: World, died: history.Died) -> set[str]:
     if exit.code == 0:
         return {"completed", *stopped}
     return {"exit-code", *stopped}
+
+
+def _is_ending(world: World) -> bool:
+    """Whether tasks beside the trainer are told to stop."""
+    core = world.watchdog.core if world.watchdog is not None else None
+    return core is None or core.is_ending
 
 
 def _has_failed(world: World) -> bool:

@@ -19,6 +19,7 @@ from tests.simulation.processes import KILLED, Process
 from tests.simulation.services import ServiceProcess
 from tests.simulation.standby import StandbyProcess
 from tests.simulation.trainer import Trainer
+from tests.simulation.worker import Worker
 from tests.support.watchdog_machine import MachineInMemory
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Machine(MachineInMemory[Process]):
         child: Process
         if task == TRAINER:
             child = Trainer(world, incarnation, self._start.run, self._start.settings.grace_s)
+        elif task.runs_program:
+            child = Worker(world, task, incarnation, self._start.run)
         elif task == STANDBY:
             child = StandbyProcess(world, incarnation, self._standby_waits)
         else:
@@ -58,7 +61,7 @@ class Machine(MachineInMemory[Process]):
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
         child = self.find(task, incarnation)
-        assert child is None or isinstance(child, Trainer | ServiceProcess), f"signal {number} to {task}"
+        assert child is None or isinstance(child, Trainer | Worker | ServiceProcess), f"signal {number} to {task}"
         if child is not None and not child.is_dead:
             child.hear_signal(number)
 
@@ -68,7 +71,7 @@ class Machine(MachineInMemory[Process]):
             child.die(KILLED, "watchdog")
 
     def clear_tree(self, task: TaskId) -> bool:
-        return self._world.clear_tree()
+        return task != TRAINER or self._world.clear_tree()
 
     def is_stopped(self, task: TaskId) -> bool:
         child = self.children.get(task)
@@ -104,7 +107,7 @@ class Machine(MachineInMemory[Process]):
 
     # -- what processes leave, and what is noted of the run --------------------------------------------------
     def beat_of(self, child: Process) -> Heartbeat | None:
-        if isinstance(child, Trainer):
+        if isinstance(child, Trainer | Worker):
             return child.beat()
         return child.heartbeat.read() if isinstance(child, ServiceProcess) else None
 

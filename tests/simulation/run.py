@@ -11,6 +11,7 @@ from random import Random
 
 from procsv.base.identity import WATCHDOG
 from procsv.base.outcome import Exit
+from procsv.watchdog.core.settings import Settings
 from tests.simulation import faults, history
 from tests.simulation.checkpoints import SAVE_PATH, is_safe, is_whole
 from tests.simulation.invariants import Checker
@@ -35,11 +36,12 @@ class Run:
         program: Program | None = None,
         plan: list[tuple[float, faults.Fault]] | None = None,
         trace: Callable[[str], None] | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.rng = Random(seed)
         program = draw_program(self.rng) if program is None else program
         self.plan = faults.draw(self.rng) if plan is None else plan
-        self.world = World(seed, program)
+        self.world = World(seed, program, settings)
         self.world.trace = trace
         self.checker = Checker(self.world)
         self.exit_code: int | None = None  # of the last launch, once everything is over

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG
 from procsv.base.outcome import Exit
 from procsv.base.processes import ExternalProcess
+from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.messages import CheckpointPlan, Finish, FlushDone
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
@@ -239,6 +240,35 @@ class SimTrainerWatch(TrainerWatch):
         """There is no descriptor."""
 
 
+class PlainService:
+    """A service without work: it acknowledges what it is told, and ends when the run does."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._finish: Received | None = None
+        self._is_orphan = False
+
+    def handle(self, received: Received) -> None:
+        if isinstance(received.body, Finish):
+            self._finish = received
+            self._tools.server.send_reliable(received.who, FlushDone(-1, ""), re=received.seq)
+        else:
+            self._tools.server.acknowledge(received)
+
+    def tick(self, now_s: float) -> float:
+        return TICK_S_MAX
+
+    def orphaned(self) -> None:
+        self._is_orphan = True
+
+    def is_finished(self) -> bool:
+        peer = self._tools.server.peers.get(self._finish.who) if self._finish is not None else None
+        return self._is_orphan or (self._finish is not None and (peer is None or not len(peer.outbox)))
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
 class ServiceProcess(Process):
     """The loop of services/runtime.py around a service."""
 
@@ -313,6 +343,8 @@ class ServiceProcess(Process):
         tools = Tools(start, world.clock, self.server, self.heartbeat, self.wake)
         if self.task == CHECKPOINT:
             self._service = HostedCheckpoint(tools, self)
+        elif not SERVICES[self.task].takes_events:
+            self._service = PlainService(tools)
         else:
             self._service = SummaryService(tools, SimStreamStore(world.events, start.run), SimTrainerWatch(world))
         return True

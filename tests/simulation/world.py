@@ -109,7 +109,7 @@ class World:
 
     def born(self, process: Process) -> None:
         self.processes[process.pid] = process
-        if isinstance(process, Trainer):
+        if process.task.runs_program:
             self.last_incarnation = max(self.last_incarnation, process.incarnation)
         self.note(history.Born(process.task, process.incarnation, process.pid))
 

@@ -96,7 +96,7 @@ class Core:
 
     @property
     def is_ending(self) -> bool:
-        return self._end_s is not None or bool(self.stop_source)
+        return self._end_s is not None or bool(self.stop_source) or self._others_are_stopped
 
     @property
     def word(self) -> str:
@@ -349,7 +349,7 @@ class Core:
             self._out.append(Tell(self._keeper.task, ended))
         running_on = self._running_on()
         is_over = self.chief.ends_run or any(task.gave_up for task in self.tasks.values())
-        if is_over and running_on and not (self._others_are_stopped or self.is_ending):
+        if is_over and running_on and not self.is_ending:
             self._others_are_stopped = True
             for task in running_on:
                 task.stop(False, "the run ends", now_s)

@@ -1,0 +1,97 @@
+"""A run of four tasks and three services: each is a process of its own, and one more service is one more row.
+
+Nothing that decides is changed for it: the watchdog's core and its event loop, the endpoints and the services are those of
+a run with one trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import msgspec
+import pytest
+
+from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
+from procsv.base.outcome import Exit
+from procsv.base.service_table import SERVICES, ServiceSpec
+from procsv.watchdog.core.settings import Settings
+from tests.simulation import faults, history
+from tests.simulation.program import Program
+from tests.simulation.run import Run
+from tests.simulation.world import LAUNCH
+
+METRICS = TaskId("metrics")
+WORKERS = tuple(TaskId("worker", index) for index in range(3))
+TASKS = (TRAINER, *WORKERS)
+SEEDS = range(6)
+
+
+@pytest.fixture(autouse=True)
+def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    row = ServiceSpec(METRICS, "tests.simulation.services", is_critical=False, keeps_state=False)
+    monkeypatch.setitem(SERVICES, METRICS, row)
+    return iter(())
+
+
+def go(seed: int, plan: list[tuple[float, faults.Fault]]) -> Run:
+    settings = Settings(msgspec.structs.replace(LAUNCH, standby="off"), tasks=TASKS)
+    return Run(seed, Program(steps=60, standby=False), plan, settings=settings).go()
+
+
+def incarnations(run: Run, task: TaskId) -> list[int]:
+    return [fact.incarnation for _, fact in run.world.facts if isinstance(fact, history.Born) and fact.task == task]
+
+
+def crash(task: TaskId) -> faults.Fault:
+    def fault(run: Run, rng: Random) -> str:
+        if (process := run.world.find(task)) is not None:
+            process.die(Exit(1, None), "program")
+        return f"{task} ends"
+
+    return fault
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_of_four_tasks_and_three_services_comes_to_its_end(seed: int) -> None:
+    run = go(seed, [])
+    assert run.exit_code == 0
+    assert {task: incarnations(run, task) for task in (*TASKS, *SERVICES)} == {
+        task: [1] for task in (*TASKS, CHECKPOINT, SUMMARY, METRICS)
+    }
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("task", [*TASKS, *SERVICES, METRICS], ids=str)
+def test_a_kill_of_one_process_restarts_that_one_alone(seed: int, task: TaskId) -> None:
+    run = go(seed, [(6.0, faults.kill(task)), (12.0, faults.kill(task))])
+    assert run.exit_code == 0
+    assert incarnations(run, task) == [1, 2, 3]
+    assert all(incarnations(run, other) == [1] for other in (*TASKS, *SERVICES) if other != task)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_newer_incarnation_of_one_task_silences_no_other(seed: int) -> None:
+    """The last worker is twice as far in its incarnations as the others, which are still heard."""
+    run = go(seed, [(2.0, faults.kill(WORKERS[2])), (4.0, faults.kill(WORKERS[2])), (8.0, faults.kill(WORKERS[0]))])
+    ready = [
+        (fact.task, fact.incarnation)
+        for _, fact in run.world.facts
+        if isinstance(fact, history.Journaled) and fact.event == "ready"
+    ]
+    assert {(TRAINER, 1), (WORKERS[0], 1), (WORKERS[0], 2), (WORKERS[1], 1)} <= set(ready)
+    assert run.exit_code == 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_task_resumes_after_the_watchdog_was_killed(seed: int) -> None:
+    run = go(seed, [(8.0, faults.kill(WATCHDOG))])
+    assert run.exit_code == 0
+    assert all(len(incarnations(run, task)) == 2 for task in TASKS)
+
+
+def test_the_run_goes_on_without_a_service_that_is_not_critical() -> None:
+    run = go(0, [(second, crash(METRICS)) for second in (2.0, 5.0, 9.0, 14.0, 20.0, 27.0)])
+    assert run.exit_code == 0
+    assert incarnations(run, METRICS) == [1, 2, 3, 4, 5], "it is not started again"
+    assert incarnations(run, TRAINER) == [1]
