@@ -429,10 +429,16 @@ class StopRun(Message, frozen=True):
     now: bool
 
 
+class CannotRestart(Message, frozen=True):
+    """Refuses a restart: the program was started by somebody else."""
+
+    contract = Contract(WATCHDOG, COMMAND_LINE, is_reliable=False)
+
+
 class RestartTrainer(Message, frozen=True):
     """Asks to save, end the trainer and start it again, free of charge."""
 
-    contract = Contract(COMMAND_LINE, WATCHDOG)
+    contract = Contract(COMMAND_LINE, WATCHDOG, (CannotRestart,))
 
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The one gate to subprocesses and signals: start a program, watch it by pidfd, end its whole tree.
 
-Called by the watchdog and by a trainer that runs its own services.  Always exec of a fresh interpreter, never
+Called by the watchdog.  Always exec of a fresh interpreter, never
 fork (TensorFlow does not survive it); never a signal to a bare pid that may have been reused.
 """
 

@@ -12,7 +12,7 @@ import click
 from procsv.base.errors import UserError
 from procsv.base.run.run_file import FINAL_STATES, RunFile, host_is_alive
 from procsv.cli.query import ask, find_run
-from procsv.ipc.messaging.messages import RestartTrainer
+from procsv.ipc.messaging.messages import CannotRestart, RestartTrainer
 
 ASK_S_MAX = 5.0
 LOOK_S = 0.1
@@ -25,7 +25,14 @@ def command(directory: str) -> None:
     run = find_run(directory)
     if not host_is_alive(run) or run.ended_at is not None:
         raise UserError(f"no run is active in {run.logdir} (state: {run.state}); start it with procsv launch", 1)
-    if ask(run, RestartTrainer(), ASK_S_MAX) is None:
+    answer = ask(run, RestartTrainer(), ASK_S_MAX)
+    if isinstance(answer, CannotRestart):
+        raise UserError(
+            f"{run.target} was not started by procsv launch, so procsv cannot start it again; "
+            f"end it with `procsv stop {directory}`, then start it yourself: it resumes",
+            1,
+        )
+    if answer is None:
         raise UserError(
             f"the watchdog of {run.logdir} (process {run.pid}) does not answer; try again, or use procsv stop --now", 1
         )

@@ -280,6 +280,17 @@ def test_a_stop_now_kills_the_program_and_nothing_of_ours(tmp_path: Path) -> Non
     assert program.run.events("stopped")[0]["step"] == 7
 
 
+def test_a_restart_is_refused_and_the_program_trains_on(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        done = procsv("restart", str(program.run.logdir))
+
+        assert done.returncode == 1
+        assert "was not started by procsv launch" in done.stderr
+        assert program.run.status()["state"] not in ("stopping", "recycling")
+        program.tell("end")
+
+
 def test_a_second_program_is_refused_and_told_who_has_the_logdir(tmp_path: Path) -> None:
     with observed(tmp_path) as program:
         program.tell("begin")

@@ -1,6 +1,6 @@
 """Removes what a run leaves in its run directory and on the shared-memory filesystem, by name.
 
-Called by whoever ends the run (watchdog, a trainer that is its own host), by the checkpoint service when it is the
+Called by whoever ends the run (the watchdog), by the checkpoint service when it is the
 last one out, and at a start for what a killed run left.  Files that are none of ours stay, and so does their directory.
 """
 

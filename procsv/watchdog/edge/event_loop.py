@@ -13,6 +13,7 @@ import msgspec
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.identity import COMMAND_LINE, STANDBY, WATCHDOG, TaskId
 from procsv.ipc.messaging.messages import (
+    CannotRestart,
     Finish,
     FlushDone,
     Hello,
@@ -239,6 +240,8 @@ class Reactor:
             case StatusRequest():
                 self.handle(self._reading())
                 self._sockets.server.send(received.who, Status(msgspec.json.encode(self._status())), re=received.seq)
+            case RestartTrainer() if self._core.settings.observes:
+                self._sockets.server.send(received.who, CannotRestart(), re=received.seq)
             case RestartTrainer():
                 self.handle(RecycleAsked("procsv restart", by_hand=True))
                 self._sockets.server.acknowledge(received)
