@@ -113,7 +113,7 @@ class Endpoint(ABC):
         self.dropped[why if why in self.dropped or len(self.dropped) < DROPPED_REASONS_MAX else "other"] += 1
 
     def _open(self, data: bytes, who: bytes, peer: Peer) -> Received | None:
-        """Checks a message at the door, once: version, run, incarnation, repetition."""
+        """Checks a message once, where it arrives: version, run, incarnation, repetition."""
         try:
             message = decode(data)
         except PeerError as error:

@@ -1,4 +1,4 @@
-"""A network in memory: Server and Client as zmq_transport.py has them, with the same door, and a carrier that can be bad.
+"""A network in memory: Server and Client as zmq_transport.py has them, with the same endpoints, and a carrier that can fail.
 
 Called by tests.  `FakeServer(network, path, me, clock)` stands where `Server(context, path, me, clock)` would; the
 contract tests in tests/ipc/messaging/test_transport_contract.py hold for both.  Time moves with the FakeClock alone, chance comes

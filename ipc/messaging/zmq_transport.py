@@ -85,7 +85,7 @@ class Server(ServerEndpoint):
         try:
             if not stat.S_ISSOCK(self.path.lstat().st_mode):
                 raise UserError(
-                    f"{self.path} is in the way: it is not a socket; move it away", exit_code=exit_codes.LOGDIR_UNUSABLE
+                    f"{self.path} exists and is not a socket; remove it", exit_code=exit_codes.LOGDIR_UNUSABLE
                 )
         except FileNotFoundError:
             pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-LOOP_AT_DISK = 2**64 - 1  # as `moved`: the loop itself is in the hands of a disk, and comes round when that lets it
+LOOP_AT_DISK = 2**64 - 1  # as `moved`: the main loop is blocked on disk I/O
 
 
 class Phase(IntEnum):

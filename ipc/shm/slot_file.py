@@ -361,7 +361,7 @@ class SlotPool:
         self._slots = []
 
     def unlink(self) -> None:
-        """Removes this arena's slots; only where nothing in them is needed any more."""
+        """Removes this pool's slots; only where nothing in them is needed any more."""
         for slot in self._slots:
             slot.path.unlink(missing_ok=True)
         self.close()

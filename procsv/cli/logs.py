@@ -16,7 +16,7 @@ import click
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.base.run.log_follower import LogFollower
-from procsv.base.run.run_file import RunFile, host_is_alive
+from procsv.base.run.run_file import RunFile, is_run_active
 from procsv.cli.query import find_run
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _follow(run: RunFile, role: str, log: Path, out: BinaryIO) -> None:
             newest: Path | None = log
             alive = True
             while newest == log and alive:
-                alive = host_is_alive(run)  # before the reading: what was printed last is still shown
+                alive = is_run_active(run)  # before the reading: what was printed last is still shown
                 newest = newest_log(run, role)
                 _copy(file, out, is_last=newest != log or not alive)
                 if newest == log and alive:

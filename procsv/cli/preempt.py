@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from procsv.base.errors import UserError
-from procsv.base.run.run_file import host_is_alive
+from procsv.base.run.run_file import is_run_active
 from procsv.base.system_clock import SystemClock
 from procsv.base.units import show_duration
 from procsv.cli.query import find_run
@@ -47,7 +47,7 @@ def command(directory: str, profile: str, grace: float | None, as_json: bool) ->
     from procsv.drill.profiles import PROFILES
 
     run = find_run(directory)
-    if run.ended_at is not None or not host_is_alive(run):
+    if run.ended_at is not None or not is_run_active(run):
         raise UserError(f"no run is active in {run.logdir}; there is nothing to preempt", exit_code=1)
     chosen = PROFILES[profile]
     if grace is not None:

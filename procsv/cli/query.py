@@ -13,7 +13,7 @@ from procsv.base.errors import UserError
 from procsv.base.identity import COMMAND_LINE
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.paths import find_paths
-from procsv.base.run.run_file import FINAL_STATES, RunFile, find_run_in, host_is_alive
+from procsv.base.run.run_file import FINAL_STATES, RunFile, find_run_in, is_run_active
 from procsv.base.run.saved_step import saved_step
 from procsv.base.text import is_remote
 
@@ -28,7 +28,7 @@ def find_run(directory: str) -> RunFile:
     path, paths = directory, find_paths(directory)
     run = find_run_in(paths)
     if run is not None:
-        return run if run.state in FINAL_STATES or host_is_alive(run) else _after_its_host(run)
+        return run if run.state in FINAL_STATES or is_run_active(run) else _after_its_watchdog(run)
     if not paths.logdir.is_dir():
         raise UserError(
             f"no run of {path} is known on this machine; look on the machine that ran it"
@@ -40,7 +40,7 @@ def find_run(directory: str) -> RunFile:
     raise UserError(f"{path} is not the logdir of a run: it has no procsv/run.json")
 
 
-def _after_its_host(run: RunFile) -> RunFile:
+def _after_its_watchdog(run: RunFile) -> RunFile:
     """Whoever ran it was killed; what its services saved after that stands in no run.json, but beside the checkpoints."""
     saved = NO_STEP if is_remote(run.logdir) else saved_step(run.paths.logdir)
     durable_step = max(run.durable_step, saved)

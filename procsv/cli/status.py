@@ -12,7 +12,7 @@ import msgspec
 
 from procsv.base.identity import TRAINER
 from procsv.base.outcome import NO_STEP
-from procsv.base.run.run_file import FINAL_STATES, RunFile, host_is_alive
+from procsv.base.run.run_file import FINAL_STATES, RunFile, is_run_active
 from procsv.base.units import show_duration, show_size
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import Status, StatusRequest
@@ -37,7 +37,7 @@ def command(directory: str, as_json: bool) -> None:
 
 def read_status(run: RunFile) -> dict[str, Any]:
     """The object that `--json` prints.  `running` says whether somebody runs the run now."""
-    alive = host_is_alive(run)
+    alive = is_run_active(run)
     answer = ask(run, StatusRequest()) if alive else None
     if isinstance(answer, Status):
         status: dict[str, Any] = msgspec.json.decode(answer.json)

@@ -79,7 +79,7 @@ class SummaryService:
         self._trainer = trainer or TrainerWatch()
         self._finish: Received | None = None  # the run is over; FlushDone is said when all is on the disk
         self._is_settled = False
-        self._orphan_s: float | None = None  # since when nobody runs the run
+        self._orphan_s: float | None = None  # since when the watchdog is dead
         self._end_s = 0.0  # the latest moment of an end that has begun
         self._is_finished = False
         with self._at_disk():

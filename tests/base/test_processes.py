@@ -248,22 +248,22 @@ def test_a_name_that_looks_like_its_own_status_line_confuses_nobody(nursery: Nur
     assert identify(child.pid).is_alive()
 
 
-def test_a_stranger_is_watched_and_ended_with_its_tree() -> None:
+def test_an_external_process_is_watched_and_ended_with_its_tree() -> None:
     with running(FAMILY, "stay") as program:
         near, far = map(int, program.wait_said("family").split())
-        stranger = ExternalProcess(program.pid)
-        assert not stranger.has_ended()
-        stranger.signal_tree(signal.SIGKILL)
+        external = ExternalProcess(program.pid)
+        assert not external.has_ended()
+        external.signal_tree(signal.SIGKILL)
         assert program.wait() == -signal.SIGKILL
-        assert stranger.has_ended()
-        stranger.signal_tree(signal.SIGKILL)
-        stranger.close()
-        stranger.close()
+        assert external.has_ended()
+        external.signal_tree(signal.SIGKILL)
+        external.close()
+        external.close()
         for pid in (near, far):
             wait_gone(pid)
 
 
-def test_a_stranger_that_was_dead_before_it_was_looked_at_has_ended() -> None:
+def test_an_external_process_that_was_dead_before_it_was_looked_at_has_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait(20.0)
     assert ExternalProcess(process.pid).has_ended()

@@ -168,7 +168,7 @@ class Run:
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     services: list[Child] = field(default_factory=list)
     talkers: list[TrainerStandIn] = field(default_factory=list)
-    arenas: list[SlotPool] = field(default_factory=list)
+    pools: list[SlotPool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.lifeline = os.pipe()
@@ -229,7 +229,7 @@ class Run:
     def pool(self, incarnation: int = 1, size: int = 100_000) -> SlotPool:
         pool = SlotPool(self.paths.shm_dir, self.id, incarnation)
         pool.reserve(size)
-        self.arenas.append(pool)
+        self.pools.append(pool)
         return pool
 
     def log(self) -> str:
@@ -241,7 +241,7 @@ class Run:
             self.lifeline = (self.lifeline[0], -1)
 
     def close(self) -> None:
-        for pool in self.arenas:
+        for pool in self.pools:
             pool.close()
         for talker in self.talkers:
             talker.close()

@@ -42,7 +42,7 @@ def procsv(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[s
 
 
 def a_run(logdir: Path, **changes: object) -> RunFile:
-    """run.json in `logdir`, as a host would have left it that is dead now."""
+    """run.json in `logdir`, as a watchdog that is dead now would have left it."""
     paths = find_paths(logdir)
     me = identify(os.getpid())
     run = RunFile(

@@ -10,7 +10,7 @@ import pytest
 
 from procsv.base.outcome import LastExit
 from procsv.base.processes import boot_id, identify
-from procsv.base.run.run_file import RunFile, host_is_alive, read_run, write_run
+from procsv.base.run.run_file import RunFile, is_run_active, read_run, write_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +60,6 @@ def test_another_version_reads_as_none(tmp_path: Path) -> None:
 
 
 def test_a_host_is_known_by_more_than_its_pid() -> None:
-    assert host_is_alive(a_run())
-    assert not host_is_alive(a_run(started=1.0))
-    assert not host_is_alive(a_run(boot=f"not {boot_id()}"))
+    assert is_run_active(a_run())
+    assert not is_run_active(a_run(started=1.0))
+    assert not is_run_active(a_run(boot=f"not {boot_id()}"))

@@ -58,7 +58,7 @@ ALSO: dict[int, tuple[str, ...]] = {
     25: ("run/test_survival.py::test_a_killed_watchdog_costs_no_step_and_the_same_command_resumes",),
     30: (
         "ipc/messaging/test_zmq_transport.py::test_a_stale_socket_is_taken_over",
-        "base/test_processes.py::test_a_stranger_is_watched_and_ended_with_its_tree",
+        "base/test_processes.py::test_an_external_process_is_watched_and_ended_with_its_tree",
     ),
     32: ("ipc/messaging/test_zmq_transport.py::test_a_peer_that_sends_too_much_is_cut_off_and_the_others_are_served",),
     35: (

@@ -62,7 +62,9 @@ def _remove(made: Path) -> None:
             return
 
 
-def test_row_13_a_kill_for_want_of_memory_is_told_with_its_evidence_and_any_other_as_unknown(tmp_path: Path) -> None:
+def test_row_13_a_kill_for_lack_of_memory_is_reported_with_its_evidence_and_any_other_as_unknown(
+    tmp_path: Path,
+) -> None:
     with a_small_cgroup() as cgroup:
         (tmp_path / "train.py").write_text(PROGRAM.format(is_limited=cgroup is not None))
         enter = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"' if cgroup is not None else 'exec "$@"'
@@ -77,4 +79,4 @@ def test_row_13_a_kill_for_want_of_memory_is_told_with_its_evidence_and_any_othe
     else:
         assert ended["cause"] == "oom"
         assert f"(oom_kill 0 -> 1 in {cgroup}/" in ended["evidence"]
-        assert "killed for want of memory" in (run.logdir / "procsv" / "crashes" / "1.txt").read_text().splitlines()[0]
+        assert "ran out of memory" in (run.logdir / "procsv" / "crashes" / "1.txt").read_text().splitlines()[0]

@@ -1,7 +1,7 @@
 """run.json: the identity and the state of a run, in one small file that is also right when no run is active.
 
 Written by the one process that runs the run, and replaced whole.  Read by the command line, by the next launch and by people.
-Never says whether the run is active: its writer may have been killed since, so `host_is_alive` asks the machine.
+Never says whether the run is active: its writer may have been killed since, so `is_run_active` asks the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from procsv.base.text import escape_surrogates, is_remote
 
 VERSION = 1
 
-FINAL_STATES = frozenset({"done", "failed", "stopped"})  # a host that writes one of these has nothing left to do
+FINAL_STATES = frozenset({"done", "failed", "stopped"})  # a watchdog that writes one of these has nothing left to do
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     shm_dir: str
 
-    pid: int  # of the host, with what tells it from a later process of that pid
+    pid: int  # of the watchdog, with what tells it from a later process of that pid
     started: float
     boot: str
 
@@ -51,14 +51,14 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float = 0.0  # share of the run's time that went into steps which were kept
     started_at: float
     ended_at: float | None = None
-    exit_code: int | None = None  # of the host, once the run is over
+    exit_code: int | None = None  # of the watchdog, once the run is over
 
     @property
     def paths(self) -> RunPaths:
         return RunPaths(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir))
 
     @property
-    def host(self) -> Identity:
+    def watchdog(self) -> Identity:
         return Identity(self.pid, self.started, self.boot)
 
 
@@ -85,7 +85,7 @@ def find_run_in(paths: RunPaths) -> RunFile | None:
     if there is None or there.run != run.run or run.paths.logdir.samefile(paths.logdir):
         return here
     run_dir, shm_dir = str(paths.run_dir), str(paths.shm_dir)
-    return msgspec.structs.replace(here, boot="", run_dir=run_dir, shm_dir=shm_dir)  # a host of no boot runs nowhere
+    return msgspec.structs.replace(here, boot="", run_dir=run_dir, shm_dir=shm_dir)  # a process of no boot is not alive
 
 
 def write_run(path: Path, run: RunFile, durable: bool) -> None:
@@ -97,6 +97,6 @@ def write_run(path: Path, run: RunFile, durable: bool) -> None:
     replace_file(path, msgspec.json.format(data, indent=2) + b"\n", durable=durable)
 
 
-def host_is_alive(run: RunFile) -> bool:
+def is_run_active(run: RunFile) -> bool:
     """Whether the process that wrote `run` still runs on this machine, since this boot."""
-    return run.host.is_alive()
+    return run.watchdog.is_alive()

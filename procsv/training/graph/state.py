@@ -56,7 +56,10 @@ class GraphState(StateSource):
     def attach(self, boundary: Boundary) -> None:
         self._boundary = boundary
         if not adopt(self.session, boundary):
-            log.warning("procsv: %s is no tf.Session: snapshots are taken beside it", type(self.session).__name__)
+            log.warning(
+                "procsv: %s is not a plain tf.Session; snapshots run without a step boundary",
+                type(self.session).__name__,
+            )
         self._calls = CallCounter()
         self._calls.start_counting()
 

@@ -58,12 +58,12 @@ class UserSaves:
         runtime = current()
         as_a_save = contextlib.nullcontext() if runtime is None else runtime.saving()
         with as_a_save, self._lock, hold_checkpoint_lock(local_home(self._directory)):
-            guests = self._take_stock()
+            external = self._list_checkpoints()
             with sess.graph.as_default():  # a new thread of a plain program is in eager mode
                 saved = self._save(sess, save_path, *args, **kwargs)
             if saved:
                 self._own |= {_absolute(saved)}  # where nothing is ever deleted, the Saver does not remember it
-                self._list_too(guests, _parent(os.fspath(save_path)))
+                self._list_too(external, _parent(os.fspath(save_path)))
                 if not is_remote(saved):  # there the service sees it when it saves next
                     self._tell(os.path.abspath(saved))
             return saved
@@ -80,11 +80,11 @@ class UserSaves:
         self._own = frozenset(own)
         if self._lock.acquire(blocking=False):
             try:
-                self._take_stock()
+                self._list_checkpoints()
             finally:
                 self._lock.release()
 
-    def _take_stock(self) -> list[str]:
+    def _list_checkpoints(self) -> list[str]:
         """The Saver's list becomes what the `checkpoint` file says is its own; what else is listed there."""
         listed = self._listed()
         if listed is None:
@@ -102,10 +102,10 @@ class UserSaves:
             return None
         return [_absolute(path) for path in state.all_model_checkpoint_paths if written_at(path)]
 
-    def _list_too(self, guests: list[str], save_dir: str) -> None:
+    def _list_too(self, external: list[str], save_dir: str) -> None:
         """A Saver lists only its own: puts the others back.  Killed before: the service does it, which knows them, too."""
         listed = self._listed() or []
-        missing = [path for path in guests if path not in listed]
+        missing = [path for path in external if path not in listed]
         if missing and listed:
             checkpoint_management.update_checkpoint_state_internal(
                 save_dir,

@@ -165,7 +165,7 @@ class TrainingRun:
     def _end_if_overdue(self) -> None:
         share_s = self._runtime.start.settings.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
         if self._runtime.clock.monotonic() - self._runtime.stop_asked_s > share_s:
-            log.warning("procsv: the program trains on %.0f s after it was asked to stop: ended at a step", share_s)
+            log.warning("procsv: program still training %.0f s after the stop request; exiting at this step", share_s)
             raise SystemExit(exit_codes.RESUMABLE)
 
     # -- news ------------------------------------------------------------------------------------------------

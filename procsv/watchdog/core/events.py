@@ -51,7 +51,7 @@ class Ended:
     words: LastWords | None = None
     memory_step: int = NO_STEP  # of the newest whole snapshot it left
     stacks: str = ""  # what faulthandler has written (of a service: to its log)
-    oom: str = ""  # the kernel's evidence that something was killed for want of memory
+    oom: str = ""  # the kernel's evidence that it killed a process for lack of memory
     log: str = ""  # of a service, and how it ends
     last_lines: tuple[str, ...] = ()
 

@@ -74,7 +74,7 @@ def find_cause(
     """The cause of an exit.
 
     `we_killed` says why the watchdog itself has sent SIGKILL, `hang` why it has ended a trainer that hung ("" if it has not).
-    `oom` is the kernel's evidence that it has killed for want of memory, `where` the
+    `oom` is the kernel's evidence that it has killed a process for lack of memory, `where` the
     frame that a fatal signal hit.
     """
     if hang:

@@ -226,7 +226,7 @@ class TrainerSupervisor:
         self.history.durable(news.step)
 
     def rejected(self, news: Rejected) -> None:
-        self._out.append(Say(f"{news.path} is not good and is passed over: {news.why}", is_bad=True))
+        self._out.append(Say(f"{news.path} is invalid, skipping: {news.why}", is_bad=True))
 
     def settled(self, news: FlushDone, of: TrainerExited | None, now_s: float) -> None:
         """What the dead trainer left is on disk, or cannot be."""

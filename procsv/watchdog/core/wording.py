@@ -19,7 +19,7 @@ _VERBS = {
     "killed": "was killed by",
     "crashed": "crashed with",
     "hang": "hung:",
-    "oom": "was killed for want of memory:",
+    "oom": "ran out of memory:",
 }
 
 

@@ -1,6 +1,6 @@
 """Opening a run: take the logdir, wait for what an earlier run has left alive, clear what it has left dead.
 
-Called once by host.py before anything is started.  Never removes snapshots: the checkpoint service decides about these.
+Called once by main.py before anything is started.  Never removes snapshots: the checkpoint service decides about these.
 Killed anywhere in here: the lock dies with us, and the next launch does it all again.
 """
 
@@ -23,7 +23,7 @@ from procsv.base.locks import FileLock, Holder
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.paths import RunPaths, check_socket_paths, make_private_dir
-from procsv.base.run.run_file import RunFile, find_run_in, host_is_alive, read_run
+from procsv.base.run.run_file import RunFile, find_run_in, is_run_active, read_run
 from procsv.base.run.saved_step import saved_step
 from procsv.base.service_table import SERVICES
 from procsv.base.text import is_remote
@@ -78,7 +78,7 @@ def open_run(
 
 
 def _is_run_elsewhere(before: RunFile | None) -> bool:
-    return before is not None and before.ended_at is None and before.pid != os.getpid() and host_is_alive(before)
+    return before is not None and before.ended_at is None and before.pid != os.getpid() and is_run_active(before)
 
 
 def _seen_until(paths: RunPaths, before: RunFile | None) -> float | None:

@@ -233,7 +233,7 @@ class Reactor:
 
     def _greet(self, client: ClientEndpoint) -> None:
         if client.tick():
-            client.send_reliable(Hello(self._facts.host.pid))
+            client.send_reliable(Hello(self._facts.watchdog.pid))
 
     def _heard_at_control(self, received: Received) -> None:
         match received.body:

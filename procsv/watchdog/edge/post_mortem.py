@@ -1,4 +1,4 @@
-"""Post-mortem evidence of a process: last words, stacks, the newest snapshot, the end of a log, kills for want of memory.
+"""Post-mortem evidence of a process: last words, stacks, the newest snapshot, the end of a log, kills by the kernel for lack of memory.
 
 Whatever is not there, or is cut short, is nothing.
 """

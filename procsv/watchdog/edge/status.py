@@ -30,7 +30,7 @@ class Facts:
     """What does not change while a run lasts."""
 
     start: Start
-    host: Identity
+    watchdog: Identity
     started_at: float  # Unix seconds
 
 
@@ -45,9 +45,9 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
         logdir=start.logdir,
         run_dir=start.run_dir,
         shm_dir=start.shm_dir,
-        pid=facts.host.pid,
-        started=facts.host.started,
-        boot=facts.host.boot,
+        pid=facts.watchdog.pid,
+        started=facts.watchdog.started,
+        boot=facts.watchdog.boot,
         state=core.word,
         incarnation=task.incarnation,
         step=task.step,

@@ -118,7 +118,7 @@ def test_a_number_below_zero_is_no_message(field: str) -> None:
 @example(b"\x97\x01\xa1r\xa1t\x01\x01\x00\xdf\xff\xff\xff\xff")  # a map of 4 billion entries that are not there
 @example(b"\x97\x01\xa1\xff\xa1t\x01\x01\x00\x80")  # text that is not UTF-8
 @settings(max_examples=1000)
-def test_bytes_of_a_stranger_are_a_peer_error_and_nothing_else(data: bytes) -> None:
+def test_bytes_from_anywhere_are_a_peer_error_and_nothing_else(data: bytes) -> None:
     with pytest.raises(PeerError):
         decode(data)
 

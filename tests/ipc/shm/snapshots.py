@@ -1,4 +1,4 @@
-"""Snapshots for tests of the arena: made of bytes, with no TensorFlow."""
+"""Snapshots for tests of the slots: made of bytes, with no TensorFlow."""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from procsv.base.errors import PeerError, ProcsvBug
-from procsv.ipc.shm import slot_file as arena_module
+from procsv.ipc.shm import slot_file
 from procsv.ipc.shm.slot_file import HEADER_BYTES, NoRoom, SlotPool, SlotReader, remove_slot, scan_slots
 from procsv.ipc.shm.slot_index import TENSOR_ALIGNMENT_BYTES, align
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from tests.ipc.shm.snapshots import RUN, fill, flip, publish, read
 
 STATE_AT = 16
-HEADER_USED_BYTES = arena_module._HASH_AT + 8
+HEADER_USED_BYTES = slot_file._HASH_AT + 8
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_a_damaged_header_never_passes_for_another_snapshot(shm: Path, at: int) 
 def test_a_file_of_any_bytes_is_no_slot(shm: Path, head: bytes) -> None:
     (shm / "slot.1.0").write_bytes(head)
     assert scan_slots(shm, any_state=True) == []
-    (shm / "slot.1.0").write_bytes(arena_module._MAGIC + head)
+    (shm / "slot.1.0").write_bytes(slot_file._MAGIC + head)
     assert scan_slots(shm, any_state=True) == []
 
 
@@ -340,7 +340,7 @@ def test_the_next_trainer_takes_over_the_slots_but_never_the_newest_snapshot(shm
     second.reserve(1000)
     assert newest.path not in second.paths
     assert len(second.paths) == 2
-    assert set(arena_paths(shm)) == {newest.path, *second.paths}
+    assert set(pool_paths(shm)) == {newest.path, *second.paths}
     assert scan_slots(shm) == [newest]
     for sequence in (3, 4, 5):
         snapshot(second, sequence)
@@ -349,7 +349,7 @@ def test_the_next_trainer_takes_over_the_slots_but_never_the_newest_snapshot(shm
     second.close()
 
 
-def arena_paths(shm: Path) -> list[Path]:
+def pool_paths(shm: Path) -> list[Path]:
     return sorted(shm.glob("slot.*"))
 
 

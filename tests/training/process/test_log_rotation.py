@@ -1,4 +1,4 @@
-"""A program that prints for months: its log is turned over, and nothing that it has printed is lost to whoever reads along."""
+"""A program that prints for months: its log is rotated, and nothing that it has printed is lost to whoever reads along."""
 
 from __future__ import annotations
 

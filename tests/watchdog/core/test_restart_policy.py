@@ -322,7 +322,7 @@ def test_every_number_of_the_policy_can_be_set() -> None:
 
 
 def test_row_13_without_evidence_a_kill_has_an_unknown_sender() -> None:
-    told = "the kernel killed for want of memory (oom_kill 0 -> 1 in /sys/fs/cgroup/memory.events)"
+    told = "killed by the kernel (oom_kill 0 -> 1 in /sys/fs/cgroup/memory.events)"
 
     assert find_cause(Exit(None, 9), None, False, "", oom=told).word == "oom"
     assert "oom_kill 0 -> 1" in find_cause(Exit(None, 9), None, False, "", oom=told).evidence

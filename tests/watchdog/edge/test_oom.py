@@ -1,4 +1,4 @@
-"""Evidence of a kill for want of memory, from files of the kernel's form; the limit; who is on the GPU."""
+"""Evidence of a kill for lack of memory, from files of the kernel's form; the limit; who is on the GPU."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_row_13_a_counter_that_rose_is_evidence_once(tmp_path: Path) -> None:
 
     own.write_text(V2.format(3))
     above.write_text(V2.format(8))
-    assert kills.news() == f"the kernel killed for want of memory (oom_kill 2 -> 3 in {own})"
+    assert kills.news() == f"killed by the kernel (oom_kill 2 -> 3 in {own})"
     assert kills.news() == ""
 
 

@@ -35,7 +35,7 @@ def find_counters(membership: str, root: Path = CGROUPS) -> list[Path]:
 
 
 def read_kills(counter: Path) -> int | None:
-    """How many processes were killed there for want of memory; None if it does not say."""
+    """The number of processes that the kernel killed there for lack of memory; None if unknown."""
     try:
         text = counter.read_text()
     except OSError:
@@ -73,7 +73,7 @@ class KillCounters:
                 continue
             self._before[counter] = now
             if before is not None and now > before and not told:
-                told = f"the kernel killed for want of memory (oom_kill {before} -> {now} in {counter})"
+                told = f"killed by the kernel (oom_kill {before} -> {now} in {counter})"
         return told
 
 
