@@ -188,7 +188,8 @@ def i6_true_cause(world: World, account: Account, fact: history.Fact) -> str:
         account.died[fact.task, fact.incarnation] = fact
     if not isinstance(fact, history.Journaled) or fact.event != "exited":
         return ""
-    died, fields = account.died[fact.task, fact.incarnation], fact.fields
+    fields = fact.fields  # a standby that dies in its promotion was a trainer already
+    died = next(died for died in reversed(account.died.values()) if died.pid == fields["pid"])
     if (fields["code"], fields["signal"]) != (died.exit.code, died.exit.signal_name):
         return f"{died.exit} is in the journal as {fields}"
     expected = _causes(world, died)

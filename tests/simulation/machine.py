@@ -14,6 +14,7 @@ from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.events import STOPPED, Promoted, StandbySaid
+from procsv.watchdog.core.standby import PROMOTE_S_MAX
 from tests.simulation import history
 from tests.simulation.processes import KILLED, Process
 from tests.simulation.services import ServiceProcess
@@ -101,6 +102,8 @@ class Machine(MachineInMemory[Process]):
 
     def _has_begun(self, number: int, trainer: Trainer) -> None:
         if trainer.is_frozen and not trainer.is_dead:
+            if trainer.frozen_until_s > self._world.clock.now_s + PROMOTE_S_MAX - PROMOTION_S:
+                trainer.was_stopped_for_ever = True  # as far as a promotion waits
             self._world.clock.at(trainer.frozen_until_s, lambda: self._has_begun(number, trainer))
         elif not trainer.is_dead:
             self._standby_said(Promoted(number, trainer.task, trainer.incarnation, trainer.pid))

@@ -33,7 +33,7 @@ class Process:
         self.frozen_until_s = 0.0
         self.is_orphan = False  # the lifeline is cut: whoever ran the run is dead
         self.kill_in: int | None = None  # killed before its n-th disk operation from now
-        self._was_stopped_for_ever = False
+        self.was_stopped_for_ever = False
         self._timer: Timer | None = None
         self._timer_s = 0.0
         world.born(self)
@@ -79,7 +79,7 @@ class Process:
     def freeze(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after that long."""
         self.frozen_until_s = self.world.clock.now_s + seconds
-        self._was_stopped_for_ever = self._was_stopped_for_ever or seconds >= FOR_EVER_S
+        self.was_stopped_for_ever = self.was_stopped_for_ever or seconds >= FOR_EVER_S
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -100,7 +100,7 @@ class Process:
     @property
     def is_stuck(self) -> bool:
         """Whether it would never come to its end."""
-        return self._was_stopped_for_ever
+        return self.was_stopped_for_ever
 
     def orphan(self) -> None:
         """The other end of the lifeline is closed."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
 
-from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
+from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
 from tests.simulation import faults, history
 from tests.simulation.program import Program, ProgramError
 from tests.simulation.run import DONE, GAVE_UP, Run
@@ -157,3 +158,18 @@ def test_row_34_a_system_that_starts_no_process_for_a_while_is_waited_for_and_ch
     for run in runs([(9.0, faults.no_spawn), (9.0, faults.kill(TRAINER)), (9.0, faults.kill(CHECKPOINT))]):
         assert run.exit_code == DONE
         assert not journaled(run, "gave_up")
+
+
+def test_a_standby_that_is_stopped_when_it_is_to_be_the_trainer_is_killed_and_followed_by_a_cold_start() -> None:
+    def stop_standby(run: Run, rng: Random) -> str:
+        process = run.world.find(STANDBY)
+        assert process is not None
+        process.freeze(20.0)
+        return "SIGSTOP to the standby"
+
+    for run in runs([(14.0, stop_standby), (14.5, faults.kill(TRAINER))], seeds=3, standby=True, steps=100):
+        assert run.exit_code == DONE
+        late = [entry for entry in journaled(run, "exited") if "did not answer" in entry.fields["evidence"]]
+        assert [(entry.task, entry.fields["signal"]) for entry in late] == [(STANDBY, "SIGKILL")]
+        assert len([entry for entry in journaled(run, "spawned") if entry.task == TRAINER]) == 2
+        assert not journaled(run, "promoted")
