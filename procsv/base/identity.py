@@ -45,6 +45,14 @@ def attempt_name(task: TaskId, incarnation: int) -> str:
     return str(incarnation) if task == TRAINER else f"{task}.{incarnation}"
 
 
+def parse_attempt(name: str) -> tuple[TaskId, int]:
+    """The task and incarnation of an attempt; ValueError if it is none's name."""
+    task, _, number = name.rpartition(".")
+    if not (number.isascii() and number.isdecimal()):
+        raise ValueError(f"{name!r} is not the name of an attempt")
+    return (TaskId.parse(task) if task else TRAINER), int(number)
+
+
 TRAINER, STANDBY, WATCHDOG = TaskId("trainer"), TaskId("standby"), TaskId("watchdog")
 CHECKPOINT, SUMMARY = TaskId("checkpoint"), TaskId("summary")
 COMMAND_LINE = TaskId("cli")  # of no run: it may speak to any, and hears any

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from procsv.base import progress_counter
 from procsv.base.failpoints import declare, failpoint
-from procsv.base.identity import COMMAND_LINE, TRAINER
+from procsv.base.identity import COMMAND_LINE, TaskId
 from procsv.base.processes import ExternalProcess
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.endpoint import Received
@@ -79,7 +79,7 @@ class CheckpointService:
         self._is_change_posted = False
         self._core = Core(tools.start.run, self._store.lineage(), is_restarted=tools.start.incarnation > 1)
         self._orphan_shutdown: OrphanShutdown | None = None
-        self._trainers: dict[int, ExternalProcess] = {}  # by incarnation
+        self._trainers: dict[tuple[TaskId, int], ExternalProcess] = {}  # by task and incarnation
         self._newest_trainer = 0
         self._said: dict[bool, Durable] = {}  # the newest that were announced: a user's save, and one of ours
         self._rejected: list[Rejected] = []  # all that was announced, for who comes later
@@ -100,9 +100,10 @@ class CheckpointService:
                 self._finish = received
                 self._perform(self._core.finish(received, now_s))
             case TrainerExited():
-                self._tools.server.forget(TRAINER, received.body.incarnation)
-                for incarnation in [i for i in self._trainers if i <= received.body.incarnation]:
-                    self._trainers.pop(incarnation).close()
+                task, newest = received.body.task, received.body.incarnation
+                self._tools.server.forget(task, newest)
+                for dead in [key for key in self._trainers if key[0] == task and key[1] <= newest]:
+                    self._trainers.pop(dead).close()
                 self._perform(self._core.handle(received, now_s))
             case body:
                 if isinstance(body, CheckpointPlan):
@@ -195,12 +196,12 @@ class CheckpointService:
                 self._perform(self._core.plan_seen(plan, self._tools.clock.monotonic()))
 
     def _on_hello(self, received: Received, hello: Hello) -> None:
-        known = self._trainers.get(received.incarnation)
+        known = self._trainers.get((received.task, received.incarnation))
         if received.task.runs_program and (known is None or known.pid != hello.pid):
             if known is not None:
                 known.close()
             self._newest_trainer = max(self._newest_trainer, received.incarnation)
-            self._trainers[received.incarnation] = self._environment.external_process(hello.pid)
+            self._trainers[received.task, received.incarnation] = self._environment.external_process(hello.pid)
         self._tools.server.acknowledge(received)
         if received.task != COMMAND_LINE:
             for said in self._said.values():

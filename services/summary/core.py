@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from procsv.base.errors import PeerError
+from procsv.base.identity import TaskId, parse_attempt
 from procsv.ipc.messaging.messages import CloseWriter, OpenWriter, Records, Written
 
 UNKNOWN = -1  # Written.through for a stream that is not open here
@@ -53,8 +54,9 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Remove what trainers before `incarnation` have left in the shared memory."""
+    """Remove what this task's attempts before `incarnation` have left in the shared memory."""
 
+    task: TaskId
     incarnation: int
 
 
@@ -75,36 +77,39 @@ class _Stream:
 
 @dataclass(slots=True)
 class SummaryCore:
-    """The streams of one run, by name.  A name is "<incarnation of its trainer>-<anything>"."""
+    """The streams of one run, by name.  A name is "<attempt of its task>-<anything>"."""
 
     parcel_dirs: tuple[Path, ...]  # where a parcel may lie; any other is none of ours, and is not read
     records_written: int = 0
-    _incarnation: int = 0  # of the newest trainer
+    _newest: dict[TaskId, int] = field(default_factory=dict)  # the incarnation of each task
     _streams: dict[str, _Stream] = field(default_factory=dict)
-    _closed: dict[str, int] = field(default_factory=dict)  # of the newest trainer; how far each had got
+    _closed: dict[str, int] = field(default_factory=dict)  # of the newest attempts; how far each had got
 
     # -- what is heard -------------------------------------------------------------------------------------
     def recovered(self, writer: str, through: int) -> None:
         """A stream that an earlier process of this service has written, up to and with `through`."""
         self._streams[writer] = _Stream(through)
 
-    def trainer(self, incarnation: int) -> list[Action]:
-        """A trainer has spoken.  The streams of those before it end: nobody adds to them any more."""
-        if incarnation <= self._incarnation:
+    def attempt_began(self, task: TaskId, incarnation: int) -> list[Action]:
+        """An attempt has spoken.  The streams of those before it end: nobody adds to them any more."""
+        if incarnation <= self._newest.get(task, 0):
             return []
-        self._incarnation = incarnation
-        dead = [name for name in self._streams if incarnation_of(name) < incarnation]
+        self._newest[task] = incarnation
+        dead = [name for name in self._streams if self._is_outdated(name)]
         for name in dead:
             del self._streams[name]
-        self._closed.clear()
-        return [*(Close(name) for name in dead), Sweep(incarnation)]
+        self._closed = {name: through for name, through in self._closed.items() if not self._is_outdated(name)}
+        return [*(Close(name) for name in dead), Sweep(task, incarnation)]
 
-    def is_stale(self, incarnation: int) -> bool:
-        """Whether a trainer that says something is dead and replaced: nothing it says takes effect."""
-        return incarnation < self._incarnation
+    def _is_outdated(self, writer: str) -> bool:
+        return self.is_stale(*attempt_of(writer))
+
+    def is_stale(self, task: TaskId, incarnation: int) -> bool:
+        """Whether an attempt that says something is dead and replaced: nothing it says takes effect."""
+        return incarnation < self._newest.get(task, 0)
 
     def open(self, who: bytes, message: OpenWriter) -> list[Action]:
-        incarnation_of(message.writer)
+        attempt_of(message.writer)
         if message.writer in self._streams or message.writer in self._closed:
             return [self._reply(who, message.writer)]
         self._streams[message.writer] = _Stream()
@@ -174,15 +179,13 @@ class SummaryCore:
         return Reply(who, Written(writer, stream.through, stream.error))
 
 
-def incarnation_of(writer: str) -> int:
-    """The trainer's, from a stream's name; PeerError for a name that is none, or could leave a directory."""
-    head, dash, tail = writer.partition("-")
-    if not (
-        dash
-        and head.isascii()
-        and head.isdigit()
-        and tail
-        and all(c.isascii() and (c.isalnum() or c in ".-_") for c in tail)
-    ):
+def attempt_of(writer: str) -> tuple[TaskId, int]:
+    """Whose a stream is, from its name; PeerError for a name that is none, or could leave a directory."""
+    head, _, tail = writer.partition("-")
+    try:
+        attempt = parse_attempt(head)
+    except ValueError as error:
+        raise PeerError(f"{writer!r} is not the name of a stream") from error
+    if not (tail and all(c.isascii() and (c.isalnum() or c in ".-_") for c in tail)):
         raise PeerError(f"{writer!r} is not the name of a stream")
-    return int(head)
+    return attempt

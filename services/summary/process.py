@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.failpoints import declare, failpoint
+from procsv.base.identity import TaskId
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
     Ack,
@@ -41,42 +42,54 @@ SETTLED_WAIT_S = 2.0  # for FlushDone to be acknowledged, before the process end
 declare("summary.after_flush_before_ack")
 
 
-class TrainerWatch:
-    """Whether the trainer that has said Hello is still there; by pidfd, so never mistaken for a later process."""
+class ProgramWatch:
+    """Whether the tasks that have said Hello are still there; by pidfd, so never mistaken for later processes."""
 
     def __init__(self) -> None:
-        self._pidfd = -1
-        self.is_known = False
+        self._pidfds: dict[TaskId, int] = {}
 
-    def watch(self, pid: int) -> None:
-        self.close()
-        self.is_known = True
-        with contextlib.suppress(ProcessLookupError):
-            self._pidfd = os.pidfd_open(pid)
+    @property
+    def is_known(self) -> bool:
+        return bool(self._pidfds)
+
+    def watch(self, task: TaskId, pid: int) -> None:
+        self._close(self._pidfds.get(task, -1))
+        try:
+            self._pidfds[task] = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._pidfds[task] = -1
 
     def has_ended(self) -> bool:
-        return self.is_known and (self._pidfd < 0 or bool(select.select([self._pidfd], [], [], 0)[0]))
+        """Whether all have ended, and there were any."""
+        return self.is_known and all(
+            pidfd < 0 or bool(select.select([pidfd], [], [], 0)[0]) for pidfd in self._pidfds.values()
+        )
 
     def close(self) -> None:
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+        for pidfd in self._pidfds.values():
+            self._close(pidfd)
+        self._pidfds.clear()
+
+    @staticmethod
+    def _close(pidfd: int) -> None:
+        if pidfd >= 0:
+            os.close(pidfd)
 
 
 class SummaryService:
     """The callbacks of runtime.Service."""
 
     def __init__(
-        self, tools: Tools, stream_store: StreamStore | None = None, trainer: TrainerWatch | None = None
+        self, tools: Tools, stream_store: StreamStore | None = None, programs: ProgramWatch | None = None
     ) -> None:
-        """`store` and `trainer`: put in by the simulation, which has another disk and other processes."""
+        """`store` and `programs`: put in by the simulation, which has another disk and other processes."""
         self._tools = tools
         paths = tools.start.paths
         self._core = SummaryCore((paths.shm_dir, paths.run_dir))
         self._store = stream_store or StreamStore(paths, tools.start.run)
         self._figures = FigureFile(paths.home)
         self._graphs = GraphPrinter(tools.wake)
-        self._trainer = trainer or TrainerWatch()
+        self._programs = programs or ProgramWatch()
         self._finish: Received | None = None  # the run is over; FlushDone is said when all is on the disk
         self._is_settled = False
         self._orphan_s: float | None = None  # since when the watchdog is dead
@@ -87,7 +100,7 @@ class SummaryService:
 
     # -- runtime.Service -----------------------------------------------------------------------------------
     def handle(self, received: Received) -> None:
-        if received.task.runs_program and self._core.is_stale(received.incarnation):
+        if received.task.runs_program and self._core.is_stale(received.task, received.incarnation):
             return
         try:
             with self._at_disk():
@@ -132,7 +145,7 @@ class SummaryService:
 
     def close(self) -> None:
         self._graphs.close()
-        self._trainer.close()
+        self._programs.close()
         self._store.close()
         self._figures.close()
 
@@ -141,15 +154,15 @@ class SummaryService:
         match received.body:
             case Hello(pid=pid):
                 if received.task.runs_program:
-                    self._trainer.watch(pid)
-                    self._perform(self._core.trainer(received.incarnation))
+                    self._programs.watch(received.task, pid)
+                    self._perform(self._core.attempt_began(received.task, received.incarnation))
                     self._tools.server.forget(received.task, received.incarnation - 1)
                 self._tools.server.acknowledge(received)
             case OpenWriter() | Records() | CloseWriter() as body:
                 if (not_now := self._store.not_now(body.writer)) is not None:
                     self._tools.server.send(received.who, not_now, re=received.seq)
                     return
-                self._perform(self._core.trainer(received.incarnation), 0)
+                self._perform(self._core.attempt_began(received.task, received.incarnation), 0)
                 self._perform(self._decide(received.who, body), received.seq)
             case GraphText() as body:
                 self._core.check_parcel(body.parcel)
@@ -189,8 +202,8 @@ class SummaryService:
                 case Discard(parcels=parcels):
                     for parcel in parcels:
                         parcel.unlink(missing_ok=True)
-                case Sweep(incarnation=incarnation):
-                    self._store.purge(incarnation)
+                case Sweep(task=task, incarnation=incarnation):
+                    self._store.purge(task, incarnation)
 
     def _mend(self) -> None:
         for writer, through in self._store.repair():
@@ -210,7 +223,7 @@ class SummaryService:
 
     def _go_on_as_orphan(self, since_s: float, now_s: float) -> None:
         """What the trainer still says is still written; it ends soon, for it has seen the same end-of-file."""
-        end_s = self._end_s if self._trainer.is_known else min(self._end_s, since_s + ALONE_S)
-        if self._trainer.has_ended() or now_s >= end_s:
+        end_s = self._end_s if self._programs.is_known else min(self._end_s, since_s + ALONE_S)
+        if self._programs.has_ended() or now_s >= end_s:
             self._perform(self._core.close_all())
             self._is_finished = True

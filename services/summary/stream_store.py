@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.errors import PeerError
+from procsv.base.identity import TaskId
 from procsv.base.run.paths import RunPaths
 from procsv.ipc.messaging.event_backlog import PARCEL_GLOB, parcel_writer
 from procsv.ipc.messaging.messages import Written
-from procsv.services.summary.core import incarnation_of
+from procsv.services.summary.core import attempt_of
 from procsv.services.summary.stream_file import Position, Stream, say
 
 
@@ -35,7 +36,7 @@ class StreamStore:
         for path in sorted(self._paths.run_dir.glob("events.*.pos")):
             try:
                 position = msgspec.json.decode(path.read_bytes(), type=Position)
-                incarnation_of(position.writer)
+                attempt_of(position.writer)
             except (OSError, msgspec.DecodeError, PeerError) as error:
                 say(f"{path} is not a position file: {error}")  # its stream is unknown then, and opened again
                 with contextlib.suppress(OSError):
@@ -74,12 +75,13 @@ class StreamStore:
         position, error = self._unrepaired[writer]
         return Written(writer, position.through if position.run == self._run else 0, error)
 
-    def purge(self, incarnation: int) -> None:
-        """Removes the parcels of trainers before `incarnation`; they may have died before sending them."""
+    def purge(self, task: TaskId, incarnation: int) -> None:
+        """Removes the parcels of a task's attempts before `incarnation`; they may have died before sending them."""
         for directory in (self._paths.shm_dir, self._paths.run_dir):
             for path in directory.glob(PARCEL_GLOB):
                 with contextlib.suppress(OSError, PeerError):
-                    if incarnation_of(parcel_writer(path.name)) < incarnation:
+                    owner, number = attempt_of(parcel_writer(path.name))
+                    if owner == task and number < incarnation:
                         path.unlink()
 
     # -- what core.py decides ------------------------------------------------------------------------------

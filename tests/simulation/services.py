@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG
+from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.processes import ExternalProcess
 from procsv.base.service_table import SERVICES
@@ -27,7 +27,7 @@ from procsv.services.checkpoint.process import CheckpointService
 from procsv.services.checkpoint.store.local_store import Store
 from procsv.services.checkpoint.worker import Outcomes, Worker
 from procsv.services.runtime import TICK_S_MAX, Service, Tools
-from procsv.services.summary.process import SummaryService, TrainerWatch
+from procsv.services.summary.process import ProgramWatch, SummaryService
 from tests.simulation import history
 from tests.simulation.disk import Killed
 from tests.simulation.network import SimServer
@@ -224,17 +224,22 @@ class HostedCheckpoint(CheckpointService):
         super()._act(action)
 
 
-class SimTrainerWatch(TrainerWatch):
-    """Whether the trainer that has said Hello is still there."""
+class SimProgramWatch(ProgramWatch):
+    """Whether the tasks that have said Hello are still there."""
 
     def __init__(self, world: World) -> None:
-        self._world, self._pid, self.is_known = world, 0, False
+        super().__init__()
+        self._world, self._pids = world, dict[TaskId, int]()
 
-    def watch(self, pid: int) -> None:
-        self._pid, self.is_known = pid, True
+    @property
+    def is_known(self) -> bool:
+        return bool(self._pids)
+
+    def watch(self, task: TaskId, pid: int) -> None:
+        self._pids[task] = pid
 
     def has_ended(self) -> bool:
-        return self.is_known and self._pid not in self._world.processes
+        return self.is_known and not any(pid in self._world.processes for pid in self._pids.values())
 
     def close(self) -> None:
         """There is no descriptor."""
@@ -346,7 +351,7 @@ class ServiceProcess(Process):
         elif not SERVICES[self.task].takes_events:
             self._service = PlainService(tools)
         else:
-            self._service = SummaryService(tools, SimStreamStore(world.events, start.run), SimTrainerWatch(world))
+            self._service = SummaryService(tools, SimStreamStore(world.events, start.run), SimProgramWatch(world))
         return True
 
     def let_go(self) -> None:

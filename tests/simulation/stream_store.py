@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from procsv.base.identity import TaskId
 from procsv.ipc.messaging.messages import Written
 from procsv.services.summary.stream_store import StreamStore
 from tests.simulation.disk import Killed, SimDisk
@@ -110,7 +111,7 @@ class SimStreamStore(StreamStore):
         note, error = self._left[writer]
         return Written(writer, note.through if note.run == self._run_id else 0, error)
 
-    def purge(self, incarnation: int) -> None:
+    def purge(self, task: TaskId, incarnation: int) -> None:
         """There are no parcels."""
 
     def open_stream(self, writer: str, logdir: str, suffix: str) -> None:

@@ -85,7 +85,7 @@ class Trainer(Process):
         self._pool: SimArena | None = None
         self._origin = ""
         self._streams = EventStreams(world.clock)
-        self._streams.attach_to_run(world.memory.directory, incarnation)
+        self._streams.attach_to_run(world.memory.directory, str(incarnation))
         self._writer = ""
         me = Address(run, TRAINER, incarnation)
         self._clients = {

@@ -132,7 +132,7 @@ class Trainer:
         self.pid = os.getpid()  # that it says in its Hello
         self.received: list[Received] = []
         self.streams = EventStreams(run.clock)
-        self.streams.attach_to_run(run.paths.shm_dir, incarnation, run.paths.run_dir)
+        self.streams.attach_to_run(run.paths.shm_dir, str(incarnation), run.paths.run_dir)
         self._context = new_context()
         self.client = Client(
             self._context, run.paths.service_socket(SUMMARY), Address(run.run, TRAINER, incarnation), run.clock

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base.errors import PeerError
+from procsv.base.identity import TRAINER, TaskId
 from procsv.ipc.messaging.messages import CloseWriter, OpenWriter, Records, Written
 from procsv.services.summary.core import (
     Action,
@@ -17,7 +18,7 @@ from procsv.services.summary.core import (
     Reply,
     SummaryCore,
     Sweep,
-    incarnation_of,
+    attempt_of,
 )
 
 SHM = Path("/shm")
@@ -25,7 +26,7 @@ SHM = Path("/shm")
 
 def opened() -> SummaryCore:
     core = SummaryCore((SHM,))
-    core.trainer(1)
+    core.attempt_began(TRAINER, 1)
     core.open(b"t", OpenWriter("1-0", "/logs", ""))
     return core
 
@@ -125,11 +126,11 @@ def test_what_comes_late_for_a_closed_stream_is_answered_and_changes_nothing() -
 
 def test_a_new_trainer_ends_the_streams_of_the_dead_one_and_what_it_left() -> None:
     core = opened()
-    assert core.trainer(2) == [Close("1-0"), Sweep(2)]
+    assert core.attempt_began(TRAINER, 2) == [Close("1-0"), Sweep(TRAINER, 2)]
 
-    assert core.trainer(2) == []
-    assert core.is_stale(1)
-    assert not core.is_stale(2)
+    assert core.attempt_began(TRAINER, 2) == []
+    assert core.is_stale(TRAINER, 1)
+    assert not core.is_stale(TRAINER, 2)
 
 
 def test_a_parcel_is_removed_after_it_is_written_and_when_it_comes_again() -> None:
@@ -156,7 +157,11 @@ def test_a_name_that_is_none_is_refused(name: str) -> None:
 
 
 def test_a_name_says_whose_stream_it_is() -> None:
-    assert [incarnation_of(name) for name in ("1-0", "12-3.1")] == [1, 12]
+    assert [attempt_of(name) for name in ("1-0", "12-3.1", "worker.1.3-0")] == [
+        (TRAINER, 1),
+        (TRAINER, 12),
+        (TaskId("worker", 1), 3),
+    ]
 
 
 def test_the_end_of_the_run_closes_every_stream() -> None:
@@ -165,3 +170,13 @@ def test_the_end_of_the_run_closes_every_stream() -> None:
 
     assert core.close_all() == [Close("1-0"), Close("1-1")]
     assert core.close_all() == []
+
+
+def test_a_later_attempt_of_one_task_ends_no_stream_of_another() -> None:
+    core = SummaryCore((Path("/shm"),))
+    worker = TaskId("worker", 1)
+    core.attempt_began(TRAINER, 1)
+    core.open(b"t", OpenWriter("1-0", "/l", ""))
+    assert core.attempt_began(worker, 7) == [Sweep(worker, 7)]
+    assert not core.is_stale(TRAINER, 1)
+    assert core.records(b"t", Records("1-0", 1, (b"a",), {})) == [Append(b"t", "1-0", (b"a",))]

@@ -25,7 +25,7 @@ class Streams(EventStreams):
         self.needs = 0
         self.on_need = self._count
         if dirs:
-            self.attach_to_run(dirs[0], 3, *dirs[1:])
+            self.attach_to_run(dirs[0], "3", *dirs[1:])
 
     def _count(self) -> None:
         self.needs += 1
@@ -55,7 +55,7 @@ def test_records_wait_for_a_run_to_begin(tmp_path: Path) -> None:
     assert not streams.flush_stream(name, 30.0), "nobody is there: it is not waited for"
     assert streams.unwritten(name) == 1
 
-    streams.attach_to_run(tmp_path, 7)
+    streams.attach_to_run(tmp_path, "7")
     assert streams.said() == [OpenWriter("7-0", str(Path("logs").absolute()), ".x")]
 
 
@@ -189,7 +189,7 @@ def test_what_one_run_did_not_write_the_next_one_does(tmp_path: Path) -> None:
     streams.add_event(name, b"a")
     streams.said()
     streams.detach_from_run()
-    streams.attach_to_run(tmp_path, 4)
+    streams.attach_to_run(tmp_path, "4")
 
     assert streams.said() == [OpenWriter("4-0", str(tmp_path), "")]
     streams.hear("4-0", 0)

@@ -16,7 +16,7 @@ from typing import Literal, cast
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
-from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId
+from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId, attempt_name
 from procsv.base.run.paths import RunPaths, local_home
 from procsv.base.stack_dump import arm_unless_armed
 from procsv.base.system_clock import SystemClock
@@ -125,7 +125,8 @@ class Runtime:
     def _open_link(self) -> None:
         start = self.start
         link = Link(start, self.clock, self.streams, self._peers)
-        self.streams.attach_to_run(start.paths.shm_dir, start.incarnation, start.paths.run_dir)
+        attempt = attempt_name(start.task, start.incarnation)
+        self.streams.attach_to_run(start.paths.shm_dir, attempt, start.paths.run_dir)
         link.heartbeat = HeartbeatWriter(start.paths.heartbeat(start.task, start.incarnation))
         link.on_tick.append(lambda: self._beat(link))
         link.on(StopTraining, lambda received: self.request_stop(cast(StopTraining, received.body).reason))

@@ -54,29 +54,29 @@ class EventStreams:
         self._news = threading.Condition()
         self._backlogs: dict[str, EventBacklog] = {}  # by the name that writers use
         self._opened = 0
-        self._incarnation: int | None = None
+        self._attempt: str | None = None  # of the task, in the names of its streams
         self._parcel_dirs: tuple[Path, ...] = ()
         self._parcels: dict[tuple[str, int], Path] = {}  # made, and not known to be written
         self._graphs = itertools.count()
         self._dropped_before = 0  # by closed streams
 
-    def attach_to_run(self, shm_dir: Path, incarnation: int, spare_dir: Path | None = None) -> None:
+    def attach_to_run(self, shm_dir: Path, attempt: str, spare_dir: Path | None = None) -> None:
         """Sends what is not written to this run, into new files.
 
         Large records pass through `shm_dir`, or where that has no room through `spare_dir` (the run directory).
         """
         with self._news:
-            self._incarnation = incarnation
+            self._attempt = attempt
             self._parcel_dirs = (shm_dir,) if spare_dir is None else (shm_dir, spare_dir)
             self._parcels.clear()
             for name, backlog in self._backlogs.items():
-                backlog.rename(f"{incarnation}-{name}")
+                backlog.rename(f"{attempt}-{name}")
         self.on_need()
 
     def detach_from_run(self) -> None:
         """The run is over: nobody writes records, and nobody waits for them."""
         with self._news:
-            self._incarnation = None
+            self._attempt = None
             self._news.notify_all()
 
     # -- EventSink -----------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class EventStreams:
         with self._news:
             name = str(self._opened)
             self._opened += 1
-            there = f"{self._incarnation}-{name}" if self._incarnation is not None else name
+            there = f"{self._attempt}-{name}" if self._attempt is not None else name
             self._backlogs[name] = EventBacklog(there, str(Path(logdir).absolute()), filename_suffix)
         return name
 
@@ -126,14 +126,14 @@ class EventStreams:
             backlog = self._backlogs.get(writer)
             if backlog is None:
                 return True
-            self._news.wait_for(lambda: backlog.is_done(ticket) or self._incarnation is None, timeout_s)
+            self._news.wait_for(lambda: backlog.is_done(ticket) or self._attempt is None, timeout_s)
             return backlog.is_done(ticket)
 
     # -- the link thread -----------------------------------------------------------------------------------
     def messages(self, now_s: float) -> list[Message]:
         """The messages to send to the summary service now, unreliably: each is repeated until it is answered."""
         with self._news:
-            if self._incarnation is None:
+            if self._attempt is None:
                 return []
             due = [item for b in self._backlogs.values() for item in b.due(now_s)]
             self._forget_closed()
@@ -168,7 +168,7 @@ class EventStreams:
 
     def put_parcel(self, data: bytes) -> str:
         """Writes `data` to a file for GraphText; its path.  OSError if there is no room for it."""
-        return str(self._write_parcel(parcel_name(f"{self._incarnation}-graph", next(self._graphs)), data))
+        return str(self._write_parcel(parcel_name(f"{self._attempt}-graph", next(self._graphs)), data))
 
     # -- what is known of them -------------------------------------------------------------------------------
     @property
