@@ -36,4 +36,4 @@ class Progress:
             try:
                 self._runtime.step = self._source.read_step()
             except self._failures:
-                return  # the session is closed or broken: whoever trains with it will hear of it
+                return  # it is closed or broken: whoever trains with it will hear of it
