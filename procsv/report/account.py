@@ -126,7 +126,7 @@ class Account:
 
     @property
     def goodput(self) -> float:
-        """The share of the time in which somebody ran the run that went into steps which were kept; 0 to 1."""
+        """The share of the time in which the run was active that went into steps which were kept; 0 to 1."""
         totals = self.totals
         ran_s = self.wall_s - totals["stopped"]
         return totals["kept"] / ran_s if ran_s > 0 else 0.0

@@ -23,7 +23,7 @@ MEANING: dict[Kind, str] = {
     "starting": "imports, restore and compile, up to the first step",
     "down": "no trainer: between a death and the next start, and at the end; or a lost connection",
     "stalled": "a trainer that hung, or that a signal had stopped",
-    "stopped": "nobody ran the run",
+    "stopped": "no run was active: between two launches",
 }
 COLORS: dict[Kind, str] = {
     "kept": "green",
@@ -114,7 +114,7 @@ def show(story: Story, console: Console) -> None:
         f"[bold]{escape(' '.join((story.target, *story.args)) or story.logdir)}[/bold]  {escape(story.logdir)}"
     )
     console.print(headline(account))
-    console.print(f"goodput {account.goodput:.1%} of the time in which somebody ran it\n")
+    console.print(f"goodput {account.goodput:.1%} of the time in which the run was active\n")
     _show_ledger(account, console)
     console.print()
     _show_bar(account, console)

@@ -8,7 +8,7 @@ Used by `procsv report`, by drills and by the page.  Pure: journal entries in, a
     down      no trainer: from a death to the next start, and from the last trainer's end to the end of the run; or no
               session: from the loss of the connection to a server to the first step of the next session
     stalled   a trainer that hung, from its last progress to its death; or one that a signal had stopped (SIGSTOP)
-    stopped   nobody ran the run: between two launches
+    stopped   no run was active: between two launches
 
 The journal has the time of day alone.  A clock that is set back while the run goes on is taken as no time at all, so
 that no span is negative; one that is set forward cannot be told from time.
