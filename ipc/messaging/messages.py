@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Union
 import msgspec
 
 from procsv.base.identity import TRAINER, TaskId
+from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.contract import (
     ANY,
     CHECKPOINT,
@@ -29,7 +30,6 @@ from procsv.ipc.messaging.contract import (
     Contract,
 )
 
-Reason = Literal["start", "periodic", "final", "crash", "preempt", "manual"]
 Source = Literal["memory", "checkpoint", "fresh"]
 
 SavedKey = tuple[int, str, float]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from procsv.base.identity import TRAINER
+from procsv.base.identity import TRAINER, WATCHDOG, TaskId
 from procsv.base.service_table import SERVICES
 from procsv.base.units import show_duration
 
@@ -30,15 +30,16 @@ class Kind:
 
     targets: tuple[str, ...]
     argument: Literal["", "code", "seconds", "grace", "how"] = ""
+    at_boundary: bool = False  # at a step, the trainer does it to itself: a step is over before a watchdog could know
 
 
 ACTIONS: dict[str, Kind] = {
-    "kill": Kind((*TRAINER_AND_SERVICES, "watchdog")),  # SIGKILL
-    "segfault": Kind(TRAINER_AND_SERVICES),
-    "raise": Kind(TRAINER_AND_SERVICES),
-    "exit": Kind(TRAINER_AND_SERVICES, "code"),
+    "kill": Kind((*TRAINER_AND_SERVICES, "watchdog"), at_boundary=True),  # SIGKILL
+    "segfault": Kind(TRAINER_AND_SERVICES, at_boundary=True),
+    "raise": Kind(TRAINER_AND_SERVICES, at_boundary=True),
+    "exit": Kind(TRAINER_AND_SERVICES, "code", at_boundary=True),
     "stop": Kind((*TRAINER_AND_SERVICES, "watchdog"), "seconds"),  # SIGSTOP, and SIGCONT later
-    "hang": Kind(("trainer",)),
+    "hang": Kind((str(TRAINER),), at_boundary=True),
     "preempt": Kind(("trainer", "watchdog"), "grace"),
     "corrupt": Kind(("logdir",), "how"),  # the newest checkpoint
     "fill": Kind(("logdir",), "seconds"),  # the disk: writing fails with ENOSPC
@@ -70,6 +71,12 @@ class Fault(msgspec.Struct, frozen=True):
     def by_step(self) -> bool:
         """Whether the global step decides when."""
         return self.at_step >= 0 or self.every_steps > 0
+
+    @property
+    def executor(self) -> TaskId:
+        """The process that carries it out: the trainer or the watchdog."""
+        is_own = self.target == str(TRAINER) and self.by_step and ACTIONS[self.action].at_boundary
+        return TRAINER if is_own else WATCHDOG
 
     def is_spent(self, done: int) -> bool:
         """Whether it is over, after it happened `done` times."""
@@ -147,6 +154,8 @@ class Plan(msgspec.Struct, frozen=True):
 
 def count_done(plan: Plan, journal: Iterable[dict[str, Any]]) -> list[int]:
     """Count how often each fault of `plan` has happened in a logdir, by its journal."""
+    if not plan.faults:
+        return []
     done = [0] * len(plan.faults)
     texts = {str(fault): number for number, fault in reversed(list(enumerate(plan.faults)))}
     for entry in journal:

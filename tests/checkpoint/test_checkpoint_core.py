@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from procsv.base.identity import WATCHDOG
+from procsv.base.run.manifest import FileSum
 from procsv.ipc.messaging.messages import (
     CheckpointPlan,
     Durable,
@@ -34,17 +35,7 @@ from procsv.services.checkpoint.core.actions import (
     VerifySlot,
 )
 from procsv.services.checkpoint.core.core import ADOPTION_S_MAX, Core
-from procsv.services.checkpoint.core.facts import (
-    Adopted,
-    Candidate,
-    DiskState,
-    FileSum,
-    Found,
-    Scan,
-    Sighting,
-    State,
-    Verified,
-)
+from procsv.services.checkpoint.core.facts import Adopted, Candidate, DiskState, Found, Scan, Sighting, State, Verified
 from procsv.services.checkpoint.core.pending_replies import TRIES_AT_END_MAX
 from procsv.services.checkpoint.core.restore_choice import QUIET_S_MAX
 from tests.support.core_desk import NOTHING, PLAN, Desk, bodies, durable_of, only, slot

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from procsv.base.identity import WATCHDOG
-from procsv.ipc.messaging.messages import (
-    Rejected,
-    Restore,
-    Restored,
-    RestoreFrom,
-    TrainerExited,
-)
+from procsv.ipc.messaging.messages import Rejected, Restore, Restored, RestoreFrom, TrainerExited
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from procsv.base.identity import TRAINER
+from procsv.base.run.manifest import FileSum
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable, UserSave
 from procsv.services.checkpoint.core.actions import Acknowledge, Action, Adopt, Examine, MakeOwn, ScanDirectory
@@ -17,7 +18,7 @@ from procsv.services.checkpoint.core.external_saves import (
     SCAN_S_MIN,
     ExternalSaves,
 )
-from procsv.services.checkpoint.core.facts import Adopted, FileSum, Scan, Sighting, Verified
+from procsv.services.checkpoint.core.facts import Adopted, Scan, Sighting, Verified
 
 PLAN = CheckpointPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 RUN_BEGAN = 1000.0

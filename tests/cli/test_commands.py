@@ -18,6 +18,7 @@ import pytest
 
 from procsv.base.identity import TRAINER
 from procsv.base.processes import identify
+from procsv.base.run.manifest import Manifest
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile, read_run, write_run
 from procsv.cli.main import COMMANDS
@@ -167,7 +168,8 @@ def test_status_of_a_run_whose_watchdog_was_killed_reads_the_files(tmp_path: Pat
 
 def test_what_the_services_saved_after_their_host_was_killed_counts(tmp_path: Path) -> None:
     a_run(tmp_path, memory_step=845)
-    (tmp_path / "model.ckpt-850.manifest.json").write_text('{"version": 1, "step": 850}')
+    manifest = msgspec.json.encode(Manifest(1, 850, 1, 1, "r", "periodic", 0.0, {}))
+    (tmp_path / "model.ckpt-850.manifest.json").write_bytes(manifest)
     (tmp_path / "model.ckpt-900.manifest.json").write_text("{")
     status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
 

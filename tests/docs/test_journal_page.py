@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from procsv.base.run.manifest import Manifest
 from procsv.base.run.run_file import RunFile
 from procsv.faults.plan import FAULT_EVENT
-from procsv.services.checkpoint.core.facts import Manifest
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.edge.run_records import CrashReport
 

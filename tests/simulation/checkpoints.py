@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from procsv.services.checkpoint.core.facts import FileSum, Manifest
+from procsv.base.run.manifest import FileSum, Manifest
 from tests.simulation.disk import Node
 
 HOME = "/logdir/procsv"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from procsv.services.checkpoint.core.facts import Manifest
+from procsv.base.run.manifest import Manifest
 from tests.simulation.checkpoints import (
     REPLACED,
     STAGING,

@@ -13,9 +13,10 @@ import re
 from typing import Any
 
 from procsv.base.clock import Clock
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Reason
+from procsv.base.run.manifest import Manifest, Reason
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, Manifest, Rejection, State
+from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, Rejection, State
 from procsv.services.checkpoint.core.retention import Kept, Rule, first_keep, retain
 from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone, Store
 from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION

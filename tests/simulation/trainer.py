@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from procsv.base.grace import FORCED_SHARE, TRAINER_SHARE
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit, LastWords
+from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import (
     Ack,
@@ -24,7 +25,6 @@ from procsv.ipc.messaging.messages import (
     Hello,
     Loaded,
     Message,
-    Reason,
     Restore,
     Restored,
     RestoreFrom,

@@ -8,13 +8,7 @@ from typing import Any
 
 from procsv.base.identity import TRAINER, TaskId
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import (
-    CheckpointPlan,
-    Durable,
-    Finish,
-    Message,
-    Snapshot,
-)
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Finish, Message, Snapshot
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.actions import (
     Action,

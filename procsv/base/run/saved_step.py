@@ -12,27 +12,19 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.outcome import NO_STEP
-
-_SUFFIX = ".manifest.json"
-
-
-class _Manifest(msgspec.Struct):
-    """What counts here of a checkpoint's manifest."""
-
-    step: int
-    is_external: bool = msgspec.field(default=False, name="guest")  # by another Saver: nothing resumes from it
+from procsv.base.run.manifest import MANIFEST_SUFFIX, STATE_FILE, Manifest
 
 
 def saved_step(logdir: Path) -> int:
     """The step that `checkpoint` points to, or else the newest that a manifest speaks of; NO_STEP of none."""
-    steps = {path.name.removesuffix(_SUFFIX): _step_of(path) for path in logdir.glob(f"*{_SUFFIX}")}
+    steps = {path.name.removesuffix(MANIFEST_SUFFIX): _step_of(path) for path in logdir.glob(f"*{MANIFEST_SUFFIX}")}
     pointed = steps.get(_latest(logdir), NO_STEP)
     return pointed if pointed != NO_STEP else max(steps.values(), default=NO_STEP)
 
 
 def _step_of(path: Path) -> int:
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return NO_STEP
     return NO_STEP if manifest.is_external else manifest.step
@@ -41,7 +33,7 @@ def _step_of(path: Path) -> int:
 def _latest(logdir: Path) -> str:
     """The name of the checkpoint that the `checkpoint` file, as TensorFlow writes it, names as the latest."""
     try:
-        found = re.search(r'^model_checkpoint_path: "(.*)"$', (logdir / "checkpoint").read_text(), re.MULTILINE)
+        found = re.search(r'^model_checkpoint_path: "(.*)"$', (logdir / STATE_FILE).read_text(), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
         return ""
     return Path(found[1]).name if found else ""

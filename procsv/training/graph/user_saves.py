@@ -19,6 +19,7 @@ import tensorflow as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
+from procsv.base.run.manifest import STATE_FILE
 from procsv.base.run.paths import local_home
 from procsv.base.text import is_remote
 from procsv.training.graph.patches import AttributePatch
@@ -26,8 +27,6 @@ from procsv.training.graph.restore import written_at
 from procsv.training.runtime.context import current
 
 tf1 = tf.compat.v1
-
-LISTED_IN = "checkpoint"
 
 
 class UserSaves:
@@ -73,7 +72,7 @@ class UserSaves:
         latest = args[1] if len(args) > 1 else kwargs.get("latest_filename")
         writes_list = args[4] if len(args) > 4 else kwargs.get("write_state", True)
         here = _directory_of(save_path) == self._directory
-        return bool(here and writes_list and latest in (None, LISTED_IN))
+        return bool(here and writes_list and latest in (None, STATE_FILE))
 
     def on_durable(self, own: tuple[str, ...]) -> None:
         """The service has saved, and says which are this Saver's.  Never waits: a save that is going on has counted it in."""
@@ -97,7 +96,7 @@ class UserSaves:
 
     def _listed(self) -> list[str] | None:
         """What the `checkpoint` file lists that is there; None if there is no such file."""
-        state = tf1.train.get_checkpoint_state(self._directory, LISTED_IN)
+        state = tf1.train.get_checkpoint_state(self._directory, STATE_FILE)
         if state is None:
             return None
         return [_absolute(path) for path in state.all_model_checkpoint_paths if written_at(path)]
@@ -111,7 +110,7 @@ class UserSaves:
                 save_dir,
                 listed[-1],
                 [*missing, *listed],
-                latest_filename=LISTED_IN,
+                latest_filename=STATE_FILE,
                 save_relative_paths=bool(getattr(self._saver, "_save_relative_paths", False)),
             )
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from procsv.ipc.messaging.messages import Durable, Reason
+from procsv.base.run.manifest import Reason
+from procsv.ipc.messaging.messages import Durable
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.restore import SessionManager, written_at
 from procsv.training.graph.save_config import SaveConfig

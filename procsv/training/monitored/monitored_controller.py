@@ -18,7 +18,7 @@ from tensorflow.python.training import basic_session_run_hooks as tf_hooks
 from tensorflow.python.training import monitored_session as tf_monitored
 
 from procsv.base import exit_codes
-from procsv.ipc.messaging.messages import Reason
+from procsv.base.run.manifest import Reason
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.graph.save_config import SaveConfig, plan_of, snapshot_seconds

@@ -17,12 +17,13 @@ from typing import Literal, cast
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId, attempt_name
+from procsv.base.run.manifest import Reason
 from procsv.base.run.paths import RunPaths, local_home
 from procsv.base.stack_dump import arm_unless_armed
 from procsv.base.system_clock import SystemClock
 from procsv.base.text import is_remote
 from procsv.faults.pending import Injected
-from procsv.ipc.messaging.messages import FirstStepDone, Message, Note, Reason, ServiceLost, StopTraining, UserSave
+from procsv.ipc.messaging.messages import FirstStepDone, Message, Note, ServiceLost, StopTraining, UserSave
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Phase, Snapshots
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter

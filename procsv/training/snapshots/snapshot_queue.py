@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
-from procsv.ipc.messaging.messages import Reason
+from procsv.base.run.manifest import Reason
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.snapshot_state import Event, State, next_state
 

@@ -16,7 +16,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 from procsv.base.identity import CHECKPOINT
-from procsv.ipc.messaging.messages import Durable, Message, Reason, SaveFailed
+from procsv.base.run.manifest import Reason
+from procsv.ipc.messaging.messages import Durable, Message, SaveFailed
 from procsv.ipc.shm.heartbeat import Snapshots
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.training.runtime.context import Runtime

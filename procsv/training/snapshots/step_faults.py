@@ -1,4 +1,4 @@
-"""The faults of a plan that carry_out the trainer between two steps.
+"""Faults of a plan that the trainer carries out on itself between two steps.
 
 Used by training_run.py, at the boundary.  Those that a step decides are carried out here, at the very step, and written into
 the journal before: killed right after that line, the next incarnation knows that it has happened.  Those that time decides
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from procsv.base.clock import Clock
     from procsv.ipc.messaging.start import Start
 
-BY_STEP = frozenset({"kill", "segfault", "raise", "exit", "hang"})  # what the trainer does to itself
-
 
 class StepFaults:
     """What a plan has in store for this incarnation.  `look` is called on the training thread after each step."""
@@ -32,11 +30,11 @@ class StepFaults:
         self._say_step = say_step
         plan = Plan.decode(start.settings.plan)
         self._start, self._clock, self._injected = start, clock, injected
-        done = count_done(plan, read_journal(start.paths.journal)) if plan.faults else []
+        done = count_done(plan, read_journal(start.paths.journal))
         self._left = {
             number: (fault, times)
             for number, (fault, times) in enumerate(zip(plan.faults, done, strict=True))
-            if fault.target == "trainer" and fault.by_step and fault.action in BY_STEP and not fault.is_spent(times)
+            if fault.executor == TRAINER and not fault.is_spent(times)
         }
 
     @property

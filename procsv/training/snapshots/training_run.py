@@ -13,17 +13,10 @@ from typing import cast
 from procsv.base import exit_codes
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
+from procsv.base.run.manifest import Reason
 from procsv.base.text import gist
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import (
-    Durable,
-    FirstStepDone,
-    Reason,
-    Rejected,
-    SavedKey,
-    SaveFailed,
-    Unwritable,
-)
+from procsv.ipc.messaging.messages import Durable, FirstStepDone, Rejected, SavedKey, SaveFailed, Unwritable
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_file import NoRoom, SlotPool
 from procsv.training.runtime.context import Runtime

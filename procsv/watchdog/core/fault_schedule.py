@@ -6,14 +6,8 @@ Used by injector.py.  Pure: time and step are arguments.  Faults of the trainer 
 
 from __future__ import annotations
 
+from procsv.base.identity import WATCHDOG
 from procsv.faults.plan import Fault, Plan, interval_s
-
-OF_THE_TRAINER = frozenset({"kill", "segfault", "raise", "exit", "hang"})
-
-
-def is_the_trainers(fault: Fault) -> bool:
-    """Whether the trainer itself carries it out."""
-    return fault.target == "trainer" and fault.by_step and fault.action in OF_THE_TRAINER
 
 
 class Schedule:
@@ -24,7 +18,7 @@ class Schedule:
         self._plan, self._done = plan, list(done)
         self._due_s: dict[int, float] = {}
         for number, fault in enumerate(plan.faults):
-            if not is_the_trainers(fault):
+            if fault.executor == WATCHDOG:
                 self._plan_next(number, fault, now_s)
 
     def _plan_next(self, number: int, fault: Fault, now_s: float) -> None:
@@ -46,7 +40,7 @@ class Schedule:
 
     def _is_due(self, number: int, fault: Fault, now_s: float, step: int) -> bool:
         done = self._done[number]
-        if is_the_trainers(fault) or fault.is_spent(done):
+        if fault.executor != WATCHDOG or fault.is_spent(done):
             return False
         if fault.by_step:
             return step >= fault.due_step(done)

@@ -16,6 +16,7 @@ from procsv.base.errors import ProcsvBug
 from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP, LastExit, LastWords
+from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import (
     Ack,
@@ -25,7 +26,6 @@ from procsv.ipc.messaging.messages import (
     Hello,
     Loaded,
     Note,
-    Reason,
     Rejected,
     StopTraining,
     TrainerExited,

@@ -18,13 +18,13 @@ import math
 from collections.abc import Iterable
 
 from procsv.base.errors import ProcsvBug
+from procsv.base.run.manifest import Reason
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
     Ack,
     CheckpointPlan,
     Durable,
-    Reason,
     Rejected,
     Restore,
     Restored,

@@ -4,35 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
-from procsv.ipc.messaging.messages import Durable, Reason
+from procsv.base.run.manifest import FileSum, Manifest
+from procsv.ipc.messaging.messages import Durable
 from procsv.ipc.shm.slot_state import SlotInfo
-
-
-class FileSum(msgspec.Struct, frozen=True):
-    """What one file must look like."""
-
-    size: int  # bytes
-    xxh3_128: str  # hex
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """`<prefix>.manifest.json`."""
-
-    version: int
-    step: int
-    sequence: int
-    incarnation: int  # of the trainer whose state it is
-    run: str
-    reason: Reason
-    time: float  # Unix seconds
-    files: dict[str, FileSum]
-    is_external: bool = msgspec.field(default=False, name="guest")  # by another Saver: never deleted by us
-
-    @property
-    def bytes(self) -> int:
-        return sum(file.size for file in self.files.values())
 
 
 class WriteMismatch(Exception):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import FlushDone, Reason, SaveFailed
+from procsv.ipc.messaging.messages import FlushDone, SaveFailed
 from procsv.services.checkpoint.core.actions import Reply
 from procsv.services.checkpoint.core.facts import State
 from procsv.services.checkpoint.core.save_scheduler import Saving

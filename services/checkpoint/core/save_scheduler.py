@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from procsv.ipc.messaging.messages import CheckpointPlan, Reason
+from procsv.base.run.manifest import Reason
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.actions import Persist
 from procsv.services.checkpoint.core.facts import State
 

@@ -10,11 +10,12 @@ import contextlib
 import re
 from dataclasses import replace
 
+from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.services.checkpoint.core.facts import Candidate, Found, Manifest, Rejection
+from procsv.services.checkpoint.core.facts import Candidate, Found, Rejection
 from procsv.services.checkpoint.remote import files as files
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest
-from procsv.services.checkpoint.store.names import MANIFEST_SUFFIX, step_in_name
+from procsv.services.checkpoint.store.names import step_in_name
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, StateFile, parse_state, state_of_names
 
 _PART = re.compile(r"(\.index|\.data-\d{5}-of-\d{5}|\.meta|\.manifest\.json)$")

@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from procsv.services.checkpoint.core.facts import FileSum
+from procsv.base.run.manifest import FileSum
 from procsv.services.checkpoint.format.tf_ops_writer import load
 
 PIECE_BYTES = 8 * 2**20

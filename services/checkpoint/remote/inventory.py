@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.services.checkpoint.core.facts import Manifest
 from procsv.services.checkpoint.remote import files as files
 from procsv.services.checkpoint.remote.catalog import RemoteCatalog
 from procsv.services.checkpoint.store.inventory import Inventory, Item, is_leftover, make_item
 from procsv.services.checkpoint.store.manifest import BadCheckpoint
-from procsv.services.checkpoint.store.names import MANIFEST_SUFFIX, step_in_name
+from procsv.services.checkpoint.store.names import step_in_name
 
 
 def take_remote_inventory(url: str, verify: bool) -> Inventory:

@@ -16,17 +16,18 @@ from procsv.base import disk
 from procsv.base.clock import Clock
 from procsv.base.failpoints import failpoint
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
+from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_file import scan_slots
-from procsv.services.checkpoint.core.facts import DiskState, Found, Manifest, WriteMismatch, durable_of
+from procsv.services.checkpoint.core.facts import DiskState, Found, WriteMismatch, durable_of
 from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, retain
 from procsv.services.checkpoint.remote import files as files
 from procsv.services.checkpoint.remote.catalog import RemoteCatalog
 from procsv.services.checkpoint.store.commit import Workshop
 from procsv.services.checkpoint.store.local_store import Store, check_room
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest, encode_manifest
-from procsv.services.checkpoint.store.names import MANIFEST_SUFFIX, placing_order
+from procsv.services.checkpoint.store.names import placing_order
 
 STAGING = "procsv-staging"
 

@@ -14,9 +14,10 @@ import msgspec
 from procsv.base.atomic_file import replace_file
 from procsv.base.clock import Clock
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock, is_checkpoint_locked
+from procsv.base.run.manifest import Manifest
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.facts import Adopted, Manifest, Signature, Verified, durable_of
+from procsv.services.checkpoint.core.facts import Adopted, Signature, Verified, durable_of
 from procsv.services.checkpoint.store.catalog import Catalog, list_checkpoints
 from procsv.services.checkpoint.store.commit import delete_surely, finish_deletions
 from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, encode_manifest, read_manifest

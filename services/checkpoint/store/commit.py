@@ -20,7 +20,7 @@ from procsv.base import disk
 from procsv.base.atomic_file import fsync_dir, replace_file
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
-from procsv.services.checkpoint.core.facts import Manifest
+from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, encode_manifest, read_manifest, verify_file
 from procsv.services.checkpoint.store.names import all_files, base_of, manifest_of, placing_order
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state, write_state
@@ -327,10 +327,10 @@ def delete_surely(path: str) -> None:
 
 def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
     """Removes what interrupted deletions left: manifests, with their files, whose index is gone."""
-    for manifest_path in directory.glob("*.manifest.json"):
+    for manifest_path in directory.glob(f"*{MANIFEST_SUFFIX}"):
         if not manifest_path.name.startswith(basename):
             continue
-        path = str(directory / manifest_path.name[: -len(".manifest.json")])
+        path = str(directory / manifest_path.name.removesuffix(MANIFEST_SUFFIX))
         try:
             manifest = read_manifest(manifest_path)
         except (BadCheckpoint, OSError):

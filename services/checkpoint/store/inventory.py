@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-from procsv.services.checkpoint.core.facts import Manifest
+from procsv.base.run.manifest import Manifest
 from procsv.services.checkpoint.store.names import base_of
 
 

@@ -19,9 +19,10 @@ from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.base.failpoints import declare, failpoint
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
+from procsv.base.run.manifest import FileSum, Manifest, Reason
 from procsv.base.run.run_file import read_run
 from procsv.base.units import show_size
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Reason
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_file import SlotReader, scan_slots
 from procsv.ipc.shm.slot_index import Contents, prefix_of
@@ -30,9 +31,7 @@ from procsv.services.checkpoint.core.facts import (
     Adopted,
     Candidate,
     DiskState,
-    FileSum,
     Found,
-    Manifest,
     State,
     Verified,
     WriteMismatch,

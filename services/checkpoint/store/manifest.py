@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 
 from procsv.base import progress_counter
-from procsv.services.checkpoint.core.facts import FileSum, Manifest
+from procsv.base.run.manifest import FileSum, Manifest
 
 MANIFEST_VERSION = 1
 _CHUNK_BYTES = 4 * 2**20

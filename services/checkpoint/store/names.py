@@ -13,9 +13,9 @@ import os
 import re
 from pathlib import Path
 
+from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.ipc.messaging.messages import CheckpointPlan
 
-MANIFEST_SUFFIX = ".manifest.json"
 META_SUFFIX = ".meta"
 _V1_SHARDS = re.compile(r"-\?{5}-of-\d{5}$")
 _STEP = re.compile(r"-(\d+)$")

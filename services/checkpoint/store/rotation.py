@@ -10,8 +10,8 @@ import contextlib
 import re
 from pathlib import Path
 
+from procsv.base.run.manifest import Manifest
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.services.checkpoint.core.facts import Manifest
 from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, repair, retain
 from procsv.services.checkpoint.store.catalog import Listing
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, read_manifest

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from procsv.base import disk
 from procsv.base.clock import Clock
+from procsv.base.run.manifest import MANIFEST_SUFFIX, FileSum
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.services.checkpoint.core.facts import Candidate, FileSum, Scan, Sighting, Signature, Verified
+from procsv.services.checkpoint.core.facts import Candidate, Scan, Sighting, Signature, Verified
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, read_index, scalar_int
 from procsv.services.checkpoint.store.catalog import GLOBAL_STEP_KEY, list_checkpoints, verify_foreign
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, sum_file
 from procsv.services.checkpoint.store.names import (
-    MANIFEST_SUFFIX,
     absolute_save_path,
     has_files,
     manifest_of,

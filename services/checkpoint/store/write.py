@@ -14,8 +14,9 @@ from pathlib import Path
 
 from procsv.base import disk, progress_counter
 from procsv.base.failpoints import declare, failpoint
+from procsv.base.run.manifest import FileSum
 from procsv.ipc.shm.slot_index import Contents
-from procsv.services.checkpoint.core.facts import FileSum, WriteMismatch
+from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.format.bundle_entries import Unsupported
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure
 from procsv.services.checkpoint.format.bundle_writer import BundleWriter, plan_bundle

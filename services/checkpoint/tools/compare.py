@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from procsv.base.run.manifest import STATE_FILE
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure
 from procsv.services.checkpoint.store.catalog import listed_paths
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state
@@ -101,9 +102,9 @@ def _same_files(first: str, second: str) -> Comparison | None:
 
 def _newest(directory: Path) -> str:
     """The prefix that the directory's `checkpoint` file names; FileNotFoundError if there is none."""
-    state = read_state(directory / "checkpoint")
+    state = read_state(directory / STATE_FILE)
     if state is None:
-        raise FileNotFoundError(directory / "checkpoint")
+        raise FileNotFoundError(directory / STATE_FILE)
     return listed_paths(state, directory)[0]
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from procsv.base.run.manifest import STATE_FILE, Manifest
 from procsv.base.text import is_remote
-from procsv.services.checkpoint.core.facts import Manifest
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure, read_index, scalar_int
 from procsv.services.checkpoint.store.catalog import GLOBAL_STEP_KEY, Catalog, listed_paths
 from procsv.services.checkpoint.store.inventory import Inventory, Item, is_leftover, make_item
@@ -29,7 +29,7 @@ def take_inventory(directory: Path, verify: bool) -> Inventory:
     files = {name for name in entries if (directory / name).is_file()}
     trouble, latest, listed = None, "", set[str]()
     try:
-        state = read_state(directory / "checkpoint")
+        state = read_state(directory / STATE_FILE)
     except GarbledStateFile as error:
         trouble = str(error)
     else:

@@ -15,6 +15,7 @@ from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.locks import FileLock, Holder
 from procsv.base.processes import identify
+from procsv.base.run.manifest import Manifest
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.watchdog.edge.acquire_run import Opened, open_run, remove_run
@@ -102,7 +103,8 @@ def test_a_copy_of_a_logdir_in_use_is_free_and_waits_for_nobody(paths: RunPaths,
     others.run_dir.mkdir(parents=True)
     write_run(others.run_json, a_run(others), durable=False)
     for name, step in (("model.ckpt-640", 640), ("model.ckpt-900", 900)):
-        (others.logdir / f"{name}.manifest.json").write_text(f'{{"step": {step}}}')
+        manifest = msgspec.json.encode(Manifest(1, step, 1, 1, "r", "periodic", 0.0, {}))
+        (others.logdir / f"{name}.manifest.json").write_bytes(manifest)
     (others.logdir / "checkpoint").write_text(f'model_checkpoint_path: "{others.logdir}/model.ckpt-640"\n')
     shutil.copytree(others.logdir, paths.logdir)
     lock = FileLock(others.writer_lock(TRAINER))

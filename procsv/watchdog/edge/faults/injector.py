@@ -36,7 +36,7 @@ class Injector:
 
     def __init__(self, plan: Plan, paths: RunPaths, processes: Processes, reach: FaultReach, now_s: float) -> None:
         self._paths, self._processes, self._reach = paths, processes, reach
-        done = count_done(plan, read_journal(paths.journal)) if plan.faults else []
+        done = count_done(plan, read_journal(paths.journal))
         self._schedule = Schedule(plan, done, now_s)
         self._wake: list[tuple[float, Running]] = []  # what is stopped, and until when
 

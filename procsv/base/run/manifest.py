@@ -1,0 +1,40 @@
+"""Manifest of a checkpoint: `<prefix>.manifest.json`, as data.
+
+Written and verified by the checkpoint service, read by whoever wants to know what lies in a logdir.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+MANIFEST_SUFFIX = ".manifest.json"
+STATE_FILE = "checkpoint"  # TensorFlow's own, which lists the checkpoints that are kept
+
+Reason = Literal["start", "periodic", "final", "crash", "preempt", "manual"]  # why a checkpoint was saved
+
+
+class FileSum(msgspec.Struct, frozen=True):
+    """What one file must look like."""
+
+    size: int  # bytes
+    xxh3_128: str  # hex
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a checkpoint holds, and what its files must look like."""
+
+    version: int
+    step: int
+    sequence: int
+    incarnation: int  # of the trainer whose state it is
+    run: str
+    reason: Reason
+    time: float  # Unix seconds
+    files: dict[str, FileSum]
+    is_external: bool = msgspec.field(default=False, name="guest")  # by another Saver: nothing resumes from it
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files.values())
