@@ -39,13 +39,13 @@ runtime = Runtime(watchdog.paths, watchdog.peers, observer=watchdog)
 runtime.on_stop(lambda reason: print("asked to stop:", reason, flush=True))
 
 def begin():
-    runtime.begin()
+    runtime.acquire_run()
     runtime.talk()
     runtime.phase = Phase.STEP
 
 def end(error=None):
     runtime.failure = error
-    runtime.end()
+    runtime.release_run()
 
 for line in open(orders):
     word, _, rest = line.strip().partition(" ")
@@ -68,7 +68,11 @@ for line in open(orders):
             sys.exit(int(rest))
         case "fork":
             child = os.fork()
-            if child == 0:
+            if child == 0 and rest == "and exit":
+                sys.exit(0)
+            if rest == "and exit":
+                os.waitpid(child, 0)
+            elif child == 0:
                 for line in open(rest):
                     pass
                 os._exit(0)
@@ -221,6 +225,17 @@ def test_a_program_that_exits_with_its_session_open_completes_it(tmp_path: Path)
 
         assert program.run.wait_end() == 0
         assert program.run.events("run_completed")
+
+
+def test_a_fork_that_exits_does_not_end_the_run_of_its_parent(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.tell("fork and exit")
+        program.tell("step 3")
+
+        assert not program.run.events("exited", "trainer")
+        program.tell("end")
+    assert program.run.events("run_completed")[0]["step"] == 3
 
 
 def test_an_interrupt_stops_the_run(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ class Runtime:
         self._link: Link | None = None
         self._extended_s = 0.0
         self._disarm: Callable[[], None] = _nothing
+        self._pid = 0  # of the process that has begun it
         self._beating = threading.RLock()
         self._saves = 0  # under way
         self._users = 0
@@ -90,6 +91,11 @@ class Runtime:
     def told_snapshot_s(self) -> float | Literal["auto"]:
         """The command line's interval of snapshots: seconds, 0 for off, or "auto"."""
         return self._start.settings.snapshot_s if self._start is not None else "auto"
+
+    @property
+    def began_here(self) -> bool:
+        """Whether this process has begun it, and is not a fork of the one that has."""
+        return self._pid == os.getpid()
 
     @property
     def is_running(self) -> bool:
@@ -136,6 +142,7 @@ class Runtime:
             self.observer.attach(link)
             self._disarm = arm_unless_armed(start.paths.stacks(start.task, start.incarnation))
             atexit.register(self._end_at_exit)
+        self._pid = os.getpid()
         _begun.add(self)
         self._link = link
 
@@ -225,7 +232,7 @@ class Runtime:
     def _end_at_exit(self) -> None:
         """Ends the run when the program ends with its session open; the newest state is saved all the same."""
         link = self._link  # stays: the session's threads still use it
-        if _is_this_process() and link is not None:
+        if self.began_here and link is not None:
             self.failure = self.failure or getattr(sys, "last_value", None)
             self._close_link(link)
 
@@ -313,7 +320,7 @@ def current() -> Runtime | None:
 
 def watched() -> list[Runtime]:
     """The runtimes whose watchdogs watch this process now."""
-    return list(_begun) if _is_this_process() else []
+    return [runtime for runtime in _begun if runtime.began_here]
 
 
 _pid = os.getpid()
