@@ -195,7 +195,7 @@ def test_what_is_captured_at_the_boundary_is_copied_by_the_worker_alone(world: W
     world.train(during=lambda: world.snapshotter.request(PINNED))
     assert world.wait_told(1).step == 1, "the state at the end of the call"
     world.save(1)
-    world.snapshotter.take("final")
+    world.snapshotter.take_snapshot("final")
     assert world.backend.captured_by == [HERE, HERE]
     assert world.backend.copied_by == [WORKER, WORKER]
     assert [(told.sequence, told.want) for told in world.told] == [(1, "periodic"), (2, "final")]
@@ -320,7 +320,7 @@ def test_the_last_state_is_copied_once_though_a_stop_and_the_end_ask_for_it(worl
     world.snapshotter.request_stop_save("preempt")
     let_go = threading.Timer(0.5, world.backend.may_copy.set)  # several times as long as the stop waits
     let_go.start()
-    last = world.snapshotter.take("preempt", reuses=True)
+    last = world.snapshotter.take_snapshot("preempt", reuses=True)
     let_go.join()
     world.save(last.sequence)
     assert world.snapshotter.wait_durable(last, NEWS_S_MAX)
@@ -333,8 +333,8 @@ def test_without_room_the_fallback_takes_over_said_once_and_nobody_who_waits_not
 ) -> None:
     world.backend.copy_failures = [NoRoom("64 MB"), NoRoom("64 MB")]
     with caplog.at_level(logging.WARNING, "procsv"):
-        assert world.snapshotter.take("final").state is State.PUBLISHED
-        world.snapshotter.take("final")
+        assert world.snapshotter.take_snapshot("final").state is State.PUBLISHED
+        world.snapshotter.take_snapshot("final")
     assert len(world.backend.captured_by) == 1
     assert len(world.fallback.captured_by) == 2
     assert [record.getMessage().split(":")[1] for record in caplog.records] == [" no snapshots in memory"]
@@ -345,10 +345,10 @@ def test_a_failure_is_heard_by_who_waits_and_logged_where_nobody_does(
 ) -> None:
     world.backend.failures = [OSError("first")]
     with pytest.raises(OSError, match="first"):
-        world.snapshotter.take("final")
+        world.snapshotter.take_snapshot("final")
     world.backend.copy_failures = [OSError("second")]
     with pytest.raises(OSError, match="second"):
-        world.snapshotter.take("final")
+        world.snapshotter.take_snapshot("final")
     assert not caplog.records
     world.backend.failures = [OSError("third")]
     world.train(during=lambda: world.snapshotter.request(PINNED))
@@ -377,7 +377,7 @@ def test_closing_publishes_what_is_captured_and_refuses_what_is_not(world: World
     closing.join(NEWS_S_MAX)
     assert [told.step for told in world.told] == [1]
     with pytest.raises(RuntimeError, match="closed"):
-        world.snapshotter.take("final")
+        world.snapshotter.take_snapshot("final")
 
 
 def test_nobody_waits_for_a_worker_that_has_died(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,4 +387,4 @@ def test_nobody_waits_for_a_worker_that_has_died(world: World, monkeypatch: pyte
     world.snapshotter.start_cadence()
     assert died.wait(NEWS_S_MAX)
     with pytest.raises(RuntimeError, match="ended"):
-        world.snapshotter.take("final")
+        world.snapshotter.take_snapshot("final")

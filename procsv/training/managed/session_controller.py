@@ -88,7 +88,7 @@ class SessionController:
             setup = dataclasses.replace(setup, saves=False)
         training = TrainingRun(self.runtime, self.config.source_of(session), origin, setup, lost)
         self.training = training
-        training.begin()
+        training.start_training()
         if self.runtime.stop_reason is not None:
             self.coord.request_stop()  # making the session has cleared the stop
         return training
@@ -159,7 +159,7 @@ class SessionController:
         """The session is about to be closed: nothing of procsv touches it any more."""
         training, self.training = self.training, None
         if training is not None:
-            training.end()
+            training.end_training()
 
     def leave_run(self) -> None:
         """Disconnects from the run; the Saver and the session manager are as TensorFlow's again."""

@@ -117,12 +117,12 @@ class Runtime:
                 return
             try:
                 if self.observer is not None:
-                    self._start, self.stop_reason, self.failure = self.observer.begin(), None, None
+                    self._start, self.stop_reason, self.failure = self.observer.open_run(), None, None
                 self._open_link()
             except BaseException:
                 self._users -= 1
                 if self.observer is not None:
-                    self.observer.end(0)
+                    self.observer.close_run(0)
                 raise
 
     def become_trainer(self, start: Start) -> None:
@@ -227,7 +227,7 @@ class Runtime:
                 atexit.unregister(self._end_at_exit)
                 self._disarm()
                 write_last_words(self.start, self.failure, None, self.step)
-                self.observer.end(exit_code_of(self.failure))
+                self.observer.close_run(exit_code_of(self.failure))
 
     def _end_at_exit(self) -> None:
         """Ends the run when the program ends with its session open; the newest state is saved all the same."""

@@ -1,7 +1,7 @@
 """The watchdog that a program without `procsv launch` starts itself, from the program's side.
 
 Used by a Runtime of its own.  `warm_up` starts the process, which imports what it needs beside the program's own work;
-`begin` gives it the run, and returns when the logdir is ours; `end` returns when all is on disk and every process is gone.
+`open_run` gives it the run, and returns when the logdir is ours; `close_run` returns when all is on disk and every process is gone.
 If it is killed, the program trains on with its services, which only nobody replaces any more.
 """
 
@@ -60,7 +60,7 @@ class _Process:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def end(self) -> int:
+    def wait_until_gone(self) -> int:
         """Waits until it is gone; its exit code."""
         self.channel.close()
         return self._process.wait()
@@ -68,7 +68,7 @@ class _Process:
     def discard(self) -> None:
         """Ends one that has no run yet."""
         self._process.kill()  # its services see the end of their input
-        self.end()
+        self.wait_until_gone()
 
 
 IDLE_MAX = 4  # for logdirs whose sessions have not begun
@@ -81,7 +81,7 @@ def _take_idle(key: Key) -> _Process | None:
     with _guard:
         found = _idle.pop(key, None)
     if found is not None and not found.is_alive():
-        found.end()
+        found.wait_until_gone()
         return None
     return found
 
@@ -143,11 +143,11 @@ class Observer:
         """Starts the watchdog, beside what the program does until its session begins."""
         discard_idle(IDLE_MAX - 1)
         if self._key not in _idle:
-            with contextlib.suppress(OSError):  # no process or descriptor just now: `begin` tries again, and says so
+            with contextlib.suppress(OSError):  # no process or descriptor just now: `open_run` tries again, and says so
                 _idle[self._key] = _Process(*self._key)
 
     # -- beginning -------------------------------------------------------------------------------------------
-    def begin(self) -> Start:
+    def open_run(self) -> Start:
         """Locks the logdir and starts the services.  LogdirLocked if another run has it."""
         paths = self.paths
         start = Start(
@@ -168,15 +168,15 @@ class Observer:
             process.channel.say(Observe(start))
             opened = process.channel.hear(waits=True)
         except (OSError, EOFError):
-            code = process.end()
+            code = process.wait_until_gone()
             raise UserError(
                 f"procsv's watchdog of this program ended with exit code {code} before it had begun"
             ) from None
         except BaseException:  # an interrupt: it sees that nobody waits for it, and ends
-            process.end()
+            process.wait_until_gone()
             raise
         if isinstance(opened, Refused):
-            process.end()
+            process.wait_until_gone()
             raise LogdirLocked(opened.text) if opened.is_locked else UserError(opened.text, opened.exit_code)
         assert isinstance(opened, Opened)
         self._process, self._is_lost = process, False
@@ -209,7 +209,7 @@ class Observer:
         )
 
     # -- the end ---------------------------------------------------------------------------------------------
-    def end(self, code: int) -> None:
+    def close_run(self, code: int) -> None:
         """Nothing more is said to the run: has what is unsaved saved, and all ended.  `code`: how, as an exit code."""
         process, self._process = self._process, None
         if self._lock is not None:
@@ -222,7 +222,7 @@ class Observer:
             process.channel.say(ProgramLeft(code))
             while process.channel.hear(waits=True) is not None:
                 pass
-        process.end()
+        process.wait_until_gone()
 
     def finish_if_lost(self, link: Link) -> None:
         """In the watchdog's place, if that is dead: the services save what is unsaved, and end."""

@@ -22,10 +22,10 @@ class Progress:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="procsv-progress", daemon=True)
 
-    def begin(self) -> None:
+    def start_reading(self) -> None:
         self._thread.start()
 
-    def end(self) -> None:
+    def stop_reading(self) -> None:
         self._end.set()
         self._thread.join(5.0)
 

@@ -137,7 +137,7 @@ class Snapshotter:
                 queue.is_stopping, self._runs_seen = True, self._boundary.runs
                 queue.add(SnapshotRequest(want, reuses=True, for_stop=True), self._clock.monotonic())
 
-    def take(self, want: Want, reuses: bool = False) -> Record:
+    def take_snapshot(self, want: Want, reuses: bool = False) -> Record:
         """A published snapshot of this moment, between two calls of the training thread.  Any thread but the worker.
 
         `reuses`: one that was asked for since the last call ended will do.  TimeoutError if no slot becomes free.

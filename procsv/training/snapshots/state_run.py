@@ -35,7 +35,7 @@ def state_run(
         origin = restore_newest(runtime, source)
         setup = SaveSetup(True, Cadence(snapshot_s, plan.save_secs), lambda news: None)
         training = TrainingRun(runtime, source, origin, setup)
-        training.begin()
+        training.start_training()
         try:
             training.take_first()
             assert training.snapshots is not None
@@ -43,7 +43,7 @@ def state_run(
             yield training
             training.save(runtime.stop_reason or "final", training.final_save_s())
         finally:
-            training.end()
+            training.end_training()
     finally:
         runtime.phase = Phase.IDLE
         runtime.release_run()

@@ -39,11 +39,11 @@ class StepFaults:
 
     @property
     def is_watching(self) -> bool:
-        """Whether `look` wants to know each step."""
+        """Whether a fault waits for a step."""
         return bool(self._left) or self._injected.is_waiting
 
-    def look(self, step: int) -> None:
-        """Has what is due at `step`.  Raises, ends the process, or never returns, as the plan says."""
+    def carry_out_due(self, step: int) -> None:
+        """Carries out the faults due at `step`.  It raises, ends the process, or never returns, as the plan says."""
         self._injected.moment()
         for number, (fault, done) in list(self._left.items()):
             if step >= fault.due_step(done):

@@ -75,8 +75,8 @@ class TrainingRun:
         self.snapshots: Snapshotter | None = None
         self.is_over = False
 
-    def begin(self) -> None:
-        """From here on steps pass the boundary."""
+    def start_training(self) -> None:
+        """Makes steps pass the boundary from here on."""
         failpoint("trainer.compile")
         link = self._runtime.link
         self._runtime.training = self
@@ -91,7 +91,7 @@ class TrainingRun:
         self._runtime.count_runs = lambda: self.boundary.runs + self._source.count_calls()
         self._runtime.phase = Phase.COMPILE
         self.boundary.due = True  # until the first step has ended
-        self._progress.begin()
+        self._progress.start_reading()
 
     def _begin_snapshots(self) -> None:
         if not self._kept.saves:
@@ -114,7 +114,7 @@ class TrainingRun:
         self.boundary.due = False
         if self._faults.is_watching:
             self.boundary.due = True
-            self._faults.look(self._source.read_step())
+            self._faults.carry_out_due(self._source.read_step())
         if not self._is_ready:
             self._look_whether_ready()
         if self.snapshots is not None:
@@ -214,7 +214,7 @@ class TrainingRun:
         failures: tuple[type[Exception], ...] = (RuntimeError, *self._failures)
         try:
             with self._runtime.saving():
-                return self._wait(self.snapshots.take(reason, reuses=True), timeout_s)
+                return self._wait(self.snapshots.take_snapshot(reason, reuses=True), timeout_s)
         except failures as failure:
             log.error("procsv: the last state could not be taken: %s", failure)
         return False
@@ -261,7 +261,7 @@ class TrainingRun:
         if self.snapshots is None:
             return False
         with self._runtime.saving():
-            return self.snapshots.wait_settled(self.snapshots.take(reason), FINAL_SAVE_S_MAX)
+            return self.snapshots.wait_settled(self.snapshots.take_snapshot(reason), FINAL_SAVE_S_MAX)
 
     def take_first(self) -> None:
         """The checkpoint that a fresh state begins with; a small one is on disk then, as programs expect that look for it.
@@ -270,7 +270,7 @@ class TrainingRun:
         """
         if self.snapshots is not None and self.origin.source == "fresh":
             try:
-                self.snapshots.wait_settled(self.snapshots.take("start"), FIRST_SAVE_S_MAX)
+                self.snapshots.wait_settled(self.snapshots.take_snapshot("start"), FIRST_SAVE_S_MAX)
             except self._failures as failure:
                 log.error("procsv: no checkpoint of the first state, training goes on: %s", failure)
 
@@ -281,7 +281,7 @@ class TrainingRun:
         share_s = self._runtime.start.settings.grace_s * TRAINER_SHARE
         return max(1.0, share_s - (self._runtime.clock.monotonic() - self._runtime.stop_asked_s))
 
-    def end(self) -> None:
+    def end_training(self) -> None:
         """The source is about to be closed: nothing of ours touches it any more."""
         failpoint("trainer.after_last_step")
         self.is_over = True
@@ -289,7 +289,7 @@ class TrainingRun:
             self._runtime.training = None
         self._runtime.forget_stop(self._on_stop)
         self._runtime.injected.on_waiting = lambda: None
-        self._progress.end()
+        self._progress.stop_reading()
         if self.snapshots is not None:
             self.snapshots.close()
         self._source.close()

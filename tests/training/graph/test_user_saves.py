@@ -99,7 +99,7 @@ def test_a_later_state_that_the_user_saved_stays_the_latest_when_an_earlier_snap
             assert snapshots is not None
             assert training.wait_asked(NEWS_S_MAX)  # the first state is saved
             session.run(train)
-            snapshots.take("")  # of step 1; it is saved when the run ends
+            snapshots.take_snapshot("")  # of step 1; it is saved when the run ends
             session.run(train)
             supervisor.saver.save(session, supervisor.save_path, global_step=step)
     assert _listed(tmp_path) == ["model.ckpt-0", "model.ckpt-1", "model.ckpt-2"]
