@@ -1,6 +1,6 @@
 """Endpoints of a message channel, whatever carries it: check what arrives, acknowledge, send again.
 
-Called by zmq_transport.py, which carries by ZeroMQ, and by memory_transport.py, which carries in memory.  One thread owns a channel.
+Called by zmq_transport.py, which carries by ZeroMQ, and by tests/support/memory_transport.py, which carries in memory.  One thread owns a channel.
 Sends never block: what cannot be sent now is kept by the outbox and said again on reconnection, or after RESEND_S.
 Never touches a socket.
 """

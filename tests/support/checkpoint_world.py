@@ -21,7 +21,6 @@ import xxhash
 from procsv.base.clock import FakeClock
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.memory_transport import FakeClient, FakeNetwork, FakeServer
 from procsv.ipc.messaging.messages import (
     CheckpointPlan,
     Durable,
@@ -44,6 +43,7 @@ from procsv.services.checkpoint.process import CheckpointService
 from procsv.services.checkpoint.store.manifest import read_manifest
 from procsv.services.checkpoint.store.names import manifest_of
 from procsv.services.runtime import Tools
+from tests.support.memory_transport import FakeClient, FakeNetwork, FakeServer
 from tests.support.power_loss import Killed, Recording
 
 TURN_S = 0.1

@@ -12,9 +12,9 @@ from procsv.base.clock import FakeClock
 from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
 from procsv.base.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Received, ServerEndpoint
-from procsv.ipc.messaging.memory_transport import FakeClient, FakeNetwork, FakeServer
 from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context
+from tests.support.memory_transport import FakeClient, FakeNetwork, FakeServer
 
 RUN = "0123456789abcdef"
 DEADLINE_S = 20.0

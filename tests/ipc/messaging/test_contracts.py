@@ -14,7 +14,6 @@ from procsv.base.errors import ProcsvBug
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.paths import find_paths, make_private_dir
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.memory_transport import FakeNetwork, FakeServer
 from procsv.ipc.messaging.messages import Hello, Inject, Message, StopRun
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
@@ -22,6 +21,7 @@ from procsv.services.runtime import Tools
 from procsv.services.summary.process import SummaryService
 from procsv.watchdog.core.events import Said
 from tests.support.core_desk import Desk
+from tests.support.memory_transport import FakeNetwork, FakeServer
 from tests.watchdog.world import World
 
 IN_THE_SKELETON = (Inject,)  # services/runtime.py takes it before the service sees it

@@ -14,9 +14,9 @@ from procsv.base.errors import ProcsvBug
 from procsv.base.identity import TRAINER
 from procsv.ipc.messaging.delivery import RESEND_S, UNACKED_MAX, Inbox, Outbox
 from procsv.ipc.messaging.endpoint import ServerEndpoint
-from procsv.ipc.messaging.memory_transport import FakeClient
 from procsv.ipc.messaging.messages import Finish, Hello, Rejected, UserSave
 from tests.ipc.messaging.networks import FakeWire, Talk
+from tests.support.memory_transport import FakeClient
 
 
 # -- the sender's end ------------------------------------------------------------------------------------------
