@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PROMOTION_S = 0.002
 DEATH_NOTICED_S = 0.001
+THAW_LOOK_S = 0.05  # SIGCONT may come at any time
 
 
 class Machine(MachineInMemory[Process]):
@@ -104,7 +105,7 @@ class Machine(MachineInMemory[Process]):
         if trainer.is_frozen and not trainer.is_dead:
             if trainer.frozen_until_s > self._world.clock.now_s + PROMOTE_S_MAX - PROMOTION_S:
                 trainer.was_stopped_for_ever = True  # as far as a promotion waits
-            self._world.clock.at(trainer.frozen_until_s, lambda: self._has_begun(number, trainer))
+            self._world.clock.after(THAW_LOOK_S, lambda: self._has_begun(number, trainer))
         elif not trainer.is_dead:
             self._standby_said(Promoted(number, trainer.task, trainer.incarnation, trainer.pid))
 
