@@ -90,7 +90,7 @@ def test_without_a_watchdog_the_journal_says_so_too(tmp_path: Path) -> None:
                 session.run(train)
     journal = list(read_journal(tmp_path / "procsv" / "journal.jsonl"))
     events = [entry["event"] for entry in journal if entry["role"] == "trainer" and "checkpoint" not in entry["event"]]
-    assert events == ["run_started", "ready", "recovered", "session_lost", "session_recovered", "stopped"]
+    assert events == ["spawned", "ready", "recovered", "session_lost", "session_recovered", "exited", "run_completed"]
     (anew,) = (entry for entry in journal if entry["event"] == "session_recovered")
     assert (anew["step"], anew["at"], anew["lost_steps"]) == (2, 3, 0)
     account = take_account(journal)
