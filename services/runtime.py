@@ -18,11 +18,11 @@ from typing import Protocol
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
-from procsv.base.locks import FileLock
-from procsv.base.output import keep_output_going
 from procsv.base.run.paths import make_private_dir
-from procsv.base.stack_dump import arm_log
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.locks import FileLock
+from procsv.base.system.output import keep_output_going
+from procsv.base.system.stack_dump import arm_log
+from procsv.base.system.system_clock import SystemClock
 from procsv.faults.pending import Injected
 from procsv.ipc.messaging.endpoint import Address, Received, ServerEndpoint
 from procsv.ipc.messaging.messages import Inject

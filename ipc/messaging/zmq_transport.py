@@ -17,7 +17,7 @@ import zmq
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
-from procsv.base.failpoints import declare, failpoint
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Endpoint, Put, ServerEndpoint
 

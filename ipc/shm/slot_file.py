@@ -24,7 +24,7 @@ import msgspec
 import xxhash
 
 from procsv.base.errors import PeerError
-from procsv.base.failpoints import declare, failpoint
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.shm.slot_index import Contents
 from procsv.ipc.shm.slot_state import SlotEvent, SlotInfo, SlotState, next_state
 from procsv.ipc.shm.slot_verify import find_damaged

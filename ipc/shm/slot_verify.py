@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import xxhash
 
-from procsv.base import progress_counter
+from procsv.base.system import progress_counter
 from procsv.ipc.shm.slot_index import TensorEntry
 
 BUFFER_BYTES = 256 << 10  # fits the cache of one processor; long enough that xxhash lets go of the interpreter

@@ -17,7 +17,7 @@ import msgspec
 from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
 from procsv.base.run.paths import check_socket_paths, find_paths
-from procsv.base.target import find_target
+from procsv.base.system.target import find_target
 from procsv.base.text import is_remote
 from procsv.cli.config import load_config
 from procsv.cli.detach import launch_detached

@@ -15,7 +15,7 @@ import click
 
 from procsv import __version__
 from procsv.base.errors import UserError
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 
 COMMANDS = {  # name -> (module, what it does); in the order of the help
     "launch": ("procsv.cli.launch", "Run a program, and restart it when it crashes or hangs."),

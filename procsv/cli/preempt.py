@@ -14,7 +14,7 @@ import msgspec
 
 from procsv.base.errors import UserError
 from procsv.base.run.run_file import is_run_active
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.base.units import show_duration
 from procsv.cli.query import find_run
 from procsv.cli.values import Duration

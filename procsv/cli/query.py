@@ -49,7 +49,7 @@ def _after_its_watchdog(run: RunFile) -> RunFile:
 
 def ask(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | None:
     """The watchdog's answer, or None if there is none within `limit_s`."""
-    from procsv.base.system_clock import SystemClock
+    from procsv.base.system.system_clock import SystemClock
     from procsv.ipc.messaging.endpoint import Address
     from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from procsv.base.atomic_file import replace_file
 from procsv.base.errors import UserError
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.system_clock import SystemClock
 
 
 @click.command("report")

@@ -20,7 +20,7 @@ from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.drill.default_plan import default_plan
 from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, judge_findings
 from procsv.faults.plan import Plan

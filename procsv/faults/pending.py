@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from procsv.base.failpoints import FailpointRaised, arm, disarm
+from procsv.base.system.failpoints import FailpointRaised, arm, disarm
 from procsv.ipc.messaging.messages import Inject
 
 _FAILPOINTS = {"fill": "disk.full=enospc", "drop": "channel.receive=torn"}

@@ -24,7 +24,7 @@ from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_fi
 from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.report.account import Account
 from procsv.report.reading import read_story
 

@@ -15,10 +15,10 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG
-from procsv.base.locks import Holder
-from procsv.base.processes import identify
 from procsv.base.service_table import SERVICES
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.locks import Holder
+from procsv.base.system.processes import identify
+from procsv.base.system.system_clock import SystemClock
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
@@ -44,8 +44,8 @@ from procsv.watchdog.edge.status import Facts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from procsv.watchdog.edge.observed_program import ObservedProgram
-    from procsv.watchdog.edge.warm_services import WarmServices
+    from procsv.watchdog.edge.observed.observed_program import ObservedProgram
+    from procsv.watchdog.edge.observed.warm_services import WarmServices
 
 
 def run(

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import sys
 
-from procsv.watchdog.edge.warm_services import WarmServices
+from procsv.watchdog.edge.observed.warm_services import WarmServices
 
 
 def main() -> None:
     modules, logdir = dict(pair.split("=") for pair in sys.argv[1].split(",")), sys.argv[2]
     program = os.getppid()
     warm = WarmServices(modules, logdir)  # first: their imports go on beside ours
-    from procsv.base.output import leave
-    from procsv.watchdog.edge.observed_program import ObservedProgram
+    from procsv.base.system.output import leave
+    from procsv.watchdog.edge.observed.observed_program import ObservedProgram
     from procsv.watchdog.main import run
 
     observed = ObservedProgram(program)

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 import psutil
 
-from procsv.base.locks import FileLock
 from procsv.base.run.paths import find_paths
+from procsv.base.system.locks import FileLock
 from scripts.benchmarks.settings import Trial
 
 Result: TypeAlias = dict[str, Any]

@@ -15,9 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from procsv.base.disk import fsync_path
 from procsv.base.run.journal import read_journal
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.disk import fsync_path
+from procsv.base.system.system_clock import SystemClock
 from scripts.benchmarks.model import Session
 
 

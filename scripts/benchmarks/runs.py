@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from scripts.benchmarks.keepers import SHELL, keep
 from scripts.benchmarks.marks import Mark, Marks
 from scripts.benchmarks.processes import (

@@ -14,7 +14,7 @@ import random
 import sys
 import time
 
-from tests.simulation.run import simulate
+from tests.simulation.model.run import simulate
 
 SEED_MAX = 2**31
 SHOWN_MAX = 20  # failing seeds

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base.atomic_file import replace_file
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
-from procsv.base.processes import ExternalProcess
+from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.processes import ExternalProcess
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start

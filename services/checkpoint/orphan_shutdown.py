@@ -12,9 +12,9 @@ import math
 import signal
 
 from procsv.base.identity import SUMMARY
-from procsv.base.locks import FileLock
-from procsv.base.processes import ExternalProcess
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
+from procsv.base.system.locks import FileLock
+from procsv.base.system.processes import ExternalProcess
 from procsv.ipc.messaging.start import Start
 
 LOOK_AGAIN_S = 0.1

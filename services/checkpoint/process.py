@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from procsv.base import progress_counter
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.identity import COMMAND_LINE, TaskId
-from procsv.base.processes import ExternalProcess
+from procsv.base.system import progress_counter
+from procsv.base.system.failpoints import declare, failpoint
+from procsv.base.system.processes import ExternalProcess
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (

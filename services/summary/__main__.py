@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from procsv.base.identity import SUMMARY
-from procsv.base.output import leave
+from procsv.base.system.output import leave
 from procsv.ipc.messaging.start import take_start
 from procsv.services.runtime import serve
 from procsv.services.summary.process import SummaryService

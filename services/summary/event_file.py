@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 import google_crc32c
 
-from procsv.base.failpoints import declare, failpoint
+from procsv.base.system.failpoints import declare, failpoint
 
 CHUNK_BYTES = 2**20  # a parcel passes through memory in pieces of this size
 RECORD_BYTES_MAX = 2**31  # protobuf's own limit; a longer length in a tail is garbage

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from procsv.base.atomic_file import replace_file
-from procsv.base.failpoints import declare, failpoint
+from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import GraphText
 

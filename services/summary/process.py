@@ -13,8 +13,8 @@ import select
 from collections.abc import Iterator
 
 from procsv.base.errors import PeerError, ProcsvBug
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.identity import TaskId
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
     Ack,

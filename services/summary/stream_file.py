@@ -25,9 +25,9 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base.atomic_file import replace_file
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.run.paths import RunPaths
+from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.services.summary.event_file import EventFile, new_name
 
 declare("summary.after_write")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from procsv.base.atomic_file import replace_file
+from procsv.base.system.atomic_file import replace_file
 from tests.support.programs import running
 
 
@@ -90,7 +90,7 @@ def test_killed_before_any_call_the_old_file_stands_and_the_next_call_clears_up(
     source = """
         import os, signal, sys
         from pathlib import Path
-        from procsv.base.atomic_file import replace_file
+        from procsv.base.system.atomic_file import replace_file
         setattr(os, sys.argv[2].removeprefix("os."), lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
         replace_file(Path(sys.argv[1]), b"new")
     """

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.base import failpoints
-from procsv.base.failpoints import DECLARED, FailpointRaised, failpoint, parse
+from procsv.base.system import failpoints
+from procsv.base.system.failpoints import DECLARED, FailpointRaised, failpoint, parse
 from tests.support.programs import ROOT, running
 
 
@@ -83,7 +83,7 @@ def test_a_chance_in_percent_comes_about_as_often(monkeypatch: pytest.MonkeyPatc
 )
 def test_a_process_ends_as_its_failpoint_says(action: str, ended: int) -> None:
     source = """
-        from procsv.base.failpoints import failpoint
+        from procsv.base.system.failpoints import failpoint
         for _ in range(3):
             print("passed")
             failpoint("a")
@@ -98,7 +98,7 @@ def test_a_process_ends_as_its_failpoint_says(action: str, ended: int) -> None:
 def test_a_process_hangs_as_its_failpoint_says(action: str) -> None:
     source = """
         import threading
-        from procsv.base.failpoints import failpoint
+        from procsv.base.system.failpoints import failpoint
         print("before")
         failpoint("a")
         print("after")
@@ -111,7 +111,7 @@ def test_a_process_hangs_as_its_failpoint_says(action: str) -> None:
 
 @pytest.mark.fault
 def test_a_wrong_plan_ends_the_process_at_once() -> None:
-    with running("import procsv.base.failpoints", failpoints="a=explode") as program:
+    with running("import procsv.base.system.failpoints", failpoints="a=explode") as program:
         assert program.wait() == 1
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.locks import FileLock, Holder
-from procsv.base.processes import process_state
+from procsv.base.system.locks import FileLock, Holder
+from procsv.base.system.processes import process_state
 from procsv.ipc.messaging.zmq_transport import Waiter
 from tests.support.programs import running, until
 
 HOLDER = """
     import os, subprocess, sys
     from pathlib import Path
-    from procsv.base.locks import FileLock
+    from procsv.base.system.locks import FileLock
     lock = FileLock(Path(sys.argv[1]))
     print("got", lock.try_acquire("a test", 5.0, inheritable=sys.argv[2] == "yes"))
     if sys.argv[2] == "yes":
@@ -137,7 +137,7 @@ def test_looking_takes_the_lock_from_nobody(path: Path) -> None:
     looker = """
         import sys
         from pathlib import Path
-        from procsv.base.locks import FileLock
+        from procsv.base.system.locks import FileLock
         lock = FileLock(Path(sys.argv[1]))
         print("looking")
         while True:
@@ -159,7 +159,7 @@ def test_of_many_that_want_it_at_once_one_gets_it(path: Path) -> None:
     racer = """
         import sys
         from pathlib import Path
-        from procsv.base.locks import FileLock
+        from procsv.base.system.locks import FileLock
         lock = FileLock(Path(sys.argv[1]))
         print("ready")
         sys.stdin.readline()

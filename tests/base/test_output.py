@@ -6,7 +6,7 @@ from pathlib import Path
 
 PROGRAM = """
 import resource, signal, sys
-from procsv.base.output import keep_output_going
+from procsv.base.system.output import keep_output_going
 keep_output_going()
 print("before", flush=True)
 with open("/dev/full", "w") as full:
@@ -31,7 +31,7 @@ def test_a_print_to_a_full_disk_does_not_end_the_program(tmp_path: Path) -> None
 
 def test_a_line_is_in_the_log_when_it_has_been_printed(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from procsv.base.output import keep_output_going; keep_output_going();"
+        "import sys; from pathlib import Path; from procsv.base.system.output import keep_output_going; keep_output_going();"
         "print('a line'); sys.exit(Path(sys.argv[1]).read_text() != 'a line\\n')"
     )
     log = tmp_path / "log"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from procsv.base import disk, progress_counter
+from procsv.base.system import disk, progress_counter
 from procsv.services.checkpoint.store.manifest import sum_file
 
 

@@ -17,9 +17,9 @@ import pytest
 import xxhash
 
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG, TaskId
-from procsv.base.processes import Child, spawn
 from procsv.base.run.paths import RunPaths, make_private_dir
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.processes import Child, spawn
+from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Ack, CheckpointPlan, Hello, Message

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from procsv.base import disk
+from procsv.base.system import disk
 from procsv.services.checkpoint.core.facts import Found
 from tests.support.commits import Commits
 from tests.support.power_loss import Killed, Recording, read_tree, write_tree

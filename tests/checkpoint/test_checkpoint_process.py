@@ -12,9 +12,9 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from procsv.base.failpoints import DECLARED
 from procsv.base.identity import CHECKPOINT
-from procsv.base.processes import spawn
+from procsv.base.system.failpoints import DECLARED
+from procsv.base.system.processes import spawn
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import (
     Durable,

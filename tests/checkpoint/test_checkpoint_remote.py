@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.shm.slot_index import prefix_of
 from procsv.services.checkpoint.core.facts import State
 from procsv.services.checkpoint.remote import files

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.messages import Durable, Finish, FlushDone, Restore, Restored, Snapshot, Unwritable, UserSave
 from procsv.services.checkpoint.fs_events import Watch, filesystem_of, is_of_interest
 from procsv.services.checkpoint.store.manifest import read_manifest, verify_files

@@ -17,10 +17,10 @@ import msgspec
 import pytest
 
 from procsv.base.identity import TRAINER
-from procsv.base.processes import identify
 from procsv.base.run.manifest import Manifest
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile, read_run, write_run
+from procsv.base.system.processes import identify
 from procsv.cli.main import COMMANDS
 from procsv.cli.query import find_run
 from procsv.cli.status import read_status

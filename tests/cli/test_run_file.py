@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from procsv.base.outcome import LastExit
-from procsv.base.processes import boot_id, identify
 from procsv.base.run.run_file import RunFile, is_run_active, read_run, write_run
+from procsv.base.system.processes import boot_id, identify
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from procsv.base.errors import UserError
-from procsv.base.target import find_target, parse_target
+from procsv.base.system.target import find_target, parse_target
 
 if TYPE_CHECKING:
     from pathlib import Path

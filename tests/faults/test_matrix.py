@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import procsv
-from procsv.base.failpoints import DECLARED
+from procsv.base.system.failpoints import DECLARED
 from tests.faults.matrix import ALSO, ROWS_IN_ALL
 
 TESTS = Path(__file__).parents[1]

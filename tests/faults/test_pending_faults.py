@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base import disk
-from procsv.base.failpoints import FailpointRaised, failpoint
+from procsv.base.system import disk
+from procsv.base.system.failpoints import FailpointRaised, failpoint
 from procsv.faults.pending import Injected
 from procsv.ipc.messaging.messages import Inject
 

@@ -20,7 +20,7 @@ import pytest
 
 from procsv.base.identity import COMMAND_LINE
 from procsv.base.run.journal import read_journal
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.cli.query import find_run
 from procsv.cli.status import read_status
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX

@@ -11,7 +11,7 @@ import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
 from procsv.base.run.journal import Journal
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.report.page import make_page
 from procsv.report.reading import read_story
 from tests.support.launched import procsv

@@ -20,13 +20,13 @@ from procsv.watchdog.core.restart_policy import Cause, History
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.trainer import TrainerSupervisor
 from procsv.watchdog.edge.event_loop import Reactor
-from tests.simulation import faults, memory, store
-from tests.simulation.checkpoints import SAVE_PATH
-from tests.simulation.commit import SimWorkshop
-from tests.simulation.disk import SimDisk
-from tests.simulation.program import Program, ProgramError
-from tests.simulation.run import Run
-from tests.simulation.world import Violation
+from tests.simulation.model import faults, memory, store
+from tests.simulation.model.checkpoints import SAVE_PATH
+from tests.simulation.model.commit import SimWorkshop
+from tests.simulation.model.disk import SimDisk
+from tests.simulation.model.program import Program, ProgramError
+from tests.simulation.model.run import Run
+from tests.simulation.model.world import Violation
 
 SEEDS_MAX = 40  # of the same program and faults: what is left to chance differs
 

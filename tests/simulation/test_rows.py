@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
-from tests.simulation import faults, history
-from tests.simulation.program import Program, ProgramError
-from tests.simulation.run import DONE, GAVE_UP, Run
+from tests.simulation.model import faults, history
+from tests.simulation.model.program import Program, ProgramError
+from tests.simulation.model.run import DONE, GAVE_UP, Run
 
 SEEDS = 5
 Plan = list[tuple[float, faults.Fault]]

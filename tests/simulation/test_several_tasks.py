@@ -16,10 +16,10 @@ from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.service_table import SERVICES, ServiceSpec
 from procsv.watchdog.core.settings import Settings
-from tests.simulation import faults, history
-from tests.simulation.program import Program
-from tests.simulation.run import Run
-from tests.simulation.world import LAUNCH
+from tests.simulation.model import faults, history
+from tests.simulation.model.program import Program
+from tests.simulation.model.run import Run
+from tests.simulation.model.world import LAUNCH
 
 METRICS = TaskId("metrics")
 WORKERS = tuple(TaskId("worker", index) for index in range(3))
@@ -29,7 +29,7 @@ SEEDS = range(6)
 
 @pytest.fixture(autouse=True)
 def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    row = ServiceSpec(METRICS, "tests.simulation.services", is_critical=False, keeps_state=False)
+    row = ServiceSpec(METRICS, "tests.simulation.model.services", is_critical=False, keeps_state=False)
     monkeypatch.setitem(SERVICES, METRICS, row)
     return iter(())
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation import faults
-from tests.simulation.run import Run, simulate
+from tests.simulation.model import faults
+from tests.simulation.model.run import Run, simulate
 
 SEEDS = 200
 BLOCK = 50

@@ -16,9 +16,9 @@ from tensorboard.compat.proto import event_pb2
 
 from procsv.base.identity import SUMMARY, TRAINER
 from procsv.base.outcome import Exit
-from procsv.base.processes import Child, spawn
 from procsv.base.run.paths import RunPaths
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.processes import Child, spawn
+from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Message, Written

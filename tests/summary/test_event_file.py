@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing import event_file_loader
 
-from procsv.base import failpoints
+from procsv.base.system import failpoints
 from procsv.services.summary import event_file
 from procsv.services.summary.event_file import EventFile, frame, new_name, version_event
 from tests.summary.real_service import event, records_in, steps_in

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.shm.slot_file import SlotPool, SlotReader
 from procsv.ipc.shm.slot_index import prefix_of

@@ -1,6 +1,6 @@
 """A disk that loses its power: what a recorded series of disk calls may have left, whatever was not synced.
 
-`Recording` stands in for the calls of procsv.base.disk below one directory, does them, and keeps the list.  `aftermaths`
+`Recording` stands in for the calls of procsv.base.system.disk below one directory, does them, and keeps the list.  `aftermaths`
 gives what a disk may hold after the first so many of them: after a kill all of it; after a power loss any part of what no
 fsync has made certain, in the worst ways that filesystems know:
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from procsv.base import disk
+from procsv.base.system import disk
 
 Tree = tuple[tuple[str, bytes | None], ...]  # sorted by path
 ALL_SUBSETS_MAX = 4  # uncertain names; with more of them not every combination is tried

@@ -14,7 +14,7 @@ import pytest
 
 from procsv.base.clock import Clock
 from procsv.base.run.manifest import Reason
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.messages import Durable, Message, SaveFailed, Snapshot
 from procsv.ipc.shm.heartbeat import Snapshots
 from procsv.ipc.shm.slot_file import NoRoom, SlotReader

@@ -21,7 +21,7 @@ import pytest
 from procsv.base.identity import COMMAND_LINE
 from procsv.base.run.journal import read_journal
 from procsv.base.run.run_file import RunFile, read_run
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.launch_settings import Range
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context

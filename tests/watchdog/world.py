@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from procsv.base.clock import FakeClock
 from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import NO_STEP, Exit
-from procsv.base.processes import Identity
 from procsv.base.run.run_file import RunFile
 from procsv.base.service_table import SERVICES
+from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, Received, ServerEndpoint
 from procsv.ipc.messaging.messages import (
     Ack,

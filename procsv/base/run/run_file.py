@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base.atomic_file import replace_file
 from procsv.base.outcome import NO_STEP, LastExit
-from procsv.base.processes import Identity
 from procsv.base.run.paths import RunPaths, local_home
+from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.processes import Identity
 from procsv.base.text import escape_surrogates, is_remote
 
 VERSION = 1

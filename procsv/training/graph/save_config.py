@@ -15,7 +15,7 @@ import msgspec
 import tensorflow as tf
 import xxhash
 
-from procsv.base.atomic_file import replace_file
+from procsv.base.system.atomic_file import replace_file
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.training.graph.capture import Capture
 from procsv.training.graph.patches import GrowingGraph, hiding_ops

@@ -16,13 +16,13 @@ from types import TracebackType
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.grace import FORCED_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG
-from procsv.base.output import keep_output_going
 from procsv.base.service_table import SERVICES
-from procsv.base.stack_dump import arm
-from procsv.base.target import find_target, parse_target
+from procsv.base.system.failpoints import declare, failpoint
+from procsv.base.system.output import keep_output_going
+from procsv.base.system.stack_dump import arm
+from procsv.base.system.target import find_target, parse_target
 from procsv.ipc.messaging.messages import Inject, Loaded, Note
 from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.shm.heartbeat import Phase

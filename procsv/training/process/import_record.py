@@ -20,7 +20,7 @@ from types import ModuleType
 
 import msgspec
 
-from procsv.base.atomic_file import replace_file
+from procsv.base.system.atomic_file import replace_file
 
 NOT_OURS_TO_IMPORT = frozenset({"__main__", "__mp_main__", "site", "sitecustomize", "usercustomize"})
 

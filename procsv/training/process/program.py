@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from procsv.base.errors import UserError
-from procsv.base.target import Target
+from procsv.base.system.target import Target
 
 
 def run_program(target: Target, args: list[str]) -> None:

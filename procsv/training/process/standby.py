@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.identity import STANDBY, TRAINER, TaskId
-from procsv.base.target import parse_target
+from procsv.base.system.failpoints import declare, failpoint
+from procsv.base.system.target import parse_target
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Waiting
 from procsv.training.process.background_throttle import yielding_imports

@@ -19,8 +19,8 @@ from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId, attempt_name
 from procsv.base.run.manifest import Reason
 from procsv.base.run.paths import RunPaths, local_home
-from procsv.base.stack_dump import arm_unless_armed
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.stack_dump import arm_unless_armed
+from procsv.base.system.system_clock import SystemClock
 from procsv.base.text import is_remote
 from procsv.faults.pending import Injected
 from procsv.ipc.messaging.messages import FirstStepDone, Message, Note, ServiceLost, StopTraining, UserSave

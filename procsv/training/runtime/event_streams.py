@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from procsv.base.clock import Clock
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.event_backlog import Batch, EventBacklog, parcel_name
 from procsv.ipc.messaging.messages import Message, Records, Written
 

@@ -11,9 +11,9 @@ from types import TracebackType
 import msgspec
 
 from procsv.base import exit_codes
-from procsv.base.atomic_file import replace_file
 from procsv.base.errors import UserError
 from procsv.base.outcome import LastWords
+from procsv.base.system.atomic_file import replace_file
 from procsv.ipc.messaging.start import Start
 
 

@@ -16,8 +16,8 @@ from concurrent.futures import Future
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import Ack, Hello, Message, Written
 from procsv.ipc.messaging.start import Start

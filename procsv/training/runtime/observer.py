@@ -20,10 +20,10 @@ import msgspec
 
 from procsv.base.errors import LogdirLocked, PeerError, UserError
 from procsv.base.identity import SUMMARY, TRAINER, WATCHDOG, TaskId
-from procsv.base.locks import FileLock
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.service_table import SERVICES
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.locks import FileLock
+from procsv.base.system.system_clock import SystemClock
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Finish

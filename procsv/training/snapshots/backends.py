@@ -20,8 +20,8 @@ from typing import Protocol
 
 import numpy as np
 
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.run.paths import make_private_dir
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.messages import Message, Snapshot, Staged
 from procsv.ipc.shm.slot_file import HEADER_BYTES, SLOTS_DEFAULT, SlotPool, SlotWriter
 from procsv.training.runtime.context import current

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from procsv.base.failpoints import declare, failpoint
+from procsv.base.system.failpoints import declare, failpoint
 
 declare("trainer.step")
 

@@ -11,8 +11,8 @@ from typing import cast
 
 from procsv.base import exit_codes
 from procsv.base.errors import PeerError, UserError
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.identity import CHECKPOINT
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.messages import CheckpointPlan, Restore, Restored, RestoreFrom, Source
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_file import SlotReader, scan_slots

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from procsv.base.failpoints import declare, failpoint
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotWriter
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
 from procsv.ipc.shm.slot_state import SlotInfo

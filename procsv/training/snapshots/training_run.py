@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from procsv.base import exit_codes
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
 from procsv.base.run.manifest import Reason
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.text import gist
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import Durable, FirstStepDone, Rejected, SavedKey, SaveFailed, Unwritable

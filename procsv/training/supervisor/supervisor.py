@@ -17,7 +17,7 @@ from typing import Any, Literal
 import tensorflow as tf
 from tensorflow.python.training import supervisor as tf_supervisor
 
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.base.text import is_remote
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.restore import SessionManager

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from procsv.base import exit_codes
-from procsv.base.processes import Child, spawn
+from procsv.base.system.processes import Child, spawn
 from procsv.base.text import escape_surrogates
 
 if TYPE_CHECKING:

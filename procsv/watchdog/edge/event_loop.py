@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.identity import COMMAND_LINE, STANDBY, WATCHDOG, TaskId
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.messages import (
     CannotRestart,
     Finish,

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
-from procsv.base.locks import FileLock
-from procsv.base.processes import Child, process_state, spawn, thread_states
 from procsv.base.run.log_follower import older_part
+from procsv.base.system.failpoints import declare, failpoint
+from procsv.base.system.locks import FileLock
+from procsv.base.system.processes import Child, process_state, spawn, thread_states
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.start import TRAINING, Start, module_of
 from procsv.watchdog.core.events import AT_DISK, STOPPED
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from procsv.base.clock import Clock
     from procsv.ipc.messaging.zmq_transport import Waiter
-    from procsv.watchdog.edge.observed_program import ObservedProgram
-    from procsv.watchdog.edge.warm_services import WarmServices
+    from procsv.watchdog.edge.observed.observed_program import ObservedProgram
+    from procsv.watchdog.edge.observed.warm_services import WarmServices
 
 declare("watchdog.before_exec", "watchdog.after_exec")
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from procsv.base.atomic_file import replace_file
 from procsv.base.identity import TaskId, attempt_name
 from procsv.base.run import journal
 from procsv.base.run.log_tail import last_lines
 from procsv.base.run.run_file import RunFile, write_run
+from procsv.base.system.atomic_file import replace_file
 from procsv.watchdog.edge.time_metrics import FigureBook
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from procsv.base.identity import STANDBY, TaskId
-from procsv.base.locks import FileLock
+from procsv.base.system.locks import FileLock
 from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun
 from procsv.watchdog.core.events import Promoted, StandbySaid
 from procsv.watchdog.edge.processes import WriterLockHeld, prune_logs

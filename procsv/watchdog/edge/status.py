@@ -16,7 +16,7 @@ from procsv.base.run.run_file import RunFile
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from procsv.base.processes import Identity
+    from procsv.base.system.processes import Identity
     from procsv.ipc.messaging.start import Start
     from procsv.ipc.shm.heartbeat import Heartbeat
     from procsv.watchdog.core.run import Core

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from procsv.base import progress_counter
+from procsv.base.system import progress_counter
 
 TABLE_MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48

@@ -19,8 +19,8 @@ from pathlib import Path
 import google_crc32c
 import xxhash
 
-from procsv.base import disk
 from procsv.base.run.manifest import FileSum
+from procsv.base.system import disk
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, unpack_strings
 from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.format.bundle_entries import (

@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from procsv.base import disk
 from procsv.base.clock import Clock
-from procsv.base.failpoints import failpoint
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
+from procsv.base.system import disk
+from procsv.base.system.failpoints import failpoint
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_file import scan_slots

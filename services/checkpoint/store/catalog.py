@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from procsv.base import disk
+from procsv.base.system import disk
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Candidate, Found, Rejection
 from procsv.services.checkpoint.format.bundle_reader import (

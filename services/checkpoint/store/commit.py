@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base import disk
-from procsv.base.atomic_file import fsync_dir, replace_file
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
+from procsv.base.system import disk
+from procsv.base.system.atomic_file import fsync_dir, replace_file
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, encode_manifest, read_manifest, verify_file
 from procsv.services.checkpoint.store.names import all_files, base_of, manifest_of, placing_order
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state, write_state

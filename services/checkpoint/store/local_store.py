@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base import disk, progress_counter
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.manifest import FileSum, Manifest, Reason
 from procsv.base.run.run_file import read_run
+from procsv.base.system import disk, progress_counter
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.units import show_size
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from procsv.base import progress_counter
 from procsv.base.run.manifest import FileSum, Manifest
+from procsv.base.system import progress_counter
 
 MANIFEST_VERSION = 1
 _CHUNK_BYTES = 4 * 2**20

@@ -10,9 +10,9 @@ import contextlib
 import os
 from pathlib import Path
 
-from procsv.base import disk
 from procsv.base.clock import Clock
 from procsv.base.run.manifest import MANIFEST_SUFFIX, FileSum
+from procsv.base.system import disk
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Candidate, Scan, Sighting, Signature, Verified
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, read_index, scalar_int

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base import disk
-from procsv.base.atomic_file import replace_file
+from procsv.base.system import disk
+from procsv.base.system.atomic_file import replace_file
 
 NAME = "checkpoints.json"
 

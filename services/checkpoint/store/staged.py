@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from procsv.base import disk
 from procsv.base.run.paths import RunPaths
+from procsv.base.system import disk
 from procsv.services.checkpoint.core.facts import State
 from procsv.services.checkpoint.store.names import step_in_name
 

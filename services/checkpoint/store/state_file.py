@@ -18,7 +18,7 @@ from google.protobuf import (  # type: ignore[import-untyped]
     text_format,
 )
 
-from procsv.base.atomic_file import replace_file
+from procsv.base.system.atomic_file import replace_file
 
 
 @dataclass(frozen=True, slots=True)

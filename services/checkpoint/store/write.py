@@ -12,9 +12,9 @@ import mmap
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from procsv.base import disk, progress_counter
-from procsv.base.failpoints import declare, failpoint
 from procsv.base.run.manifest import FileSum
+from procsv.base.system import disk, progress_counter
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.shm.slot_index import Contents
 from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.format.bundle_entries import Unsupported

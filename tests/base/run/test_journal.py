@@ -99,7 +99,7 @@ def test_two_that_write_at_once_never_mix_within_a_line(path: Path) -> None:
         import sys
         from pathlib import Path
         from procsv.base.identity import TRAINER
-        from procsv.base.system_clock import SystemClock
+        from procsv.base.system.system_clock import SystemClock
         from procsv.base.run.journal import Journal
         journal = Journal(Path(sys.argv[1]), SystemClock())
         print("ready")
@@ -130,7 +130,7 @@ def test_a_writer_that_is_killed_leaves_whole_lines_but_for_the_last(path: Path)
         import sys
         from pathlib import Path
         from procsv.base.identity import TRAINER
-        from procsv.base.system_clock import SystemClock
+        from procsv.base.system.system_clock import SystemClock
         from procsv.base.run.journal import Journal
         journal = Journal(Path(sys.argv[1]), SystemClock())
         for number in range(10**9):

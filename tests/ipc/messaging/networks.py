@@ -10,7 +10,7 @@ from typing import Protocol
 
 from procsv.base.clock import FakeClock
 from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Received, ServerEndpoint
 from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
-from procsv.base.processes import spawn
 from procsv.base.run.paths import RunPaths
 from procsv.base.service_table import SERVICES
+from procsv.base.system.processes import spawn
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import VARIABLE, Start, take_start
 from tests.support.programs import ROOT

@@ -14,7 +14,7 @@ import zmq
 
 from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT, TRAINER
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.messages import Ack, Hello, UserSave
@@ -27,7 +27,7 @@ SERVER = """
     from pathlib import Path
     from procsv.base.identity import CHECKPOINT
     from procsv.ipc.messaging.zmq_transport import Address, Server, Waiter, new_context
-    from procsv.base.system_clock import SystemClock
+    from procsv.base.system.system_clock import SystemClock
     path, run, incarnation, acknowledges = sys.argv[1:]
     server = Server(new_context(), Path(path), Address(run, CHECKPOINT, int(incarnation)), SystemClock())
     waiter = Waiter()
@@ -213,7 +213,7 @@ def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, pat
         from pathlib import Path
         from procsv.base.identity import TRAINER
         from procsv.ipc.messaging.zmq_transport import Address, Client, Waiter, new_context
-        from procsv.base.system_clock import SystemClock
+        from procsv.base.system.system_clock import SystemClock
         from procsv.ipc.messaging.messages import Hello, UserSave
         client = Client(new_context(), Path(sys.argv[1]), Address(sys.argv[2], TRAINER, 1), SystemClock())
         waiter = Waiter()

@@ -18,7 +18,7 @@ TRAINER = """
     import sys
     from pathlib import Path
     from procsv.ipc.shm.slot_file import SlotPool
-    from procsv.base.failpoints import failpoint
+    from procsv.base.system.failpoints import failpoint
     from tests.ipc.shm.snapshots import RUN, fill
     shm, incarnation, first, last = Path(sys.argv[1]), *map(int, sys.argv[2:])
     pool = SlotPool(shm, RUN, incarnation)

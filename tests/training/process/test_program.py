@@ -40,7 +40,7 @@ if __name__ == "__main__":
     print(json.dumps(facts))
 """
 UNDER_US = (
-    "import sys; from pathlib import Path; from procsv.base.target import find_target;"
+    "import sys; from pathlib import Path; from procsv.base.system.target import find_target;"
     "from procsv.training.process.program import run_program;"
     "run_program(find_target(sys.argv[1], Path.cwd()), sys.argv[2:])"
 )

@@ -105,7 +105,7 @@ def test_a_notice_in_a_long_evaluation_costs_no_step(
 SLOW_COPY = """
 import tensorflow as tf
 import procsv
-from procsv.base import failpoints
+from procsv.base.system import failpoints
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 train = tf1.assign_add(tf1.train.get_or_create_global_step(), 1)

@@ -13,11 +13,11 @@ import pytest
 from procsv.base.clock import FakeClock
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import CHECKPOINT, TRAINER
-from procsv.base.locks import FileLock, Holder
-from procsv.base.processes import identify
 from procsv.base.run.manifest import Manifest
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, write_run
+from procsv.base.system.locks import FileLock, Holder
+from procsv.base.system.processes import identify
 from procsv.watchdog.edge.acquire_run import Opened, open_run, remove_run
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from procsv.base.identity import TRAINER
 from procsv.base.outcome import Exit
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile
-from procsv.base.system_clock import SystemClock
+from procsv.base.system.system_clock import SystemClock
 from procsv.watchdog.core.events import Report
 from procsv.watchdog.edge import run_records
 from procsv.watchdog.edge.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs

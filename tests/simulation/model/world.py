@@ -20,17 +20,17 @@ from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings, Range
 from procsv.ipc.messaging.messages import CheckpointPlan, Message, Status, StatusRequest
 from procsv.watchdog.core.settings import Settings
-from tests.simulation import history
-from tests.simulation.clock import SimClock
-from tests.simulation.disk import SimDisk
-from tests.simulation.memory import SimMemory
-from tests.simulation.network import SimClient, SimNetwork
-from tests.simulation.processes import Process
-from tests.simulation.program import Program
-from tests.simulation.stream_store import EventDisk
-from tests.simulation.trace import show
-from tests.simulation.trainer import Trainer
-from tests.simulation.watchdog import Watchdog
+from tests.simulation.model import history
+from tests.simulation.model.clock import SimClock
+from tests.simulation.model.disk import SimDisk
+from tests.simulation.model.memory import SimMemory
+from tests.simulation.model.network import SimClient, SimNetwork
+from tests.simulation.model.processes import Process
+from tests.simulation.model.program import Program
+from tests.simulation.model.stream_store import EventDisk
+from tests.simulation.model.trace import show
+from tests.simulation.model.trainer import Trainer
+from tests.simulation.model.watchdog import Watchdog
 
 STATUS_S_MAX = 1.0
 RUN_DIR = Path("/run")

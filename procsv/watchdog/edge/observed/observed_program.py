@@ -10,7 +10,7 @@ import select
 from typing import TYPE_CHECKING
 
 from procsv.base.outcome import Exit
-from procsv.base.processes import ExternalProcess, descendants
+from procsv.base.system.processes import ExternalProcess, descendants
 from procsv.ipc.messaging.observer_channel import Observe, ObserverChannel, Opened, ProgramLeft, Refused
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
-from procsv.base.processes import ExternalProcess
 from procsv.base.service_table import SERVICES
+from procsv.base.system.processes import ExternalProcess
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import CheckpointPlan, Finish, FlushDone
 from procsv.ipc.messaging.start import Start
@@ -28,15 +28,15 @@ from procsv.services.checkpoint.store.local_store import Store
 from procsv.services.checkpoint.worker import Outcomes, Worker
 from procsv.services.runtime import TICK_S_MAX, Service, Tools
 from procsv.services.summary.process import ProgramWatch, SummaryService
-from tests.simulation import history
-from tests.simulation.disk import Killed
-from tests.simulation.network import SimServer
-from tests.simulation.processes import Process, SimStranger
-from tests.simulation.store import SimStore
-from tests.simulation.stream_store import SimStreamStore
+from tests.simulation.model import history
+from tests.simulation.model.disk import Killed
+from tests.simulation.model.network import SimServer
+from tests.simulation.model.processes import Process, SimStranger
+from tests.simulation.model.store import SimStore
+from tests.simulation.model.stream_store import SimStreamStore
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.model.world import World
 
 T = TypeVar("T")
 LOOP_S_MIN = 0.005  # between two turns of a service that always wants another

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from procsv.base.identity import STANDBY
 from procsv.base.outcome import Exit
-from tests.simulation.processes import Process
+from tests.simulation.model.processes import Process
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.model.world import World
 
 
 class StandbyProcess(Process):

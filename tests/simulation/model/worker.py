@@ -10,11 +10,11 @@ from procsv.base.outcome import Exit
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.messages import FirstStepDone, Hello, StopTraining
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from tests.simulation.network import SimClient
-from tests.simulation.processes import Process
+from tests.simulation.model.network import SimClient
+from tests.simulation.model.processes import Process
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.model.world import World
 
 STEP_S = 0.2
 

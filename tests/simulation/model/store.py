@@ -20,7 +20,7 @@ from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, R
 from procsv.services.checkpoint.core.retention import Kept, Rule, first_keep, retain
 from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone, Store
 from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION
-from tests.simulation.checkpoints import (
+from tests.simulation.model.checkpoints import (
     HOME,
     SAVE_PATH,
     STAGING,
@@ -31,9 +31,9 @@ from tests.simulation.checkpoints import (
     manifest_at,
     sum_of,
 )
-from tests.simulation.commit import SimWorkshop
-from tests.simulation.disk import SimDisk
-from tests.simulation.memory import SimMemory, SlotIsGone
+from tests.simulation.model.commit import SimWorkshop
+from tests.simulation.model.disk import SimDisk
+from tests.simulation.model.memory import SimMemory, SlotIsGone
 
 MEMORY = f"{HOME}/checkpoints.json"
 _OURS = re.compile(r"/logdir/model\.ckpt-(\d+)\.(index|data|manifest\.json)$")

@@ -18,10 +18,10 @@ from procsv.base.clock import Clock
 from procsv.base.identity import COMMAND_LINE, WATCHDOG
 from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, Received, ServerEndpoint
-from tests.simulation.clock import SimClock
+from tests.simulation.model.clock import SimClock
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.model.world import World
 
 LATENCY_S = 0.0005
 RECONNECT_S = 0.1

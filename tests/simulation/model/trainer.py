@@ -37,15 +37,15 @@ from procsv.ipc.messaging.messages import (
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.training.runtime.event_streams import EventStreams
-from tests.simulation import history
-from tests.simulation.checkpoints import files_of
-from tests.simulation.memory import SimArena, Slot, SlotIsGone
-from tests.simulation.network import SimClient
-from tests.simulation.processes import Process
-from tests.simulation.program import ProgramError, advance
+from tests.simulation.model import history
+from tests.simulation.model.checkpoints import files_of
+from tests.simulation.model.memory import SimArena, Slot, SlotIsGone
+from tests.simulation.model.network import SimClient
+from tests.simulation.model.processes import Process
+from tests.simulation.model.program import ProgramError, advance
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.model.world import World
 
 LINK_S = 0.2  # how often the real link looks around
 STEP_READ_S = 0.5  # how old a step in the heartbeat may be

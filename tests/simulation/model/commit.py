@@ -10,7 +10,7 @@ import contextlib
 from dataclasses import dataclass
 
 from procsv.base.run.manifest import Manifest
-from tests.simulation.checkpoints import (
+from tests.simulation.model.checkpoints import (
     REPLACED,
     STAGING,
     STATE_FILE,
@@ -20,7 +20,7 @@ from tests.simulation.checkpoints import (
     holds,
     manifest_at,
 )
-from tests.simulation.disk import SimDisk
+from tests.simulation.model.disk import SimDisk
 
 
 @dataclass(slots=True)

@@ -15,16 +15,16 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.events import STOPPED, Promoted, StandbySaid
 from procsv.watchdog.core.standby import PROMOTE_S_MAX
-from tests.simulation import history
-from tests.simulation.processes import KILLED, Process
-from tests.simulation.services import ServiceProcess
-from tests.simulation.standby import StandbyProcess
-from tests.simulation.trainer import Trainer
-from tests.simulation.worker import Worker
+from tests.simulation.model import history
+from tests.simulation.model.processes import KILLED, Process
+from tests.simulation.model.services import ServiceProcess
+from tests.simulation.model.standby import StandbyProcess
+from tests.simulation.model.trainer import Trainer
+from tests.simulation.model.worker import Worker
 from tests.support.watchdog_machine import MachineInMemory
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.model.world import World
 
 PROMOTION_S = 0.002
 DEATH_NOTICED_S = 0.001

@@ -12,13 +12,13 @@ from random import Random
 from procsv.base.identity import WATCHDOG
 from procsv.base.outcome import Exit
 from procsv.watchdog.core.settings import Settings
-from tests.simulation import faults, history
-from tests.simulation.checkpoints import SAVE_PATH, is_safe, is_whole
-from tests.simulation.invariants import Checker
-from tests.simulation.processes import KILLED
-from tests.simulation.program import Program, draw_program, value_at
-from tests.simulation.watchdog import EXIT_LOCKED, Watchdog
-from tests.simulation.world import Violation, World
+from tests.simulation.model import faults, history
+from tests.simulation.model.checkpoints import SAVE_PATH, is_safe, is_whole
+from tests.simulation.model.invariants import Checker
+from tests.simulation.model.processes import KILLED
+from tests.simulation.model.program import Program, draw_program, value_at
+from tests.simulation.model.watchdog import EXIT_LOCKED, Watchdog
+from tests.simulation.model.world import Violation, World
 
 EVENTS_MAX = 40_000  # of one run; more means that something goes round in circles
 END_S_MAX = 600.0  # from the last disturbance to the end, beside what the training itself takes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from procsv.watchdog.core.events import Ended, Said, Ticked
-from tests.simulation import history
+from tests.simulation.model import history
 
 LINE_MAX = 220
 

@@ -14,8 +14,8 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from procsv.base import progress_counter
-from procsv.base.failpoints import declare, failpoint
+from procsv.base.system import progress_counter
+from procsv.base.system.failpoints import declare, failpoint
 
 declare("disk.full")
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.base.outcome import Exit
-from procsv.base.processes import Identity
 from procsv.base.service_table import SERVICES
+from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import Durable, RestartTrainer, StatusRequest
 from procsv.ipc.messaging.start import Start
@@ -24,13 +24,13 @@ from procsv.watchdog.edge.environment import FaultReach
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.signals import Asked
 from procsv.watchdog.edge.status import Facts
-from tests.simulation import history
-from tests.simulation.machine import Machine
-from tests.simulation.network import SimSockets
-from tests.simulation.processes import Process
+from tests.simulation.model import history
+from tests.simulation.model.machine import Machine
+from tests.simulation.model.network import SimSockets
+from tests.simulation.model.processes import Process
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.model.world import World
 
 LOOK_S = 0.25  # at what an earlier run has left
 LOOP_S_MIN = 0.001

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit
-from procsv.base.processes import ExternalProcess
-from tests.simulation.clock import Timer
-from tests.simulation.disk import Killed
+from procsv.base.system.processes import ExternalProcess
+from tests.simulation.model.clock import Timer
+from tests.simulation.model.disk import Killed
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.model.world import World
 
 KILLED = Exit(None, signal.SIGKILL)
 FOR_EVER_S = 1e9

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from procsv.base import disk
+from procsv.base.system import disk
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True) -> None:

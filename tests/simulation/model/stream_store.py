@@ -15,7 +15,7 @@ from pathlib import Path
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.messages import Written
 from procsv.services.summary.stream_store import StreamStore
-from tests.simulation.disk import Killed, SimDisk
+from tests.simulation.model.disk import Killed, SimDisk
 
 TORN_RECORD = b"torn"
 VERSION = b"version"

@@ -17,12 +17,12 @@ from procsv.base.identity import CHECKPOINT, STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import Durable, FirstStepDone
 from procsv.watchdog.core.events import Ended, RecycleAsked, Said, Ticked
-from tests.simulation import history
-from tests.simulation.checkpoints import REPLACED, STAGING, files_of, is_safe, is_whole, saved_after
-from tests.simulation.program import value_at
-from tests.simulation.stream_store import TORN_RECORD, VERSION
-from tests.simulation.trainer import Trainer
-from tests.simulation.world import STATUS_S_MAX, Violation, World
+from tests.simulation.model import history
+from tests.simulation.model.checkpoints import REPLACED, STAGING, files_of, is_safe, is_whole, saved_after
+from tests.simulation.model.program import value_at
+from tests.simulation.model.stream_store import TORN_RECORD, VERSION
+from tests.simulation.model.trainer import Trainer
+from tests.simulation.model.world import STATUS_S_MAX, Violation, World
 
 READY_S_MAX = 60.0  # beyond what the program itself takes, once nothing disturbs any more
 SWEEP_S = 30.0  # a save or a start after which nothing of a bad disk's leavings may be there

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import RestartTrainer
-from tests.simulation.checkpoints import SAVE_PATH, files_of
-from tests.simulation.network import Weather
-from tests.simulation.processes import FOR_EVER_S, KILLED
-from tests.simulation.program import ProgramError
-from tests.simulation.services import ServiceProcess
-from tests.simulation.trainer import Trainer
+from tests.simulation.model.checkpoints import SAVE_PATH, files_of
+from tests.simulation.model.network import Weather
+from tests.simulation.model.processes import FOR_EVER_S, KILLED
+from tests.simulation.model.program import ProgramError
+from tests.simulation.model.services import ServiceProcess
+from tests.simulation.model.trainer import Trainer
 
 if TYPE_CHECKING:
-    from tests.simulation.run import Run
+    from tests.simulation.model.run import Run
 
 RECOVERY_S = 30.0  # what a fault of an instant may go on to disturb: back-off, restarts of services, saves tried again
 HANG_S_MAX = 550.0  # until a program that hangs is found and ended, the second time

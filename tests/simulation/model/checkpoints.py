@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from procsv.base.run.manifest import FileSum, Manifest
-from tests.simulation.disk import Node
+from tests.simulation.model.disk import Node
 
 HOME = "/logdir/procsv"
 STAGING, REPLACED = f"{HOME}/staging/", f"{HOME}/replaced/"

@@ -1,0 +1,1 @@
+"""Disk, locks, processes, output, the clock: all that touches the system."""

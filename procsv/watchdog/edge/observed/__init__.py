@@ -1,0 +1,1 @@
+"""The program that has started its watchdog itself, and services that wait for a run."""
