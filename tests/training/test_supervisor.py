@@ -203,18 +203,17 @@ def test_a_service_that_is_killed_comes_back_and_the_session_does_not_notice(tmp
 
 
 def test_a_service_that_dies_when_it_is_asked_to_finish_is_replaced_and_the_newest_state_is_saved(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logdir = tmp_path / "logdir"
+    monkeypatch.setenv("PROCSV_FAILPOINTS", "checkpoint.before_fsync=1*off->1*sleep(60)")  # in its second save
     with graph() as model:
         supervisor = procsv.Supervisor(
             logdir=str(logdir), save_model_secs=600, snapshot_secs=0.05, final_checkpoint=False
         )
         with supervisor.managed_session() as session:
             _train_until_in_memory(model, session, find_paths(logdir).shm_dir, 5)
-            frozen = _services()["checkpoint"]
-            frozen.send_signal(signal.SIGSTOP)  # it hears nothing of the end
-            killer = threading.Thread(target=_kill_when_ended, args=(frozen, logdir))
+            killer = threading.Thread(target=_kill_in_last_save, args=(_services()["checkpoint"], logdir))
             killer.start()
         killer.join()
     saved = tf.train.load_checkpoint(str(logdir)).get_tensor("global_step")
@@ -230,14 +229,17 @@ def _train_until_in_memory(model: Model, session: Any, shm_dir: Path, step: int)
         pause.wait(0.01)
 
 
-def _kill_when_ended(service: psutil.Process, logdir: Path) -> None:
-    """Once nothing is left to be done but the services' end: a stop is in the event files."""
+def _kill_in_last_save(service: psutil.Process, logdir: Path) -> None:
+    """Once the session has ended, which is in the event files, and its state is being written."""
     deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
-    while not any(e.session_log.status == tf1.SessionLog.STOP for e in _events(logdir)):
-        if time.monotonic() > deadline_s:
-            break
+    while not any(e.session_log.status == tf1.SessionLog.STOP for e in _events(logdir)) or not _is_saving(logdir):
+        assert time.monotonic() < deadline_s, "no last save in time"
         pause.wait(0.05)
     service.kill()
+
+
+def _is_saving(logdir: Path) -> bool:
+    return any((logdir / "procsv" / "staging").glob("*"))
 
 
 def test_a_killed_trainer_without_watchdog_leaves_its_newest_snapshot_as_a_checkpoint(tmp_path: Path) -> None:

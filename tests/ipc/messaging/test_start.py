@@ -30,7 +30,7 @@ STARTS = st.builds(
     shm_dir=TEXT,
     target=TEXT,
     args=st.lists(TEXT).map(tuple),
-    settings=st.from_type(LaunchSettings),
+    settings=st.builds(LaunchSettings, hang_limits_s=st.just({"step": 7.5}), plan=TEXT),
 )
 
 

@@ -5,6 +5,7 @@ What precedes and follows the loop (acquire_run.py, main.py) is modelled here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -14,9 +15,9 @@ from procsv.base.outcome import Exit
 from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import Durable, RestartTrainer, StatusRequest
+from procsv.ipc.messaging.messages import Durable, StatusRequest
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.core.events import Action, Event, Quit
+from procsv.watchdog.core.events import Action, Event, PreemptAsked, Quit, RecycleAsked
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.acquire_run import LEFTOVER_MARGIN_S
@@ -74,7 +75,8 @@ class Watchdog(Process):
         world = self.world
         self.holds_lock = True
         world.clear_run_dir()
-        self.core = NotedCore(world, self._settings, world.last_incarnation + 1, Random(self.start.run), now_s)
+        rng = Random(self.start.run)
+        self.core = NotedCore(world, self._settings, world.last_incarnation + 1, rng, now_s, self._spare_trainer)
         self.sockets = SimSockets(world, self.start.run, self.wake, self._note)
         environment = self.machine.environment(world.clock, self.sockets, self._preemptions.reach_by)
         facts = Facts(self.start, Identity(self.pid, 0.0, "boot"), world.clock.wall())
@@ -94,8 +96,6 @@ class Watchdog(Process):
 
     def _note(self, received: Received) -> None:
         """What it has heard, for the invariants."""
-        if isinstance(received.body, RestartTrainer):
-            self._spare_trainer()
         if isinstance(received.body, Durable):
             self.world.note(history.Acknowledged(received.body, WATCHDOG))
         elif received.task not in SERVICES and not isinstance(received.body, StatusRequest):
@@ -111,7 +111,6 @@ class Watchdog(Process):
 
     def preempt(self, grace_s: float) -> None:
         """The machine is to go away under the trainer."""
-        self._spare_trainer()
         self._preemptions.graces_s.append(grace_s)
         self.wake()
 
@@ -140,11 +139,21 @@ class Watchdog(Process):
 class NotedCore(Core):
     """The core; the invariants read what it is told and what it says."""
 
-    def __init__(self, world: World, settings: Settings, first_incarnation: int, rng: Random, now_s: float) -> None:
-        self._world = world
+    def __init__(
+        self,
+        world: World,
+        settings: Settings,
+        first_incarnation: int,
+        rng: Random,
+        now_s: float,
+        spare_trainer: Callable[[], None],
+    ) -> None:
+        self._world, self._spare_trainer = world, spare_trainer
         super().__init__(settings, first_incarnation, rng, now_s)
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
+        if isinstance(event, PreemptAsked | RecycleAsked):
+            self._spare_trainer()
         actions = super().handle(event, now_s)
         self._world.note(history.CoreActed(event, actions))
         return actions
