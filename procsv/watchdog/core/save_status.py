@@ -28,7 +28,7 @@ class Saves:
     try_s: float | None = None  # monotonic time of the next try, while saves fail
     _error: str = ""
     _trouble: str = ""
-    _said: str = ""  # the gist of what was last journaled
+    _said: set[str] = field(default_factory=set)  # gists of what was journaled since saving last worked
     _known: OrderedDict[SavedKey, None] = field(default_factory=OrderedDict)
 
     @property
@@ -58,7 +58,8 @@ class Saves:
         out: list[Action] = [Journal("checkpoint_durable", CHECKPOINT, incarnation, fields)]
         if self._error and news.sequence:
             out.append(Say(f"checkpoints are saved again: step {news.step} is on disk"))
-            self._error, self._said, self.try_s = "", "", None
+            self._error, self.try_s = "", None
+            self._said.clear()
         return out
 
     def failed(self, news: SaveFailed, incarnation: int, now_s: float) -> list[Action]:
@@ -73,11 +74,11 @@ class Saves:
             text = f"nothing can be saved: {news.error}; training goes on, and so do the tries"
             return self._once(news.error, incarnation, {"step": step, "error": news.error}, text)
         if not self._error:
-            self._said = ""
+            self._said.clear()
         return [Say("checkpoints can be saved again where they belong")] if was else []
 
     def _once(self, error: str, incarnation: int, fields: dict[str, Any], text: str) -> list[Action]:
-        if gist(error) == self._said:
+        if gist(error) in self._said:
             return []
-        self._said = gist(error)
+        self._said.add(gist(error))
         return [Journal("checkpoint_failed", CHECKPOINT, incarnation, fields), Say(text, is_bad=True)]

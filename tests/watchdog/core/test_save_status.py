@@ -74,3 +74,12 @@ def test_a_directory_that_goes_and_comes_is_said_both_times_and_its_failing_save
 def test_the_gist_of_an_error_leaves_its_numbers_out() -> None:
     assert gist("no room in /a/b: 40.0 KiB are free, 3 needed") == gist("no room in /a/b: 1 GiB are free, 12 needed")
     assert gist("Input/output error") != gist("No space left on device")
+
+
+def test_two_troubles_that_take_turns_are_each_said_once_until_saving_works_again() -> None:
+    saves = Saves()
+    assert journaled(saves.unwritable(Unwritable("/l does not exist any more"), 1, 5)) == ["checkpoint_failed"]
+    assert journaled(saves.failed(failed("[Errno 2] No such file or directory: '/l'"), 1, 0.0)) == ["checkpoint_failed"]
+    assert saves.failed(failed("/l does not exist any more", 2, 20), 1, 1.0) == []
+    saves.durable(durable(sequence=3), 1)
+    assert journaled(saves.failed(failed("/l does not exist any more", 4, 30), 1, 2.0)) == ["checkpoint_failed"]
