@@ -16,7 +16,7 @@ import msgspec
 
 import procsv
 from procsv.base.errors import ProcsvBug
-from procsv.base.identity import STANDBY, WATCHDOG, TaskId
+from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.paths import RunPaths, local_home
 from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.launch_settings import LaunchSettings
@@ -37,6 +37,7 @@ class Start(msgspec.Struct, frozen=True):
     shm_dir: str
     lifeline_fd: int = -1  # end-of-file on it: whoever runs the run is dead
     observes: int = 0  # the pid of a program that has started its watchdog itself, which then only observes it
+    chief: TaskId = TRAINER  # whose state the checkpoint service saves; other tasks may have slots of their own
     home: str = ""  # in the place of <logdir>/procsv, for a run that shares its logdir with another: it keeps no record
     target: str = ""
     args: tuple[str, ...] = ()

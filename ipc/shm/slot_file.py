@@ -1,11 +1,11 @@
 """Snapshot slots: files on the shared-memory filesystem that outlive the trainer that fills them.
 
 The one gate to mmap for snapshots.  `SlotPool` is the trainer's end (begin, fill, publish), `SlotReader` the
-checkpoint service's and the next trainer's.  Owned by the run, not by a process: nothing here is unlinked
-because somebody exits.  States and their rules are in slot_state.py; a writer and its readers also hold a flock on
+checkpoint service's and the next trainer's.  Owned by a task of the run, not by a process: nothing here is
+unlinked because somebody exits, and no task writes to another's.  States and their rules are in slot_state.py; a writer and its readers also hold a flock on
 the file, exclusive and shared, which the kernel lets go when its process dies.
 
-    0      header: magic, state, sequence, step, incarnation, run, place and hash of the table of contents
+    0      header: magic, state, owner, sequence, step, run, place and hash of the table of contents
     4096   tensors, each at a multiple of 64 bytes
     …      table of contents (msgpack of contents.Contents)
 """
@@ -24,6 +24,7 @@ import msgspec
 import xxhash
 
 from procsv.base.errors import PeerError
+from procsv.base.identity import TaskId, attempt_name, parse_attempt
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.shm.slot_index import Contents
 from procsv.ipc.shm.slot_state import SlotEvent, SlotInfo, SlotState, next_state
@@ -31,9 +32,9 @@ from procsv.ipc.shm.slot_verify import find_damaged
 
 HEADER_BYTES = 4096
 SLOTS_DEFAULT = 2
-_MAGIC = b"procsv-slot-0001"
-# magic, state, incarnation, sequence, step, run id, toc offset, toc size, toc hash; then the hash of all but state
-_HEADER = struct.Struct("=16sIIQq32sQQQ")
+_MAGIC = b"procsv-slot-0002"
+# magic, state, incarnation, task, sequence, step, run id, toc offset, toc size, toc hash; then the hash of all but state
+_HEADER = struct.Struct("=16sII32sQq32sQQQ")
 _STATE_AT = 16
 _STATES = frozenset(SlotState) - {SlotState.REMOVED}
 _HASH_AT = _HEADER.size
@@ -46,12 +47,13 @@ class NoRoom(Exception):
 
 
 def _pack(info: SlotInfo) -> bytes:
-    run = info.run.encode().ljust(32, b"\0")
-    assert len(run) == 32, "a run id has at most 32 bytes"
+    run, task = (text.encode().ljust(32, b"\0") for text in (info.run, str(info.task)))
+    assert len(run) == len(task) == 32, "a run id and the name of a task have at most 32 bytes each"
     head = _HEADER.pack(
         _MAGIC,
         info.state,
         info.incarnation,
+        task,
         info.sequence,
         info.step,
         run,
@@ -72,11 +74,23 @@ def _unpack(path: Path, head: bytes) -> SlotInfo | None:
         return None
     if struct.unpack_from("=Q", head, _HASH_AT)[0] != _hash_without_state(head[: _HEADER.size]):
         return None
-    _, state, incarnation, sequence, step, run, offset, size, toc_hash = _HEADER.unpack_from(head)
+    _, state, incarnation, task, sequence, step, run, offset, size, toc_hash = _HEADER.unpack_from(head)
     if state not in _STATES:
         return None
-    run_id = run.rstrip(b"\0").decode("ascii", "replace")
-    return SlotInfo(path, SlotState(state), incarnation, sequence, step, run_id, offset, size, toc_hash)
+    owner, run_id = TaskId.parse(_text(task)), _text(run)
+    return SlotInfo(path, SlotState(state), owner, incarnation, sequence, step, run_id, offset, size, toc_hash)
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode("ascii", "replace")
+
+
+def _is_slot_of(task: TaskId, path: Path) -> bool:
+    """Whether `path` is named as a slot of `task`, torn or not."""
+    try:
+        return parse_attempt(path.stem.removeprefix("slot."))[0] == task
+    except ValueError:
+        return False
 
 
 def scan_slots(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
@@ -177,6 +191,7 @@ class SlotWriter:
         info = SlotInfo(
             self._slot.path,
             SlotState.WRITING,
+            self._pool.task,
             self._pool.incarnation,
             sequence,
             step,
@@ -262,11 +277,12 @@ def _map(fd: int, path: Path) -> mmap.mmap:
 
 
 class SlotPool:
-    """The slots of one trainer incarnation."""
+    """The slots of one incarnation of a task."""
 
-    def __init__(self, shm_dir: Path, run: str, incarnation: int) -> None:
+    def __init__(self, shm_dir: Path, run: str, task: TaskId, incarnation: int) -> None:
         self.shm_dir = shm_dir
         self.run = run
+        self.task = task
         self.incarnation = incarnation
         self._slots: list[_OwnSlot] = []
 
@@ -277,18 +293,19 @@ class SlotPool:
     def reserve(self, size: int, count: int = SLOTS_DEFAULT, never: frozenset[str] = frozenset()) -> None:
         """Gets `count` slots for `size` bytes of tensors each; NoRoom, with none kept, if it cannot.
 
-        Slots that a dead trainer left and nobody needs are taken over, memory already touched; those in
-        `never` (paths that this trainer restored from) and the newest READY one are not.
+        Slots that an earlier incarnation left and nobody needs are taken over, memory already touched; those in
+        `never` (paths that this one restored from) and the task's newest READY one are not.
         """
-        ready = scan_slots(self.shm_dir)
+        ready = [info for info in scan_slots(self.shm_dir) if info.task == self.task]
         keep = never | {str(info.path) for info in ready[:1]}
         try:
-            for path in sorted(self.shm_dir.glob("slot.*")):
+            for path in sorted(path for path in self.shm_dir.glob("slot.*") if _is_slot_of(self.task, path)):
                 if len(self._slots) < count and str(path) not in keep:
                     self._adopt(path, HEADER_BYTES + size)
             number = 0
             while len(self._slots) < count:
-                self._create(self.shm_dir / f"slot.{self.incarnation}.{number}", HEADER_BYTES + size)
+                name = f"slot.{attempt_name(self.task, self.incarnation)}.{number}"
+                self._create(self.shm_dir / name, HEADER_BYTES + size)
                 number += 1
         except NoRoom:
             self.unlink()
@@ -335,14 +352,14 @@ class SlotPool:
 
     def _mark(self, slot: _OwnSlot) -> None:
         """Writes a header of ours without contents.  Killed within: no header is whole, and nobody reads the slot."""
-        head = _pack(SlotInfo(slot.path, slot.state, self.incarnation, 0, -1, self.run, 0, 0, 0))
+        head = _pack(SlotInfo(slot.path, slot.state, self.task, self.incarnation, 0, -1, self.run, 0, 0, 0))
         slot.map[: len(head)] = head
 
     def memories(self) -> list[mmap.mmap]:
         """The slots' memory, for touching it before first use: the first touch of fresh memory can be slow."""
         return [slot.map for slot in self._slots]
 
-    def begin(self) -> SlotWriter | None:
+    def begin_snapshot(self) -> SlotWriter | None:
         """A slot to fill, or None if there is none: the service still reads all but the newest READY one."""
         newest = max((slot.sequence for slot in self._slots), default=0)
         for slot in sorted(self._slots, key=lambda slot: slot.sequence):  # free ones first, then the oldest

@@ -16,6 +16,7 @@ from enum import Enum, IntEnum, auto
 from pathlib import Path
 
 from procsv.base.errors import ProcsvBug
+from procsv.base.identity import TaskId
 
 
 class SlotState(IntEnum):
@@ -33,7 +34,8 @@ class SlotInfo:
 
     path: Path
     state: SlotState
-    incarnation: int
+    task: TaskId  # the owner: no other task writes to it
+    incarnation: int  # of the owner
     sequence: int
     step: int
     run: str

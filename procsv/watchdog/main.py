@@ -100,6 +100,7 @@ def _run(
         opened.step_s,
         opened.saved_step,
         observes=start.observes > 0,
+        tasks=(start.chief,),
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())

@@ -22,6 +22,7 @@ from procsv.ipc.messaging.messages import (
     Finish,
     Hello,
     Rejected,
+    Restored,
     Snapshot,
     Staged,
     TrainerExited,
@@ -57,6 +58,7 @@ T = TypeVar("T")
 # slot meanwhile.  800 MB beside two busy threads on two cores: 1.7 s at 0, 5 s at 5, 15 s at 10.
 NICENESS = 5
 NICENESS_EXAMINING = 10  # of the thread that reads what the program has saved itself: nobody waits for that
+OF_THE_CHIEF = (CheckpointPlan, Snapshot, Staged, Restored)  # what only the task may say whose state is saved
 REJECTED_MAX = 100  # later ones are told only to those who are there
 LAST_WORDS_S_MAX = 2.0  # how long an answer to Finish may take to be acknowledged
 
@@ -77,7 +79,8 @@ class CheckpointService:
         self._examiner = self._environment.worker("examiner", self._outcomes, NICENESS_EXAMINING)
         self._watch = self._environment.watch(self._on_change)
         self._is_change_posted = False
-        self._core = Core(tools.start.run, self._store.lineage(), is_restarted=tools.start.incarnation > 1)
+        start = tools.start
+        self._core = Core(start.run, start.chief, self._store.lineage(), is_restarted=start.incarnation > 1)
         self._orphan_shutdown: OrphanShutdown | None = None
         self._trainers: dict[tuple[TaskId, int], ExternalProcess] = {}  # by task and incarnation
         self._newest_trainer = 0
@@ -92,6 +95,10 @@ class CheckpointService:
     # -- what the skeleton calls ------------------------------------------------------------------------------
     def handle(self, received: Received) -> None:
         now_s = self._tools.clock.monotonic()
+        if isinstance(received.body, OF_THE_CHIEF) and received.task != self._tools.start.chief:
+            self._tools.server.refuse(f"{type(received.body).__name__} from {received.task}, whose state is not saved")
+            self._tools.server.acknowledge(received)  # else it would be refused once a second
+            return
         self._read_slots()
         match received.body:
             case Hello():

@@ -69,7 +69,7 @@ def publish(
     """Fills a slot with (key, slice, value) triples and makes it READY."""
     if isinstance(shards, dict):
         shards = [[(key, "", value) for key, value in shards.items()]]
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None, "no free slot"
     at, listed = HEADER_BYTES, []
     for shard in shards:
@@ -227,7 +227,7 @@ class Run:
         return self.trainer(1, WATCHDOG)
 
     def pool(self, incarnation: int = 1, size: int = 100_000) -> SlotPool:
-        pool = SlotPool(self.paths.shm_dir, self.id, incarnation)
+        pool = SlotPool(self.paths.shm_dir, self.id, TRAINER, incarnation)
         pool.reserve(size)
         self.pools.append(pool)
         return pool

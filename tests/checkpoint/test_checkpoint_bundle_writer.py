@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from procsv.base.identity import TRAINER
 from procsv.ipc.shm.slot_file import SlotPool, SlotReader
 from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.format import tf_ops_writer
@@ -103,7 +104,7 @@ TENSORS = st.dictionaries(TEXT, st.lists(st.integers(0, 3), max_size=3).map(lamb
 def test_names_and_shapes_of_any_kind_make_the_same_files(
     tensors: Any, run: Any, plan: Any, publish: Any, tmp_path_factory: Any
 ) -> None:
-    pool = SlotPool(run.paths.shm_dir, run.id, 1)
+    pool = SlotPool(run.paths.shm_dir, run.id, TRAINER, 1)
     pool.reserve(1000)
     reader = SlotReader(publish(pool, plan(), tensors, 1, 7))
     theirs, ours = both(reader, tmp_path_factory.mktemp("any"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from procsv.base.identity import WATCHDOG
+from procsv.base.identity import TRAINER, WATCHDOG, TaskId
 from procsv.base.run.manifest import FileSum
 from procsv.ipc.messaging.messages import (
     CheckpointPlan,
@@ -30,6 +32,7 @@ from procsv.services.checkpoint.core.actions import (
     Persist,
     RemoveStaged,
     Reply,
+    Retire,
     ScanDirectory,
     TakeStock,
     VerifySlot,
@@ -208,7 +211,7 @@ def test_a_crashs_state_is_written_at_once_where_somebody_waits_for_it_on_disk(b
 
 
 def test_a_service_that_follows_one_that_died_waits_for_no_restore() -> None:
-    desk = Desk(Core("r", is_restarted=True))
+    desk = Desk(Core("r", TRAINER, is_restarted=True))
     desk.ready(slot(1, 10))
     desk.say(PLAN)
     assert only(desk.see(desk.core.stocked(NOTHING, 0.0)), Persist).state.sequence == 1
@@ -234,14 +237,26 @@ def test_the_end_waits_for_a_save_that_runs() -> None:
 
 
 def test_a_service_that_follows_a_dead_one_saves_at_once_what_was_not_saved() -> None:
-    desk = Desk(Core("r", is_restarted=True))
+    desk = Desk(Core("r", TRAINER, is_restarted=True))
     desk.ready(slot(4, 40))
     assert [TakeStock(PLAN)] == [a for a in desk.core.plan_seen(PLAN, 0.0) if not isinstance(a, VerifySlot)]
     assert only(desk.see(desk.core.stocked(NOTHING, 0.0)), Persist).state.sequence == 4
 
 
+def test_slots_of_another_task_are_neither_saved_nor_removed() -> None:
+    desk = Desk().begun()
+    foreign = dataclasses.replace(slot(9, 90), task=TaskId("ps", 0))
+    desk.ready(foreign)
+    assert desk.after(10_000.0) == []
+    desk.snapshot(slot(1, 10))
+    desk.say(Restored("memory", "/s/slot.1.1", 10), 2)
+    assert desk.core.unsaved is not None
+    assert desk.core.unsaved.sequence == 1
+    assert Retire(foreign) not in desk.out
+
+
 def test_what_is_durable_already_is_not_saved_again_after_a_restart() -> None:
-    desk = Desk(Core("r", is_restarted=True))
+    desk = Desk(Core("r", TRAINER, is_restarted=True))
     desk.ready(slot(4, 40))
     desk.core.plan_seen(PLAN, 0.0)
     there = durable_of(State.of_slot(slot(4, 40)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from procsv.base.identity import WATCHDOG
+from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.ipc.messaging.messages import Rejected, Restore, Restored, RestoreFrom, TrainerExited
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.actions import (
@@ -56,7 +56,7 @@ def test_a_dead_trainers_state_is_verified_before_anybody_asks() -> None:
 
 
 def test_a_state_that_was_left_is_verified_when_the_service_starts() -> None:
-    desk = Desk(Core("r", is_restarted=True))
+    desk = Desk(Core("r", TRAINER, is_restarted=True))
     desk.ready(slot(4, 40))
     assert only(desk.after(0.0), VerifySlot).state.sequence == 4
     assert desk.after(1.0) == []
@@ -151,7 +151,7 @@ def test_durable_only_falls_back_when_the_state_cannot_be_saved() -> None:
 
 
 def test_a_previous_runs_snapshot_is_restored_and_saved_and_one_of_an_unknown_run_removed() -> None:
-    desk = Desk(Core("r", frozenset({"before"})))
+    desk = Desk(Core("r", TRAINER, frozenset({"before"})))
     left, strange = slot(5, 50, 3, "before"), slot(8, 80, 3, "unknown")
     desk.ready(left, strange)
     desk.begun()

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from procsv.base.identity import CHECKPOINT
+from procsv.base.identity import CHECKPOINT, TaskId
 from procsv.base.system.failpoints import DECLARED
 from procsv.base.system.processes import spawn
 from procsv.ipc.messaging.launch_settings import LaunchSettings
@@ -148,6 +148,24 @@ def test_a_dead_trainers_state_is_saved_and_given_to_the_next_from_memory(run: A
     assert info.path.exists()
     second.ask_ack(Restored("memory", str(info.path), 7))
     run.until(lambda: not list(run.paths.shm_dir.glob("slot.*")), "the end of the old slots")
+
+
+def test_what_a_task_says_of_its_state_is_refused_unless_it_is_the_one_that_is_saved(
+    run: Any, plan: Any, publish: Any
+) -> None:
+    run.start_service()
+    trainer = run.trainer(plan=plan())
+    worker = run.trainer(task=TaskId("worker", 1), plan=plan(save_path=str(run.logdir / "other.ckpt")))
+    info = publish(run.pool(), plan(), VALUES, 1, 7)
+
+    worker.ask_ack(Snapshot(str(info.path), 1, 7, "manual"))
+    worker.ask_ack(Restored("memory", str(info.path), 7))
+
+    assert trainer.ask(Snapshot(str(info.path), 1, 7, "manual")).path == newest(run)
+    beats = HeartbeatReader(run.paths.heartbeat(CHECKPOINT, 1))
+    run.until(lambda: (beat := beats.read()) is not None and beat.refused == 3, "the count of what was refused")
+    beats.close()
+    assert not list(run.logdir.glob("other.ckpt*"))
 
 
 def test_a_full_disk_is_reported_and_the_save_succeeds_when_there_is_room(run: Any, plan: Any, publish: Any) -> None:

@@ -90,6 +90,19 @@ def test_every_task_resumes_after_the_watchdog_was_killed(seed: int) -> None:
     assert all(len(incarnations(run, task)) == 2 for task in TASKS)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_trainer_never_resumes_from_a_snapshot_of_another_task(seed: int) -> None:
+    run = go(seed, [(6.0, faults.kill(WORKERS[1])), (7.0, faults.kill(TRAINER)), (12.0, faults.kill(WATCHDOG))])
+    resumed = [
+        fact.fields["step"]
+        for _, fact in run.world.facts
+        if isinstance(fact, history.Journaled) and fact.event == "recovered"
+    ]
+    assert run.exit_code == 0
+    assert resumed
+    assert all(step <= 60 for step in resumed), "the workers' snapshots have far higher steps"
+
+
 def test_the_run_goes_on_without_a_service_that_is_not_critical() -> None:
     run = go(0, [(second, crash(METRICS)) for second in (2.0, 5.0, 9.0, 14.0, 20.0, 27.0)])
     assert run.exit_code == 0

@@ -192,7 +192,7 @@ class World:
     def begin_training(self, answer: RestoreFrom, size: int) -> None:
         assert self.trainer is not None
         self.trainer.send_reliable(Restored(answer.source, answer.path, max(answer.step, 0)))
-        self.pool = SlotPool(self.run.paths.shm_dir, self.run.id, self.incarnation)
+        self.pool = SlotPool(self.run.paths.shm_dir, self.run.id, TRAINER, self.incarnation)
         self.pool.reserve(size, never=frozenset({answer.path}))
 
     # -- time ---------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class World:
         """Fills a slot and says so; the number to which an answer comes, 0 if there was no slot."""
         assert self.pool is not None
         assert self.trainer is not None
-        writer = self.pool.begin()
+        writer = self.pool.begin_snapshot()
         if writer is None:
             return 0
         at, listed = HEADER_BYTES, []

@@ -28,7 +28,9 @@ NO_CHECKPOINT = Found(None, (), (), False, "")
 def slot(
     sequence: int, step: int, incarnation: int = 1, run: str = "r", state: SlotState = SlotState.READY
 ) -> SlotInfo:
-    return SlotInfo(Path(f"/s/slot.{incarnation}.{sequence % 2}"), state, incarnation, sequence, step, run, 0, 0, 0)
+    return SlotInfo(
+        Path(f"/s/slot.{incarnation}.{sequence % 2}"), state, TRAINER, incarnation, sequence, step, run, 0, 0, 0
+    )
 
 
 def durable_of(state: State, reason: Any = "periodic") -> Durable:
@@ -40,7 +42,7 @@ def durable_of(state: State, reason: Any = "periodic") -> Durable:
 class Desk:
     """Drives a core; remembers what it wants done, by kind."""
 
-    core: Core = field(default_factory=lambda: Core("r"))
+    core: Core = field(default_factory=lambda: Core("r", TRAINER))
     now_s: float = 0.0
     slots: list[SlotInfo] = field(default_factory=list)
     out: list[Action] = field(default_factory=list)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from procsv.base.identity import TRAINER
 from procsv.ipc.shm.slot_file import SlotPool, SlotReader, scan_slots
 from procsv.training.snapshots.backends import SlotBackend, StagingBackend
 from procsv.training.snapshots.boundary import Boundary
@@ -50,7 +51,7 @@ class Kind(Protocol):
 @contextmanager
 def _slots(source: StateSource) -> Iterator[tuple[SlotBackend, Path]]:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="procsv-test-") as directory:
-        backend = SlotBackend(SlotPool(Path(directory), RUN, 1), source, "test")
+        backend = SlotBackend(SlotPool(Path(directory), RUN, TRAINER, 1), source, "test")
         backend.reserve()
         try:
             yield backend, Path(directory)

@@ -63,7 +63,7 @@ class MachineInMemory(Generic[ChildT]):
     def clear_tree(self, task: TaskId) -> bool:
         raise NotImplementedError
 
-    def snapshot_step(self) -> int:
+    def snapshot_step(self, task: TaskId) -> int:
         raise NotImplementedError
 
     def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ class MachineInMemory(Generic[ChildT]):
 
     def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended:
         words = self.words_of(self._corpses.pop(dead.task))
-        return Ended(dead.task, dead.incarnation, dead.exit, beat, words, self.snapshot_step(), self.stacks)
+        return Ended(dead.task, dead.incarnation, dead.exit, beat, words, self.snapshot_step(dead.task), self.stacks)
 
     # -- what nobody needs here --------------------------------------------------------------------------------
     def _nothing(self, *_: object, **__: object) -> None:

@@ -156,7 +156,7 @@ class World(MachineInMemory[Process]):
     def room_for_standby(self, trainer_pid: int, limit: int) -> int:
         return self.room_bytes
 
-    def snapshot_step(self) -> int:
+    def snapshot_step(self, task: TaskId) -> int:
         return self.memory_step
 
     def beat_of(self, child: Process) -> Heartbeat | None:

@@ -97,12 +97,12 @@ class SlotBackend:
 
     def prepare(self) -> None:
         with self._beginning:
-            self._next = self._next or self.pool.begin()
+            self._next = self._next or self.pool.begin_snapshot()
 
     def capture(self, sequence: int, want: Want, is_whole: Callable[[], bool] = always) -> Callable[[], Message] | None:
         """None if the service still reads every slot but the newest READY one."""
         with self._beginning:
-            writer, self._next = self._next or self.pool.begin(), None
+            writer, self._next = self._next or self.pool.begin_snapshot(), None
         if writer is None:
             return None
         failpoint("trainer.capture")

@@ -101,7 +101,7 @@ class TrainingRun:
         backend: SnapshotBackend = staging
         if source.spec is not None:
             restored = frozenset({self.origin.path} if self.origin.source == "memory" else ())
-            pool = SlotPool(start.paths.shm_dir, start.run, start.incarnation)
+            pool = SlotPool(start.paths.shm_dir, start.run, start.task, start.incarnation)
             backend = SlotBackend(pool, source, start.target, restored)
         self.snapshots = Snapshotter(self._runtime, self.boundary, source, (backend, staging), self._kept.cadence)
         if self.origin.source == "fresh":

@@ -110,8 +110,8 @@ class PostMortem(Protocol):
     def clear(self, dead: Dead) -> None:
         """Removes what `examine` has read."""
 
-    def snapshot_step(self) -> int:
-        """The step of the newest snapshot in shared memory."""
+    def snapshot_step(self, task: TaskId) -> int:
+        """The step of the newest snapshot of `task` in shared memory."""
 
 
 class Resources(Protocol):

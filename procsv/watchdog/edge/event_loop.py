@@ -167,7 +167,9 @@ class Reactor:
             room = self._env.resources.room_for_standby(core.chief.pid, core.settings.launch.memory_limit)
         doing = {task: self._processes.doing(task) for task, service in core.services.items() if service.is_quiet}
         stopped = frozenset(task for task in core.tasks if self._processes.is_stopped(task))
-        return Ticked(self._heartbeats.read(), self._env.post_mortem.snapshot_step(), stopped, room, doing)
+        return Ticked(
+            self._heartbeats.read(), self._env.post_mortem.snapshot_step(core.chief.task), stopped, room, doing
+        )
 
     def _look_at_memory(self) -> None:
         limit = self._core.settings.launch.memory_limit

@@ -44,7 +44,7 @@ class PostMortem:
             return Ended(task, number, dead.exit)
         if task.runs_program:
             words, stacks = self._last_words(task, number), _read(self._paths.stacks(task, number), STACKS_BYTES_MAX)
-            return Ended(task, number, dead.exit, beat, words, self.snapshot_step(), stacks, oom)
+            return Ended(task, number, dead.exit, beat, words, self.snapshot_step(task), stacks, oom)
         log = self._paths.log(task, number)
         said = tuple(last_lines(log, SERVICE_LINES_SHOWN))
         return Ended(task, number, dead.exit, beat, stacks=_read_end(log), oom=oom, log=str(log), last_lines=said)
@@ -55,10 +55,10 @@ class PostMortem:
             self._paths.last_words(dead.task, dead.incarnation).unlink(missing_ok=True)
             self._paths.stacks(dead.task, dead.incarnation).unlink(missing_ok=True)
 
-    def snapshot_step(self) -> int:
-        """The step of the newest whole snapshot in shared memory; NO_STEP if there is none."""
+    def snapshot_step(self, task: TaskId) -> int:
+        """The step of the newest whole snapshot of `task` in shared memory; NO_STEP if there is none."""
         try:
-            return max((info.step for info in scan_slots(self._paths.shm_dir)), default=NO_STEP)
+            return max((s.step for s in scan_slots(self._paths.shm_dir) if s.task == task), default=NO_STEP)
         except OSError:
             return NO_STEP
 

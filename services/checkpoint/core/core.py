@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable
 
 from procsv.base.errors import ProcsvBug
+from procsv.base.identity import TaskId
 from procsv.base.run.manifest import Reason
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.endpoint import Received
@@ -58,9 +59,11 @@ ADOPTION_S_MAX = 5.0  # how long the end of the run waits for the next of the pr
 class Core:
     """All events come here."""
 
-    def __init__(self, run: str, lineage: frozenset[str] = frozenset(), is_restarted: bool = False) -> None:
-        """`is_restarted`: this service follows one that died; what that was asked for is done at once."""
-        self.states = States(run, lineage)
+    def __init__(
+        self, run: str, chief: TaskId, lineage: frozenset[str] = frozenset(), is_restarted: bool = False
+    ) -> None:
+        """`chief`: whose state is saved.  `is_restarted`: this service follows one that died; what that was asked for is done at once."""
+        self.states = States(run, chief, lineage)
         self.saving = Saving()
         self.waiting = Waiting()
         self.restoring = Restoring(self.states)

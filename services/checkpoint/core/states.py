@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from procsv.base.identity import TaskId
 from procsv.ipc.messaging.messages import Durable
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.facts import Adopted, DiskState, Found, State
@@ -19,6 +20,7 @@ class States:
     """What is in memory, and what is known of the disk."""
 
     run: str
+    chief: TaskId  # whose state it is; other tasks' slots are not looked at
     lineage: frozenset[str] = frozenset()  # runs before this one in this logdir: their snapshots count
 
     durable: Durable | None = None
@@ -32,8 +34,8 @@ class States:
 
     # -- what is seen -----------------------------------------------------------------------------------------
     def see(self, slots: Iterable[SlotInfo]) -> None:
-        """The slots that are there now, in whatever state."""
-        self.slots = tuple(slots)
+        """The slots that are there now, of whichever task, in whatever state."""
+        self.slots = tuple(slot for slot in slots if slot.task == self.chief)
         self.heard_of(max((s.sequence for s in self.slots if self.is_ours(s.run)), default=0))
 
     def heard_of(self, sequence: int) -> None:

@@ -38,7 +38,7 @@ def lay_out(paths: RunPaths) -> None:
     for path in (paths.last_words(TRAINER, 3), paths.event_position("3-0")):
         path.touch()
         path.with_name(f".{path.name}.new").touch()  # killed within replace_file
-    pool = SlotPool(paths.shm_dir, RUN, 3)
+    pool = SlotPool(paths.shm_dir, RUN, TRAINER, 3)
     pool.reserve(1000)
     pool.close()
     (paths.shm_dir / parcel_name("3-0", 7)).touch()

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from procsv.base.errors import PeerError, ProcsvBug
+from procsv.base.identity import TRAINER, TaskId
 from procsv.ipc.shm import slot_file
 from procsv.ipc.shm.slot_file import HEADER_BYTES, NoRoom, SlotPool, SlotReader, remove_slot, scan_slots
 from procsv.ipc.shm.slot_index import TENSOR_ALIGNMENT_BYTES, align
@@ -38,14 +39,14 @@ def shm(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pool(shm: Path) -> Iterator[SlotPool]:
-    pool = SlotPool(shm, RUN, 1)
+    pool = SlotPool(shm, RUN, TRAINER, 1)
     pool.reserve(1000)
     yield pool
     pool.close()
 
 
 def snapshot(pool: SlotPool, sequence: int, data: bytes = b"weights") -> SlotInfo:
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
     return publish(writer, sequence, {"w": data})
 
@@ -54,9 +55,9 @@ def snapshot(pool: SlotPool, sequence: int, data: bytes = b"weights") -> SlotInf
 @given(tensors=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.binary(max_size=3000), max_size=8))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 def test_what_is_published_is_read_back(shm: Path, tensors: dict[str, bytes]) -> None:
-    pool = SlotPool(shm, RUN, 3)
+    pool = SlotPool(shm, RUN, TRAINER, 3)
     pool.reserve(0, count=1)
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
     writer.make_room(sum(len(data) + TENSOR_ALIGNMENT_BYTES for data in tensors.values()))
     published = publish(writer, 7, tensors, step=70)
@@ -75,7 +76,7 @@ def test_slots_are_the_owner_s_alone_and_their_memory_is_reserved(pool: SlotPool
 
 
 def test_every_tensor_begins_where_tensorflow_wants_it(pool: SlotPool) -> None:
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
     contents, _ = fill(writer, {"a": b"x", "b": b"y" * 65, "c": b""})
     assert [entry.offset % TENSOR_ALIGNMENT_BYTES for entry in contents.shards[0]] == [0, 0, 0]
@@ -88,7 +89,7 @@ def test_align_moves_up_by_less_than_an_alignment(offset: int) -> None:
 
 
 def test_the_newest_comes_first(shm: Path) -> None:
-    pool = SlotPool(shm, RUN, 1)
+    pool = SlotPool(shm, RUN, TRAINER, 1)
     pool.reserve(100, count=3)
     for sequence in (5, 9, 7):
         snapshot(pool, sequence)
@@ -99,7 +100,7 @@ def test_the_newest_comes_first(shm: Path) -> None:
 def test_a_slot_that_is_being_written_is_not_ready_and_what_it_held_is_forgotten(shm: Path, pool: SlotPool) -> None:
     snapshot(pool, 1)
     snapshot(pool, 2)
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
 
     assert [info.sequence for info in scan_slots(shm)] == [2]
@@ -116,7 +117,7 @@ def test_a_slot_that_is_being_written_is_not_ready_and_what_it_held_is_forgotten
 def test_an_abandoned_slot_is_free_again(shm: Path, pool: SlotPool) -> None:
     snapshot(pool, 1)
     for _ in range(3):
-        writer = pool.begin()
+        writer = pool.begin_snapshot()
         assert writer is not None
         writer.abandon()
 
@@ -128,7 +129,7 @@ def test_an_abandoned_slot_is_free_again(shm: Path, pool: SlotPool) -> None:
 def test_the_newest_ready_slot_is_never_the_one_to_be_written(shm: Path, pool: SlotPool) -> None:
     newest = snapshot(pool, 1)
     for sequence in range(2, 50):
-        writer = pool.begin()
+        writer = pool.begin_snapshot()
         assert writer is not None
         assert writer.path != newest.path
         assert read(newest) == {"w": b"%d" % (sequence - 1) if sequence > 2 else b"weights"}
@@ -137,8 +138,8 @@ def test_the_newest_ready_slot_is_never_the_one_to_be_written(shm: Path, pool: S
 
 def test_while_a_slot_is_written_no_second_one_is_to_be_had(pool: SlotPool) -> None:
     snapshot(pool, 1)
-    assert pool.begin() is not None
-    assert pool.begin() is None
+    assert pool.begin_snapshot() is not None
+    assert pool.begin_snapshot() is None
 
 
 def test_a_slot_that_is_read_is_not_written(shm: Path, pool: SlotPool) -> None:
@@ -146,9 +147,9 @@ def test_a_slot_that_is_read_is_not_written(shm: Path, pool: SlotPool) -> None:
     reader = SlotReader(older)
     snapshot(pool, 2)
 
-    assert pool.begin() is None
+    assert pool.begin_snapshot() is None
     reader.let_go()
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
     assert writer.path == older.path
     reader.close()
@@ -167,7 +168,7 @@ def test_what_was_mapped_before_it_was_let_go_stays_what_it_was(pool: SlotPool) 
 def test_a_reader_is_told_when_its_slot_has_moved_on(shm: Path, pool: SlotPool) -> None:
     first = snapshot(pool, 1)
     snapshot(pool, 2)
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
     with pytest.raises(PeerError, match="being written again"):
         SlotReader(first)
@@ -188,7 +189,7 @@ def test_a_slot_with_the_same_number_but_another_content_is_not_what_was_announc
 # -- damage ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("at", range(HEADER_USED_BYTES))
 def test_a_damaged_header_never_passes_for_another_snapshot(shm: Path, at: int) -> None:
-    pool = SlotPool(shm, RUN, 1)
+    pool = SlotPool(shm, RUN, TRAINER, 1)
     pool.reserve(1000, count=1)
     whole = snapshot(pool, 5)
     for mask in (1, 2, 0x80, 0xFF):
@@ -215,7 +216,7 @@ def test_a_file_of_any_bytes_is_no_slot(shm: Path, head: bytes) -> None:
 
 def test_every_byte_of_the_data_and_of_the_table_is_checked(shm: Path, pool: SlotPool) -> None:
     tensors = {"kernel": bytes(range(100)), "bias": b"\0" * 7}
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
     info = publish(writer, 1, tensors)
     reader = SlotReader(info)
@@ -249,7 +250,7 @@ def test_a_slot_that_was_cut_short_is_a_peer_error(pool: SlotPool) -> None:
 def test_a_table_of_contents_of_another_version_is_a_peer_error(
     pool: SlotPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
     contents, end = fill(writer, {"w": b"x"})
     with monkeypatch.context() as patch:
@@ -262,7 +263,7 @@ def test_a_table_of_contents_of_another_version_is_a_peer_error(
 # -- room ------------------------------------------------------------------------------------------------------
 def test_a_slot_grows_for_a_larger_snapshot_and_for_its_table(shm: Path, pool: SlotPool) -> None:
     big = os.urandom(50_000)
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
     writer.make_room(len(big) + 100 * TENSOR_ALIGNMENT_BYTES)
     info = publish(writer, 1, {f"a tensor with a long name {n}": big[n * 500 : (n + 1) * 500] for n in range(100)})
@@ -283,18 +284,18 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 def test_where_there_is_no_room_nothing_is_kept_and_the_text_says_how_much_there_is(shm: Path) -> None:
-    pool = SlotPool(shm, RUN, 1)
+    pool = SlotPool(shm, RUN, TRAINER, 1)
     with files_of_at_most(1_000_000), pytest.raises(NoRoom, match=r"cannot hold a snapshot of \d+ bytes .* are free"):
         pool.reserve(2_000_000)
 
     assert list(shm.iterdir()) == []
     assert pool.paths == []
-    assert pool.begin() is None
+    assert pool.begin_snapshot() is None
 
 
 def test_a_slot_that_cannot_grow_is_abandoned_and_the_older_snapshot_stands(shm: Path, pool: SlotPool) -> None:
     info = snapshot(pool, 1)
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
     with files_of_at_most(1_000_000), pytest.raises(NoRoom):
         writer.make_room(2_000_000)
@@ -312,7 +313,7 @@ def test_what_a_full_disk_gave_of_what_was_asked_is_given_back(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", give_some)
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
     before = writer.path.stat().st_size
     with pytest.raises(NoRoom):
@@ -326,7 +327,7 @@ def test_memory_that_cannot_be_mapped_is_no_room_either(shm: Path, monkeypatch: 
 
     monkeypatch.setattr(mmap, "mmap", refuse)
     with pytest.raises(NoRoom, match="cannot map"):
-        SlotPool(shm, RUN, 1).reserve(1000)
+        SlotPool(shm, RUN, TRAINER, 1).reserve(1000)
     assert list(shm.iterdir()) == []
 
 
@@ -336,7 +337,7 @@ def test_the_next_trainer_takes_over_the_slots_but_never_the_newest_snapshot(shm
     newest = snapshot(pool, 2)
     pool.close()  # dead
 
-    second = SlotPool(shm, RUN, 2)
+    second = SlotPool(shm, RUN, TRAINER, 2)
     second.reserve(1000)
     assert newest.path not in second.paths
     assert len(second.paths) == 2
@@ -356,7 +357,7 @@ def pool_paths(shm: Path) -> list[Path]:
 def test_a_slot_that_a_trainer_restored_from_is_never_written_again(shm: Path, pool: SlotPool) -> None:
     older, newest = snapshot(pool, 1), snapshot(pool, 2)
     pool.close()
-    second = SlotPool(shm, RUN, 2)
+    second = SlotPool(shm, RUN, TRAINER, 2)
     second.reserve(1000, never=frozenset({str(older.path)}))
 
     assert not {older.path, newest.path} & set(second.paths)
@@ -366,13 +367,13 @@ def test_a_slot_that_a_trainer_restored_from_is_never_written_again(shm: Path, p
 def test_slots_that_are_too_small_or_in_use_are_left_alone(shm: Path, pool: SlotPool) -> None:
     older, _ = snapshot(pool, 1), snapshot(pool, 2)
     reader = SlotReader(older)
-    second = SlotPool(shm, RUN, 2)
+    second = SlotPool(shm, RUN, TRAINER, 2)
     second.reserve(1000)
     assert older.path not in second.paths
     second.close()
     reader.close()
 
-    third = SlotPool(shm, RUN, 3)
+    third = SlotPool(shm, RUN, TRAINER, 3)
     third.reserve(1_000_000)
     assert older.path not in third.paths
     third.close()
@@ -381,9 +382,27 @@ def test_slots_that_are_too_small_or_in_use_are_left_alone(shm: Path, pool: Slot
 def test_numbers_of_slots_that_are_there_already_are_passed_over(shm: Path, pool: SlotPool) -> None:
     snapshot(pool, 1)
     pool.close()
-    again = SlotPool(shm, RUN, 1)  # the same incarnation, a second time
+    again = SlotPool(shm, RUN, TRAINER, 1)  # the same incarnation, a second time
     again.reserve(1000, count=3)
     assert len(set(again.paths)) == 3
+    again.close()
+
+
+def test_each_task_has_slots_of_its_own_and_takes_over_no_other_s(shm: Path, pool: SlotPool) -> None:
+    worker = TaskId("worker", 1)
+    mine = snapshot(pool, 1)
+    pool.close()
+    first = SlotPool(shm, RUN, worker, 1)
+    first.reserve(1000)
+    theirs = snapshot(first, 5)
+    assert {path.name for path in first.paths} == {"slot.worker.1.1.0", "slot.worker.1.1.1"}
+    assert [(info.task, info.sequence) for info in scan_slots(shm)] == [(worker, 5), (TRAINER, 1)]
+    first.close()
+    again = SlotPool(shm, RUN, TRAINER, 2)
+    again.reserve(1000, count=4)
+    assert theirs.path not in again.paths
+    assert mine in scan_slots(shm), "the newest of the trainer's, although the worker has a newer one"
+    assert theirs in scan_slots(shm)
     again.close()
 
 
@@ -397,7 +416,7 @@ def test_a_slot_is_removed_if_it_is_still_what_it_was(shm: Path, pool: SlotPool)
 
 
 def test_a_slot_that_is_written_or_read_is_not_removed(pool: SlotPool) -> None:
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
     assert not remove_slot(writer.path)
     info = publish(writer, 1, {"w": b"x"})
@@ -420,7 +439,7 @@ def test_a_slot_that_was_removed_under_the_hands_of_who_adopts_it_is_not_adopted
             path.unlink()
         flock(fd, how)
 
-    second = SlotPool(shm, RUN, 2)
+    second = SlotPool(shm, RUN, TRAINER, 2)
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", remove_first)
         second.reserve(1000)
@@ -436,7 +455,7 @@ def test_hashes_are_of_the_bytes_as_they_lie_there(pool: SlotPool) -> None:
 
 
 def test_a_slot_that_is_published_cannot_be_published_or_abandoned_again(pool: SlotPool) -> None:
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
     contents, end = fill(writer, {"w": b"weights"})
     published = writer.publish(1, 10, contents, end)

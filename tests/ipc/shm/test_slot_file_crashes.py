@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from procsv.base.identity import TRAINER
 from procsv.ipc.shm.slot_file import SlotPool, remove_slot, scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from tests.ipc.shm.snapshots import RUN, publish, read
@@ -14,17 +15,18 @@ from tests.support.programs import running
 
 pytestmark = pytest.mark.fault
 
-TRAINER = """
+FILLS_SLOTS = """
     import sys
     from pathlib import Path
+    from procsv.base.identity import TRAINER
     from procsv.ipc.shm.slot_file import SlotPool
     from procsv.base.system.failpoints import failpoint
     from tests.ipc.shm.snapshots import RUN, fill
     shm, incarnation, first, last = Path(sys.argv[1]), *map(int, sys.argv[2:])
-    pool = SlotPool(shm, RUN, incarnation)
+    pool = SlotPool(shm, RUN, TRAINER, incarnation)
     pool.reserve(200_000)
     for sequence in range(first, last):
-        writer = pool.begin()
+        writer = pool.begin_snapshot()
         if writer is None:
             print("none")
             continue
@@ -68,14 +70,14 @@ def states(shm: Path) -> list[int]:
 
 
 def snapshot(pool: SlotPool, sequence: int) -> SlotInfo:
-    writer = pool.begin()
+    writer = pool.begin_snapshot()
     assert writer is not None
     return publish(writer, sequence, expected(sequence))
 
 
 @pytest.mark.parametrize("where", ["trainer.copy", "trainer.before_publish"])
 def test_a_slot_whose_trainer_was_killed_over_it_is_torn_and_the_one_before_counts(shm: Path, where: str) -> None:
-    with running(TRAINER, shm, 1, 1, 9, failpoints=f"{where}=3*off->kill") as trainer:
+    with running(FILLS_SLOTS, shm, 1, 1, 9, failpoints=f"{where}=3*off->kill") as trainer:
         assert trainer.wait() == -9
         assert sorted(states(shm)) == [SlotState.WRITING, SlotState.READY]
         newest, *others = scan_slots(shm)
@@ -83,7 +85,7 @@ def test_a_slot_whose_trainer_was_killed_over_it_is_torn_and_the_one_before_coun
         assert read(newest) == expected(3)
 
     torn = next(path for path in shm.glob("slot.*") if path != newest.path)
-    second = SlotPool(shm, RUN, 2)
+    second = SlotPool(shm, RUN, TRAINER, 2)
     second.reserve(200_000)
     assert torn in second.paths, "the dead trainer's lock is gone, and the torn slot is used again"
     assert newest.path not in second.paths
@@ -91,7 +93,7 @@ def test_a_slot_whose_trainer_was_killed_over_it_is_torn_and_the_one_before_coun
 
 
 def test_a_snapshot_counts_from_the_moment_it_is_published(shm: Path) -> None:
-    with running(TRAINER, shm, 1, 1, 9, failpoints="trainer.after_publish=2*off->kill") as trainer:
+    with running(FILLS_SLOTS, shm, 1, 1, 9, failpoints="trainer.after_publish=2*off->kill") as trainer:
         assert trainer.wait() == -9
     assert [info.sequence for info in scan_slots(shm)] == [3, 2]
     assert read(scan_slots(shm)[0]) == expected(3)
@@ -99,7 +101,7 @@ def test_a_snapshot_counts_from_the_moment_it_is_published(shm: Path) -> None:
 
 @pytest.mark.parametrize("after", [1, 20, 41, 97])
 def test_wherever_a_trainer_is_killed_the_newest_snapshot_is_whole(shm: Path, after: int) -> None:
-    with running(TRAINER, shm, 1, 1, 10**6) as trainer:
+    with running(FILLS_SLOTS, shm, 1, 1, 10**6) as trainer:
         trainer.wait_said("published", after)
         trainer.kill()
         newest = scan_slots(shm)[0]
@@ -108,30 +110,30 @@ def test_wherever_a_trainer_is_killed_the_newest_snapshot_is_whole(shm: Path, af
 
 
 def test_a_slot_that_another_process_reads_is_not_written_until_that_process_is_dead(shm: Path) -> None:
-    pool = SlotPool(shm, RUN, 1)
+    pool = SlotPool(shm, RUN, TRAINER, 1)
     pool.reserve(200_000)
     older = snapshot(pool, 1)
     with running(READER, shm, 1) as service:
         assert service.wait_said("holding") == str(older.path)
         newest = snapshot(pool, 2)
-        assert pool.begin() is None
+        assert pool.begin_snapshot() is None
         assert not remove_slot(older.path)
         assert read(newest) == expected(2)
 
         service.kill()
-        writer = pool.begin()
+        writer = pool.begin_snapshot()
         assert writer is not None
         assert writer.path == older.path
     pool.close()
 
 
 def test_a_snapshot_that_is_read_outlives_its_trainer(shm: Path) -> None:
-    with running(TRAINER, shm, 1, 1, 3) as trainer:
+    with running(FILLS_SLOTS, shm, 1, 1, 3) as trainer:
         trainer.wait_said("done")
         with running(READER, shm, 2) as service:
             service.wait_said("holding")
             trainer.kill()
-            second = SlotPool(shm, RUN, 2)
+            second = SlotPool(shm, RUN, TRAINER, 2)
             second.reserve(200_000)
             for sequence in range(3, 8):
                 snapshot(second, sequence)
@@ -144,11 +146,12 @@ def test_nobody_removes_a_slot_under_a_trainer_that_writes_to_it(shm: Path) -> N
     source = """
         import sys
         from pathlib import Path
+        from procsv.base.identity import TRAINER
         from procsv.ipc.shm.slot_file import SlotPool
         from tests.ipc.shm.snapshots import RUN, publish
-        pool = SlotPool(Path(sys.argv[1]), RUN, 1)
+        pool = SlotPool(Path(sys.argv[1]), RUN, TRAINER, 1)
         pool.reserve(1000, count=1)
-        writer = pool.begin()
+        writer = pool.begin_snapshot()
         print("writing", writer.path)
         sys.stdin.readline()
         publish(writer, 1, {"w": b"x"})

@@ -207,7 +207,7 @@ def _restart_from_disk(run: Run, rng: Random) -> str:
 
 
 def spoil_slot(run: Run, rng: Random) -> str:
-    slot = run.world.memory.newest_ready()
+    slot = run.world.memory.newest_ready(TRAINER)
     if slot is None:
         return ""
     slot.is_good = False

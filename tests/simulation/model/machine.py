@@ -118,8 +118,8 @@ class Machine(MachineInMemory[Process]):
     def words_of(self, child: Process) -> LastWords | None:
         return child.words if isinstance(child, Trainer) and child.words.type else None
 
-    def snapshot_step(self) -> int:
-        return self._world.memory.newest_step()
+    def snapshot_step(self, task: TaskId) -> int:
+        return self._world.memory.newest_step(task)
 
     def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
         self._world.note(history.Journaled(event, task, incarnation, fields))

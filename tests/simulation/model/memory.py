@@ -10,6 +10,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from procsv.base.identity import TaskId, attempt_name
+from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_state import SlotEvent, SlotInfo, SlotState, next_state
 
@@ -53,12 +55,13 @@ class SimMemory:
         """As slot_file.scan_slots(any_state=True): newest sequence first."""
         return sorted((slot.info for slot in self.slots.values()), key=lambda info: -info.sequence)
 
-    def newest_ready(self) -> Slot | None:
-        ready = [slot for slot in self.slots.values() if slot.info.state is SlotState.READY]
+    def newest_ready(self, task: TaskId) -> Slot | None:
+        ready = [slot for slot in self.slots.values() if slot.info.state is SlotState.READY and slot.info.task == task]
         return max(ready, key=lambda slot: slot.info.sequence, default=None)
 
-    def newest_step(self) -> int:
-        return max((slot.info.step for slot in self.slots.values() if slot.info.state is SlotState.READY), default=-1)
+    def newest_step(self, task: TaskId) -> int:
+        newest = self.newest_ready(task)
+        return newest.info.step if newest is not None else -1
 
     def read(self, info: SlotInfo) -> Slot:
         """The slot, as SlotReader opens it; SlotIsGone if it is not what `info` says."""
@@ -94,24 +97,25 @@ class SimMemory:
 
 
 class SimArena:
-    """The slots of one trainer incarnation: procsv.ipc.shm.slot_file.SlotPool."""
+    """The slots of one incarnation of a task: procsv.ipc.shm.slot_file.SlotPool."""
 
-    def __init__(self, memory: SimMemory, run: str, incarnation: int, pid: int, plan: CheckpointPlan) -> None:
-        self._memory, self._run, self._incarnation, self._pid, self._plan = memory, run, incarnation, pid, plan
+    def __init__(self, memory: SimMemory, me: Address, pid: int, plan: CheckpointPlan) -> None:
+        self._memory, self._me, self._pid, self._plan = memory, me, pid, plan
         self._own: list[Slot] = []
 
     def reserve(self, count: int, never: Path | None) -> None:
-        newest = self._memory.newest_ready()
+        newest = self._memory.newest_ready(self._me.task)
         for path in sorted(self._memory.slots):
             slot = self._memory.slots[path]
-            if len(self._own) < count and path != never and slot is not newest and not slot.is_locked:
+            is_own = slot.info.task == self._me.task
+            if is_own and len(self._own) < count and path != never and slot is not newest and not slot.is_locked:
                 self._take(slot)
         number = 0
         while len(self._own) < count:
-            path = self._memory.directory / f"slot.{self._incarnation}.{number}"
+            path = self._memory.directory / f"slot.{attempt_name(self._me.task, self._me.incarnation)}.{number}"
             number += 1
             if path not in self._memory.slots:
-                slot = Slot(SlotInfo(path, SlotState.FREE, self._incarnation, 0, -1, self._run, 0, 0, 0))
+                slot = Slot(self._marked(path, SlotState.FREE))
                 self._memory.slots[path] = slot
                 self._take(slot)
 
@@ -121,9 +125,12 @@ class SimArena:
         self._own.append(slot)
 
     def _mark(self, slot: Slot) -> None:
-        slot.info = SlotInfo(slot.info.path, slot.info.state, self._incarnation, 0, -1, self._run, 0, 0, 0)
+        slot.info = self._marked(slot.info.path, slot.info.state)
 
-    def begin(self) -> Slot | None:
+    def _marked(self, path: Path, state: SlotState) -> SlotInfo:
+        return SlotInfo(path, state, self._me.task, self._me.incarnation, 0, -1, self._me.run, 0, 0, 0)
+
+    def begin_snapshot(self) -> Slot | None:
         """A slot to fill; None if the service reads all but the newest READY one."""
         newest = max((slot.info.sequence for slot in self._own), default=0)
         for slot in sorted(self._own, key=lambda slot: slot.info.sequence):

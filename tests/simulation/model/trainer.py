@@ -256,7 +256,9 @@ class Trainer(Process):
         program = self.world.program
         yield self._import_s
         program.check_import(self.incarnation)
-        self._pool = SimArena(self.world.memory, self.run_id, self.incarnation, self.pid, program.plan)
+        self._pool = SimArena(
+            self.world.memory, Address(self.run_id, TRAINER, self.incarnation), self.pid, program.plan
+        )
         self._tell(CHECKPOINT, program.plan)
         self.phase = Phase.RESTORE
         yield from self._restore()
@@ -387,7 +389,7 @@ class Trainer(Process):
             self._snapshot_s = self.world.clock.now_s + self.world.program.snapshot_s
             return sequence
         assert self._pool is not None
-        slot = self._pool.begin()
+        slot = self._pool.begin_snapshot()
         if slot is None:
             return None
         self._sequence = sequence

@@ -1,4 +1,7 @@
-"""A task beside the trainer, in a run of several: it trains until it is told to stop, and leaves no state."""
+"""A task beside the trainer, in a run of several: it trains until it is told to stop.
+
+Its snapshots lie beside the trainer's, in slots of its own, as those of a parameter server would; they are in no checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,25 @@ from procsv.base.outcome import Exit
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.messages import FirstStepDone, Hello, StopTraining
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from tests.simulation.model.memory import SimArena
 from tests.simulation.model.network import SimClient
 from tests.simulation.model.processes import Process
 
 if TYPE_CHECKING:
     from tests.simulation.model.world import World
 
+FOREIGN_STEP = 10**6  # far above any of the trainer's: restored, it would be seen
 STEP_S = 0.2
+SLOTS = 2
 
 
 class Worker(Process):
     def __init__(self, world: World, task: TaskId, incarnation: int, run: str) -> None:
         super().__init__(world, task, incarnation)
         self.step = -1
-        self._client = SimClient(
-            world.network, world.socket(WATCHDOG), Address(run, task, incarnation), world.clock, self.wake
-        )
+        self._me = Address(run, task, incarnation)
+        self._pool: SimArena | None = None
+        self._client = SimClient(world.network, world.socket(WATCHDOG), self._me, world.clock, self.wake)
         self._begins_s = world.clock.now_s + world.program.import_s
         self.wake(STEP_S)
 
@@ -51,9 +57,18 @@ class Worker(Process):
         if not self.is_dead and now_s >= self._begins_s:
             self._begins_s = now_s + STEP_S
             self.step += 1
+            self._take_snapshot()
             if self.step == 1:
                 self._client.send_reliable(FirstStepDone(0, "fresh", "its chief", 1, now_s))
         self.wake(STEP_S)
+
+    def _take_snapshot(self) -> None:
+        if self._pool is None:
+            self._pool = SimArena(self.world.memory, self._me, self.pid, self.world.program.plan)
+            self._pool.reserve(SLOTS, None)
+        slot = self._pool.begin_snapshot()
+        assert slot is not None, "another task writes or reads this one's slots"
+        self._pool.publish(slot, self.step + 1, FOREIGN_STEP + self.step, value=0)
 
     def _stop(self) -> None:
         self.die(Exit(75, None), "itself")

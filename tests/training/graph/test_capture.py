@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from procsv.base.identity import TRAINER
 from procsv.ipc.shm.slot_file import SlotPool, SlotReader, scan_slots
 from procsv.ipc.shm.slot_index import prefix_of, unpack_strings
 from procsv.training.graph.save_config import SaveConfig, plan_of
@@ -38,7 +39,7 @@ def _config(saver: Any, graph: Any, step: Any) -> SaveConfig:
 
 
 def _backend(shm: Path, source: StateSource, never: frozenset[str] = frozenset()) -> SlotBackend:
-    backend = SlotBackend(SlotPool(shm, RUN, 1), source, "test", never)
+    backend = SlotBackend(SlotPool(shm, RUN, TRAINER, 1), source, "test", never)
     backend.reserve()
     return backend
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from procsv.base.identity import TRAINER
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.training.graph.capture import Capture
 from procsv.training.graph.save_config import SaveConfig, plan_of
@@ -63,7 +64,7 @@ def test_no_sparse_update_changes_what_a_capture_holds(shm: Path) -> None:
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
             source = config.source_of(session)
-            way = SlotBackend(SlotPool(shm, "0123456789abcdef", 1), source, "test")
+            way = SlotBackend(SlotPool(shm, "0123456789abcdef", TRAINER, 1), source, "test")
             way.reserve()
             memory = way.pool.memories()[0]
             for name, update in updates.items():
