@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from procsv.base.errors import UserError
+from procsv.base.terminal import as_markup
 from procsv.base.units import show_duration, show_size
 from procsv.ipc.messaging.start import safe_path
 
@@ -49,24 +50,23 @@ def command(directory: str, verify: bool, as_json: bool) -> None:
 def show(inventory: dict[str, Any], verify: bool) -> None:
     """The table for people."""
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
     if inventory["error"]:
-        console.print(f"[red]{escape(inventory['error'])}[/red]")
+        console.print(f"[red]{as_markup(inventory['error'])}[/red]")
     if inventory["checkpoints"]:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("step", "checkpoint", "size", "age", "reason", "verified" if verify else "looks"):
             side: Literal["right", "left"] = "right" if name in ("step", "size", "age") else "left"
             table.add_column(name, justify=side, overflow="fold")
         for item in inventory["checkpoints"]:
-            table.add_row(*(escape(cell) for cell in _row(item, verify)))
+            table.add_row(*(as_markup(cell) for cell in _row(item, verify)))
         console.print(table)
     for path in inventory["rejected"]:
-        console.print(f"moved aside, since it cannot be restored: {escape(path)}")
+        console.print(f"moved aside, since it cannot be restored: {as_markup(path)}")
     for path in inventory["leftovers"]:
-        console.print(f"belongs to no checkpoint: {escape(path)}")
+        console.print(f"belongs to no checkpoint: {as_markup(path)}")
 
 
 def _row(item: dict[str, Any], verify: bool) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import contextlib
 import re
 import sys
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
@@ -17,6 +18,7 @@ from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.base.run.log_follower import LogFollower
 from procsv.base.run.run_file import RunFile, is_run_active
+from procsv.base.terminal import OutputFilter
 from procsv.cli.query import find_run
 
 if TYPE_CHECKING:
@@ -24,6 +26,14 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 CHUNK_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a log is shown; a terminal is spared what it would obey."""
+
+    stream: BinaryIO
+    filter: OutputFilter | None
 
 
 @click.command("logs")
@@ -43,7 +53,7 @@ def command(directory: str, follow: bool, role: str) -> None:
     if log is None:
         roles = sorted({path.name.rsplit(".", 2)[0] for path in run.paths.logs.glob("*.*.log")})
         raise UserError(f"there is no log of {role!r} in {run.paths.logs}; there are: {', '.join(roles) or 'none'}")
-    out = sys.stdout.buffer
+    out = Output(sys.stdout.buffer, OutputFilter() if sys.stdout.isatty() else None)
     try:
         if follow:
             _follow(run, role, log, out)
@@ -64,7 +74,7 @@ def newest_log(run: RunFile, task: str) -> Path | None:
     return run.paths.log(TaskId.parse(task), max(found)) if found else None
 
 
-def _follow(run: RunFile, role: str, log: Path, out: BinaryIO) -> None:
+def _follow(run: RunFile, role: str, log: Path, out: Output) -> None:
     pause = threading.Event()
     while True:
         with contextlib.closing(LogFollower(log, with_older=True)) as file:
@@ -81,7 +91,7 @@ def _follow(run: RunFile, role: str, log: Path, out: BinaryIO) -> None:
         log = newest
 
 
-def _copy(log: LogFollower, out: BinaryIO, is_last: bool) -> None:
+def _copy(log: LogFollower, out: Output, is_last: bool) -> None:
     while data := log.read(CHUNK_BYTES, is_last=is_last):
-        out.write(data)
-    out.flush()
+        out.stream.write(out.filter.pass_on(data) if out.filter is not None else data)
+    out.stream.flush()

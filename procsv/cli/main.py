@@ -16,6 +16,7 @@ import click
 from procsv import __version__
 from procsv.base.errors import UserError
 from procsv.base.system.system_clock import SystemClock
+from procsv.base.terminal import printable
 
 COMMANDS = {  # name -> (module, what it does); in the order of the help
     "launch": ("procsv.cli.launch", "Run a program, and restart it when it crashes or hangs."),
@@ -70,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         procsv.main(args=argv, prog_name="procsv", obj=SystemClock().wall())  # since when somebody waits for it
     except UserError as error:
-        click.echo(f"procsv: {error}", err=True)
+        click.echo(f"procsv: {printable(str(error))}", err=True)
         sys.exit(error.exit_code)
 
 

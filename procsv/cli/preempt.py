@@ -15,6 +15,7 @@ import msgspec
 from procsv.base.errors import UserError
 from procsv.base.run.run_file import is_run_active
 from procsv.base.system.system_clock import SystemClock
+from procsv.base.terminal import printable
 from procsv.base.units import show_duration
 from procsv.cli.query import find_run
 from procsv.cli.values import Duration
@@ -54,7 +55,7 @@ def command(directory: str, profile: str, grace: float | None, as_json: bool) ->
         chosen = type(chosen)(grace, chosen.notifies_all, chosen.what)
     if not as_json:
         click.echo(
-            f"{profile}: notice to {run.target} (process {run.pid}), {show_duration(chosen.grace_s)} of grace …",
+            f"{profile}: notice to {printable(run.target)} (process {run.pid}), {show_duration(chosen.grace_s)} of grace …",
             err=True,
         )
     outcome = preempt(run, profile, chosen, SystemClock())
@@ -67,7 +68,7 @@ def command(directory: str, profile: str, grace: float | None, as_json: bool) ->
         }
         click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
     else:
-        click.echo(_sentence(outcome))
+        click.echo(printable(_sentence(outcome)))
     sys.exit(0 if outcome.in_time else 1)
 
 

@@ -11,6 +11,7 @@ import click
 
 from procsv.base.errors import UserError
 from procsv.base.run.run_file import FINAL_STATES, RunFile, is_run_active
+from procsv.base.terminal import printable
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import CannotRestart, RestartTrainer
 
@@ -36,7 +37,7 @@ def command(directory: str) -> None:
         raise UserError(
             f"the watchdog of {run.logdir} (process {run.pid}) does not answer; try again, or use procsv stop --now", 1
         )
-    click.echo(f"restarting {run.target} (incarnation {run.incarnation}) …")
+    click.echo(f"restarting {printable(run.target)} (incarnation {run.incarnation}) …")
     after = _wait_for_next(directory, run)
     if after.incarnation == run.incarnation:
         raise UserError(f"the program was not started again: the run is {after.state}", 1)

@@ -13,6 +13,7 @@ import msgspec
 from procsv.base.identity import TRAINER
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.run_file import FINAL_STATES, RunFile, is_run_active
+from procsv.base.terminal import as_markup
 from procsv.base.units import show_duration, show_size
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import Status, StatusRequest
@@ -78,14 +79,14 @@ def show(status: dict[str, Any]) -> None:
     console = Console(highlight=False)
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(status):
-        facts.add_row(name, value)
+        facts.add_row(name, as_markup(value))
     console.print(facts)
     if status["processes"]:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("role", "pid", "state", "phase", "up", "memory", "cpu"):
             table.add_column(name, justify="right" if name in ("pid", "up", "memory", "cpu") else "left")
         for process in status["processes"]:
-            table.add_row(*_row(process))
+            table.add_row(*map(as_markup, _row(process)))
         console.print()
         console.print(table)
 

@@ -16,6 +16,7 @@ import click
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.run.run_file import RunFile, is_run_active
+from procsv.base.terminal import printable
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import StopRun
 
@@ -35,11 +36,11 @@ def command(directory: str, now: bool) -> None:
     run = find_run(directory)
     pidfd = _open(run)
     if pidfd is None:
-        click.echo(f"no run is active in {run.logdir}: {_how(run)}")
+        click.echo(printable(f"no run is active in {run.logdir}: {_how(run)}"))
         return
     try:
         _ask(run, now, pidfd)
-        click.echo(f"stopping {run.target} (process {run.pid}){' now' if now else ''} …")
+        click.echo(printable(f"stopping {run.target} (process {run.pid}){' now' if now else ''} …"))
         if not select.select([pidfd], [], [], HINT_S)[0] and not now:
             click.echo(f"the program has not stopped yet; `procsv stop --now {directory}` kills it")
         while not select.select([pidfd], [], [], LOOK_S)[0]:
@@ -47,7 +48,7 @@ def command(directory: str, now: bool) -> None:
     finally:
         os.close(pidfd)
     after = find_run(directory)
-    click.echo(f"ended: {_how(after)}")
+    click.echo(printable(f"ended: {_how(after)}"))
     sys.exit(0 if after.exit_code in (exit_codes.DONE, exit_codes.RESUMABLE) else 1)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from procsv.base.terminal import as_markup
 from procsv.base.units import show_duration
 from procsv.drill.findings import Findings, Trial
 
@@ -56,7 +57,6 @@ def _trial(trial: Trial) -> dict[str, Any]:
 
 def show(found: Findings, console: Console) -> None:
     """The table, then the verdict."""
-    from rich.markup import escape
     from rich.table import Table
 
     if found.blows:
@@ -66,7 +66,7 @@ def show(found: Findings, console: Console) -> None:
         for blow in found.blows:
             went_on = blow.source or ("-" if blow.ended_trainer else "went on")
             table.add_row(
-                escape(blow.what),
+                as_markup(blow.what),
                 str(blow.step) if blow.step >= 0 else "-",
                 f"{blow.incarnation} ended" if blow.ended_trainer else str(blow.incarnation),
                 went_on,
@@ -76,16 +76,15 @@ def show(found: Findings, console: Console) -> None:
         console.print(table)
         console.print()
     for text in found.missed:
-        console.print(f"did not happen: {escape(text)} (the training was over before)")
+        console.print(f"did not happen: {as_markup(text)} (the training was over before)")
     _show_facts(found, console)
     verdict = "[green]held[/]" if found.held else "[red]did not hold[/]"
     console.print(f"\n{verdict}")
     for problem in found.problems:
-        console.print(f"  {escape(problem)}")
+        console.print(f"  {as_markup(problem)}")
 
 
 def _show_facts(found: Findings, console: Console) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     drilled, baseline = found.drilled.account, found.baseline.account
@@ -100,5 +99,5 @@ def _show_facts(found: Findings, console: Console) -> None:
     facts.add_row("steps lost", str(drilled.lost_steps))
     facts.add_row("time", f"{show_duration(drilled.wall_s)}, without faults {show_duration(baseline.wall_s)}")
     facts.add_row("goodput", f"{drilled.goodput:.1%}, without faults {baseline.goodput:.1%}")
-    facts.add_row("report", escape(f"procsv report {found.drilled.logdir}"))
+    facts.add_row("report", as_markup(f"procsv report {found.drilled.logdir}"))
     console.print(facts)

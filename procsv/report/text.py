@@ -9,6 +9,7 @@ import datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from procsv.base.terminal import as_markup
 from procsv.base.units import show_duration
 from procsv.report.account import KINDS, NO_STEP, Account, Incarnation, Kind
 
@@ -107,13 +108,12 @@ def headline(account: Account) -> str:
 
 def show(story: Story, console: Console) -> None:
     """The report for people."""
-    from rich.markup import escape
 
     account = story.account
     console.print(
-        f"[bold]{escape(' '.join((story.target, *story.args)) or story.logdir)}[/bold]  {escape(story.logdir)}"
+        f"[bold]{as_markup(' '.join((story.target, *story.args)) or story.logdir)}[/bold]  {as_markup(story.logdir)}"
     )
-    console.print(headline(account))
+    console.print(as_markup(headline(account)))
     console.print(f"goodput {account.goodput:.1%} of the time in which the run was active\n")
     _show_ledger(account, console)
     console.print()
@@ -155,7 +155,6 @@ _GLYPHS: dict[Kind, str] = {"kept": "█", "redone": "▒", "starting": "▄", "
 
 
 def _show_incarnations(account: Account, console: Console) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -163,7 +162,7 @@ def _show_incarnations(account: Account, console: Console) -> None:
     for name in ("start", "at", "after", "from", "to step", "ended", "lost"):
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for one in account.incarnations:
-        table.add_row(*(escape(cell) for cell in _incarnation_row(one)))
+        table.add_row(*(as_markup(cell) for cell in _incarnation_row(one)))
     console.print(table)
 
 
@@ -197,4 +196,4 @@ def _show_checkpoints(account: Account, console: Console) -> None:
         text += f"; {failed} could not be written at the first try"
     if rejected:
         text += f"; passed over: {', '.join(rejected)}"
-    console.print(text, markup=False)
+    console.print(as_markup(text))

@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from procsv.base.run.log_follower import LogFollower
+from procsv.base.terminal import OutputFilter, printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,16 +37,17 @@ class Console:
         self._queue: collections.deque[bytes | Path | None] = collections.deque()
         self._news = threading.Condition()
         self._log: LogFollower | None = None
+        self._filter = OutputFilter() if os.isatty(out_fd) else None
         self._broken: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="procsv-console", daemon=True)
         self._thread.start()
 
     def say(self, text: str, is_bad: bool = False, traceback: str = "") -> None:
-        """One line of ours; `traceback` follows as it is."""
-        line = f"procsv: {text}"
+        """One line of ours; `traceback` follows.  Control characters in them are shown, not sent."""
+        line = f"procsv: {printable(text)}"
         if self._colour:
             line = f"{_RED if is_bad else _DIM}{line}{_PLAIN}"
-        self._put((line + "\n" + (traceback.rstrip() + "\n" if traceback else "")).encode(errors="replace"))
+        self._put((line + "\n" + (printable(traceback.rstrip()) + "\n" if traceback else "")).encode(errors="replace"))
 
     def follow(self, log: Path) -> None:
         """From now on echoes `log`, from its present end; first the rest of the one before."""
@@ -85,6 +87,7 @@ class Console:
                     self._write(self._err_fd, item)
                     continue
                 self._pump(None)
+                self._write(self._out_fd, self._filter.finish() if self._filter is not None else b"")
                 if item is None:
                     return
                 self._open(item)
@@ -107,7 +110,7 @@ class Console:
             if not data:
                 return
             done += len(data)
-            self._write(self._out_fd, data)
+            self._write(self._out_fd, self._filter.pass_on(data) if self._filter is not None else data)
 
     def _write(self, fd: int, data: bytes) -> None:
         view = memoryview(data)
