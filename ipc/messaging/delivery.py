@@ -33,7 +33,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def add(self, body: Message, re: int, now_s: float) -> int:
+    def add_message(self, body: Message, re: int, now_s: float) -> int:
         """Takes charge of `body`; its sequence number.  The caller says it for the first time."""
         if len(self._pending) >= UNACKED_MAX:
             raise ProcsvBug(f"{UNACKED_MAX} unacknowledged messages to one peer")
@@ -83,9 +83,6 @@ class Inbox:
     """Which reliable messages of a peer have been handled.  A peer's new incarnation starts from nothing."""
 
     def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
         self._begin(0)
 
     def _begin(self, incarnation: int) -> None:

@@ -197,7 +197,7 @@ class ServerEndpoint(Endpoint):
     def send_reliable(self, who: bytes, body: Message, re: int = 0) -> int:
         """Says `body` until `who` acknowledges it.  Its sequence number."""
         peer = self.peers[who]
-        seq = peer.outbox.add(body, re, self._clock.monotonic())
+        seq = peer.outbox.add_message(body, re, self._clock.monotonic())
         self._send(who, seq, re, body)
         return seq
 
@@ -279,7 +279,7 @@ class ClientEndpoint(Endpoint):
 
     def send_reliable(self, body: Message, re: int = 0) -> int:
         """Says `body` until the server acknowledges it.  Its sequence number."""
-        seq = self.peer.outbox.add(body, re, self._clock.monotonic())
+        seq = self.peer.outbox.add_message(body, re, self._clock.monotonic())
         self._send(seq, re, body)
         return seq
 

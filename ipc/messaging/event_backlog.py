@@ -80,7 +80,7 @@ class EventBacklog:
         self._losses = 0
 
     # -- the training side ---------------------------------------------------------------------------------
-    def add(self, record: bytes) -> int:
+    def add_record(self, record: bytes) -> int:
         """Takes charge of a serialized Event; its ticket."""
         self._added += 1
         self._waiting.append((self._added, record))
@@ -90,7 +90,7 @@ class EventBacklog:
             self.dropped += 1
         return self._added
 
-    def end(self) -> None:
+    def end_stream(self) -> None:
         """No more records follow; CloseWriter is said once the last is written."""
         self._is_ending = True
 

@@ -30,10 +30,12 @@ RECONNECT_MS_MAX = 500
 LINGER_MS_AT_CLOSE = 1000
 
 
-class _Socket:
-    """A socket that never blocks."""
+class _ZmqEndpoint(Endpoint):
+    """An endpoint on a socket that never blocks."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int) -> None:
+    socket: zmq.Socket[bytes]
+
+    def _open_socket(self, context: zmq.Context[zmq.Socket[bytes]], kind: int) -> None:
         self.socket = context.socket(kind)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDTIMEO, 0)
@@ -42,7 +44,7 @@ class _Socket:
         self.socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
         self.socket.setsockopt(zmq.MAXMSGSIZE, CUT_OFF_BYTES)
 
-    def put(self, frames: list[bytes]) -> Put:
+    def _put(self, frames: list[bytes]) -> Put:
         try:
             self.socket.send_multipart(frames)
         except zmq.Again:
@@ -53,24 +55,24 @@ class _Socket:
             return Put.NOBODY
         return Put.TAKEN
 
-    def take(self, endpoint: Endpoint) -> list[bytes] | None:
+    def _take(self) -> list[bytes] | None:
         try:
             while True:
                 frames = self.socket.recv_multipart()
                 if not failpoint("channel.receive"):
                     return frames
-                endpoint.drop("a fault of the plan")
+                self.drop("a fault of the plan")
         except zmq.Again:
             return None
 
 
-class Server(ServerEndpoint):
+class Server(_ZmqEndpoint, ServerEndpoint):
     """A ROUTER bound to a unix socket in a directory of ours."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
         self.path = path
-        self._gate = _Socket(context, zmq.ROUTER)
+        self._open_socket(context, zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         try:
@@ -95,16 +97,6 @@ class Server(ServerEndpoint):
         finally:
             os.umask(before)
 
-    @property
-    def socket(self) -> zmq.Socket[bytes]:
-        return self._gate.socket
-
-    def _put(self, frames: list[bytes]) -> Put:
-        return self._gate.put(frames)
-
-    def _take(self) -> list[bytes] | None:
-        return self._gate.take(self)
-
     def is_in_place(self) -> bool:
         """False if somebody has deleted or replaced the socket file (temp sweepers do)."""
         try:
@@ -118,13 +110,13 @@ class Server(ServerEndpoint):
             self.path.unlink(missing_ok=True)
 
 
-class Client(ClientEndpoint):
+class Client(_ZmqEndpoint, ClientEndpoint):
     """A DEALER connected to a server; it may not be there yet, and may come and go."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
         self.path = path
-        self._gate = _Socket(context, zmq.DEALER)
+        self._open_socket(context, zmq.DEALER)
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
@@ -133,17 +125,10 @@ class Client(ClientEndpoint):
         self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.socket.connect(f"ipc://{path}")
 
-    @property
-    def socket(self) -> zmq.Socket[bytes]:
-        return self._gate.socket
-
     def _put(self, frames: list[bytes]) -> Put:
         if self.monitor.poll(0):
             return Put.FULL  # a new connection, which `tick` has not reported yet: the introduction goes first
-        return self._gate.put(frames)
-
-    def _take(self) -> list[bytes] | None:
-        return self._gate.take(self)
+        return super()._put(frames)
 
     def _new_connections(self) -> int:
         made = 0

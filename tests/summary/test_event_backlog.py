@@ -12,7 +12,7 @@ from procsv.ipc.messaging.messages import CloseWriter, OpenWriter
 def opened(count: int = 0, size: int = 1) -> EventBacklog:
     backlog = EventBacklog("1-0", "/logs", ".a")
     for number in range(1, count + 1):
-        backlog.add(bytes([number % 256]) * size)
+        backlog.add_record(bytes([number % 256]) * size)
     assert backlog.due(0.0) == [OpenWriter("1-0", "/logs", ".a")]
     backlog.on_written(0, "", 0.0)
     return backlog
@@ -28,14 +28,14 @@ def test_nothing_is_said_before_the_first_record() -> None:
 
     assert backlog.due(0.0) == []
     assert backlog.next_due_s(0.0) is None
-    backlog.end()
+    backlog.end_stream()
     assert backlog.due(0.0) == []
     assert backlog.is_closed
 
 
 def test_open_is_said_again_every_second_until_it_is_answered() -> None:
     backlog = EventBacklog("1-0", "/logs", "")
-    backlog.add(b"a")
+    backlog.add_record(b"a")
 
     assert [len(backlog.due(now_s)) for now_s in (0.0, 0.5, 1.0, 1.5, 2.0)] == [1, 0, 1, 0, 1]
     assert backlog.next_due_s(2.0) == 3.0
@@ -48,8 +48,8 @@ def test_batches_are_bounded_in_records_and_bytes_and_number() -> None:
 
 def test_a_large_record_is_a_batch_of_its_own() -> None:
     backlog = opened(1)
-    backlog.add(bytes(event_backlog.BATCH_BYTES_MAX + 1))
-    backlog.add(b"small")
+    backlog.add_record(bytes(event_backlog.BATCH_BYTES_MAX + 1))
+    backlog.add_record(b"small")
 
     due = [b for b in backlog.due(0.0) if isinstance(b, Batch)]
     assert [(b.first, len(b.records), b.is_parcel) for b in due] == [(1, 1, False), (2, 1, True), (3, 1, False)]
@@ -96,7 +96,7 @@ def test_the_oldest_that_was_never_sent_is_dropped_and_counted_and_numbers_have_
     backlog = opened(2048)
     assert len(batches(backlog, 0.0)) == 4
     for number in range(2049, event_backlog.QUEUE_RECORDS_MAX + 101):
-        backlog.add(number.to_bytes(4, "little"))
+        backlog.add_record(number.to_bytes(4, "little"))
 
     assert (backlog.unwritten, backlog.dropped) == (event_backlog.QUEUE_RECORDS_MAX, 100)
     backlog.on_written(2048, "", 0.1)
@@ -108,7 +108,7 @@ def test_bytes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_backlog, "QUEUE_BYTES_MAX", 1000)
     backlog = EventBacklog("1-0", "/logs", "")
     for _ in range(5):
-        backlog.add(bytes(300))
+        backlog.add_record(bytes(300))
 
     assert (backlog.unwritten, backlog.dropped) == (3, 2)
 
@@ -116,7 +116,7 @@ def test_bytes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_record_is_done_when_it_and_all_before_it_are_written_or_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_backlog, "QUEUE_RECORDS_MAX", 3)
     backlog = EventBacklog("1-0", "/logs", "")
-    tickets = [backlog.add(b"x") for _ in range(5)]
+    tickets = [backlog.add_record(b"x") for _ in range(5)]
     assert [backlog.is_done(t) for t in tickets] == [True, True, False, False, False]
 
     backlog.due(0.0)
@@ -128,7 +128,7 @@ def test_a_record_is_done_when_it_and_all_before_it_are_written_or_dropped(monke
 
 def test_close_is_said_when_all_is_written_and_again_until_it_is_answered() -> None:
     backlog = opened(2)
-    backlog.end()
+    backlog.end_stream()
     assert batches(backlog, 0.0) == [(1, 2)]
     assert backlog.due(0.1) == []
 
@@ -142,7 +142,7 @@ def test_close_is_said_when_all_is_written_and_again_until_it_is_answered() -> N
 
 def test_a_service_that_has_forgotten_the_stream_has_heard_its_close() -> None:
     backlog = opened(2)
-    backlog.end()
+    backlog.end_stream()
     backlog.due(0.0)
     backlog.on_written(2, "", 0.1)
     assert backlog.due(0.1) == [CloseWriter("1-0", 2)]

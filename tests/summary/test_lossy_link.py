@@ -99,9 +99,9 @@ def test_each_record_is_written_once_and_in_order(number: int) -> None:
         for _ in range(seed.randrange(100)):
             record = next(unsent, None)
             if record is None:
-                backlog.end()
+                backlog.end_stream()
                 break
-            backlog.add(record)
+            backlog.add_record(record)
         if number % 2 and seed.random() < 0.01:
             service.restart()
             backlog.connected()  # in the runs of even numbers, silence alone must do

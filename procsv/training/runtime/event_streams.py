@@ -93,7 +93,7 @@ class EventStreams:
             backlog = self._backlogs.get(writer)
             if backlog is None:
                 return  # another thread has closed it
-            backlog.add(event)
+            backlog.add_record(event)
             can_say_more = backlog.can_say_more
         if can_say_more:
             self.on_need()
@@ -108,7 +108,7 @@ class EventStreams:
             backlog = self._backlogs.get(writer)
             if backlog is None:
                 return True
-            backlog.end()
+            backlog.end_stream()
         self.on_need()
         return self.wait_written(writer, backlog.last_ticket, timeout_s)
 

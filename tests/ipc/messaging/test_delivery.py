@@ -22,7 +22,7 @@ from tests.support.memory_transport import FakeClient
 # -- the sender's end ------------------------------------------------------------------------------------------
 def test_a_message_is_said_again_each_second_until_it_is_acknowledged() -> None:
     outbox = Outbox()
-    seq = outbox.add(Finish(), 0, 10.0)
+    seq = outbox.add_message(Finish(), 0, 10.0)
 
     assert outbox.next_due_s() == 10.0 + RESEND_S
     assert outbox.due(10.9) == []
@@ -35,7 +35,7 @@ def test_a_message_is_said_again_each_second_until_it_is_acknowledged() -> None:
 
 def test_an_acknowledgement_seen_twice_or_of_nothing_is_old_news() -> None:
     outbox = Outbox()
-    seq = outbox.add(Finish(), 0, 0.0)
+    seq = outbox.add_message(Finish(), 0, 0.0)
 
     assert outbox.acknowledge(seq + 1) is None
     assert outbox.acknowledge(seq) == Finish()
@@ -44,7 +44,7 @@ def test_an_acknowledgement_seen_twice_or_of_nothing_is_old_news() -> None:
 
 def test_after_a_reconnection_all_is_said_again_in_its_order() -> None:
     outbox = Outbox()
-    seqs = [outbox.add(Hello(number), number, 5.0) for number in range(3)]
+    seqs = [outbox.add_message(Hello(number), number, 5.0) for number in range(3)]
     outbox.say_all_again()
 
     assert [(seq, n, Hello(n)) for n, seq in enumerate(seqs)] == outbox.due(5.0)
@@ -55,7 +55,7 @@ def test_after_a_reconnection_all_is_said_again_in_its_order() -> None:
 def test_what_is_due_is_due_at_the_time_that_was_named(start_s: float, times: int) -> None:
     """A loop that sleeps until `next_due_s` must find something to do then, or it spins."""
     outbox = Outbox()
-    outbox.add(Finish(), 0, start_s)
+    outbox.add_message(Finish(), 0, start_s)
     for _ in range(times):
         due_s = outbox.next_due_s()
         assert due_s is not None
@@ -64,19 +64,19 @@ def test_what_is_due_is_due_at_the_time_that_was_named(start_s: float, times: in
 
 def test_sequence_numbers_are_never_used_again() -> None:
     outbox = Outbox()
-    first = outbox.add(Finish(), 0, 0.0)
+    first = outbox.add_message(Finish(), 0, 0.0)
     outbox.forget()
 
     assert len(outbox) == 0
-    assert outbox.add(Finish(), 0, 0.0) > first
+    assert outbox.add_message(Finish(), 0, 0.0) > first
 
 
 def test_a_peer_that_acknowledges_nothing_for_ever_is_our_own_bug() -> None:
     outbox = Outbox()
     for _ in range(UNACKED_MAX):
-        outbox.add(Finish(), 0, 0.0)
+        outbox.add_message(Finish(), 0, 0.0)
     with pytest.raises(ProcsvBug):
-        outbox.add(Finish(), 0, 0.0)
+        outbox.add_message(Finish(), 0, 0.0)
 
 
 # -- the receiver's end ----------------------------------------------------------------------------------------
