@@ -9,14 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
+from tensorboard.compat.proto.event_pb2 import Event
 
 from procsv.services.summary.event_file import read_records
-
-if TYPE_CHECKING:
-    from tensorboard.compat.proto.event_pb2 import Event
 
 PROBLEMS_MAX = 20
 
@@ -53,8 +50,6 @@ def _check_folder(folder: Path, found: Continuity) -> None:
 
 
 def _events(path: Path, found: Continuity) -> Iterator[Event]:
-    from tensorboard.compat.proto.event_pb2 import Event
-
     records, rest = read_records(path)
     if rest:
         found.problems.append(f"{path.name}: {rest} bytes at its end are no whole record")

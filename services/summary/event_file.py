@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 import google_crc32c
+from tensorboard.compat.proto.event_pb2 import Event, SourceMetadata
 
 from procsv.base.system.failpoints import declare, failpoint
 
 CHUNK_BYTES = 2**20  # a parcel passes through memory in pieces of this size
 RECORD_BYTES_MAX = 2**31  # protobuf's own limit; a longer length in a tail is garbage
-WRITER = b"procsv.services.summary"
+WRITER = "procsv.services.summary"
 
 _NAME = re.compile(r"^events\.out\.tfevents\.(\d{10})\.")
 _SECONDS_MAX = 9_999_999_999
@@ -49,8 +50,9 @@ def frame(data: bytes) -> bytes:
 
 def version_event(wall_s: float) -> bytes:
     """The serialized Event that every event file begins with."""
-    metadata = b"\x0a" + bytes([len(WRITER)]) + WRITER
-    return b"\x09" + struct.pack("<d", wall_s) + b"\x1a\x0dbrain.Event:2" + b"\x52" + bytes([len(metadata)]) + metadata
+    source = SourceMetadata(writer=WRITER)
+    data: bytes = Event(wall_time=wall_s, file_version="brain.Event:2", source_metadata=source).SerializeToString()
+    return data
 
 
 def new_name(directory: Path, wall_s: float, number: int, suffix: str) -> str:

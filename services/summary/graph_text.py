@@ -14,6 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from google.protobuf import text_format  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from tensorboard.compat.proto.graph_pb2 import GraphDef
+
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.endpoint import Received
@@ -46,13 +50,9 @@ def print_graph(parcel: Path, path: Path) -> None:
 
 def _texts(source: BinaryIO) -> Iterator[bytes]:
     """The text of the GraphDef in `source`, a few nodes at a time: printed whole, it takes ten times its size."""
-    from google.protobuf import text_format  # type: ignore[import-untyped]
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-    from tensorboard.compat.proto import graph_pb2
-
     for piece in _pieces(source):
         try:
-            text: str = text_format.MessageToString(graph_pb2.GraphDef.FromString(piece))
+            text: str = text_format.MessageToString(GraphDef.FromString(piece))
         except DecodeError as error:
             raise ValueError(f"{source.name} holds no GraphDef: {error}") from error
         yield text.encode()

@@ -31,7 +31,7 @@ from procsv.ipc.shm.heartbeat import LOOP_AT_DISK
 from procsv.services.runtime import Tools
 from procsv.services.summary.core import Action, Append, Close, Discard, Open, Reply, SummaryCore, Sweep
 from procsv.services.summary.graph_text import GraphPrinter
-from procsv.services.summary.metrics_file import FigureFile
+from procsv.services.summary.metrics_file import MetricsFile
 from procsv.services.summary.stream_store import StreamStore
 
 TICK_S = 1.0
@@ -87,7 +87,7 @@ class SummaryService:
         paths = tools.start.paths
         self._core = SummaryCore((paths.shm_dir, paths.run_dir))
         self._store = stream_store or StreamStore(paths, tools.start.run)
-        self._figures = FigureFile(paths.home)
+        self._metrics = MetricsFile(paths.home)
         self._graphs = GraphPrinter(tools.wake)
         self._programs = programs or ProgramWatch()
         self._finish: Received | None = None  # the run is over; FlushDone is said when all is on the disk
@@ -95,8 +95,6 @@ class SummaryService:
         self._orphan_s: float | None = None  # since when the watchdog is dead
         self._end_s = 0.0  # the latest moment of an end that has begun
         self._is_finished = False
-        with self._at_disk():
-            self._mend()
 
     # -- runtime.Service -----------------------------------------------------------------------------------
     def handle(self, received: Received) -> None:
@@ -111,7 +109,8 @@ class SummaryService:
     def tick(self, now_s: float) -> float:
         self._tools.heartbeat.work = self._core.records_written
         with self._at_disk():
-            self._mend()
+            for writer, through in self._store.repair():
+                self._core.recovered(writer, through)
         for request in self._graphs.take_printed():
             self._tools.server.acknowledge(request)
         if self._finish is not None:
@@ -147,7 +146,7 @@ class SummaryService:
         self._graphs.close()
         self._programs.close()
         self._store.close()
-        self._figures.close()
+        self._metrics.close()
 
     # -- messages ------------------------------------------------------------------------------------------
     def _dispatch(self, received: Received) -> None:
@@ -168,7 +167,7 @@ class SummaryService:
                 self._core.check_parcel(body.parcel)
                 self._graphs.print_later(received, body)
             case RunMetrics() as body:
-                self._figures.write(body, self._tools.clock.wall())
+                self._metrics.write(body, self._tools.clock.wall())
             case Finish():
                 self._finish, self._is_settled = received, False
                 self._end_s = self._tools.clock.monotonic() + self._tools.start.settings.grace_s
@@ -204,10 +203,6 @@ class SummaryService:
                         parcel.unlink(missing_ok=True)
                 case Sweep(task=task, incarnation=incarnation):
                     self._store.purge(task, incarnation)
-
-    def _mend(self) -> None:
-        for writer, through in self._store.repair():
-            self._core.recovered(writer, through)
 
     # -- the end -------------------------------------------------------------------------------------------
     def _go_on_finishing(self, finish: Received, now_s: float) -> None:

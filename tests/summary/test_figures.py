@@ -8,18 +8,21 @@ from tensorboard.compat.proto.event_pb2 import Event
 from procsv.ipc.messaging.messages import RunMetrics
 from procsv.report.account import KINDS
 from procsv.services.summary.event_file import read_records
-from procsv.services.summary.metrics_file import FigureFile, encode
+from procsv.services.summary.metrics_file import MetricsFile
 from procsv.watchdog.edge.time_metrics import EVERY_S, FigureBook
 
 
-def test_a_figure_is_a_scalar_of_its_step() -> None:
-    event = Event.FromString(encode(RunMetrics(12.5, 300, {"procsv/goodput": 0.75, "procsv/failures": 2.0})))
+def test_a_figure_is_a_scalar_of_its_step(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path)
+    file.write(RunMetrics(12.5, 300, {"procsv/goodput": 0.75, "procsv/failures": 2.0}), 10.0)
+    file.close()
+    event = Event.FromString(read_records(next(tmp_path.iterdir()))[0][1])
     assert (event.wall_time, event.step) == (12.5, 300)
     assert {v.tag: v.simple_value for v in event.summary.value} == {"procsv/goodput": 0.75, "procsv/failures": 2.0}
 
 
 def test_figures_lie_in_a_file_of_their_own_made_for_the_first(tmp_path: Path) -> None:
-    file = FigureFile(tmp_path)
+    file = MetricsFile(tmp_path)
     assert not list(tmp_path.iterdir())
     for step in (1, 2):
         file.write(RunMetrics(10.0, step, {"procsv/goodput": 0.5}), 10.0)
@@ -31,7 +34,7 @@ def test_figures_lie_in_a_file_of_their_own_made_for_the_first(tmp_path: Path) -
 
 
 def test_a_disk_that_does_not_take_figures_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    file = FigureFile(tmp_path / "is not there")
+    file = MetricsFile(tmp_path / "is not there")
     for step in (1, 2):
         file.write(RunMetrics(10.0, step, {}), 10.0)
     file.close()

@@ -38,7 +38,7 @@ from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotPool, SlotReader, scan_sl
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings, unpack_strings
 from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.format.bundle_entries import parse_slice, slice_key
-from procsv.services.checkpoint.format.bundle_reader import read_index
+from procsv.services.checkpoint.format.bundle_reader import count_elements, read_index
 from procsv.services.checkpoint.process import CheckpointService
 from procsv.services.checkpoint.store.manifest import read_manifest
 from procsv.services.checkpoint.store.names import manifest_of
@@ -337,9 +337,9 @@ def read_checkpoint(path: str) -> dict[bytes, bytes | list[bytes]]:
     bundle = read_index(path)
     found: dict[bytes, bytes | list[bytes]] = {}
     for key, entry in bundle.entries.items():
-        if not entry.is_sliced:
-            data = bundle.data_file(entry.shard).read_bytes()[entry.offset : entry.offset + entry.size]
-            found[key] = _strings(data, entry.elements) if entry.dtype == 7 else data
+        if not entry.slices:
+            data = bundle.data_file(entry.shard_id).read_bytes()[entry.offset : entry.offset + entry.size]
+            found[key] = _strings(data, count_elements(entry)) if entry.dtype == 7 else data
     return found
 
 

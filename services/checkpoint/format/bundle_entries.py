@@ -1,15 +1,14 @@
 """Entries of a V2 checkpoint's index, one for each tensor, encoded as TensorFlow does.
 
-Called by the bundle writer.  Pure.  The protos are few and small enough to be put down field by field: a field that
-has its default value is left out, as in every proto3 message.
+Called by the bundle writer.  Pure.
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
+from typing import Any
 
-from procsv.services.checkpoint.format.bundle_table import varint
+from procsv.services.checkpoint.format.protos import BundleEntry, BundleHeader
 
 STRING = 7
 # TensorFlow's number for each type that lies in a file as it lies in memory, and the bytes of one element.
@@ -110,40 +109,23 @@ def _ordered_signed(value: int) -> bytes:
 
 def encode_header(num_shards: int) -> bytes:
     """BundleHeaderProto: little-endian, version 1."""
-    return _number(1, num_shards) + _message(3, _number(1, 1))
+    header = BundleHeader(num_shards=num_shards)
+    header.version.producer = 1
+    encoded: bytes = header.SerializeToString()
+    return encoded
 
 
-@dataclass(slots=True)
-class Entry:
-    """BundleEntryProto.  With `slices`: of the full tensor, whose bytes the slices' own entries tell of."""
-
-    dtype: int
-    shape: tuple[int, ...]
-    shard: int
-    offset: int = 0
-    size: int = 0
-    crc32c: int = 0  # masked
-    slices: tuple[Slice, ...] = ()
-
-    def encode(self) -> bytes:
-        dims = b"".join(_message(2, _number(1, size)) for size in self.shape)
-        out = _number(1, self.dtype) + _message(2, dims) + _number(3, self.shard)
-        out += _number(4, self.offset) + _number(5, self.size)
-        if self.crc32c:
-            out += b"\x35" + struct.pack("<I", self.crc32c)
-        return out + b"".join(_message(7, _encode_slice(piece)) for piece in self.slices)
+def new_entry(dtype: int, shape: tuple[int, ...], shard: int) -> Any:
+    """BundleEntryProto of a tensor."""
+    entry = BundleEntry(dtype=dtype, shard_id=shard)
+    entry.shape.SetInParent()
+    for size in shape:
+        entry.shape.dim.add(size=size)
+    return entry
 
 
-def _encode_slice(piece: Slice) -> bytes:
-    parts = [
-        b"" if length == _FULL else _number(1, start) + b"\x10" + varint(length) for start, length in piece.extents
-    ]
-    return b"".join(_message(1, part) for part in parts)
-
-
-def _number(field: int, value: int) -> bytes:
-    return varint(field << 3) + varint(value) if value else b""
-
-
-def _message(field: int, data: bytes) -> bytes:
-    return varint(field << 3 | 2) + varint(len(data)) + data
+def add_slice(entry: Any, piece: Slice) -> None:
+    """Adds a slice to the entry of its full tensor, whose bytes the slices' own entries tell of."""
+    added = entry.slices.add()
+    for start, length in piece.extents:
+        added.extent.add(**({} if length == _FULL else {"start": start, "length": length}))

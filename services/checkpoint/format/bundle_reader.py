@@ -7,15 +7,18 @@ format: `<prefix>.index` is a LevelDB table of one BundleEntryProto per tensor, 
 
 from __future__ import annotations
 
+import math
 import os
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from procsv.base.system import progress_counter
+from procsv.services.checkpoint.format.protos import BundleEntry, BundleHeader
 
 TABLE_MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48
@@ -30,25 +33,12 @@ class BadBundle(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class BundleEntry:
-    """Where one tensor lies."""
-
-    dtype: int
-    shard: int
-    offset: int
-    size: int
-    crc32c: int  # masked
-    is_sliced: bool  # the tensor itself has no bytes; its slices have entries of their own
-    elements: int
-
-
-@dataclass(frozen=True, slots=True)
 class Bundle:
     """A checkpoint's index."""
 
     prefix: str
     num_shards: int
-    entries: dict[bytes, BundleEntry]
+    entries: dict[bytes, Any]  # BundleEntryProto by key
 
     def data_file(self, shard: int) -> Path:
         return Path(f"{self.prefix}.data-{shard:05d}-of-{self.num_shards:05d}")
@@ -63,29 +53,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of a proto's fields."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        match tag & 7:
-            case 0:
-                value, at = _varint(data, at)
-                yield tag >> 3, value
-            case 1:
-                yield tag >> 3, data[at : at + 8]
-                at += 8
-            case 2:
-                size, at = _varint(data, at)
-                yield tag >> 3, data[at : at + size]
-                at += size
-            case 5:
-                yield tag >> 3, struct.unpack_from("<I", data, at)[0]
-                at += 4
-            case wire:
-                raise ValueError(f"wire type {wire}")
 
 
 def mask(crc: int) -> int:
@@ -120,22 +87,6 @@ def _handle(data: bytes) -> tuple[int, int]:
     return offset, _varint(data, at)[0]
 
 
-def _entry(value: bytes) -> BundleEntry:
-    numbers = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}
-    sliced, elements = False, 1
-    for number, field in _fields(value):
-        if number == 2 and isinstance(field, bytes):
-            for dim_number, dim in _fields(field):
-                if dim_number == 2 and isinstance(dim, bytes):
-                    size = dict(_fields(dim)).get(1, 0)
-                    elements *= size if isinstance(size, int) else 0
-        elif number == 7:
-            sliced = True
-        elif isinstance(field, int):
-            numbers[number] = field
-    return BundleEntry(numbers[1], numbers[3], numbers[4], numbers[5], numbers[6], sliced, elements)
-
-
 def _parse_table(data: bytes) -> dict[bytes, bytes]:
     if len(data) < FOOTER_BYTES or struct.unpack_from("<Q", data, len(data) - 8)[0] != TABLE_MAGIC:
         raise ValueError("it does not end as a table does")
@@ -156,13 +107,11 @@ def read_index(prefix: str) -> Bundle:
     data = path.read_bytes()
     try:
         table = _parse_table(data)
-        header = dict(_fields(table.pop(b"")))
-        entries = {key: _entry(value) for key, value in table.items()}
-    except (ValueError, IndexError, KeyError, struct.error) as error:
+        header = BundleHeader.FromString(table.pop(b""))
+        entries = {key: BundleEntry.FromString(value) for key, value in table.items()}
+    except (ValueError, IndexError, KeyError, struct.error, DecodeError) as error:
         raise BadBundle(f"{path.name} is damaged: {error}") from error
-    shards = header.get(1, 0)
-    assert isinstance(shards, int)
-    return Bundle(prefix, shards, entries)
+    return Bundle(prefix, header.num_shards, entries)
 
 
 def check_structure(prefix: str) -> Bundle:
@@ -170,7 +119,7 @@ def check_structure(prefix: str) -> Bundle:
     bundle = read_index(prefix)
     needed = dict.fromkeys(range(bundle.num_shards), 0)
     for entry in bundle.entries.values():
-        needed[entry.shard] = max(needed.get(entry.shard, 0), entry.offset + entry.size)
+        needed[entry.shard_id] = max(needed.get(entry.shard_id, 0), entry.offset + entry.size)
     for shard, size in needed.items():
         path = bundle.data_file(shard)
         try:
@@ -187,16 +136,16 @@ def check_contents(bundle: Bundle) -> None:
     for shard in range(bundle.num_shards):
         with bundle.data_file(shard).open("rb") as file:
             for key, entry in bundle.entries.items():
-                if entry.shard == shard and not entry.is_sliced and not _is_intact(file.fileno(), entry):
+                if entry.shard_id == shard and not entry.slices and not _is_intact(file.fileno(), entry):
                     name = key.decode("utf-8", "backslashreplace")
                     raise BadBundle(f"{bundle.data_file(shard).name}: {name} does not match its checksum")
 
 
-def _is_intact(fd: int, entry: BundleEntry) -> bool:
+def _is_intact(fd: int, entry: Any) -> bool:
     if entry.dtype in (_RESOURCE, _VARIANT):
         return True  # serialized in a way of their own; TensorFlow checks them as it reads
     if entry.dtype == _STRING:
-        return _string_crc(os.pread(fd, entry.size, entry.offset), entry.elements) == entry.crc32c
+        return bool(_string_crc(os.pread(fd, entry.size, entry.offset), count_elements(entry)) == entry.crc32c)
     crc, at, end = 0, entry.offset, entry.offset + entry.size
     while at < end:
         chunk = os.pread(fd, min(_CHUNK_BYTES, end - at), at)
@@ -205,7 +154,12 @@ def _is_intact(fd: int, entry: BundleEntry) -> bool:
         crc = google_crc32c.extend(crc, chunk)
         at += len(chunk)
         progress_counter.move()
-    return mask(crc) == entry.crc32c
+    return bool(mask(crc) == entry.crc32c)
+
+
+def count_elements(entry: Any) -> int:
+    """Of the shape of a BundleEntryProto."""
+    return math.prod(dim.size for dim in entry.shape.dim)
 
 
 def _string_crc(data: bytes, elements: int) -> int:
@@ -223,7 +177,7 @@ def _string_crc(data: bytes, elements: int) -> int:
 def scalar_int(bundle: Bundle, key: str) -> int | None:
     """The value of a one-element int32 or int64 tensor, the global step above all; None if there is none such."""
     entry = bundle.entries.get(key.encode())
-    if entry is None or entry.elements != 1 or entry.is_sliced or (entry.dtype, entry.size) not in ((9, 8), (3, 4)):
+    if entry is None or count_elements(entry) != 1 or entry.slices or (entry.dtype, entry.size) not in ((9, 8), (3, 4)):
         return None
-    with bundle.data_file(entry.shard).open("rb") as file:
+    with bundle.data_file(entry.shard_id).open("rb") as file:
         return int.from_bytes(os.pread(file.fileno(), entry.size, entry.offset), "little", signed=True)

@@ -38,9 +38,9 @@ def encode_table(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
         if len(key) + len(value) >= 2 * BLOCK_BYTES and not block.is_empty:
             closed, block = _append(out, block), _Block(RESTART_KEYS)
         if closed is not None:
-            index.add(_separator(last, key), closed)
+            index.add_pair(_separator(last, key), closed)
             closed = None
-        block.add(key, value)
+        block.add_pair(key, value)
         last = key
         if block.size >= BLOCK_BYTES:
             closed, block = _append(out, block), _Block(RESTART_KEYS)
@@ -48,7 +48,7 @@ def encode_table(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
         closed = _append(out, block)
     meta = _append(out, _Block(RESTART_KEYS))
     if closed is not None:
-        index.add(_successor(last), closed)
+        index.add_pair(_successor(last), closed)
     handles = meta + _append(out, index)
     out += handles.ljust(FOOTER_BYTES - 8, b"\0") + struct.pack("<Q", TABLE_MAGIC)
     return bytes(out)
@@ -72,7 +72,7 @@ class _Block:
     def size(self) -> int:
         return len(self._data) + 4 * len(self._restarts) + 4
 
-    def add(self, key: bytes, value: bytes) -> None:
+    def add_pair(self, key: bytes, value: bytes) -> None:
         shared = 0
         if self._since_restart < self._restart_keys:
             shared = _shared(self._last, key)

@@ -9,12 +9,14 @@ compared with the checksum that the trainer took, enters the file's own checksum
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import xxhash
@@ -26,10 +28,11 @@ from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.format.bundle_entries import (
     DTYPES,
     STRING,
-    Entry,
     Slice,
     Unsupported,
+    add_slice,
     encode_header,
+    new_entry,
     parse_slice,
     slice_key,
 )
@@ -85,7 +88,7 @@ def _slice_of(entry: TensorEntry) -> Slice | None:
     if entry.dtype != "string":
         if entry.dtype not in DTYPES:
             raise Unsupported(entry.dtype)
-        if _elements(entry) * DTYPES[entry.dtype][1] != entry.size:
+        if math.prod(entry.shape) * DTYPES[entry.dtype][1] != entry.size:
             raise Unsupported(f"{entry.key}: {entry.size} bytes for {entry.shape} of {entry.dtype}")
     if not entry.slice:
         return None
@@ -93,13 +96,6 @@ def _slice_of(entry: TensorEntry) -> Slice | None:
     if piece.shape != entry.shape:
         raise Unsupported(f"{entry.key}: slice {entry.slice!r} of shape {entry.shape}")
     return None if piece.is_full else piece
-
-
-def _elements(entry: TensorEntry) -> int:
-    count = 1
-    for size in entry.shape:
-        count *= size
-    return count
 
 
 class BundleWriter:
@@ -110,7 +106,7 @@ class BundleWriter:
         self._plan = plan
         self._memory = memory
         self._prefix = prefix
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, Any] = {}  # BundleEntryProto by key
 
     def write_shard(self, number: int) -> Path:
         """Writes one data file.  Killed within: a file without index, in a directory that is swept."""
@@ -127,22 +123,23 @@ class BundleWriter:
     def write_index(self) -> Path:
         path = Path(self._prefix + ".index")
         pairs = [(b"", encode_header(self._plan.count))]
-        pairs += [(key, self._entries[key].encode()) for key in sorted(self._entries)]
+        pairs += [(key, self._entries[key].SerializeToString()) for key in sorted(self._entries)]
         data = encode_table(pairs)
         disk.write_file(path, (data,), durable=False)
         self.files[path] = FileSum(len(data), xxhash.xxh3_128_hexdigest(data))
         return path
 
-    def _put(self, file: _DataFile, shard: int, entry: TensorEntry, piece: Slice | None) -> None:
-        key = entry.key.encode()
-        dtype = STRING if entry.dtype == "string" else DTYPES[entry.dtype][0]
+    def _put(self, file: _DataFile, shard: int, tensor: TensorEntry, piece: Slice | None) -> None:
+        key = tensor.key.encode()
+        dtype = STRING if tensor.dtype == "string" else DTYPES[tensor.dtype][0]
         if piece is not None:
-            full = self._entries.setdefault(key, Entry(dtype, piece.full_shape, shard))
-            full.slices = (*full.slices, piece)
+            add_slice(self._entries.setdefault(key, new_entry(dtype, piece.full_shape, shard)), piece)
             key = slice_key(key, piece)
-        offset = file.size
-        crc = self._put_strings(file, entry) if dtype == STRING else self._put_bytes(file, entry)
-        self._entries[key] = Entry(dtype, entry.shape, shard, offset, file.size - offset, mask(crc))
+        entry = new_entry(dtype, tensor.shape, shard)
+        entry.offset = file.size
+        crc = self._put_strings(file, tensor) if dtype == STRING else self._put_bytes(file, tensor)
+        entry.size, entry.crc32c = file.size - entry.offset, mask(crc)
+        self._entries[key] = entry
 
     def _put_bytes(self, file: _DataFile, entry: TensorEntry) -> int:
         crc, seen = 0, xxhash.xxh3_64()
@@ -160,7 +157,7 @@ class BundleWriter:
         if xxhash.xxh3_64_intdigest(packed) != entry.hash:
             raise _mismatch(entry)
         values = unpack_strings(packed)
-        if len(values) != _elements(entry):
+        if len(values) != math.prod(entry.shape):
             raise WriteMismatch(f"{entry.key}: {len(values)} strings for shape {entry.shape}")
         sizes = [len(value) for value in values]  # each less than 2**32: so says the packed form
         crc = google_crc32c.value(struct.pack(f"<{len(sizes)}I", *sizes))

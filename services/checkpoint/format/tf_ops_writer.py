@@ -10,6 +10,7 @@ Tensors are handed to TensorFlow as views of the slot's memory, without a copy.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import threading
@@ -79,7 +80,7 @@ def _put(tf: Any, format_: Format, name: str, shard: tuple[TensorEntry, ...], me
 
 def _tensor(tf: Any, entry: TensorEntry, memory: mmap.mmap) -> Any:
     if entry.dtype == "string":
-        values = np.empty(_elements(entry), dtype=object)
+        values = np.empty(math.prod(entry.shape), dtype=object)
         values[:] = unpack_strings(memory[entry.offset : entry.offset + entry.size])
         return tf.constant(values.reshape(entry.shape), dtype=tf.string, shape=entry.shape)
     if entry.dtype in _CARRIERS:
@@ -88,19 +89,12 @@ def _tensor(tf: Any, entry: TensorEntry, memory: mmap.mmap) -> Any:
 
 
 def _array(dtype: np.dtype[Any], entry: TensorEntry, memory: mmap.mmap) -> np.ndarray[Any, Any]:
-    count = _elements(entry)
+    count = math.prod(entry.shape)
     if count * dtype.itemsize != entry.size:
         raise PeerError(f"{entry.key}: {count} elements of {entry.dtype} are not {entry.size} bytes")
     if count == 0:
         return np.empty(entry.shape, dtype)
     return np.frombuffer(memory, dtype, count, entry.offset).reshape(entry.shape)
-
-
-def _elements(entry: TensorEntry) -> int:
-    count = 1
-    for size in entry.shape:
-        count *= size
-    return count
 
 
 def read_back(contents: Contents, memory: mmap.mmap, path: str) -> None:

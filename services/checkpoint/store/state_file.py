@@ -1,7 +1,6 @@
 """The `checkpoint` file, read and written as TensorFlow does, without TensorFlow.
 
-Called by the store.  Its text is a CheckpointState proto; the message type is built here from its four fields,
-so that the bytes are those of protobuf's own text format.  Never decides what is kept.
+Called by the store.  Its text is a CheckpointState proto.  Never decides what is kept.
 """
 
 from __future__ import annotations
@@ -9,45 +8,23 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from google.protobuf import (  # type: ignore[import-untyped]
-    descriptor_pb2,
-    descriptor_pool,
-    message_factory,
-    text_format,
-)
+from google.protobuf import text_format  # type: ignore[import-untyped]
 
 from procsv.base.system.atomic_file import replace_file
+from procsv.services.checkpoint.format.protos import CheckpointState
 
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """What a `checkpoint` file says; paths as they are written there."""
+    """The contents of a `checkpoint` file; paths as they are written there."""
 
     latest: str
     all_paths: tuple[str, ...]  # oldest first
 
 
 class GarbledStateFile(Exception):
-    """There is a `checkpoint` file, and it cannot be read.  The text says why."""
-
-
-def _message_class() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="procsv/checkpoint_state.proto", package="procsv", syntax="proto3")
-    message = file.message_type.add(name="CheckpointState")
-    field = descriptor_pb2.FieldDescriptorProto
-    one, many = field.LABEL_OPTIONAL, field.LABEL_REPEATED
-    message.field.add(name="model_checkpoint_path", number=1, label=one, type=field.TYPE_STRING)
-    message.field.add(name="all_model_checkpoint_paths", number=2, label=many, type=field.TYPE_STRING)
-    message.field.add(name="all_model_checkpoint_timestamps", number=3, label=many, type=field.TYPE_DOUBLE)
-    message.field.add(name="last_preserved_timestamp", number=4, label=one, type=field.TYPE_DOUBLE)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("procsv.CheckpointState"))
-
-
-_CheckpointState = _message_class()
+    """A `checkpoint` file that makes no sense.  The text says why."""
 
 
 def read_state(path: Path) -> StateFile | None:
@@ -56,14 +33,12 @@ def read_state(path: Path) -> StateFile | None:
         text = path.read_bytes()
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise GarbledStateFile(f"{path} cannot be read: {error.strerror}") from error
     return parse_state(text, str(path))
 
 
 def parse_state(text: bytes, path: str) -> StateFile:
-    """What the bytes of the `checkpoint` file at `path` say; GarbledStateFile if they make no sense."""
-    state = _CheckpointState()
+    """Parses the bytes of the `checkpoint` file at `path`; GarbledStateFile if they make no sense."""
+    state = CheckpointState()
     try:
         text_format.Merge(text.decode(), state)
     except (text_format.ParseError, UnicodeDecodeError) as error:
@@ -74,9 +49,9 @@ def parse_state(text: bytes, path: str) -> StateFile:
 
 
 def state_text(save_path: str, all_paths: list[str], relative: bool) -> bytes:
-    """The text for absolute `all_paths` (oldest first), as Saver.save(save_path) would write it.
+    """The text that Saver.save(save_path) would write for absolute `all_paths` (oldest first).
 
-    Paths are relative to the directory if that is asked for, or if `save_path` is itself relative.
+    The paths are relative to the directory if `relative`, or if `save_path` is relative.
     """
     if relative or not Path(save_path).is_absolute():
         directory = os.path.dirname(os.path.abspath(save_path))  # noqa: PTH100, PTH120  spelling as the user's
@@ -85,8 +60,8 @@ def state_text(save_path: str, all_paths: list[str], relative: bool) -> bytes:
 
 
 def state_of_names(all_paths: list[str]) -> bytes:
-    """The text for paths that are listed as they are, oldest first."""
-    state = _CheckpointState(model_checkpoint_path=all_paths[-1], all_model_checkpoint_paths=all_paths)
+    """The text for paths that are listed unchanged, oldest first."""
+    state = CheckpointState(model_checkpoint_path=all_paths[-1], all_model_checkpoint_paths=all_paths)
     text: str = text_format.MessageToString(state)
     return text.encode()
 
