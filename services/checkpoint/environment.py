@@ -6,6 +6,7 @@ process.py makes the real one; the simulation uses one that exists only in memor
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
+from procsv.base.system import disk
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.processes import ExternalProcess
 from procsv.base.text import is_remote
@@ -25,9 +27,11 @@ from procsv.services.checkpoint.fs_events import Watch
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.store import scan
 from procsv.services.checkpoint.store.local_store import Store
-from procsv.services.checkpoint.store.names import absolute_save_path
-from procsv.services.checkpoint.store.staged import find_staged, remove_staged
+from procsv.services.checkpoint.store.names import absolute_save_path, step_in_name
 from procsv.services.checkpoint.worker import Outcomes, Worker
+
+# A directory in which a trainer's Saver has written files of its own, in shared memory or wherever there was room.
+_STAGED = re.compile(r"staged\.(\d+)$")
 
 
 class Environment:
@@ -76,10 +80,20 @@ class Environment:
             remove_slot(slot.path, slot)
 
     def staged(self) -> list[State]:
-        return find_staged(self._start.paths, self._start.run)
+        """What a trainer has staged and a service that is dead was told of.  Unfinished ones fail verification."""
+        paths, found = self._start.paths, []
+        for directory in sorted([*paths.shm_dir.glob("staged.*"), *paths.home.glob("staged.*")]):
+            match, index = _STAGED.match(directory.name), next(directory.glob("*.index"), None)
+            if match is not None and index is not None:
+                prefix = str(index)[: -len(".index")]
+                found.append(State(int(match[1]), step_in_name(prefix), 0, self._start.run, None, prefix))
+        return found
 
     def remove_staged(self, prefix: str) -> None:
-        remove_staged(Path(prefix), self._start.paths)
+        """Removes the staging directory that `prefix` lies in; nothing else is ever removed."""
+        directory, paths = Path(prefix).parent, self._start.paths
+        if _STAGED.match(directory.name) and directory.parent in (paths.shm_dir, paths.home):
+            disk.try_to_remove_tree(directory)
 
     def watch(self, on_change: Callable[[], None]) -> Watch:
         """Hints that the checkpoints' directory has changed; any thread calls `on_change`."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver
@@ -61,9 +63,7 @@ class Watch:
             self._stop()
             if not self._has_complained:
                 self._has_complained = True
-                text = (
-                    f"no news of changes in {directory} ({error.strerror}): it is scanned at every few seconds instead"
-                )
+                text = f"no news of changes in {directory} ({error.strerror}): it is scanned every few seconds instead"
                 print(f"procsv checkpoint: {text}", file=sys.stderr)
 
     def _observe(self, directory: Path) -> None:
@@ -113,19 +113,14 @@ def is_of_interest(path: bytes | str) -> bool:
 def is_on_network(directory: Path) -> bool:
     """Whether the directory's filesystem is another machine's."""
     try:
-        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+        mounts = psutil.disk_partitions(all=True)
     except OSError:
         return False
-    return filesystem_of(os.path.realpath(directory), mounts).startswith(NETWORK_FILESYSTEMS)
+    points = [(mount.mountpoint, mount.fstype) for mount in mounts]
+    return filesystem_of(os.path.realpath(directory), points).startswith(NETWORK_FILESYSTEMS)
 
 
-def filesystem_of(path: str, mounts: str) -> str:
-    """The type of the filesystem that an absolute, real path lies on, by the text of mountinfo; "" if it says none."""
-    best, found = "", ""
-    for line in mounts.splitlines():
-        fields, _, after = line.partition(" - ")
-        point = fields.split(" ")[4].encode().decode("unicode_escape", "surrogateescape") if after else ""
-        lies_on = path == point or path.startswith(point.rstrip("/") + "/")
-        if point and lies_on and len(point) >= len(best):  # a later mount at one point hides the earlier
-            best, found = point, after.split(" ")[0]
-    return found
+def filesystem_of(path: str, mounts: Iterable[tuple[str, str]]) -> str:
+    """The type of the filesystem that an absolute, real path lies on; of two mounts at one point the later counts."""
+    over = [(point, kind) for point, kind in mounts if f"{path}/".startswith(point.rstrip("/") + "/")]
+    return max(enumerate(over), key=lambda mount: (len(mount[1][0]), mount[0]))[1][1] if over else ""

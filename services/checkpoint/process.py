@@ -8,7 +8,7 @@ against their checksums, so that a restore from memory never waits for a save.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from procsv.base.identity import COMMAND_LINE, TaskId
 from procsv.base.system import progress_counter
@@ -28,29 +28,14 @@ from procsv.ipc.messaging.messages import (
     TrainerExited,
 )
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.services.checkpoint.core.actions import (
-    Acknowledge,
-    Action,
-    Adopt,
-    Announce,
-    Examine,
-    Find,
-    MakeOwn,
-    Persist,
-    Release,
-    RemoveStaged,
-    Reply,
-    Retire,
-    ScanDirectory,
-    TakeStock,
-    VerifySlot,
-)
+from procsv.services.checkpoint.core import actions
+from procsv.services.checkpoint.core.actions import Action
 from procsv.services.checkpoint.core.core import Core
-from procsv.services.checkpoint.core.facts import Adopted, Found, State, Verified
+from procsv.services.checkpoint.core.facts import Adopted, Found, Sighting, State, Verified
 from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone
-from procsv.services.checkpoint.worker import Outcomes
+from procsv.services.checkpoint.worker import Outcomes, Worker
 from procsv.services.runtime import TICK_S_MAX, Tools
 
 T = TypeVar("T")
@@ -164,34 +149,6 @@ class CheckpointService:
         self._is_change_posted = False
         self._perform(self._core.changed(self._tools.clock.monotonic()))
 
-    def _scan_directory(self, plan: CheckpointPlan) -> None:
-        def failed(error: Exception) -> None:
-            self._perform(self._core.scan_failed(_text(error), self._tools.clock.monotonic()))
-
-        scan = _unseen(lambda: self._environment.scan_directory(plan, self._watch))
-        self._checker.run_job(scan, self._after(self._core.scanned), failed)
-
-    def _examine(self, action: Examine) -> None:
-        sighting = action.sighting
-
-        def failed(error: Exception) -> None:
-            examined = Verified(sighting.path, sighting.signature, -1, {}, sighting.time, 0.0, _text(error))
-            self._perform(self._core.examined(examined, self._tools.clock.monotonic()))
-
-        self._examiner.run_job(lambda: self._environment.examine(sighting), self._after(self._core.examined), failed)
-
-    def _adopt(self, action: Adopt) -> None:
-        examined, incarnation = action.examined, self._newest_trainer
-
-        def failed(error: Exception) -> None:  # printed by the worker; it is tried again
-            self._perform(self._core.adopted(Adopted(examined, action.own, None), self._tools.clock.monotonic()))
-
-        self._disk.run_job(
-            _unseen(lambda: self._store.adopt(action.plan, examined, action.own, incarnation)),
-            self._after(self._core.adopted),
-            failed,
-        )
-
     # -- events -----------------------------------------------------------------------------------------------
     def _read_slots(self) -> None:
         """Shows the core which slots there are; the plan is the one that was said before if no trainer has said it."""
@@ -225,63 +182,68 @@ class CheckpointService:
         heartbeat.phase = Phase.SAVE if self._core.is_saving else Phase.IDLE
         heartbeat.work = self._core.durable_count
         heartbeat.step = self._core.states.newest_step
-        heartbeat.moved = self._moved()
-
-    def _moved(self) -> int:
-        """How far the jobs have come, each of which moves the count; 0 if there are none, or none that could."""
+        # How far the jobs have come, each of which moves the count; 0 if there are none, or none that could.
         is_busy = any(worker.is_busy for worker in (self._disk, self._checker, self._examiner))
         made = None if is_remote(self._tools.start.logdir) or not is_busy else progress_counter.made()
-        return 0 if made is None else made + 1
+        heartbeat.moved = 0 if made is None else made + 1
 
     # -- actions ----------------------------------------------------------------------------------------------
-    def _perform(self, actions: list[Action]) -> None:
-        for action in actions:
+    def _perform(self, wanted: list[Action]) -> None:
+        for action in wanted:
             self._act(action)
 
     def _act(self, action: Action) -> None:
         server = self._tools.server
         match action:
-            case Acknowledge(to):
+            case actions.Acknowledge(to):
                 if to.who in server.peers:
                     server.acknowledge(to)
-            case Reply(to, body):
+            case actions.Reply(to, body):
                 if to.who in server.peers:  # else it is dead, and nobody asks any more
                     server.send_reliable(to.who, body, re=to.seq)
-            case Announce(body):
+            case actions.Announce(body):
                 if isinstance(body, Durable):
                     self._said[bool(body.sequence)] = body
                 elif isinstance(body, Rejected) and len(self._rejected) < REJECTED_MAX:
                     self._rejected.append(body)
                 server.broadcast(body)
-            case Persist():
+            case actions.Persist():
                 self._persist(action)
-            case TakeStock(plan):
-                self._disk.run_job(
-                    _unseen(lambda: self._store.list_checkpoints(plan)),
-                    self._after(self._core.stocked),
-                    self._search_failed,
+            case actions.TakeStock(plan):
+                self._run(
+                    self._disk, lambda: self._store.list_checkpoints(plan), self._core.stocked, self._search_failed
                 )
-            case Find(plan, before):
-                find = _unseen(lambda: self._find(plan, before))
-                self._disk.run_job(find, self._after(self._core.found), self._search_failed)
-            case VerifySlot(state):
+            case actions.Find(plan, before):
+                self._run(self._disk, lambda: self._find(plan, before), self._core.found, self._search_failed)
+            case actions.VerifySlot(state):
                 self._verify(state)
-            case ScanDirectory(plan):
-                self._scan_directory(plan)
-            case Examine():
-                self._examine(action)
-            case Adopt():
-                self._adopt(action)
-            case MakeOwn(path, plan):  # failed: printed by the worker; one checkpoint more is kept
+            case actions.ScanDirectory(plan):
+                self._run(
+                    self._checker,
+                    lambda: self._environment.scan_directory(plan, self._watch),
+                    self._core.scanned,
+                    lambda error, now_s: self._core.scan_failed(_text(error), now_s),
+                )
+            case actions.Examine(sighting):
+                self._examine(sighting)
+            case actions.Adopt(examined, own, plan):
+                incarnation = self._newest_trainer
+                self._run(
+                    self._disk,
+                    lambda: self._store.adopt(plan, examined, own, incarnation),
+                    self._core.adopted,
+                    lambda _, now_s: self._core.adopted(Adopted(examined, own, None), now_s),  # it is tried again
+                )
+            case actions.MakeOwn(path, plan):  # failed: printed by the worker; one checkpoint more is kept
                 self._disk.run_job(_unseen(lambda: self._store.make_own(plan, path)), lambda _: None, lambda _: None)
-            case Release():
+            case actions.Release():
                 self._disk.run_job(self._store.release, lambda _: None, lambda _: None)
-            case Retire(slot):
+            case actions.Retire(slot):
                 self._environment.remove_slot(slot)
-            case RemoveStaged(state):
+            case actions.RemoveStaged(state):
                 self._environment.remove_staged(state.staged)
 
-    def _persist(self, action: Persist) -> None:
+    def _persist(self, action: actions.Persist) -> None:
         state = action.state
         self._beat()
 
@@ -291,15 +253,12 @@ class CheckpointService:
             failpoint("checkpoint.before_ack")
             return durable
 
-        def failed(error: Exception) -> None:
-            now_s = self._tools.clock.monotonic()
-            self._read_slots()
+        def failed(error: Exception, now_s: float) -> list[Action]:
             if isinstance(error, (SlotGone, SlotBad)):
-                self._perform(self._core.save_lost(state, str(error), isinstance(error, SlotBad), now_s))
-            else:
-                self._perform(self._core.save_failed(_text(error), now_s))
+                return self._core.save_lost(state, str(error), isinstance(error, SlotBad), now_s)
+            return self._core.save_failed(_text(error), now_s)
 
-        self._disk.run_job(job, self._after(self._core.saved), failed)
+        self._run(self._disk, job, self._core.saved, failed, shows_progress=True)
 
     def _find(self, plan: CheckpointPlan, before: int) -> Found:
         found = self._store.find(plan, before)
@@ -315,24 +274,43 @@ class CheckpointService:
             failpoint("checkpoint.serving_restore")
             return state
 
-        def failed(error: Exception) -> None:
+        def failed(error: Exception, now_s: float) -> list[Action]:
+            return self._core.verify_lost(state, _text(error), not isinstance(error, SlotGone), now_s)
+
+        self._run(self._checker, job, self._core.slot_verified, failed, shows_progress=True)
+
+    def _examine(self, sighting: Sighting) -> None:
+        def failed(error: Exception, now_s: float) -> list[Action]:
+            examined = Verified(sighting.path, sighting.signature, -1, {}, sighting.time, 0.0, _text(error))
+            return self._core.examined(examined, now_s)
+
+        self._run(
+            self._examiner,
+            lambda: self._environment.examine(sighting),
+            self._core.examined,
+            failed,
+            shows_progress=True,
+        )
+
+    def _search_failed(self, error: Exception, now_s: float) -> list[Action]:
+        return self._core.search_failed(_text(error), now_s)
+
+    def _run(
+        self,
+        worker: Worker,
+        job: Callable[[], T],
+        then: Callable[[T, float], list[Action]],
+        failed: Callable[[Exception, float], list[Action]],
+        shows_progress: bool = False,
+    ) -> None:
+        """Runs `job` on a thread; the core hears what it came to, having seen the slots as they are now."""
+
+        def report(event: Callable[[Any, float], list[Action]], outcome: object) -> None:
             self._read_slots()
-            is_bad = not isinstance(error, SlotGone)
-            self._perform(self._core.verify_lost(state, _text(error), is_bad, self._tools.clock.monotonic()))
+            self._perform(event(outcome, self._tools.clock.monotonic()))
 
-        self._checker.run_job(job, self._after(self._core.slot_verified), failed)
-
-    def _after(self, event: Callable[[T, float], list[Action]]) -> Callable[[T], None]:
-        """What a job's result does: the core hears of it, having seen the slots as they are now."""
-
-        def then(result: T) -> None:
-            self._read_slots()
-            self._perform(event(result, self._tools.clock.monotonic()))
-
-        return then
-
-    def _search_failed(self, error: Exception) -> None:
-        self._perform(self._core.search_failed(_text(error), self._tools.clock.monotonic()))
+        job = job if shows_progress else _unseen(job)
+        worker.run_job(job, lambda result: report(then, result), lambda error: report(failed, error))
 
 
 def _unseen(job: Callable[[], T]) -> Callable[[], T]:

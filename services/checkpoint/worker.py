@@ -33,12 +33,8 @@ class Outcomes:
 
     def deliver(self) -> None:
         """Makes the calls.  Main thread."""
-        while True:
-            try:
-                call = self._calls.get_nowait()
-            except queue.Empty:
-                return
-            call()
+        while not self._calls.empty():
+            self._calls.get()()
 
 
 class Worker:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from procsv.base.system.system_clock import SystemClock
 from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.store.local_store import Store
 from procsv.services.checkpoint.store.state_file import read_state, state_text
 
 tf1 = tf.compat.v1
@@ -86,6 +90,61 @@ def test_a_damaged_newest_checkpoint_is_moved_aside_and_the_one_before_is_taken(
     assert (run.logdir / "model.ckpt-3.rejected").is_dir()
     assert tf.train.latest_checkpoint(str(run.logdir)) == str(run.logdir / "model.ckpt-2")
     assert store.find(plan()).rejected == (), "reported twice"
+
+
+@pytest.fixture
+def bad_sectors(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
+    """Lets the next readings of a file fail, as a disk does that loses sectors, or a network filesystem its server."""
+
+    def install(path: Path, readings: int) -> None:
+        left = [readings]
+        real = os.readv
+
+        def readv(fd: int, buffers: Any) -> int:
+            if left[0] and os.path.samestat(os.fstat(fd), path.stat()):
+                left[0] -= 1
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(fd, buffers)
+
+        monkeypatch.setattr(os, "readv", readv)
+
+    return install
+
+
+def test_one_reading_that_fails_costs_no_step(run: Any, plan: Any, save: Any, bad_sectors: Any) -> None:
+    paths = save(1, 2)
+    bad_sectors(data_of(paths[1]), 1)
+    found: Any = Store(run.start(), SystemClock()).find(plan())
+    assert (found.checkpoint.step, found.rejected, found.kept) == (2, (), tuple(paths))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_checkpoint_that_cannot_be_read_now_is_passed_over_stays_listed_and_is_taken_when_it_can_be(
+    run: Any, plan: Any, save: Any, bad_sectors: Any, damaged: bool
+) -> None:
+    paths = save(1, 2, 3)
+    if damaged:
+        flip(data_of(paths[1]))
+    bad_sectors(data_of(paths[2]), 2)
+    store: Any = Store(run.start(), SystemClock())
+    found = store.find(plan())
+    assert found.checkpoint.step == (1 if damaged else 2)
+    assert "it cannot be read" in found.rejected[0].why
+    assert tf.train.latest_checkpoint(str(run.logdir)) == paths[2]
+    again = store.find(plan())
+    assert (again.checkpoint.step, again.rejected) == (3, ())
+    assert again.kept == tuple(path for path in paths if not (damaged and path == paths[1]))
+
+
+def test_a_checkpoint_file_that_cannot_be_read_now_is_left_as_it_is(run: Any, store: Any, plan: Any, save: Any) -> None:
+    save(1, 2)
+    text = (run.logdir / "checkpoint").read_bytes()
+    (run.logdir / "checkpoint").rename(run.logdir / "aside")
+    (run.logdir / "checkpoint").mkdir()  # EISDIR: root may read every file
+    assert store.find(plan()).checkpoint.step == 2
+    (run.logdir / "checkpoint").rmdir()
+    (run.logdir / "aside").rename(run.logdir / "checkpoint")
+    assert (store.find(plan()).checkpoint.step, (run.logdir / "checkpoint").read_bytes()) == (2, text)
 
 
 def test_a_manifest_that_is_garbled_makes_its_checkpoint_suspect(run: Any, store: Any, plan: Any, save: Any) -> None:
@@ -208,8 +267,6 @@ def test_what_is_being_restored_from_is_not_deleted_until_the_trainer_has_it(
 def test_a_full_disk_is_noticed_before_anything_is_written(
     run: Any, store: Any, save: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     save(1)
     real = os.statvfs(run.logdir)
     full = os.statvfs_result((*real[:4], 10, *real[5:]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,6 +117,27 @@ def test_an_interrupted_commit_whose_files_are_damaged_leaves_the_older_checkpoi
             path.write_bytes(path.read_bytes()[:-1])
 
         case.check(told)
+
+
+def test_an_interrupted_commit_that_cannot_be_read_now_is_carried_out_when_it_can_be(
+    make_case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    case: Commits = make_case(False, 5)
+    case.save_all([1])
+    with Recording(case.logdir) as recording:
+        case.commit(2, case.open_store())
+    intent = next(n for n, op in enumerate(recording.ops, 1) if op.path.endswith("2/intent.json"))
+    for at in range(intent + 2, intent + 8):  # from the intent to the files in place
+        write_tree(case.logdir, recording.start)
+        with Recording(case.logdir, kill_at=at), pytest.raises(Killed):
+            case.commit(2, case.open_store())
+        with monkeypatch.context() as bad_disk:
+            bad_disk.setattr(os, "readv", fail)
+            store = case.open_store()
+        assert step_of(store.find(case.plan)) == 2
 
 
 def test_everything_that_the_store_does_to_a_disk_can_be_stood_in_for() -> None:

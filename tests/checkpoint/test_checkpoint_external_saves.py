@@ -56,12 +56,12 @@ class Directory:
         self.now_s += seconds
         return self.go_on()
 
-    def examine(self, action: Action, error: str = "", is_changed: bool = False) -> list[Action]:
+    def examine(self, action: Action, error: str = "", is_changed: bool = False, is_read: bool = True) -> list[Action]:
         assert isinstance(action, Examine)
         sighting = action.sighting
         files = {} if error or is_changed else {"model.ckpt-7.index": FileSum(10, "00")}
-        examined = Verified(sighting.path, sighting.signature, 7, files, sighting.time, 0.1, error)
-        return self.external_saves.examined(examined, PLAN)
+        examined = Verified(sighting.path, sighting.signature, 7, files, sighting.time, 0.1, error, is_read)
+        return self.external_saves.examined(examined, PLAN, self.now_s)
 
     def adopt(self, action: Action, is_in: bool = True) -> None:
         assert isinstance(action, Adopt)
@@ -161,6 +161,18 @@ def test_one_that_is_damaged_is_left_alone_until_it_changes_and_its_writer_is_an
     directory.there = [external(version=2)]
     directory.after(RESCAN_S)
     assert len(directory.after(CALM_S)) == 1
+
+
+def test_one_that_cannot_be_read_now_is_read_again_with_a_later_scan_and_its_writer_waits() -> None:
+    directory = Directory(there=[external()])
+    word = word_of("/l/model.ckpt-7")
+    directory.external_saves.own_save_reported(word, "/l/model.ckpt-7")
+    (examine,) = directory.go_on()
+    assert directory.examine(examine, error="Input/output error", is_read=False) == []
+    assert directory.after(SCAN_S_MIN) == [], "neither answered nor read without pause"
+    assert directory.after(RESCAN_S) == [examine]
+    directory.adopt(directory.examine(examine)[0])
+    assert directory.after(SCAN_S_MIN) == [Acknowledge(word)]
 
 
 def test_one_that_changed_while_it_was_read_is_seen_again() -> None:

@@ -37,7 +37,7 @@ class Persist:
 
     state: State
     reason: Reason
-    plan: CheckpointPlan | None
+    plan: CheckpointPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,7 +280,7 @@ class Core:
     def examined(self, examined: Verified, now_s: float) -> list[Action]:
         """What somebody else has saved was read whole."""
         assert self.plan is not None, "an examination without a plan"
-        self._out += self.external_saves.examined(examined, self.plan)
+        self._out += self.external_saves.examined(examined, self.plan, now_s)
         return self._decide(now_s)
 
     def adopted(self, taken: Adopted, now_s: float) -> list[Action]:

@@ -33,8 +33,7 @@ class ExternalSaves:
     _earliest_s: float = 0.0  # and not before, hint or no hint
     _hinted: bool = False  # while one is going on: scan again
     _baseline_s: float | None = None  # Unix seconds: what was saved before is no news; None: what the first scan shows
-    _has_baseline: bool = False
-    _since: dict[str, tuple[Signature, float]] = field(default_factory=dict)
+    _since: dict[str, tuple[Signature, float]] = field(default_factory=dict)  # the same since; later if not readable
     _done: dict[str, Signature] = field(default_factory=dict)
     _told: dict[str, list[Received]] = field(default_factory=dict)
     _own: set[str] = field(default_factory=set)  # told of, and open yet
@@ -46,7 +45,7 @@ class ExternalSaves:
     # -- what happens -----------------------------------------------------------------------------------------
     def start_directory(self, run_began: float | None) -> None:
         """Start with another directory: what was there before the run is no news.  `run_began` in Unix seconds."""
-        self._baseline_s, self._has_baseline = run_began, run_began is not None
+        self._baseline_s = run_began
         self._since, self._done, self._scan_s = {}, {}, 0.0
 
     def hint(self) -> None:
@@ -88,10 +87,9 @@ class ExternalSaves:
         """A scan has ended."""
         self.scans_done, self._earliest_s = self.scans_begun, now_s + SCAN_S_MIN
         external = {s.path: s for s in scan.external}
-        if not self._has_baseline:
-            self._has_baseline = True
-            self._done.update({s.path: s.signature for s in scan.external})
-        self._done.update({s.path: s.signature for s in scan.external if s.time < (self._baseline_s or -math.inf)})
+        old = [s for s in scan.external if self._baseline_s is None or s.time < self._baseline_s]
+        self._done.update({s.path: s.signature for s in old})
+        self._baseline_s = -math.inf if self._baseline_s is None else self._baseline_s
         news = [s for s in scan.external if self._done.get(s.path) != s.signature]
         self._since = {s.path: self._seen_since(s, now_s) for s in news}
         self._done = {path: signature for path, signature in self._done.items() if path in external}
@@ -103,7 +101,7 @@ class ExternalSaves:
             self._busy = min(ready, key=lambda s: s.time)
             known, self._examined = self._examined, None
             if known is not None and (known.path, known.signature) == (self._busy.path, self._busy.signature):
-                out += self.examined(known, plan)
+                out += self.examined(known, plan, now_s)
             else:
                 out.append(Examine(self._busy, plan))
         return out
@@ -127,9 +125,13 @@ class ExternalSaves:
         return out + [Acknowledge(asker) for path in settled for asker in self._told.pop(path)]
 
     # -- adoption --------------------------------------------------------------------------------------------
-    def examined(self, examined: Verified, plan: CheckpointPlan) -> list[Action]:
-        """An external checkpoint has been read whole."""
+    def examined(self, examined: Verified, plan: CheckpointPlan, now_s: float) -> list[Action]:
+        """An external checkpoint has been read whole, or could not be: then it is tried again with a later scan."""
         assert self._busy is not None, "examined unasked"
+        if not examined.is_read:
+            self._since[examined.path] = (examined.signature, now_s + RESCAN_S)
+            self._busy, self._hinted = None, True
+            return []
         if examined.error:
             self._done[examined.path] = examined.signature
         if not examined.files:

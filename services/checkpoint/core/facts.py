@@ -98,7 +98,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """An external checkpoint that was read whole and is on the disk; or `error` says what is wrong with it."""
+    """An external checkpoint that was read whole and is on the disk; or `error` says why it is not."""
 
     path: str
     signature: Signature
@@ -107,6 +107,7 @@ class Verified:
     time: float  # Unix seconds
     seconds: float  # that it took
     error: str = ""
+    is_read: bool = True  # False: it could not be read, which says nothing of what it holds
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ class Outcome:
 
     listed: tuple[str, ...]  # for the `checkpoint` file, oldest first
     delete: tuple[str, ...]
-    spared: tuple[str, ...]  # off the list, but kept for good
     next_keep: float
 
 
@@ -77,7 +76,7 @@ def repair(before: Sequence[Kept], now: Sequence[Kept], rule: Rule) -> Outcome:
     # Whether that Saver meant one to stay, only one that never does tells; what it has not got round to deleting goes.
     leaves_none = rule.max_to_keep > 0 and rule.every_n_hours >= KEEP_NEVER_HOURS
     delete = (*rotated, *outcome.delete) if leaves_none else outcome.delete
-    return Outcome(outcome.listed, delete, outcome.spared, outcome.next_keep)
+    return Outcome(outcome.listed, delete, outcome.next_keep)
 
 
 def _trim(chain: Sequence[Kept], rule: Rule) -> Outcome:
@@ -86,11 +85,10 @@ def _trim(chain: Sequence[Kept], rule: Rule) -> Outcome:
     excess = own[: -max(rule.max_to_keep, 1)]
     off = {kept.path for kept in excess}
     listed = tuple(kept.path for kept in chain if kept.path not in off)
-    delete, spared, next_keep = [], [], rule.next_keep
+    delete, next_keep = [], rule.next_keep
     for old in excess if rule.max_to_keep > 0 else ():
-        if old.time > next_keep:
-            spared.append(old.path)
+        if old.time > next_keep:  # off the list, and kept for good
             next_keep += rule.every_n_hours * 3600
         else:
             delete.append(old.path)
-    return Outcome(listed, tuple(delete), tuple(spared), next_keep)
+    return Outcome(listed, tuple(delete), next_keep)

@@ -1,8 +1,8 @@
-"""Files where TensorFlow's filesystem layer alone can reach them: gs://, s3://, hdfs://, file://, whatever is registered.
+"""Files that only TensorFlow's filesystem layer can reach: gs://, s3://, hdfs://, file://, whatever is registered.
 
-Called by catalog.py and store.py, on the disk thread; imports TensorFlow when it is first used.  Assumes
-little: a file is there when it was closed, whole or not; nothing is renamed in one go; nothing can be synced.  Every
-error of TensorFlow's is an OSError here.  Paths are URLs, as strings: a pathlib.Path would lose a slash.
+Called by catalog.py and store.py, on the disk thread; imports TensorFlow on first use.  Assumes little: a closed file
+exists, whole or not; renames are not atomic; nothing can be synced.  TensorFlow's errors become OSError.
+Paths are URLs, as strings: a pathlib.Path would lose a slash.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def name_of(url: str) -> str:
 
 
 def join(directory: str, name: str) -> str:
-    """`name` in `directory`, or as it is if it is a whole path itself."""
+    """`name` in `directory`; `name` itself if it is a whole URL."""
     return name if "://" in name else posixpath.join(directory, name)
 
 
@@ -59,7 +59,7 @@ def is_directory(url: str) -> bool:
 
 
 def names_in(directory: str) -> list[str]:
-    """The names in a directory; none if it is not there."""
+    """The names in a directory; none if it does not exist."""
     try:
         with _as_os_error(directory):
             return sorted(str(name).rstrip("/") for name in load().io.gfile.listdir(directory))
@@ -73,26 +73,21 @@ def make_dirs(directory: str) -> None:
 
 
 def read(url: str) -> bytes:
-    """FileNotFoundError if it is not there."""
+    """The bytes of a file; FileNotFoundError."""
     with _as_os_error(url), load().io.gfile.GFile(url, "rb") as file:
         data: bytes = file.read()
         return data
 
 
-def modified(url: str) -> float:
-    """When a file was last written (Unix seconds)."""
+def stat(url: str) -> tuple[int, float]:
+    """The size of a file and the time of its last change (Unix seconds); FileNotFoundError."""
     with _as_os_error(url):
-        return float(load().io.gfile.stat(url).mtime_nsec) / 1e9
-
-
-def size(url: str) -> int:
-    """Bytes; FileNotFoundError if it is not there."""
-    with _as_os_error(url):
-        return int(load().io.gfile.stat(url).length)
+        found = load().io.gfile.stat(url)
+        return int(found.length), float(found.mtime_nsec) / 1e9
 
 
 def replace(url: str, data: bytes) -> None:
-    """Replaces a small file: in one go where the filesystem can, else a kill within leaves it garbled."""
+    """Replaces a small file, atomically where the filesystem can; elsewhere a kill leaves it garbled."""
     load()
     from tensorflow.python.lib.io import file_io
 
@@ -107,14 +102,14 @@ def replace(url: str, data: bytes) -> None:
 
 
 def upload(source: Path, url: str) -> None:
-    """Copies a local file there; an older one of the name goes first, for not every filesystem empties it."""
+    """Copies a local file to `url`.  An older file there is removed first: not every filesystem truncates it."""
     remove(url)
     with source.open("rb") as file, _as_os_error(url):
         _write(url, iter(lambda: file.read(PIECE_BYTES), b""))
 
 
 def copy(source: str, target: str) -> None:
-    """As `upload`, from one place there to another."""
+    """Copies a remote file to another remote place, as `upload` does."""
     remove(target)
     with _as_os_error(target), load().io.gfile.GFile(source, "rb") as file:
         _write(target, iter(lambda: file.read(PIECE_BYTES), b""))
@@ -127,7 +122,7 @@ def _write(url: str, pieces: Iterator[bytes]) -> None:
 
 
 def sum_of(url: str) -> FileSum:
-    """Reads a file whole; FileNotFoundError if it is not there."""
+    """Reads a whole file; FileNotFoundError."""
     digest, size = xxhash.xxh3_128(), 0
     with _as_os_error(url), load().io.gfile.GFile(url, "rb") as file:
         while piece := file.read(PIECE_BYTES):
@@ -137,7 +132,7 @@ def sum_of(url: str) -> FileSum:
 
 
 def remove(url: str) -> None:
-    """Nothing if it is not there."""
+    """Removes a file, if there is one."""
     with contextlib.suppress(FileNotFoundError), _as_os_error(url):
         load().io.gfile.remove(url)
 
@@ -148,23 +143,20 @@ def remove_tree(directory: str) -> None:
 
 
 def move(source: str, target: str) -> None:
-    """May be a copy and a deletion."""
+    """Renames a file; not atomic: it may be a copy and a deletion."""
     with _as_os_error(source):
         load().io.gfile.rename(source, target, overwrite=True)
 
 
 def read_tensors(path: str) -> int | None:
-    """Reads every tensor of a checkpoint, each against its checksum; the global step, if one is there.
-
-    OSError names what is wrong with it.
-    """
+    """Reads every tensor against its checksum; the global step, if there is one.  OSError says what is wrong."""
     tf = load()
     with _as_os_error(path):
         try:
             reader: Any = tf.compat.v1.train.NewCheckpointReader(path)
             for key in reader.get_variable_to_shape_map():
                 reader.get_tensor(key)
-        except (ValueError, RuntimeError) as error:  # how the reader says that a file is garbled
+        except (ValueError, RuntimeError) as error:  # the reader's errors for a garbled file
             raise OSError(errno.EIO, str(error), path) from error
         if not reader.has_tensor("global_step") or reader.get_variable_to_shape_map()["global_step"]:
             return None

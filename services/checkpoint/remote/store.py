@@ -1,10 +1,10 @@
-"""Checkpoints in a directory that is not local: the order of writes there, and what a kill at each of them leaves.
+"""Checkpoints in a remote directory: the order of writes, and what a kill at each of them leaves.
 
-Made by environment.py instead of the Store where the logdir is a URL.  The files are made and verified here, in a staging
-directory of the run's local home, and then copied.  The place has no renames that happen in one go and no fsync: what is
-written is read back, the manifest comes after it, the `checkpoint` file last, and nothing that is whole is ever written
-over.  A checkpoint whose name is taken (a Saver without a global step) is first put whole into
-`procsv-staging/<sequence>/` beside it, and copied from there.
+Used by environment.py instead of the Store where the logdir is a URL.  The files are written and verified in a staging
+directory of the run's local home, then uploaded.  Remote places have neither atomic renames nor fsync: every upload is
+read back, the manifest follows it, the `checkpoint` file comes last, and nothing whole is ever overwritten.
+A checkpoint whose name is taken (a Saver without a global step) is first uploaded whole to `procsv-staging/<sequence>/`
+beside the old one, and copied from there.
 """
 
 from __future__ import annotations
@@ -19,58 +19,48 @@ from procsv.base.system import disk
 from procsv.base.system.failpoints import failpoint
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.shm.slot_file import scan_slots
-from procsv.services.checkpoint.core.facts import DiskState, Found, WriteMismatch, durable_of
+from procsv.services.checkpoint.core.facts import Found, WriteMismatch, durable_of
 from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, retain
 from procsv.services.checkpoint.remote import files as files
-from procsv.services.checkpoint.remote.catalog import RemoteCatalog
+from procsv.services.checkpoint.remote.catalog import RemoteCatalog, verify_files
 from procsv.services.checkpoint.store.commit import Workshop
 from procsv.services.checkpoint.store.local_store import Store, check_room
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest, encode_manifest
 from procsv.services.checkpoint.store.names import placing_order
+from procsv.services.checkpoint.store.search import Listing
 
 STAGING = "procsv-staging"
 
 
 class RemoteStore(Store):
-    """What the Store does in a local directory, done elsewhere."""
+    """The Store of a remote directory."""
 
     def __init__(self, start: Start, clock: Clock) -> None:
         super().__init__(start, clock)
-        self._ended: set[str] = set()  # directories in which nothing interrupted is left
+        self._ended: set[str] = set()  # directories in which nothing is left interrupted
 
     # -- looking ------------------------------------------------------------------------------------------------
-    def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
-        catalog = self._look(plan)
-        top = max((c.sequence for c in catalog.candidates), default=0)
-        if not catalog.candidates:
-            return DiskState(-1, top, None, (), self._run_began())
-        newest, durable = catalog.candidates[0], None
-        if newest.sequence and scan_slots(
-            self._start.paths.shm_dir
-        ):  # else no snapshot is there that could be the same state
-            with contextlib.suppress(BadCheckpoint, OSError):
-                catalog.verify(newest.path)
-                manifest = catalog.manifest_of(newest.path)
-                durable = durable_of(manifest, newest.path, 0.0, catalog.kept) if manifest is not None else None
-        return DiskState(newest.step, top, durable, catalog.kept, self._run_began())
-
-    def find(self, plan: CheckpointPlan, before: int = -1) -> Found:
-        found = self._look(plan).find(before)
-        self._serving = found.checkpoint.path if found.checkpoint else ""
-        return found
-
-    def _look(self, plan: CheckpointPlan) -> RemoteCatalog:
-        """What there is, after ending what was interrupted, as far as the place can be written."""
-        with contextlib.suppress(OSError):
+    def _list(self, plan: CheckpointPlan) -> RemoteCatalog:
+        with contextlib.suppress(OSError):  # the place may be read-only
             self._end_interrupted(plan)
         return RemoteCatalog(plan)
+
+    def _verified_manifest(self, listing: Listing, path: str) -> Manifest | None:
+        assert isinstance(listing, RemoteCatalog), "a local listing"
+        listing.verify(path)
+        return listing.manifest_of(path)
+
+    def _own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
+        return paths
+
+    def _search(self, plan: CheckpointPlan, before: int) -> Found:
+        return self._list(plan).find(before)
 
     # -- saving -------------------------------------------------------------------------------------------------
     def _path(self, plan: CheckpointPlan, name: str) -> str:
         return files.join(files.directory_of(plan.save_path), name)
 
-    def _begin(self, plan: CheckpointPlan, size: int) -> Workshop:
+    def _open_workshop(self, plan: CheckpointPlan, size: int) -> Workshop:
         home = self._start.paths.home
         disk.make_dirs(home)
         workshop = Workshop(home)
@@ -82,30 +72,30 @@ class RemoteStore(Store):
     def _commit(
         self, workshop: Workshop, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, started_s: float
     ) -> Durable:
-        """WriteMismatch if what arrived is not what was sent; OSError passes through; the older checkpoints stand."""
+        """WriteMismatch if what arrived is not what was sent.  After any error the older checkpoints stand."""
         try:
             if f"{files.name_of(path)}.index" not in manifest.files:
                 raise OSError(
                     f"{path}: only checkpoints of the V2 format can be kept there; give the Saver write_version=V2"
                 )
             with hold_checkpoint_lock(self._start.paths.logdir):
-                listed = self._put(staging, plan, path, manifest)
+                listed = self._put_files(staging, plan, path, manifest)
         finally:
             disk.try_to_remove_tree(staging)
         return durable_of(manifest, path, self._clock.monotonic() - started_s, listed)
 
-    def _put(self, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest) -> tuple[str, ...]:
-        """Puts the files into place; what the `checkpoint` file lists then."""
+    def _put_files(self, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest) -> tuple[str, ...]:
+        """Uploads the files; the paths that the `checkpoint` file lists then."""
         directory = files.directory_of(path)
         files.make_dirs(directory)
         catalog = RemoteCatalog(plan)
         if catalog.is_there(path):
-            self._stage(staging, plan, path, manifest)
+            self._stage_files(staging, plan, path, manifest)
             self._copy_into_place(plan, path, manifest)
         else:
             try:
-                self._upload(staging, directory, manifest)
-                # killed here: files that no manifest and no `checkpoint` tells of, whole by their own checksums
+                self._upload_files(staging, directory, manifest)
+                # killed here: files in no manifest and on no list, whole by their own checksums
                 failpoint("checkpoint.before_manifest")
                 files.replace(path + MANIFEST_SUFFIX, encode_manifest(manifest))
             except BaseException:
@@ -114,9 +104,9 @@ class RemoteStore(Store):
         # killed here: complete and verifiable, but not the latest yet
         failpoint("checkpoint.before_state")
         outcome = self._retain(plan, catalog, Kept(path, manifest.time), manifest.step)
-        # What is being restored from stays until the next time.
+        # A checkpoint that a trainer is restoring from is kept until the next save.
         listed = tuple(p for p in outcome.delete if p == self._serving) + outcome.listed
-        catalog.write_state(listed)
+        catalog.write_list(plan, listed)
         # killed here: durable in every way, only not yet acknowledged, and too many old ones are kept
         self._delete_old([p for p in (*self._undeleted, *outcome.delete) if p not in listed])
         self._memory.note_next_keep(files.name_of(plan.save_path), outcome.next_keep)
@@ -127,26 +117,26 @@ class RemoteStore(Store):
         first = first_keep(plan.keep_from or new.time, plan.keep_every_n_hours)
         rule = Rule(plan.max_to_keep, plan.keep_every_n_hours, self._memory.next_keep(base, first))
         kept = [Kept(p, _written(catalog, p), not files.name_of(p).startswith(base)) for p in catalog.kept]
-        # What the program has saved since by itself stays the latest.
+        # A later step that the program has saved by itself stays the latest.
         later = frozenset(c.path for c in catalog.candidates if c.listed and c.sequence == 0 and c.step > step)
         return retain(kept, new, rule, later)
 
-    def _upload(self, staging: Path, directory: str, manifest: Manifest) -> None:
+    def _upload_files(self, staging: Path, directory: str, manifest: Manifest) -> None:
         for name in placing_order(list(manifest.files)):
             failpoint("checkpoint.before_rename")
             files.upload(staging / name, files.join(directory, name))
-        _verify(directory, manifest)
+        _read_back(directory, manifest)
 
-    def _stage(self, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest) -> None:
-        """The checkpoint whole, with its manifest last, where nobody looks for one."""
+    def _stage_files(self, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest) -> None:
+        """Uploads the whole checkpoint, its manifest last, to a place where nobody searches for one."""
         directory = _staging_of(plan, manifest.sequence)
         files.make_dirs(directory)
-        self._upload(staging, directory, manifest)
+        self._upload_files(staging, directory, manifest)
         files.replace(files.join(directory, files.name_of(path) + MANIFEST_SUFFIX), encode_manifest(manifest))
-        # killed from here on: whole there; the next start copies it into place
+        # killed from here on: staged whole; the next start copies it into place
 
     def _copy_into_place(self, plan: CheckpointPlan, path: str, manifest: Manifest) -> None:
-        """Over an older checkpoint of the name.  Every line can be run again after a kill."""
+        """Replaces the older checkpoint of that name.  Every line can be run again after a kill."""
         source, target = _staging_of(plan, manifest.sequence), files.directory_of(path)
         failpoint("checkpoint.before_directory_fsync")
         for stale in RemoteCatalog(plan).files_of(path):
@@ -154,7 +144,7 @@ class RemoteStore(Store):
                 files.remove(files.join(target, stale))
         for name in placing_order(list(manifest.files)):
             files.copy(files.join(source, name), files.join(target, name))
-        _verify(target, manifest)
+        _read_back(target, manifest)
         failpoint("checkpoint.before_manifest")
         files.replace(path + MANIFEST_SUFFIX, encode_manifest(manifest))
         files.remove_tree(files.directory_of(source))
@@ -166,13 +156,13 @@ class RemoteStore(Store):
                 failpoint("checkpoint.deleting_old")
                 # Killed within: a manifest without an index, by which the next start knows what to remove.
                 catalog_names = files.names_in(files.directory_of(path))
-                _delete(path, catalog_names)
+                _delete_files(path, catalog_names)
             except OSError:
                 self._undeleted.append(path)  # an old one that stays harms nobody; the next commit tries again
 
     # -- after a kill -------------------------------------------------------------------------------------------
     def _end_interrupted(self, plan: CheckpointPlan) -> None:
-        """Once for each directory: copies that were cut short are made, deletions ended, temporaries removed."""
+        """Finishes interrupted copies and deletions and removes temporary files, once for each directory."""
         directory = files.directory_of(plan.save_path)
         if directory in self._ended:
             return
@@ -186,7 +176,7 @@ class RemoteStore(Store):
             path = files.join(directory, name.removesuffix(MANIFEST_SUFFIX))
             is_ours = name.endswith(MANIFEST_SUFFIX) and name.startswith(base)
             if is_ours and path not in listed and f"{files.name_of(path)}.index" not in names:
-                _delete(path, names)  # a deletion that was cut short
+                _delete_files(path, names)  # an interrupted deletion
         self._ended.add(directory)
 
     def _end_copies(self, plan: CheckpointPlan, directory: str) -> None:
@@ -194,13 +184,13 @@ class RemoteStore(Store):
         for name in sorted((n for n in files.names_in(top) if n.isdecimal()), key=int):
             source = files.join(top, name)
             for found in [n for n in files.names_in(source) if n.endswith(MANIFEST_SUFFIX)]:
-                with contextlib.suppress(BadCheckpoint):  # one that was not whole yet is swept
+                with contextlib.suppress(BadCheckpoint):  # one that is not whole yet is swept
                     manifest = decode_manifest(files.read(files.join(source, found)))
-                    _verify_or_reject(source, manifest)
+                    verify_files(manifest, source)
                     path = files.join(directory, found.removesuffix(MANIFEST_SUFFIX))
                     self._copy_into_place(plan, path, manifest)
                     catalog = RemoteCatalog(plan)
-                    catalog.write_state((*(p for p in catalog.kept if p != path), path))
+                    catalog.write_list(plan, (*(p for p in catalog.kept if p != path), path))
         files.remove_tree(top)
 
 
@@ -208,26 +198,16 @@ def _staging_of(plan: CheckpointPlan, sequence: int) -> str:
     return files.join(files.join(files.directory_of(plan.save_path), STAGING), str(sequence))
 
 
-def _verify(directory: str, manifest: Manifest) -> None:
-    """Reads back what was sent."""
+def _read_back(directory: str, manifest: Manifest) -> None:
+    """WriteMismatch if the files are not what was sent."""
     try:
-        _verify_or_reject(directory, manifest)
+        verify_files(manifest, directory)
     except BadCheckpoint as error:
-        raise WriteMismatch(str(error)) from error
+        raise WriteMismatch(f"{directory}: {error}") from error
 
 
-def _verify_or_reject(directory: str, manifest: Manifest) -> None:
-    for name, expected in manifest.files.items():
-        try:
-            found = files.sum_of(files.join(directory, name))
-        except FileNotFoundError:
-            raise BadCheckpoint(f"{name} is missing in {directory}") from None
-        if found != expected:
-            raise BadCheckpoint(f"{name} in {directory} is not what was written")
-
-
-def _delete(path: str, names: list[str]) -> None:
-    """Removes a checkpoint: first its index, without which nobody takes it for one; last its manifest."""
+def _delete_files(path: str, names: list[str]) -> None:
+    """Removes a checkpoint: its index first, without which it is none; its manifest last."""
     name = files.name_of(path)
     parts = [n for n in names if n.startswith((f"{name}.data-", f"{name}.meta"))]
     for part in (f"{name}.index", *parts, f"{name}{MANIFEST_SUFFIX}"):
@@ -235,13 +215,13 @@ def _delete(path: str, names: list[str]) -> None:
 
 
 def _withdraw(path: str) -> None:
-    """Takes back what was uploaded; what stays is listed nowhere, and is written over by the next try."""
+    """Removes an upload.  What cannot be removed is listed nowhere, and the next try overwrites it."""
     with contextlib.suppress(OSError):
-        _delete(path, files.names_in(files.directory_of(path)))
+        _delete_files(path, files.names_in(files.directory_of(path)))
 
 
 def _written(catalog: RemoteCatalog, path: str) -> float:
     with contextlib.suppress(BadCheckpoint, OSError):
         manifest = catalog.manifest_of(path)
-        return manifest.time if manifest is not None else files.modified(f"{path}.index")
+        return manifest.time if manifest is not None else files.stat(f"{path}.index")[1]
     return 0.0

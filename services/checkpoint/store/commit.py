@@ -37,7 +37,7 @@ declare(
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """All that is needed to carry a commit to its end."""
+    """Everything needed to finish a commit."""
 
     path: str  # of the checkpoint, absolute, as the `checkpoint` file will list it
     manifest: Manifest
@@ -71,12 +71,12 @@ class Workshop:
         return staging
 
     def commit(self, staging: Path, intent: Intent) -> list[str]:
-        """Puts the files of `staging` into place; the old checkpoints that could not be deleted.
+        """Moves the files of `staging`, already synced, into place; the old checkpoints that could not be deleted.
 
-        The contents of the files are on the disk.  On an error everything is as it was before; OSError passes through.
+        OSError passes through; everything is as it was before then.
         """
         try:
-            fsync_dir(staging)  # the names of the files: an intent never outlives a loss of power that they do not
+            fsync_dir(staging)  # the names of the files: no loss of power leaves an intent without them
             # killed here: no intent, so the next start sweeps the directory
             replace_file(staging / INTENT, msgspec.json.encode(intent))
             fsync_dir(staging.parent)
@@ -96,32 +96,39 @@ class Workshop:
         """Whether nothing is left of any commit."""
         return not any(self._own_directories(self.staging)) and not any(self._own_directories(self.replaced))
 
-    def recover(self) -> list[Intent]:
-        """Ends what a kill interrupted: carries out whole commits, undoes damaged ones, sweeps the rest.
+    def recover(self) -> None:
+        """Finishes what a kill interrupted: carries out whole commits, undoes damaged ones, sweeps the rest.
 
-        The intents that were carried out, oldest first.  Killed here: the next start does the same again.
+        One that cannot be read now stays for the next call.  Killed here: the next start does the same again.
         """
-        done = []
+        unread = set()
         for staging in sorted(self._own_directories(self.staging), key=lambda p: int(p.name)):
-            intent = _read_intent(staging)
-            if intent is not None and self._is_newest(intent):
-                with hold_checkpoint_lock(
-                    intent.directory
-                ):  # a trainer that outlived the last service may be saving by itself
-                    if self._take_up(staging, intent):
-                        done.append(intent)
+            try:
+                intent = _read_intent(staging)
+                is_wanted = intent is not None and self._is_newest(intent)
+            except OSError:
+                unread.add(staging.name)
+                continue
+            if intent is not None and is_wanted:
+                # A trainer that outlived the last service may be saving by itself.
+                with hold_checkpoint_lock(intent.directory):
+                    if not self._take_up(staging, intent):
+                        unread.add(staging.name)
+                        continue
             self._tidy(staging)
-        for leftover in [*self._own_directories(self.replaced), *self.replaced.glob(".*.new")]:
+        over = [path for path in self._own_directories(self.replaced) if path.name not in unread]
+        for leftover in [*over, *self.replaced.glob(".*.new")]:
             disk.try_to_remove_tree(leftover)  # its commit was over: only the tidying was cut short
-        return done
 
     def _take_up(self, staging: Path, intent: Intent) -> bool:
-        """Whether an interrupted commit is in place now; if not, nothing of it is."""
+        """Carries out an interrupted commit, or undoes it if it is damaged; False if that cannot be told now."""
         try:
             _verify_wherever(staging, intent)
-        except (BadCheckpoint, OSError):
+        except BadCheckpoint:
             if not self._was_over(staging, intent):
                 self._undo(staging, intent)
+            return True
+        except OSError:
             return False
         listed = _listed_since(intent)
         self._carry_out(staging, msgspec.structs.replace(intent, listed=listed))
@@ -129,9 +136,9 @@ class Workshop:
         return True
 
     def _was_over(self, staging: Path, intent: Intent) -> bool:
-        """Whether this commit had come to its end, and power was lost over the tidying alone.
+        """Whether this commit was finished, and only its tidying was cut short.
 
-        What is damaged then was acknowledged: it is for the catalog to judge and to report, not to be taken back.
+        Damage is reported by the catalog then, not undone: the checkpoint was acknowledged.
         """
         names = list(intent.manifest.files)
         if (self.replaced / staging.name).exists() or any((staging / name).exists() for name in names):
@@ -155,10 +162,10 @@ class Workshop:
         return True
 
     def _carry_out(self, staging: Path, intent: Intent) -> None:
-        """From intent to `checkpoint` file.  Every line can be run again after a kill."""
+        """Carries out an intent, up to the `checkpoint` file.  Every line can be run again after a kill."""
         failpoint("checkpoint.before_rename")
         self._set_aside(intent)
-        # killed from here on: the files are whole, part of them here, part of them in place; the next start goes on
+        # killed from here on: the files are whole, some staged and some in place; the next start goes on
         for name in placing_order(list(intent.manifest.files)):
             with contextlib.suppress(FileNotFoundError):  # moved before the kill
                 disk.rename(staging / name, intent.directory / name)
@@ -166,13 +173,13 @@ class Workshop:
             disk.unlink_if_there(stale)  # of the old checkpoint of this name, linked in `replaced`
         failpoint("checkpoint.before_directory_fsync")
         fsync_dir(intent.directory)
-        # killed here: complete, but nothing says so; TensorFlow still reads the one before
+        # killed here: complete but on no list; TensorFlow still reads the one before
         failpoint("checkpoint.before_manifest")
         replace_file(manifest_of(intent.path), encode_manifest(intent.manifest))
         # killed here: complete and verifiable, but not the latest yet
         failpoint("checkpoint.before_state")
         write_state(Path(intent.state_file), intent.save_path, list(intent.listed), intent.relative)
-        # killed here: durable in every way, only not yet acknowledged, and too many old ones are kept
+        # killed here: durable, not yet acknowledged, and too many old ones are kept
 
     def _delete_old(self, intent: Intent) -> list[str]:
         undeleted = []
@@ -181,8 +188,8 @@ class Workshop:
                 failpoint("checkpoint.deleting_old")
                 delete_checkpoint(path)
             except OSError:
-                undeleted.append(path)  # an old one that stays harms nobody; the next commit tries again
-        # killed here, or the power is lost, which may bring any of the files back: the intent is still there, and they go
+                undeleted.append(path)  # harmless; the next commit tries again
+        # killed here, or power lost (which may bring files back): the intent is still there, and they are deleted again
         for directory in {Path(path).parent for path in intent.delete}:
             with contextlib.suppress(
                 OSError
@@ -191,7 +198,7 @@ class Workshop:
         return undeleted
 
     def _set_aside(self, intent: Intent) -> None:
-        """Links the files of an older checkpoint of the same name into `replaced`, so that an error can be undone."""
+        """Links the files of an older checkpoint of the same name into `replaced`, for an undo."""
         kept = self.replaced / str(intent.manifest.sequence)
         if kept.exists():
             return  # linked before a kill: what is in place may be new by now
@@ -210,7 +217,7 @@ class Workshop:
         fsync_dir(self.replaced)
 
     def _undo(self, staging: Path, intent: Intent) -> None:
-        """Takes back what was placed and puts the older checkpoint of this name, if any, into place again."""
+        """Removes the files that were placed, and restores the older checkpoint of that name."""
         kept = self.replaced / str(intent.manifest.sequence)
         is_placed = kept.exists() or not intent.replaces  # else what is in place is still the older one, untouched
         for name in intent.manifest.files if is_placed else ():
@@ -229,7 +236,7 @@ class Workshop:
         self._tidy(staging)
 
     def _tidy(self, staging: Path) -> None:
-        """Removes the traces of a commit, the intent last of all that matters."""
+        """Removes the traces of a commit; the intent goes after everything that it is needed for."""
         kept = self.replaced / staging.name
         disk.try_to_remove_tree(_making(kept))
         disk.try_to_remove_tree(kept)
@@ -240,14 +247,14 @@ class Workshop:
 
 
 def _making(kept: Path) -> Path:
-    """Where the links to the files of an older checkpoint are made, before they count as `kept`."""
+    """Where the links are made before they are renamed to `kept`."""
     return kept.with_name(f".{kept.name}.new")
 
 
 def _listed_since(intent: Intent) -> tuple[str, ...]:
-    """What the `checkpoint` file is to list when an interrupted commit is carried out.
+    """The list for the `checkpoint` file when an interrupted commit is carried out.
 
-    That is what the intent says, unless somebody else (a Saver in the trainer) has written it since: its latest stays so.
+    If another writer (a Saver in the trainer) has replaced the file since, its latest stays the latest.
     """
     now = read_text(Path(intent.state_file))
     if now is None or now == intent.state_before:
@@ -267,7 +274,7 @@ def _listed_since(intent: Intent) -> tuple[str, ...]:
 
 
 def read_text(path: Path) -> str | None:
-    """What the `checkpoint` file says, byte for byte in latin-1: it may be garbled."""
+    """The bytes of the `checkpoint` file as latin-1 text: it may be garbled."""
     try:
         return path.read_bytes().decode("latin-1")
     except FileNotFoundError:
@@ -286,7 +293,7 @@ def _put_state_back(path: Path, before: str | None) -> None:
 def _read_intent(staging: Path) -> Intent | None:
     try:
         return msgspec.json.decode((staging / INTENT).read_bytes(), type=Intent)
-    except (OSError, msgspec.DecodeError):
+    except (FileNotFoundError, msgspec.DecodeError):
         return None
 
 
@@ -304,18 +311,16 @@ def _stale_files(intent: Intent) -> list[Path]:
 
 
 def delete_checkpoint(path: str) -> None:
-    """Removes a checkpoint: first its index, without which nobody takes it for one; last its manifest.
+    """Removes a checkpoint: its index first, without which it is none; its manifest last.
 
-    Killed in between: a manifest without an index, by which the next start knows what to remove.
+    Killed in between: a manifest without an index, which tells the next start what to remove.
     """
     for file in all_files(path):
         disk.unlink_if_there(file)
 
 
 def delete_surely(path: str) -> None:
-    """As `delete_checkpoint`, where no intent has it done again: no loss of power leaves an index without its data, or data
-    that no manifest tells of.
-    """
+    """As `delete_checkpoint`, but safe from a loss of power where no intent repeats it: index, data and manifest in turn."""
     files = all_files(path)
     index = [file for file in files if file.name.endswith(".index")]
     manifest = [file for file in files if file == manifest_of(path)]
@@ -326,7 +331,7 @@ def delete_surely(path: str) -> None:
 
 
 def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
-    """Removes what interrupted deletions left: manifests, with their files, whose index is gone."""
+    """Finishes interrupted deletions: removes manifests whose index is gone, and their files."""
     for manifest_path in directory.glob(f"*{MANIFEST_SUFFIX}"):
         if not manifest_path.name.startswith(basename):
             continue

@@ -1,16 +1,21 @@
 """Inventory of a checkpoint directory: its checkpoints, and the files that belong to none.
 
-Filled by tools/inventory.py and remote/inventory.py.  Never reads a file.
+Taken by tools/inventory.py of a local directory, by remote/inventory.py of a URL.  Only reads: it may run beside a live run.
 """
 
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
+from collections.abc import Iterable
 
 import msgspec
 
 from procsv.base.run.manifest import Manifest
-from procsv.services.checkpoint.store.names import base_of
+from procsv.services.checkpoint.format.bundle_reader import BadBundle
+from procsv.services.checkpoint.store.manifest import BadCheckpoint
+from procsv.services.checkpoint.store.names import base_of, step_in_name
+from procsv.services.checkpoint.store.search import Listing
 
 
 class Item(msgspec.Struct, kw_only=True):
@@ -36,38 +41,83 @@ class Inventory(msgspec.Struct, kw_only=True):
     error: str | None  # what is wrong with the `checkpoint` file
 
 
-def make_item(
-    path: str,
-    manifest: Manifest | None,
-    step: int,
-    size: int,
-    newest: float | None,
-    is_listed: bool,
-    is_latest: bool,
-    verify: bool,
-    error: str | None,
-) -> Item:
-    """The checkpoint at `path`: as its manifest says, else with the size and time of its files."""
-    return Item(
-        path=path,
-        step=step,
-        bytes=manifest.bytes if manifest else size,
-        time=manifest.time if manifest else newest,
-        reason=manifest.reason if manifest else None,
-        incarnation=manifest.incarnation if manifest else None,
-        listed=is_listed,
-        latest=is_latest,
-        verified=verify and error is None,
-        error=error,
-    )
+class Place(Listing):
+    """A directory of checkpoints, as the inventory reads it.  OSError passes through."""
+
+    @abstractmethod
+    def parts_of(self, path: str) -> dict[str, tuple[int, float]]:
+        """The bytes and the time of change (Unix seconds) of each of a checkpoint's files that is there, by name."""
+
+    @abstractmethod
+    def verify(self, path: str) -> int:
+        """BadCheckpoint if a byte is wrong."""
+
+    def check_structure(self, path: str) -> object:
+        """BadBundle if a checkpoint without manifest is not whole, as far as is seen without reading all of it."""
+        return None
+
+    def step_of(self, path: str) -> int:
+        """The step of a checkpoint without manifest; -1 if it is not known."""
+        return step_in_name(path)
+
+    def take_inventory(self, paths: Iterable[str], rejected: Iterable[str], verify: bool) -> Inventory:
+        """Of the checkpoints `paths`: by sizes alone or (`verify`) by every byte."""
+        known = {base_of(path.rpartition("/")[2]) for path in paths}
+        return Inventory(
+            directory=self.directory,
+            checkpoints=sorted(
+                (self._item(path, verify) for path in paths), key=lambda item: (item.step, item.time or 0.0, item.path)
+            ),
+            rejected=[f"{self.directory}/{name}" for name in rejected],
+            leftovers=[f"{self.directory}/{name}" for name in self.names if _is_leftover(name, known)],
+            error=self.trouble or None,
+        )
+
+    def _item(self, path: str, verify: bool) -> Item:
+        parts, manifest, error = dict[str, tuple[int, float]](), None, None
+        try:
+            parts = self.parts_of(path)
+            manifest = self.manifest_of(path)
+            if verify:
+                self.verify(path)
+            else:
+                self._check_sizes(path, manifest, parts)
+        except (BadCheckpoint, BadBundle) as bad:
+            error = str(bad)
+        except OSError as trouble:
+            error = f"it cannot be read: {trouble.strerror}"
+        size, newest = sum(size for size, _ in parts.values()), max((time for _, time in parts.values()), default=None)
+        return Item(
+            path=path,
+            step=manifest.step if manifest else self.step_of(path),
+            bytes=manifest.bytes if manifest else size,
+            time=manifest.time if manifest else newest,
+            reason=manifest.reason if manifest else None,
+            incarnation=manifest.incarnation if manifest else None,
+            listed=path in self.listed,
+            latest=path in self.listed[:1],
+            verified=verify and error is None,
+            error=error,
+        )
+
+    def _check_sizes(self, path: str, manifest: Manifest | None, parts: dict[str, tuple[int, float]]) -> None:
+        if not self.is_there(path):
+            raise BadCheckpoint("its files are gone")
+        if manifest is None:
+            self.check_structure(path)
+            return
+        for name, expected in manifest.files.items():
+            if name not in parts:
+                raise BadCheckpoint(f"{name} is gone")
+            if (size := parts[name][0]) != expected.size:
+                raise BadCheckpoint(f"{name} has {size} bytes; its manifest says {expected.size}")
 
 
 _PARTS = re.compile(r"(.*?)(-\d{5}-of-\d{5}|\.(data-\d{5}-of-\d{5}|meta|manifest\.json))$")
 _IN_THE_MAKING = re.compile(r"\.tempstate\d+$|_temp$|-of-\d{5}\.tmp$")
 
 
-def is_leftover(name: str, prefixes: set[str]) -> bool:
+def _is_leftover(name: str, bases: set[str]) -> bool:
     """Whether it is part of a checkpoint that is none: without an index, and on no list."""
     part = _PARTS.fullmatch(name)
-    bases = {base_of(prefix) for prefix in prefixes}
     return bool(_IN_THE_MAKING.search(name)) or (part is not None and part[1] not in bases)

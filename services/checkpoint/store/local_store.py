@@ -1,13 +1,14 @@
 """Checkpoints on a local disk: write them from snapshots, find and verify them, delete the old ones.
 
-Called by the worker, on the disk thread alone, so that nothing here ever races: a commit, a search and a deletion
-come one after the other.  Decides nothing about when; never talks to a peer.
+Called on the disk thread alone, so nothing here races: commits, searches and deletions come one after the other.
+Never decides when something is saved; never talks to a peer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -37,22 +38,14 @@ from procsv.services.checkpoint.core.facts import (
     WriteMismatch,
     durable_of,
 )
-from procsv.services.checkpoint.store import write
+from procsv.services.checkpoint.store import names, write
 from procsv.services.checkpoint.store.adopt import Adopter
 from procsv.services.checkpoint.store.catalog import Catalog, list_checkpoints
 from procsv.services.checkpoint.store.commit import Intent, Workshop, finish_deletions, read_text
-from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, BadCheckpoint, read_manifest, sum_file
-from procsv.services.checkpoint.store.names import (
-    META_SUFFIX,
-    absolute_save_path,
-    all_files,
-    base_of,
-    manifest_of,
-    model_files,
-    state_file_of,
-)
+from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, BadCheckpoint, sum_file
 from procsv.services.checkpoint.store.rotation import Rotation
 from procsv.services.checkpoint.store.scan import trouble_with
+from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
 
 ROOM_MARGIN_BYTES = 8 * 2**20  # beside the tensors: index, meta, manifest; less free than that is a full disk
@@ -69,7 +62,7 @@ class SlotBad(Exception):
 
 
 class Store:
-    """Everything that the service does with files in the logdir."""
+    """The service's work on the files in the logdir."""
 
     def __init__(self, start: Start, clock: Clock) -> None:
         self._start = start
@@ -84,9 +77,9 @@ class Store:
 
     # -- at the start ----------------------------------------------------------------------------------------
     def lineage(self) -> frozenset[str]:
-        """The earlier runs in this logdir whose snapshots still lie in shared memory; ours is noted for the next.
+        """The earlier runs of this logdir whose snapshots are still in shared memory; this run is noted for the next.
 
-        A snapshot of any other run is of a logdir that was deleted since: not to be restored from.
+        Snapshots of any other run belong to a logdir that was deleted since, and are not restored.
         """
         last = read_run(self._start.paths.run_json)
         known = self._memory.runs() | ({last.run} if last is not None else set())
@@ -96,53 +89,56 @@ class Store:
         return lineage
 
     def open(self) -> None:
-        """Ends what the last service was interrupted in, as far as it can be known before a plan is."""
+        """Finishes what the last service was interrupted in, as far as that is known without a plan."""
         home = self._start.paths.home
         disk.make_dirs(home)
         self._recover(Workshop(home))
 
     def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
-        """What is there; the newest is verified if it is to be believed that a snapshot is durable."""
-        self._prepare_to_look(plan)
-        listing = list_checkpoints(plan)
+        """The checkpoints on disk; the newest is verified if a snapshot in memory may hold the same state."""
+        listing = self._list(plan)
         top = max((c.sequence for c in listing.candidates), default=0)
         if not listing.candidates:
             return DiskState(-1, top, None, (), self._run_began())
-        newest, kept = listing.candidates[0], self._rotation.own(listing.kept, plan)
-        return DiskState(newest.step, top, self._as_durable(newest, kept), kept, self._run_began())
+        newest, kept = listing.candidates[0], self._own(listing.kept, plan)
+        return DiskState(newest.step, top, self._as_durable(listing, newest, kept), kept, self._run_began())
 
     def _run_began(self) -> float | None:
         run = read_run(self._start.paths.run_json)
         return run.started_at if run is not None and run.run == self._start.run else None
 
-    def _as_durable(self, newest: Candidate, kept: tuple[str, ...]) -> Durable | None:
-        follows = self._start.incarnation > 1  # a service that died: perhaps before it could say what it had saved
+    def _as_durable(self, listing: Listing, newest: Candidate, kept: tuple[str, ...]) -> Durable | None:
+        follows = self._start.incarnation > 1  # a service that died, perhaps before it announced what it had saved
         if not newest.sequence or not (follows or scan_slots(self._start.paths.shm_dir)):
-            return None  # no snapshot is there that could be the same state
+            return None  # no snapshot in memory can be the same state
         with contextlib.suppress(BadCheckpoint, OSError):
-            self._catalog.verify(newest.path)
-            manifest = read_manifest(manifest_of(newest.path))
-            if manifest is not None:
-                return durable_of(manifest, newest.path, 0.0, kept)
+            manifest = self._verified_manifest(listing, newest.path)
+            return None if manifest is None else durable_of(manifest, newest.path, 0.0, kept)
         return None
 
-    def _prepare_to_look(self, plan: CheckpointPlan) -> None:
-        """As `_prepare`, as far as it goes: from a disk that cannot be written what is whole can still be restored."""
+    def _verified_manifest(self, listing: Listing, path: str) -> Manifest | None:
+        """BadCheckpoint, OSError."""
+        self._catalog.verify(path)
+        return listing.manifest_of(path)
+
+    def _own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
+        """Those of `paths` that belong on the supervised Saver's own list."""
+        return self._rotation.own(paths, plan)
+
+    def _list(self, plan: CheckpointPlan) -> Listing:
+        """The checkpoints on disk.  A disk that cannot be written is no error: what is whole can still be restored."""
         with contextlib.suppress(OSError):
             self._prepare(plan)
-        self._learn_list(plan)
-
-    def _learn_list(self, plan: CheckpointPlan) -> None:
-        if not self._rotation.has_begun(plan):
-            self._rotation.start_list(plan, list_checkpoints(plan), self._run_began())
+        self._rotation.start_list(plan, self._run_began())
+        return list_checkpoints(plan)
 
     def _prepare(self, plan: CheckpointPlan) -> Workshop:
-        """The workshop for a plan's checkpoints, with what was interrupted there ended."""
-        save_path = absolute_save_path(plan)
+        """The workshop for a plan's checkpoints, after interrupted commits and deletions there are finished."""
+        save_path = names.absolute_save_path(plan)
         directory = Path(save_path).parent
         home = self._start.paths.home
         if not directory.is_dir():
-            return Workshop(home)  # nothing is there, and nothing can be saved
+            return Workshop(home)  # there is no checkpoint, and none can be saved
         disk.make_dirs(home)
         same_disk = not home.is_dir() or directory.stat().st_dev == home.stat().st_dev
         workshop = Workshop(home if same_disk else directory / ".procsv")
@@ -155,31 +151,34 @@ class Store:
             listed = {c.path for c in list_checkpoints(plan).candidates if c.listed}
             finish_deletions(directory, Path(save_path).name, listed)
             self._recovered.add(directory)
-        self._learn_list(plan)
+        self._rotation.start_list(plan, self._run_began())
         return workshop
 
     def _recover(self, workshop: Workshop) -> None:
         if workshop.staging not in self._recovered:
             workshop.recover()
-            if workshop.is_empty():  # else the disk does not let go of something: tried again with the next save
+            if workshop.is_empty():  # else something could not be removed: tried again with the next save
                 self._recovered.add(workshop.staging)
 
     # -- restoring -------------------------------------------------------------------------------------------
     def find(self, plan: CheckpointPlan, before: int = -1) -> Found:
-        """The checkpoint to restore from; it is not deleted until `release`."""
-        self._prepare_to_look(plan)
-        found = self._catalog.find(plan, before)
+        """The checkpoint to restore from.  It is not deleted before `release`."""
+        found = self._search(plan, before)
         self._serving = found.checkpoint.path if found.checkpoint else ""
+        return replace(found, kept=self._own(found.kept, plan))
+
+    def _search(self, plan: CheckpointPlan, before: int) -> Found:
+        found = self._catalog.search(plan, self._list(plan), before)
         if found.rejected:
             self._rotation.is_relisted(plan, found.kept)
-        return replace(found, kept=self._rotation.own(found.kept, plan))
+        return found
 
     def release(self) -> None:
         """The trainer has restored."""
         self._serving = ""
 
     def verify_slot(self, info: SlotInfo) -> None:
-        """Reads a slot against its checksums; SlotBad, SlotGone.  Not on the disk thread: touches memory alone."""
+        """Compares a slot with its checksums; SlotBad, SlotGone.  Needs no disk thread: reads memory alone."""
         reader = self._read(info)
         try:
             reader.verify()
@@ -190,7 +189,7 @@ class Store:
 
     # -- what others have saved -------------------------------------------------------------------------------
     def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int) -> Adopted:
-        """Gives a checkpoint that somebody else has saved its manifest; see Adopter."""
+        """Gives another writer's checkpoint its manifest; see Adopter."""
         self._prepare(plan)
         return self._adopter.adopt(plan, examined, own, incarnation, self._serving)
 
@@ -198,13 +197,11 @@ class Store:
         self._adopter.make_own(plan, path, self._serving)
 
     # -- saving ----------------------------------------------------------------------------------------------
-    def persist(self, state: State, reason: Reason, plan: CheckpointPlan | None) -> Durable:
-        """Makes `state` a checkpoint on disk.  SlotGone, SlotBad, or any error: nothing has changed."""
+    def persist(self, state: State, reason: Reason, plan: CheckpointPlan) -> Durable:
+        """Writes `state` as a checkpoint.  After SlotGone, SlotBad or any other error the disk is as it was."""
         started_s = self._clock.monotonic()
         if state.slot is not None:
             return self._persist_slot(state, state.slot, reason, started_s)
-        if plan is None:
-            raise PeerError("staged files without a plan")
         return self._persist_staged(state, reason, plan, started_s)
 
     def _read(self, info: SlotInfo) -> SlotReader:
@@ -218,14 +215,9 @@ class Store:
         reader = self._read(info)
         try:
             contents = reader.contents
-            workshop = self._begin(contents.plan, sum(e.size for shard in contents.shards for e in shard))
-            staging = workshop.begin_commit(state.sequence)
-            failpoint("checkpoint.temporary_created")
-            try:
+            size = sum(e.size for shard in contents.shards for e in shard)
+            with self._new_staging(contents.plan, state.sequence, size) as (workshop, staging):
                 path, sums = self._write(contents, reader, staging, Path(prefix_of(contents)).name)
-            except BaseException:
-                self._throw_away(workshop, staging)
-                raise
         finally:
             reader.close()  # from here on the trainer may have the slot again
         manifest = self._manifest(staging, sums, state, reason)
@@ -234,12 +226,12 @@ class Store:
     def _write(
         self, contents: Contents, reader: SlotReader, staging: Path, name: str
     ) -> tuple[str, dict[str, FileSum]]:
-        """Writes and reads back; the path that the `checkpoint` file will list, and the sums that are known."""
+        """Writes the files and reads them back; the path for the `checkpoint` file, and the sums known so far."""
         try:
             written = write.write(contents, reader.map, str(staging / name))
             _add_meta(contents.plan, staging, name)
             failpoint("checkpoint.before_fsync")
-            with ThreadPoolExecutor(1, "fsync") as beside:  # the disk works while what was written is read back
+            with ThreadPoolExecutor(1, "fsync") as beside:  # the disk syncs while the files are read back
                 flushed = beside.submit(disk.fsync_files, staging)
                 write.read_back(contents, reader.map, written)
             flushed.result()
@@ -248,19 +240,17 @@ class Store:
                 reader.verify()
             except PeerError as error:
                 raise SlotBad(str(error)) from error
-            raise  # the slot is good: the disk is not; the files are thrown away and written again
-        # killed here: complete and on the disk, and nothing says so: swept at the next start
+            raise  # the slot is good and the disk is not: the files are removed and written again
+        # killed here: complete and synced, but without an intent: swept at the next start
         return self._path(contents.plan, Path(written.path).name), written.sums
 
     def _persist_staged(self, state: State, reason: Reason, plan: CheckpointPlan, started_s: float) -> Durable:
-        files = model_files(state.staged)
+        files = names.model_files(state.staged)
         if not files:
             raise SlotGone(f"{state.staged} is gone")
-        workshop = self._begin(plan, sum(file.stat().st_size for file in files))
-        staging = workshop.begin_commit(state.sequence)
-        failpoint("checkpoint.temporary_created")
-        try:
-            for file in [*files, *[p for p in (Path(base_of(state.staged) + ".meta"),) if p.is_file()]]:
+        size = sum(file.stat().st_size for file in files)
+        with self._new_staging(plan, state.sequence, size) as (workshop, staging):
+            for file in [*files, *[p for p in (Path(names.base_of(state.staged) + ".meta"),) if p.is_file()]]:
                 disk.link_or_copy(file, staging / file.name)
             _add_meta(plan, staging, state.staged)
             try:
@@ -269,34 +259,39 @@ class Store:
                 raise SlotBad(str(error)) from error
             failpoint("checkpoint.before_fsync")
             disk.fsync_files(staging)
-        except BaseException:
-            self._throw_away(workshop, staging)
-            raise
         path = self._path(plan, Path(state.staged).name)
         durable = self._commit(workshop, staging, plan, path, self._manifest(staging, {}, state, reason), started_s)
         disk.try_to_remove_tree(Path(state.staged).parent)
         return durable
 
     def _path(self, plan: CheckpointPlan, name: str) -> str:
-        """Where checkpoint `name` of a plan goes."""
-        return str(Path(absolute_save_path(plan)).parent / name)
+        """The path of a plan's checkpoint `name`."""
+        return str(Path(names.absolute_save_path(plan)).parent / name)
 
     def _manifest(self, staging: Path, sums: dict[str, FileSum], state: State, reason: Reason) -> Manifest:
-        names = sorted(entry.name for entry in staging.iterdir())
-        sums = {name: sums.get(name) or sum_file(staging / name) for name in names}  # as read back, where it was
+        there = sorted(entry.name for entry in staging.iterdir())
+        sums = {name: sums.get(name) or sum_file(staging / name) for name in there}  # as read back, where it was
         now = self._clock.wall()
         return Manifest(MANIFEST_VERSION, state.step, state.sequence, state.incarnation, state.run, reason, now, sums)
 
-    def _throw_away(self, workshop: Workshop, staging: Path) -> None:
-        """After an error: what the disk does not let go of now is swept before the next save."""
-        disk.try_to_remove_tree(staging)
-        self._recovered.discard(workshop.staging)
+    @contextlib.contextmanager
+    def _new_staging(self, plan: CheckpointPlan, sequence: int, size: int) -> Iterator[tuple[Workshop, Path]]:
+        """An empty staging directory.  After an error it is removed, at the latest before the next save."""
+        workshop = self._open_workshop(plan, size)
+        staging = workshop.begin_commit(sequence)
+        failpoint("checkpoint.temporary_created")
+        try:
+            yield workshop, staging
+        except BaseException:
+            disk.try_to_remove_tree(staging)
+            self._recovered.discard(workshop.staging)
+            raise
 
-    def _begin(self, plan: CheckpointPlan, size: int) -> Workshop:
-        """Looks before it writes: for the directory, and for room."""
-        directory = Path(absolute_save_path(plan)).parent
+    def _open_workshop(self, plan: CheckpointPlan, size: int) -> Workshop:
+        """Checks the directory and the free space; the workshop to save in."""
+        directory = Path(names.absolute_save_path(plan)).parent
         if trouble := trouble_with(directory):
-            raise OSError(trouble)  # as a look at it says: one cause is one piece of news
+            raise OSError(trouble)  # in the words of a scan: one cause is one piece of news
         with progress_counter.out_of_sight():
             workshop = self._prepare(plan)
         check_room(directory, size)
@@ -305,21 +300,21 @@ class Store:
     def _commit(
         self, workshop: Workshop, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, started_s: float
     ) -> Durable:
-        """From taking stock to the `checkpoint` file: nobody else writes it meanwhile."""
-        with progress_counter.out_of_sight(), hold_checkpoint_lock(Path(absolute_save_path(plan)).parent):
+        """Commits under the lock: nobody else writes the `checkpoint` file meanwhile."""
+        with progress_counter.out_of_sight(), hold_checkpoint_lock(Path(names.absolute_save_path(plan)).parent):
             return self._commit_in_turn(workshop, staging, plan, path, manifest, started_s)
 
     def _commit_in_turn(
         self, workshop: Workshop, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, started_s: float
     ) -> Durable:
         listing = list_checkpoints(plan)
-        # One that is replaced stays what it was.
+        # A checkpoint that is replaced keeps its owner.
         manifest = msgspec.structs.replace(manifest, is_external=self._rotation.is_known_external(path))
         outcome = self._rotation.with_new(plan, listing, path, manifest.step, manifest.time)
         served = tuple(p for p in outcome.delete if p == self._serving)
-        listed = served + outcome.listed  # what is being restored from stays until the next time
+        listed = served + outcome.listed  # kept until the next save: a trainer is restoring from it
         delete = tuple(p for p in (*self._undeleted, *outcome.delete) if p != self._serving)
-        state_file = state_file_of(plan)
+        state_file = names.state_file_of(plan)
         intent = Intent(
             path=path,
             manifest=manifest,
@@ -329,12 +324,12 @@ class Store:
             listed=listed,
             delete=delete,
             state_before=read_text(state_file),
-            replaces=bool(all_files(path)),
+            replaces=bool(names.all_files(path)),
         )
         try:
             self._undeleted = workshop.commit(staging, intent)
         except Exception:
-            self._recovered.discard(workshop.staging)  # if it could not be undone: before anything else is done
+            self._recovered.discard(workshop.staging)  # perhaps it could not be undone: recovered before anything else
             raise
         if not workshop.is_empty():
             self._recovered.discard(workshop.staging)
@@ -354,7 +349,7 @@ def check_room(directory: Path, size: int) -> None:
 
 
 def _add_meta(plan: CheckpointPlan, staging: Path, path: str) -> None:
-    meta = staging / (Path(base_of(path)).name + META_SUFFIX)
+    meta = staging / (Path(names.base_of(path)).name + names.META_SUFFIX)
     if plan.meta_path and not meta.exists():
-        with contextlib.suppress(FileNotFoundError):  # it makes no difference to what can be restored
+        with contextlib.suppress(FileNotFoundError):  # a checkpoint can be restored without it
             disk.copy(Path(plan.meta_path), meta)

@@ -1,6 +1,6 @@
-"""The manifest beside each checkpoint: what its files must look like.  Written last, read before anything is trusted.
+"""The manifest beside each checkpoint: the sizes and checksums of its files.  Written last, read before anything is trusted.
 
-Called by the commit, the catalog and tests.  Never decides what happens to a checkpoint that fails it.
+Never decides what happens to a checkpoint that fails verification.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """BadCheckpoint if it is not a manifest, or one that only a later procsv can read."""
+    """BadCheckpoint if it is no manifest, or one of a later procsv."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -40,7 +40,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """The manifest at `path`; None if there is none; BadCheckpoint if it makes no sense."""
+    """The manifest at `path`; None if there is none; BadCheckpoint if it is garbled."""
     try:
         return decode_manifest(path.read_bytes())
     except FileNotFoundError:
@@ -48,7 +48,7 @@ def read_manifest(path: Path) -> Manifest | None:
 
 
 def sum_file(path: Path) -> FileSum:
-    """Reads a file whole, in pieces."""
+    """Reads a whole file, in pieces."""
     digest, size = xxhash.xxh3_128(), 0
     buffer = bytearray(_CHUNK_BYTES)
     view = memoryview(buffer)
@@ -63,19 +63,31 @@ def sum_file(path: Path) -> FileSum:
     return FileSum(size, digest.hexdigest())
 
 
-def verify_file(path: Path, expected: FileSum) -> None:
-    """BadCheckpoint if the file at `path` is not what it should be."""
+def check_sum(name: str, found: FileSum, expected: FileSum) -> None:
+    """BadCheckpoint if a file's sum is not the one expected."""
+    if found.size != expected.size:
+        raise BadCheckpoint(f"{name} has {found.size} bytes; its manifest lists {expected.size}")
+    if found.xxh3_128 != expected.xxh3_128:
+        raise BadCheckpoint(f"{name} does not match its checksum")
+
+
+def verify_size(path: Path, expected: FileSum) -> None:
+    """BadCheckpoint if the file at `path` is missing or has another size."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
         raise BadCheckpoint(f"{path.name} is missing") from None
     if size != expected.size:
         raise BadCheckpoint(f"{path.name} has {size} bytes; its manifest lists {expected.size}")
-    if sum_file(path).xxh3_128 != expected.xxh3_128:
-        raise BadCheckpoint(f"{path.name} does not match its checksum")
+
+
+def verify_file(path: Path, expected: FileSum) -> None:
+    """BadCheckpoint if the file at `path` is missing or has other contents."""
+    verify_size(path, expected)
+    check_sum(path.name, sum_file(path), expected)
 
 
 def verify_files(manifest: Manifest, directory: Path) -> None:
-    """BadCheckpoint if one of the manifest's files is not as it should be."""
+    """BadCheckpoint if one of the manifest's files is missing or has other contents."""
     for name, expected in manifest.files.items():
         verify_file(directory / name, expected)

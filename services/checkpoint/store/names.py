@@ -1,4 +1,4 @@
-"""Names of a checkpoint's files.  Pure, except for the calls that list a directory.
+"""Names of a checkpoint's files.
 
 Called by everything here that touches files.  Never changes one.
 
@@ -11,10 +11,12 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.services.checkpoint.core.facts import Signature
 
 META_SUFFIX = ".meta"
 _V1_SHARDS = re.compile(r"-\?{5}-of-\d{5}$")
@@ -23,7 +25,7 @@ _DATA = re.compile(r"\.data-\d{5}-of-\d{5}$")
 
 
 def base_of(path: str) -> str:
-    """The prefix to which `.meta` and the manifest's suffix are added."""
+    """The prefix before `.meta` and the manifest's suffix."""
     return _V1_SHARDS.sub("", path)
 
 
@@ -36,13 +38,13 @@ def meta_of(path: str) -> Path:
 
 
 def step_in_name(path: str) -> int:
-    """The step that the name ends with; -1 if it has none."""
+    """The step at the end of the name; -1 if there is none."""
     match = _STEP.search(base_of(path))
     return int(match[1]) if match else -1
 
 
 def model_files(path: str) -> list[Path]:
-    """The files of a checkpoint that hold tensors and are there: data before index."""
+    """The existing files of a checkpoint that hold tensors, data before index."""
     if _V1_SHARDS.search(path):
         return sorted(Path(p) for p in glob.glob(glob.escape(base_of(path)) + path[len(base_of(path)) :]))  # noqa: PTH207  glob.escape knows no Path
     data = sorted(Path(p) for p in glob.glob(glob.escape(path) + ".data-?????-of-?????"))  # noqa: PTH207
@@ -50,9 +52,15 @@ def model_files(path: str) -> list[Path]:
 
 
 def all_files(path: str) -> list[Path]:
-    """Every file of a checkpoint that is there; the index, without which it is none, comes first."""
+    """All existing files of a checkpoint; the index, without which it is none, comes first."""
     files = model_files(path)[::-1] + [p for p in (meta_of(path), manifest_of(path)) if p.is_file()]
     return sorted(files, key=lambda p: not p.name.endswith(".index"))
+
+
+def signature_of(files: Iterable[Path]) -> Signature:
+    """What distinguishes these files from others of the same names.  FileNotFoundError if one has just been removed."""
+    found = [(file.name, file.stat()) for file in files]
+    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
 def has_files(path: str) -> bool:
@@ -73,24 +81,3 @@ def absolute_save_path(plan: CheckpointPlan) -> str:
 
 def state_file_of(plan: CheckpointPlan) -> Path:
     return Path(absolute_save_path(plan)).parent / plan.latest_filename
-
-
-def checkpoints_by_name(save_path: str) -> list[str]:
-    """Paths of checkpoints of this basename that lie in its directory, newest step first, an unnumbered one last."""
-    directory, name = Path(save_path).parent, Path(save_path).name
-    numbered = re.compile(re.escape(name) + r"(-\d+)?\.index$")
-    try:
-        found = [str(directory / p.name[: -len(".index")]) for p in directory.iterdir() if numbered.match(p.name)]
-    except FileNotFoundError:
-        return []
-    return sorted(found, key=step_in_name, reverse=True)
-
-
-def has_leftovers(save_path: str) -> bool:
-    """Whether anything says that this basename was saved before: data without index, or rejected checkpoints."""
-    directory, name = Path(save_path).parent, Path(save_path).name
-    leftover = re.compile(re.escape(name) + r"(-\d+)?(\.rejected(\.\d+)?|\.data-\d{5}-of-\d{5}|\.manifest\.json)$")
-    try:
-        return any(leftover.match(p.name) for p in directory.iterdir())
-    except FileNotFoundError:
-        return False

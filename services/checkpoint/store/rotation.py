@@ -1,7 +1,7 @@
-"""Rotation: the list of checkpoints after one more has been saved, and what is deleted for it.
+"""Rotation: the list of checkpoints after a save, and which old ones are deleted for it.
 
-Called by the store, on the disk thread, with the lock on `checkpoint` held.  Applies the rules of retention.py to the files.
-Writes and deletes nothing itself.
+Called by the store, on the disk thread, holding the lock on `checkpoint`.  Applies the rules of retention.py to the files;
+writes and deletes nothing itself.
 """
 
 from __future__ import annotations
@@ -13,71 +13,70 @@ from pathlib import Path
 from procsv.base.run.manifest import Manifest
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, repair, retain
-from procsv.services.checkpoint.store.catalog import Listing
+from procsv.services.checkpoint.store.catalog import list_checkpoints
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, read_manifest
 from procsv.services.checkpoint.store.names import absolute_save_path, base_of, has_files, manifest_of, model_files
+from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
 
 
 class Rotation:
-    """What is on the lists, and what was when we last scanned."""
+    """The lists, as they were last written or read."""
 
     def __init__(self, memory: StoredState) -> None:
         self._memory = memory
         self._before: dict[str, tuple[str, ...]] = {}  # by basename with its directory
-        self._own: set[str] = set()  # there before the run began, without a manifest to say whose
+        self._own: set[str] = set()  # older than the run, without a manifest to say whose
 
     # -- the writer of a checkpoint ------------------------------------------------------------------------------------------
-    def has_begun(self, plan: CheckpointPlan) -> bool:
-        return absolute_save_path(plan) in self._before
+    def start_list(self, plan: CheckpointPlan, run_began: float | None) -> None:
+        """Takes what is listed now as the supervised Saver's, as TensorFlow's own Saver does.  Only the first call counts.
 
-    def start_list(self, plan: CheckpointPlan, listing: Listing, run_began: float | None) -> None:
-        """What is listed before the run's first scan is the supervised Saver's, as TensorFlow's own would take it.
-
-        `run_began` in Unix seconds, if it is known: what was saved since then has to be told of.
+        `run_began` (Unix seconds; None: unknown): checkpoints saved since then count only if the trainer reports them.
         """
-        self._before[absolute_save_path(plan)] = listing.kept
-        self._own |= {base_of(p) for p in listing.kept if run_began is None or written(p) < run_began}
+        if absolute_save_path(plan) not in self._before:
+            kept = self._before[absolute_save_path(plan)] = list_checkpoints(plan).kept
+            self._own |= {base_of(p) for p in kept if run_began is None or written(p) < run_began}
 
     def is_of_another_name(self, path: str, plan: CheckpointPlan) -> bool:
         return re.fullmatch(re.escape(absolute_save_path(plan)) + r"(-\d+)?", base_of(path)) is None
 
     def is_known_external(self, path: str) -> bool:
-        """Whether another Saver's checkpoint of this very name was adopted."""
+        """Whether this checkpoint was adopted as another Saver's."""
         manifest = _manifest(path)
         return manifest is not None and manifest.is_external
 
     def is_external(self, path: str, plan: CheckpointPlan) -> bool:
-        """Whether a checkpoint has another name, comes from another Saver, or has no known writer yet."""
+        """Whether a checkpoint has another name, another Saver, or no known writer yet."""
         if self.is_of_another_name(path, plan):
             return True
         manifest = _manifest(path)
         return base_of(path) not in self._own if manifest is None else manifest.is_external
 
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
-        """What of `paths` the supervised Saver's own list is to hold."""
+        """Those of `paths` that belong on the supervised Saver's own list."""
         return tuple(p for p in paths if not self.is_external(p, plan))
 
     # -- changes of the list -----------------------------------------------------------------------------
     def repaired(self, plan: CheckpointPlan, listing: Listing, now: float) -> Outcome:
-        """The list, after another Saver has written it."""
+        """The repaired list after another Saver has written it."""
         before = [p for p in self._before.get(absolute_save_path(plan), ()) if has_files(p)]
         return repair(self._kept(before, plan), self._kept(listing.kept, plan), self._rule(plan, now))
 
     def with_new(self, plan: CheckpointPlan, listing: Listing, path: str, step: int, now: float) -> Outcome:
-        """The list with `path` on it, a state of ours at `step` that is about to be put in place."""
+        """The list with the new checkpoint `path` of ours, at `step`, that is about to be put in place."""
         first = self.repaired(plan, listing, now)
         rule = self._rule(plan, now, first.next_keep)
         outcome = retain(self._kept(first.listed, plan), Kept(path, now), rule, _later(listing, step))
         delete = tuple(p for p in (*first.delete, *outcome.delete) if p not in outcome.listed)
-        return Outcome(outcome.listed, delete, (*first.spared, *outcome.spared), outcome.next_keep)
+        return Outcome(outcome.listed, delete, outcome.next_keep)
 
     def is_relisted(self, plan: CheckpointPlan, listed: tuple[str, ...]) -> None:
-        """What could not be used was taken off the list, and is not to come back."""
+        """Notes a list that a search has written: bad checkpoints do not come back."""
         self._before[absolute_save_path(plan)] = listed
 
     def is_written(self, plan: CheckpointPlan, listed: tuple[str, ...], next_keep: float) -> None:
-        """The list is on disk."""
+        """Notes a list that is on disk."""
         save_path = absolute_save_path(plan)
         self._before[save_path] = listed
         self._memory.note_next_keep(Path(save_path).name, next_keep)
@@ -93,10 +92,7 @@ class Rotation:
 
 
 def _later(listing: Listing, step: int) -> frozenset[str]:
-    """What somebody else has saved, of a later step than ours.
-
-    No trainer would have started from an earlier state while it was listed, so it was saved during this one's life.
-    """
+    """Other writers' checkpoints of a later step than ours: saved in this trainer's life, or it would have resumed from them."""
     return frozenset(c.path for c in listing.candidates if c.listed and c.sequence == 0 and c.step > step)
 
 
@@ -107,7 +103,7 @@ def _manifest(path: str) -> Manifest | None:
 
 
 def written(path: str) -> float:
-    """When a checkpoint was written (Unix seconds): its manifest says, or else its file."""
+    """When a checkpoint was written (Unix seconds), by its manifest, else by its files."""
     manifest = _manifest(path)
     if manifest is not None:
         return manifest.time

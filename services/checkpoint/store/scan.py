@@ -1,7 +1,7 @@
-"""Scan for external checkpoints: find them by names and times, then read them whole.
+"""Scan for external checkpoints: find them by names and times, then verify them.
 
-Called by process.py, on threads of their own, also during a commit.  Only reads (and fsyncs, which
-changes nothing).  external_saves.py decides what follows, and the store does it.
+Called by process.py, on threads of their own, also during a commit.  Only reads and fsyncs.  external_saves.py decides
+what follows, and the store does it.
 """
 
 from __future__ import annotations
@@ -11,34 +11,27 @@ import os
 from pathlib import Path
 
 from procsv.base.clock import Clock
-from procsv.base.run.manifest import MANIFEST_SUFFIX, FileSum
+from procsv.base.run.manifest import FileSum
 from procsv.base.system import disk
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.services.checkpoint.core.facts import Candidate, Scan, Sighting, Signature, Verified
-from procsv.services.checkpoint.format.bundle_reader import BadBundle, read_index, scalar_int
-from procsv.services.checkpoint.store.catalog import GLOBAL_STEP_KEY, list_checkpoints, verify_foreign
+from procsv.services.checkpoint.core.facts import Scan, Sighting, Signature, Verified
+from procsv.services.checkpoint.store import names
+from procsv.services.checkpoint.store.catalog import list_checkpoints, step_of, verify_foreign
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, sum_file
-from procsv.services.checkpoint.store.names import (
-    absolute_save_path,
-    has_files,
-    manifest_of,
-    meta_of,
-    model_files,
-    step_in_name,
-)
 
 _INDEX = ".index"
 
 
 def scan_directory(plan: CheckpointPlan) -> Scan:
-    """Lists the external checkpoints; OSError if it cannot be read, unless that is because it is gone."""
-    directory = Path(absolute_save_path(plan)).parent
+    """Lists the external checkpoints.  A directory that is gone is reported as trouble; other OSErrors pass through."""
+    directory = Path(names.absolute_save_path(plan)).parent
     trouble = trouble_with(directory)
     if not directory.is_dir():
         return Scan((), None, trouble)
     listing = list_checkpoints(plan)
     listed = {c.path for c in listing.candidates if c.listed}
-    newest_step = _step_of(listing.candidates[0]) if listing.candidates else -1
+    newest = next(iter(listing.candidates), None)
+    newest_step = -1 if newest is None else newest.step if newest.sequence else step_of(newest.path, newest.step)
     with os.scandir(directory) as entries:
         paths = listed | {entry.path[: -len(_INDEX)] for entry in entries if entry.name.endswith(_INDEX)}
     external = [s for path in sorted(paths) if (s := _sighting(path, path in listed)) is not None]
@@ -55,64 +48,65 @@ def trouble_with(directory: Path) -> str:
 
 
 def _sighting(path: str, listed: bool) -> Sighting | None:
-    """None if its manifest says all about it, or it is gone by now."""
+    """None if it has its manifest, or is gone by now."""
     with contextlib.suppress(FileNotFoundError):
-        if has_files(path) and not is_known(path):
-            return Sighting(path, signature_of(path), _written(path).st_mtime, listed)
+        if names.has_files(path) and not is_known(path):
+            return Sighting(path, signature_of_model(path), _written(path).st_mtime, listed)
     return None
 
 
 def is_known(path: str) -> bool:
-    """Whether checkpoint `path` has a manifest that is no older than itself.  FileNotFoundError if it is gone."""
+    """Whether a checkpoint has a manifest no older than itself.  FileNotFoundError if the checkpoint is gone."""
     written = _written(path)
     try:
-        return manifest_of(path).stat().st_mtime_ns >= written.st_mtime_ns
+        return names.manifest_of(path).stat().st_mtime_ns >= written.st_mtime_ns
     except FileNotFoundError:
         return False
 
 
 def _written(path: str) -> os.stat_result:
     index = Path(path + _INDEX)
-    files = [index] if index.is_file() else model_files(path)
+    files = [index] if index.is_file() else names.model_files(path)
     if not files:
         raise FileNotFoundError(path)
     return files[0].stat()
 
 
-def signature_of(path: str) -> Signature:
-    """FileNotFoundError if somebody removes it just now."""
-    files = [*model_files(path), *(p for p in (meta_of(path),) if p.is_file())]
-    found = [(file.name, file.stat()) for file in files if not file.name.endswith(MANIFEST_SUFFIX)]
-    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
-
-
-def _step_of(candidate: Candidate) -> int:
-    """The step of a checkpoint: its manifest says, or its own global step, or its name."""
-    if candidate.sequence == 0:
-        with contextlib.suppress(BadBundle, OSError, ValueError):
-            step = scalar_int(read_index(candidate.path), GLOBAL_STEP_KEY)
-            return candidate.step if step is None else step
-    return candidate.step
+def signature_of_model(path: str) -> Signature:
+    """The signature of all its files but the manifest.  FileNotFoundError if one has just been removed."""
+    return names.signature_of([*names.model_files(path), *(p for p in (names.meta_of(path),) if p.is_file())])
 
 
 def examine(sighting: Sighting, clock: Clock) -> Verified:
-    """Reads a checkpoint whole, against its own checksums, and has it on the disk: what it is, or what is wrong with it.
+    """Reads a whole checkpoint against its own checksums and syncs it.
 
-    No files, and no error, if it has changed since it was seen, or while it was read.
+    The result has neither files nor an error if the checkpoint has changed since it was seen.
     """
     began_s, path, signature = clock.monotonic(), sighting.path, sighting.signature
-    step, sums, error = step_in_name(path), dict[str, FileSum](), ""
+    step, sums, error, is_read = names.step_in_name(path), dict[str, FileSum](), "", True
     try:
-        if signature_of(path) == signature:
+        if signature_of_model(path) == signature:
             step = verify_foreign(path)
             files = [Path(path).parent / name for name, *_ in signature]
             sums = {file.name: sum_file(file) for file in files}
             for file in files:
-                disk.fsync_path(file)  # its writer has not; failed: of no use, whatever it holds now
-        if signature_of(path) != signature:
-            step, sums = step_in_name(path), {}
+                _put_on_disk(file)
+        if signature_of_model(path) != signature:
+            step, sums = names.step_in_name(path), {}
     except FileNotFoundError:
         sums = {}
-    except (BadCheckpoint, OSError) as bad:
+    except BadCheckpoint as bad:
         sums, error = {}, str(bad)
-    return Verified(path, signature, step, sums, sighting.time, clock.monotonic() - began_s, error)
+    except OSError as trouble:
+        sums, error, is_read = {}, str(trouble), False
+    return Verified(path, signature, step, sums, sighting.time, clock.monotonic() - began_s, error, is_read)
+
+
+def _put_on_disk(file: Path) -> None:
+    """Syncs what its writer has not.  BadCheckpoint if that fails: the file is of no use, whatever it seems to hold."""
+    try:
+        disk.fsync_path(file)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise BadCheckpoint(f"{file.name} cannot be put on the disk: {error.strerror}") from error

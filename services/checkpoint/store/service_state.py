@@ -1,7 +1,7 @@
-"""`procsv/checkpoints.json`: the state of the service that outlives a run.
+"""Service state that outlives a run: `procsv/checkpoints.json`.
 
-Called by the store.  Losing it costs little: one checkpoint more or less is kept for good, and a snapshot that an
-earlier run has left in shared memory is not recognised.
+Called by the store.  Losing the file costs little: one checkpoint more or less is kept for good, and an earlier run's
+snapshot in shared memory is not recognised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Contents(msgspec.Struct):
 
 
 class StoredState:
-    """The file in `home`; read anew each time, for nobody else writes it."""
+    """The file in `home`, read anew with each call."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / NAME
@@ -36,7 +36,7 @@ class StoredState:
             return _Contents()
 
     def _write(self, contents: _Contents) -> None:
-        with contextlib.suppress(OSError):  # a logdir that cannot be written: said by the first save
+        with contextlib.suppress(OSError):  # a logdir that cannot be written is reported by the first save
             disk.make_dirs(self._path.parent)
             replace_file(self._path, msgspec.json.encode(contents))
 

@@ -1,8 +1,7 @@
 """Checkpoint files from the tensors in a slot, and their read-back.
 
-Called by the store, on the disk thread.  Writes the V2 format itself (bundle_writer.py), so that the service starts at
-once and stays small; leaves the rest to TensorFlow's ops, imported when such a snapshot first comes.  Knows nothing of
-where checkpoints go or how they are named.
+Called by the store, on the disk thread.  Writes the V2 format itself (bundle_writer.py), so the service starts at once
+and stays small; for anything else it imports TensorFlow.  Knows nothing of where checkpoints go or how they are named.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ declare("checkpoint.mid_write")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Files that lie in the kernel's cache, and perhaps on the disk."""
+    """Written files, not yet synced."""
 
     path: str  # as Saver.save would have returned it
-    sums: dict[str, FileSum] = field(default_factory=dict)  # by file name; none where TensorFlow has written
+    sums: dict[str, FileSum] = field(default_factory=dict)  # by file name; empty where TensorFlow has written
 
 
 def write(contents: Contents, memory: mmap.mmap, prefix: str) -> Written:
-    """Writes what Saver.save would have written for `prefix`; WriteMismatch if the slot is not what it was."""
+    """Writes what Saver.save would have written for `prefix`; WriteMismatch if the slot no longer matches its checksums."""
     try:
         plan = plan_bundle(contents)
     except Unsupported:
@@ -51,13 +50,13 @@ def write(contents: Contents, memory: mmap.mmap, prefix: str) -> Written:
 
 
 def read_back(contents: Contents, memory: mmap.mmap, written: Written) -> None:
-    """Reads the files again; WriteMismatch if they do not hold what was taken out of the slot.
+    """Reads the files back; WriteMismatch if they do not hold what the slot held.
 
-    What we have written was compared with the slot's checksums on the way: here each file must be the same bytes, and
-    the index must read well.  What TensorFlow has written is compared with the slot, tensor by tensor.
+    Our own files were compared with the slot's checksums as they were written: here their bytes must be the same and the
+    index readable.  TensorFlow's files are compared with the slot tensor by tensor.
 
-    That proves what the kernel holds and is about to put on the disk: no write was short, no byte turned on the way through
-    this process.  What the disk makes of it only a later reading can tell, which checks against the same sums.
+    This proves what the kernel holds: no short write, no flipped byte in this process.  What the disk makes of it shows in
+    a later read, which uses the same sums.
     """
     if not written.sums:
         from procsv.services.checkpoint.format import tf_ops_writer

@@ -40,12 +40,12 @@ class Comparison(msgspec.Struct, kw_only=True):
     first: str  # prefix of the checkpoint
     second: str
     variables: int
-    only_in_first: list[str]
-    only_in_second: list[str]
-    different: list[Difference]  # the worst first
-    different_count: int
-    is_identical: bool
-    is_close: bool  # identical, or every difference is within the tolerance
+    only_in_first: list[str] = []
+    only_in_second: list[str] = []
+    different: list[Difference] = []  # the worst first
+    different_count: int = 0
+    is_identical: bool = True
+    is_close: bool = True  # identical, or every difference is within the tolerance
 
 
 def compare(first: str, second: str, rtol: float) -> Comparison:
@@ -91,12 +91,6 @@ def _same_files(first: str, second: str) -> Comparison | None:
         first=one.prefix,
         second=other.prefix,
         variables=sum(b"\0" not in key for key in one.entries),  # slices have keys of their own
-        only_in_first=[],
-        only_in_second=[],
-        different=[],
-        different_count=0,
-        is_identical=True,
-        is_close=True,
     )
 
 

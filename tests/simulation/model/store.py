@@ -155,23 +155,31 @@ class SimStore(Store):
     def _find(self, plan: CheckpointPlan, before: int) -> Found:
         candidates, kept, exists, trouble = self._listing()
         rejected: list[Rejection] = []
+        bad: set[str] = set()
         for position, candidate in enumerate(candidates):
             if 0 <= before <= candidate.step:
                 continue
             try:
-                why = self._verify(candidate.path)
+                why = self._verify_twice(candidate.path)
             except OSError as trouble_now:
                 rejected.append(Rejection(candidate.path, f"it cannot be read: {trouble_now}"))
                 continue
             if why:
                 self._quarantine(candidate.path)
+                bad.add(candidate.path)
                 rejected.append(Rejection(candidate.path, why))
                 continue
-            if (rejected or trouble) and before < 0:
-                kept = self._relist(plan, candidates, position, bool(trouble))
+            if (bad or trouble) and before < 0:
+                kept = self._relist(plan, candidates, position, bool(trouble), bad)
             return Found(candidate, kept, tuple(rejected), True, "")
         error = "there are checkpoints, and none of them can be restored" if exists else ""
         return Found(None, kept if before >= 0 else (), tuple(rejected), exists, error)
+
+    def _verify_twice(self, path: str) -> str:
+        try:
+            return self._verify(path)
+        except OSError:
+            return self._verify(path)
 
     def _quarantine(self, path: str) -> None:
         base = base_name(path)
@@ -183,12 +191,13 @@ class SimStore(Store):
                 self._disk.rename(name, f"/logdir/{base}.rejected.{number}/{base_name(name)}")
 
     def _relist(
-        self, plan: CheckpointPlan, candidates: list[Candidate], position: int, garbled: bool
+        self, plan: CheckpointPlan, candidates: list[Candidate], position: int, garbled: bool, bad: set[str]
     ) -> tuple[str, ...]:
         good = candidates[position]
         older = [c for c in candidates[position + 1 :] if self._has_files(c.path)]
         older = [c for c in older if c.listed] if good.listed and not garbled else older
-        paths = (*(c.path for c in reversed(older[: max(0, plan.max_to_keep - 1)])), good.path)
+        unread = [c.path for c in candidates[:position] if c.listed and c.path not in bad]
+        paths = (*(c.path for c in reversed(older[: max(0, plan.max_to_keep - 1)])), good.path, *reversed(unread))
         self._disk.replace(STATE_FILE, paths)
         return paths
 

@@ -1,0 +1,135 @@
+"""Search for the checkpoint to restore from: in the order of the listing, the first that is good.
+
+Called by the catalogs of local and remote directories, which verify, move aside and list.  A checkpoint that is bad is moved
+aside and taken off the list.  One that cannot be read now is passed over and left alone: a later search may read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+from procsv.base.run.manifest import Manifest
+from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.services.checkpoint.core.facts import Candidate, Found, Rejection
+from procsv.services.checkpoint.store.manifest import BadCheckpoint
+from procsv.services.checkpoint.store.names import base_of, step_in_name
+
+_NUMBERED = r"(-\d+)?\.index"
+_REMAINS = r"(-\d+)?(\.rejected(\.\d+)?|\.data-\d{5}-of-\d{5}|\.manifest\.json)"
+
+
+class Listing(ABC):
+    """The checkpoints of a plan, in the order in which a search tries them."""
+
+    def __init__(
+        self, directory: str, basename: str, names: Sequence[str], listed: Sequence[str], trouble: str, is_garbled: bool
+    ) -> None:
+        """`names`: all in the directory.  `listed`: by the `checkpoint` file, the latest first."""
+        self.directory, self.basename, self.names = directory, basename, names
+        self.trouble = trouble  # what is wrong with the `checkpoint` file; "" if nothing
+        self.is_garbled = is_garbled  # it was read, and makes no sense
+        numbered = [n.removesuffix(".index") for n in names if re.fullmatch(re.escape(basename) + _NUMBERED, n)]
+        found = [f"{directory}/{name}" for name in sorted(numbered, key=step_in_name, reverse=True)]
+        known = {base_of(path) for path in listed}
+        others = [path for path in found if path not in known]
+        self.candidates = [self._candidate(path, path in listed) for path in (*listed, *others)]
+        remains = any(re.fullmatch(re.escape(basename) + _REMAINS, name) for name in names)
+        self.exists = bool(self.candidates or trouble) or remains  # then a run must not start from step 0
+
+    @abstractmethod
+    def is_there(self, path: str) -> bool:
+        """Whether TensorFlow would take `path` for a checkpoint."""
+
+    @abstractmethod
+    def manifest_of(self, path: str) -> Manifest | None:
+        """None if there is none; BadCheckpoint if it makes no sense."""
+
+    def _candidate(self, path: str, listed: bool) -> Candidate:
+        with contextlib.suppress(BadCheckpoint, OSError):
+            if (manifest := self.manifest_of(path)) is not None:
+                return Candidate(path, manifest.step, manifest.sequence, listed)
+        return Candidate(path, step_in_name(path), 0, listed)
+
+    @property
+    def listed(self) -> list[str]:
+        return [c.path for c in self.candidates if c.listed]
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The checkpoints that are listed and there, oldest first."""
+        return tuple(path for path in reversed(self.listed) if self.is_there(path))
+
+
+class Searcher(ABC):
+    """A search, and what it does to the checkpoints."""
+
+    @abstractmethod
+    def verify(self, path: str) -> int:
+        """The step of a checkpoint that is whole; BadCheckpoint says why one is not; OSError: it cannot be read now."""
+
+    @abstractmethod
+    def move_aside(self, path: str) -> None:
+        """Moves a checkpoint's files into `<name>.rejected/`.  Killed in between: the rest follows at the next start."""
+
+    @abstractmethod
+    def write_list(self, plan: CheckpointPlan, paths: tuple[str, ...]) -> None:
+        """Replaces the `checkpoint` file; `paths` oldest first."""
+
+    def search(self, plan: CheckpointPlan, listing: Listing, before: int) -> Found:
+        """`before`: checkpoints of this step and later are passed over and left as they are (-1: none)."""
+        rejected, bad = [], set[str]()
+        for position, candidate in enumerate(listing.candidates):
+            if 0 <= before <= candidate.step:
+                continue
+            try:
+                step = self._verify_twice(candidate.path)
+            except BadCheckpoint as error:
+                with contextlib.suppress(OSError):  # a disk that cannot be written: it is passed over again next time
+                    self.move_aside(candidate.path)
+                bad.add(candidate.path)
+                rejected.append(Rejection(candidate.path, str(error)))
+                continue
+            except OSError as trouble:
+                rejected.append(Rejection(candidate.path, f"it cannot be read: {trouble}"))
+                continue
+            kept = listing.kept
+            if (bad or listing.is_garbled) and before < 0:
+                kept = self._relist(plan, listing, position, bad)
+            return Found(replace(candidate, step=step), kept, tuple(rejected), True, "")
+        error_text = _nothing_good(plan, listing, rejected) if listing.exists else ""
+        return Found(None, listing.kept if before >= 0 else (), tuple(rejected), listing.exists, error_text)
+
+    def _verify_twice(self, path: str) -> int:
+        """A transient error costs a second reading, not the steps since an older checkpoint."""
+        try:
+            return self.verify(path)
+        except OSError:
+            return self.verify(path)
+
+    def _relist(self, plan: CheckpointPlan, listing: Listing, position: int, bad: set[str]) -> tuple[str, ...]:
+        """Writes a `checkpoint` file without what is bad; the paths it lists."""
+        good = listing.candidates[position]
+        older = [c for c in listing.candidates[position + 1 :] if listing.is_there(c.path)]
+        older = [c for c in older if c.listed] if good.listed and not listing.is_garbled else older
+        older = older[: plan.max_to_keep - 1] if plan.max_to_keep > 0 else []
+        unread = [c for c in listing.candidates[:position] if c.listed and c.path not in bad]
+        paths = tuple(c.path for c in (*reversed(older), good, *reversed(unread)))
+        with contextlib.suppress(OSError):  # the same is found next time
+            self.write_list(plan, paths)
+        return paths
+
+
+def _nothing_good(plan: CheckpointPlan, listing: Listing, rejected: list[Rejection]) -> str:
+    lines = [f"{listing.directory} holds checkpoints, and none of them can be restored:"]
+    lines += [f"  {listing.trouble}"] if listing.trouble else []
+    lines += [f"  {rejection.path}: {rejection.why}" for rejection in rejected]
+    lines += [] if rejected or listing.trouble else ["  there are only remains of them"]
+    lines.append(
+        f"Put a good checkpoint there and name it in {plan.latest_filename}; or, to begin again from step 0, move "
+        f"{listing.directory}/{plan.latest_filename} and {listing.directory}/{listing.basename}* away."
+    )
+    return "\n".join(lines)
