@@ -1,4 +1,4 @@
-"""What comes from outside, made safe for a terminal: control characters are shown, not obeyed.
+"""Text from outside, made safe for a terminal: control characters are shown, not obeyed.
 
 Used wherever a path, an argument, an exception or a program's output reaches a person.  Files and pipes get the bytes as
 they are.

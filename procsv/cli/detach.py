@@ -11,20 +11,16 @@ import os
 import re
 import subprocess
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
 from procsv.base.run.journal import read_journal
+from procsv.base.run.paths import RunPaths
 from procsv.base.run.run_file import read_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from procsv.base.run.paths import RunPaths
-    from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.start import Start
 
 LOOK_S = 0.05
 

@@ -10,7 +10,8 @@ import re
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from pathlib import Path
+from typing import BinaryIO
 
 import click
 
@@ -20,9 +21,6 @@ from procsv.base.run.log_follower import LogFollower
 from procsv.base.run.run_file import RunFile, is_run_active
 from procsv.base.terminal import OutputFilter
 from procsv.cli.query import find_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POLL_S = 0.2
 CHUNK_BYTES = 2**16

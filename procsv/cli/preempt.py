@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -19,9 +18,7 @@ from procsv.base.terminal import printable
 from procsv.base.units import show_duration
 from procsv.cli.query import find_run
 from procsv.cli.values import Duration
-
-if TYPE_CHECKING:
-    from procsv.drill.preemption import Outcome
+from procsv.drill.preemption import Outcome
 
 PROFILE_NAMES = ("gcp-spot", "aws-spot", "slurm", "k8s")
 

@@ -5,8 +5,6 @@ Used by status, stop and logs.  Every query has a time limit; a missing answer i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from procsv.base.errors import UserError
@@ -16,9 +14,7 @@ from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import FINAL_STATES, RunFile, find_run_in, is_run_active
 from procsv.base.run.saved_step import saved_step
 from procsv.base.text import is_remote
-
-if TYPE_CHECKING:
-    from procsv.ipc.messaging.messages import Body, Message
+from procsv.ipc.messaging.messages import Body, Message
 
 ASK_S_MAX = 0.7  # `status` answers within one second, whatever the trainer does
 

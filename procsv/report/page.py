@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from statistics import median
-from typing import TYPE_CHECKING
 
 from procsv.base.units import show_duration, show_size
 from procsv.report.account import KINDS, NO_STEP, Account, Incarnation, Remark
 from procsv.report.drawing import draw_steps, draw_timeline
+from procsv.report.reading import Story
 from procsv.report.style import STYLE
 from procsv.report.text import MEANING, clock_time, headline
-
-if TYPE_CHECKING:
-    from procsv.report.reading import Story
 
 ROWS_MAX = 500  # of any table: the last ones; the journal has them all
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.journal import read_journal
@@ -16,9 +16,6 @@ from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import find_run_in, is_run_active
 from procsv.report.account import Account
 from procsv.report.time_ledger import take_account
-
-if TYPE_CHECKING:
-    from procsv.base.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from procsv.base.terminal import as_markup
 from procsv.base.units import show_duration
 from procsv.report.account import KINDS, NO_STEP, Account, Incarnation, Kind
+from procsv.report.reading import Story
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from procsv.report.reading import Story
 
 MEANING: dict[Kind, str] = {
     "kept": "training whose steps are kept",

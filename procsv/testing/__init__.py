@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from procsv.testing.run import Run
 
 
-class Launch(Protocol):
+class Launch:
     """What the fixture gives: call it to launch a program under `procsv launch`."""
+
+    def __init__(self, logdir: Path) -> None:
+        self._logdir = logdir
+        self._runs: list[Run] = []
 
     def __call__(
         self,
@@ -34,36 +38,26 @@ class Launch(Protocol):
         logdir: str | Path | None = None,
         **env: str,
     ) -> Run:
-        """Starts `procsv launch … target args` and returns at once.
+        """Start `procsv launch … target args` and return at once.
 
         `faults` are lines as `--fault` takes them, `plan` is a TOML file, `options` go to launch as they are, `env` is added
         to the environment.  `logdir` defaults to a directory of the test's own; the same one again resumes there.
         """
-        ...
+        from procsv.testing.run import start
+
+        told = [word for fault in faults for word in ("--fault", fault)]
+        told += ["--plan", str(plan)] if plan is not None else []
+        self._runs.append(start(Path(logdir or self._logdir), (*told, *options, target, *args), env=env))
+        return self._runs[-1]
+
+    def end_runs(self) -> None:
+        for run in self._runs:
+            run.end()
 
 
 @pytest.fixture
 def procsv_launch(tmp_path: Path) -> Iterator[Launch]:
     """Launches programs under procsv; whatever still runs when the test is over is ended, with all its processes."""
-    from procsv.testing.run import start
-
-    runs: list[Run] = []
-
-    def launch(
-        target: str,
-        *args: str,
-        faults: Sequence[str] = (),
-        plan: str | Path | None = None,
-        options: Sequence[str] = (),
-        logdir: str | Path | None = None,
-        **env: str,
-    ) -> Run:
-        told = [word for fault in faults for word in ("--fault", fault)]
-        told += ["--plan", str(plan)] if plan is not None else []
-        where = Path(logdir) if logdir is not None else tmp_path / "logdir"
-        runs.append(start(where, (*told, *options, target, *args), env=env))
-        return runs[-1]
-
+    launch = Launch(tmp_path / "logdir")
     yield launch
-    for run in runs:
-        run.end()
+    launch.end_runs()

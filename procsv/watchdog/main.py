@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
@@ -32,6 +32,8 @@ from procsv.watchdog.edge.event_hook import EventHook
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.faults.injector import Injector
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
+from procsv.watchdog.edge.observed.observed_program import ObservedProgram
+from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Argv, Processes
 from procsv.watchdog.edge.resources.free_memory import MachineMemory
@@ -40,12 +42,6 @@ from procsv.watchdog.edge.signals import Signals
 from procsv.watchdog.edge.sockets import RunSockets
 from procsv.watchdog.edge.standby_link import StandbyLink
 from procsv.watchdog.edge.status import Facts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from procsv.watchdog.edge.observed.observed_program import ObservedProgram
-    from procsv.watchdog.edge.observed.warm_services import WarmServices
 
 
 def run(

@@ -13,9 +13,8 @@ from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.shm.heartbeat import Heartbeat
-from procsv.watchdog.core.events import Ended, Promoted, Report, StandbySaid
+from procsv.watchdog.core.events import Ended, Promoted, Report, StandbySaid, StopAsked
 from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, Sockets
-from procsv.watchdog.edge.signals import Asked
 
 
 class Child(Protocol):
@@ -37,7 +36,7 @@ class MachineInMemory(Generic[ChildT]):
     def __init__(self) -> None:
         self.children: dict[TaskId, ChildT] = {}
         self.standby_words: list[StandbySaid | Promoted] = []
-        self.asked: list[Asked] = []  # signals that have come
+        self.asked: list[StopAsked] = []  # signals that have come
         self.dead: list[tuple[ChildT, Exit]] = []  # whose pidfds are readable
         self._corpses: dict[TaskId, ChildT] = {}  # reaped, and not yet examined
 
@@ -100,7 +99,7 @@ class MachineInMemory(Generic[ChildT]):
         words, self.standby_words = self.standby_words, []
         return words
 
-    def take(self) -> list[Asked]:
+    def take(self) -> list[StopAsked]:
         asked, self.asked = self.asked, []
         return asked
 

@@ -35,11 +35,10 @@ from procsv.ipc.messaging.messages import (
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.events import Action, Event, Journal, Promoted, Quit, Report, StandbySaid
+from procsv.watchdog.core.events import Action, Event, Journal, Promoted, Quit, Report, StandbySaid, StopAsked
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.event_loop import TICK_S, Reactor
-from procsv.watchdog.edge.signals import Asked
 from procsv.watchdog.edge.status import Facts
 from tests.support.watchdog_machine import MachineInMemory
 
@@ -270,7 +269,7 @@ class World(MachineInMemory[Process]):
         self.end(TRAINER, exit, words)
 
     def stop(self, now: bool = False, source: str = "SIGTERM") -> None:
-        self.asked.append(Asked(source, now, is_notice=False))
+        self.asked.append(StopAsked(source, now, is_notice=False))
         self._turn()
 
     # -- what is seen --------------------------------------------------------------------------------------

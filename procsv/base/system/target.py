@@ -10,16 +10,14 @@ import contextlib
 import difflib
 import sys
 import zipfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from procsv.base.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 FORMS = "write pkg.module, path/to/train.py or pkg.module:function"
 _PATH_SUFFIXES = (".py", ".pyc", ".pyz", ".zip")

@@ -1,38 +1,34 @@
 """Events and actions of the watchdog's core.
 
-event_loop.py makes the events of what happens on pidfds, sockets and clocks, and carries the actions out; core.py only
+event_loop.py makes the events of what happens on pidfds, sockets and clocks, and carries the actions out; run.py only
 decides.  Every event of a process carries the incarnation that it is about: news of a dead one changes nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from procsv.base.outcome import NO_STEP
+import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from procsv.base.identity import TaskId
-    from procsv.base.outcome import Exit, LastWords
-    from procsv.ipc.messaging.messages import Body, Finish, Message, TrainerExited
-    from procsv.ipc.messaging.standby_messages import Word
-    from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.base.identity import TaskId
+from procsv.base.outcome import NO_STEP, Exit, LastWords
+from procsv.ipc.messaging.messages import Body, Finish, Message, TrainerExited
+from procsv.ipc.messaging.standby_messages import Word
+from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.watchdog.core.restart_policy import Cause
 
 AT_DISK, STOPPED = "at-disk", "stopped"  # what a process does: it waits for a disk, or is frozen by SIGSTOP
 
 
 # -- events --------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Spawned:
+class Spawned(msgspec.Struct, frozen=True):
     task: TaskId
     incarnation: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class NotSpawned:
+class NotSpawned(msgspec.Struct, frozen=True):
     """The system would not start the process (EAGAIN, EMFILE, ENOMEM)."""
 
     task: TaskId
@@ -40,8 +36,7 @@ class NotSpawned:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """A process is dead and reaped; with the last that is known of it."""
 
     task: TaskId
@@ -56,16 +51,14 @@ class Ended:
     last_lines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TreeGone:
+class TreeGone(msgspec.Struct, frozen=True):
     """Nothing of the dead trainer's tree is left, and the writer's lock is free."""
 
     task: TaskId
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(msgspec.Struct, frozen=True):
     """A message from the trainer or a service.  `answers`: what of ours it answers, if it does."""
 
     task: TaskId
@@ -74,35 +67,33 @@ class Said:
     answers: TrainerExited | Finish | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceReady:
+class ServiceReady(msgspec.Struct, frozen=True):
     """A service has acknowledged our Hello: it is serving."""
 
     task: TaskId
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ticked:
+class Ticked(msgspec.Struct, frozen=True):
     """Time has passed; with the heartbeat of each process that has one."""
 
-    beats: dict[TaskId, Heartbeat] = field(default_factory=dict)
+    beats: dict[TaskId, Heartbeat] = msgspec.field(default_factory=dict)
     memory_step: int = NO_STEP
     stopped: frozenset[TaskId] = frozenset()  # of the tasks: those that are frozen by SIGSTOP
     room_bytes: int | None = None  # free memory, if it was looked at
-    doing: Mapping[TaskId, str] = field(default_factory=dict)  # of services that are quiet: AT_DISK, STOPPED or ""
+    doing: Mapping[TaskId, str] = msgspec.field(
+        default_factory=dict
+    )  # of services that are quiet: AT_DISK, STOPPED or ""
 
 
-@dataclass(frozen=True, slots=True)
-class StandbySaid:
+class StandbySaid(msgspec.Struct, frozen=True):
     """A standby has said a word on its line."""
 
     number: int
     word: Word
 
 
-@dataclass(frozen=True, slots=True)
-class Promoted:
+class Promoted(msgspec.Struct, frozen=True):
     """Standby `number` has answered: it is the task."""
 
     number: int
@@ -111,8 +102,7 @@ class Promoted:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class NotPromoted:
+class NotPromoted(msgspec.Struct, frozen=True):
     """Standby `number` could not be told, and is as it was."""
 
     number: int
@@ -121,8 +111,7 @@ class NotPromoted:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class RecycleAsked:
+class RecycleAsked(msgspec.Struct, frozen=True):
     """The trainer is to save, end, and be started again, free of charge."""
 
     why: str
@@ -130,8 +119,7 @@ class RecycleAsked:
     task: TaskId | None = None  # None: every task
 
 
-@dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopAsked(msgspec.Struct, frozen=True):
     """End the run.  `now`: do not wait for the program."""
 
     source: str  # a signal's name, or "procsv stop"
@@ -139,8 +127,7 @@ class StopAsked:
     is_notice: bool = False  # the machine goes away
 
 
-@dataclass(frozen=True, slots=True)
-class PreemptAsked:
+class PreemptAsked(msgspec.Struct, frozen=True):
     """The trainer is to have this notice, and be killed when the grace is over; then it is started again."""
 
     grace_s: float
@@ -166,15 +153,13 @@ Event = (
 
 
 # -- actions -------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(msgspec.Struct, frozen=True):
     task: TaskId
     incarnation: int
     standby: str = ""  # of a standby: warm or hot
 
 
-@dataclass(frozen=True, slots=True)
-class Promote:
+class Promote(msgspec.Struct, frozen=True):
     """Standby `number` is to be this task.  Answered by Promoted or NotPromoted, or it dies."""
 
     number: int
@@ -182,8 +167,7 @@ class Promote:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(msgspec.Struct, frozen=True):
     """To that process alone."""
 
     task: TaskId
@@ -191,62 +175,50 @@ class Signal:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class KillTree:
+class KillTree(msgspec.Struct, frozen=True):
     """SIGKILL to the process, its group and all that descends from it."""
 
     task: TaskId
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClearTree:
+class ClearTree(msgspec.Struct, frozen=True):
     """The trainer is dead: kill what is left of its tree; TreeGone when the writer's lock is free."""
 
     task: TaskId
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(msgspec.Struct, frozen=True):
     """Reliably, to the newest incarnation of `task`."""
 
     task: TaskId
     body: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Journal:
+class Journal(msgspec.Struct, frozen=True):
     event: str
     task: TaskId
     incarnation: int
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRun:
+class WriteRun(msgspec.Struct, frozen=True):
     """run.json: the state has changed (a changed step is written at the reactor's own pace)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """A crash report is to be written."""
 
-    task: TaskId
-    incarnation: int
+    ended: Ended
+    cause: Cause
     sentence: str  # the cause, for people
-    cause: str
-    evidence: str
-    exit: Exit
-    words: LastWords | None
     step: int
     lost_steps: int
     resume_step: int  # NO_STEP: from the beginning
-    stacks: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(msgspec.Struct, frozen=True):
     """One message to the terminal; `traceback` follows it as it is."""
 
     text: str
@@ -254,8 +226,7 @@ class Say:
     traceback: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Quit:
+class Quit(msgspec.Struct, frozen=True):
     """The run is over: clear up and exit."""
 
     exit_code: int

@@ -1,55 +1,36 @@
-"""The life of a trainer as the watchdog sees it: one table, from (state, event) to (state, actions).
+"""Trainer lifecycle: one table, from (state, event) to (state, actions).
 
 Used by trainer.py, which feeds it and carries its actions out.  Pure: no clock, no process, no socket.  A missing row is a
 bug and raises with the story so far; "nothing to do" is a row.
-
-    PENDING      its process is asked for, and says nothing yet
-    IMPORTING    the program's imports run
-    CONNECTED    it has introduced itself
-    RESTORING    it loads the state it goes on from
-    COMPILING    from the restored session to the end of the first step
-    RUNNING      it trains
-    HUNG         found hanging; its stacks are written down, then it is ended
-    STALLED      found hanging in a program that is only observed: it is reported, and left alone
-    RECYCLING    asked to save and end, to be started again, free of charge
-    STOPPING     asked to stop at the next boundary
-    BACKOFF      dead; waiting for its tree to be gone, and for its delay, before the next start
-    UNKILLABLE   killed, and still there: nothing else may write to the logdir
-    DONE         finished on purpose                    (terminal)
-    STOPPED      ended because the run was to end       (terminal)
-    FAILED       will not be started again              (terminal)
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from procsv.base.errors import ProcsvBug
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 STORY_STEPS_MAX = 40  # the newest are kept for the error
 
 
 class State(Enum):
-    PENDING = auto()
-    IMPORTING = auto()
-    CONNECTED = auto()
-    RESTORING = auto()
-    COMPILING = auto()
-    RUNNING = auto()
-    HUNG = auto()
-    STALLED = auto()
-    RECYCLING = auto()
-    STOPPING = auto()
-    BACKOFF = auto()
-    UNKILLABLE = auto()
-    DONE = auto()
-    STOPPED = auto()
-    FAILED = auto()
+    PENDING = auto()  # its process is asked for, and says nothing yet
+    IMPORTING = auto()  # the program's imports run
+    CONNECTED = auto()  # it has introduced itself
+    RESTORING = auto()  # it loads the state from which it resumes
+    COMPILING = auto()  # from the restored session to the end of the first step
+    RUNNING = auto()  # it trains
+    HUNG = auto()  # its stacks are written down, then it is ended
+    STALLED = auto()  # it hangs, and is only observed: reported and left alone
+    RECYCLING = auto()  # asked to save and end, to be started again, free of charge
+    STOPPING = auto()  # asked to stop at the next boundary
+    BACKOFF = auto()  # dead; its tree must be gone and its delay over before the next start
+    UNKILLABLE = auto()  # killed, and still there: nothing else may write to the logdir
+    DONE = auto()  # (terminal) finished on purpose
+    STOPPED = auto()  # (terminal) ended because the run was to end
+    FAILED = auto()  # (terminal) will not be started again
 
     @property
     def word(self) -> str:
@@ -105,102 +86,102 @@ class Edge:
 
 
 _S, _E, _A = State, LifecycleEvent, LifecycleAction
+_Rows = dict[LifecycleEvent, Edge]
 
 LIVE = (_S.PENDING, _S.IMPORTING, _S.CONNECTED, _S.RESTORING, _S.COMPILING, _S.RUNNING)
 TERMINAL = (_S.DONE, _S.STOPPED, _S.FAILED)
 _NEWS = (_E.IMPORTS, _E.HELLO, _E.CONNECTS, _E.RESTORES, _E.COMPILES, _E.STEPS, _E.READY)
-_DEATHS = (_E.FINISHED, _E.CHECKPOINTED, _E.CRASHED, _E.NOT_SPAWNED)
+_DEATHS = (_E.FINISHED, _E.CHECKPOINTED, _E.CRASHED)
+
+_STOP = Edge(_S.STOPPING, (_A.TELL_STOP,))
+_KILL = Edge(_S.STOPPING, (_A.KILL_TREE,))
+_STUCK = Edge(_S.UNKILLABLE, (_A.ALERT,))
+_AGAIN = Edge(_S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART))
+_DIES = {_E.FINISHED: Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN)), _E.CHECKPOINTED: _AGAIN, _E.CRASHED: _AGAIN}
 
 
-def _table() -> dict[tuple[State, LifecycleEvent], Edge]:
-    table: dict[tuple[State, LifecycleEvent], Edge] = {}
-    for state in LIVE:
-        # A program may open several sessions, one after the other: phases may come back.
-        table[state, _E.RESTORES] = Edge(_S.RESTORING)
-        table[state, _E.COMPILES] = Edge(_S.COMPILING)
-        table[state, _E.STEPS] = Edge(_S.RUNNING)
-        table[state, _E.READY] = Edge(_S.RUNNING)
+def _to_each(events: tuple[LifecycleEvent, ...], edge: Edge) -> _Rows:
+    return dict.fromkeys(events, edge)
+
+
+def _live_rows(state: State) -> _Rows:
+    connected = Edge(_S.CONNECTED if state in (_S.PENDING, _S.IMPORTING) else state)
+    return {
         # Imports and the introduction happen once and at the same time: they never lead back.
-        table[state, _E.IMPORTS] = Edge(_S.IMPORTING if state is _S.PENDING else state)
-        early = state in (_S.PENDING, _S.IMPORTING)
-        table[state, _E.HELLO] = table[state, _E.CONNECTS] = Edge(_S.CONNECTED if early else state)
-
-        table[state, _E.FINISHED] = Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN))
-        table[state, _E.CHECKPOINTED] = Edge(_S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART))
-        table[state, _E.CRASHED] = Edge(_S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART))
-        table[state, _E.STOP_ASKED] = Edge(_S.STOPPING, (_A.TELL_STOP,))
-        table[state, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
-        table[state, _E.RECYCLE_ASKED] = Edge(_S.RECYCLING, (_A.TELL_STOP,))
-        table[state, _E.HANGS] = Edge(_S.HUNG, (_A.DUMP_STACKS,))
-        table[state, _E.STALLS] = Edge(_S.STALLED, (_A.REPORT_HANG,))
-    table[_S.PENDING, _E.NOT_SPAWNED] = Edge(_S.BACKOFF, (_A.DECIDE_RESTART,))  # there is nobody to bury
-
-    table[_S.HUNG, _E.FINISHED] = Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN))
-    table[_S.HUNG, _E.CHECKPOINTED] = table[_S.HUNG, _E.CRASHED] = Edge(_S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART))
-    # It would not hear that it is to stop; what it had is in memory.
-    table[_S.HUNG, _E.STOP_ASKED] = table[_S.HUNG, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
-    table[_S.HUNG, _E.TREE_STAYS] = Edge(_S.UNKILLABLE, (_A.ALERT,))
-
-    table[_S.HUNG, _E.RECYCLE_ASKED] = Edge(_S.HUNG)  # it is being ended already
-
-    table[_S.STALLED, _E.MOVES] = Edge(_S.RUNNING, (_A.REPORT_PROGRESS,))  # its phase is read again at the next tick
-    table[_S.STALLED, _E.FINISHED] = Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN))
-    table[_S.STALLED, _E.CHECKPOINTED] = table[_S.STALLED, _E.CRASHED] = Edge(
-        _S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART)
-    )
-    table[_S.STALLED, _E.STOP_ASKED] = Edge(_S.STOPPING, (_A.TELL_STOP,))
-    table[_S.STALLED, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
-
-    table[_S.RECYCLING, _E.FINISHED] = Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN))
-    table[_S.RECYCLING, _E.CHECKPOINTED] = table[_S.RECYCLING, _E.CRASHED] = Edge(
-        _S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART)
-    )
-    table[_S.RECYCLING, _E.STOP_ASKED] = Edge(_S.STOPPING, (_A.TELL_STOP,))
-    table[_S.RECYCLING, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
-    table[_S.RECYCLING, _E.RECYCLE_ASKED] = Edge(_S.RECYCLING)
-    table[_S.RECYCLING, _E.RECYCLE_LATE] = Edge(_S.RECYCLING, (_A.KILL_TREE,))
-    table[_S.RECYCLING, _E.TREE_STAYS] = Edge(_S.UNKILLABLE, (_A.ALERT,))
-
-    for news in _NEWS:
-        table[_S.HUNG, news] = Edge(_S.HUNG)
-        table[_S.STALLED, news] = Edge(_S.STALLED)
-        table[_S.RECYCLING, news] = Edge(_S.RECYCLING)
-        table[_S.STOPPING, news] = Edge(_S.STOPPING)
-        table[_S.UNKILLABLE, news] = Edge(_S.UNKILLABLE)
-    for state in (_S.RECYCLING, _S.STOPPING):
-        table[state, _E.HELLO] = Edge(state, (_A.TELL_STOP,))  # asked before it could hear
-    table[_S.STOPPING, _E.RECYCLE_ASKED] = Edge(_S.STOPPING)
-    for death in (_E.FINISHED, _E.CHECKPOINTED, _E.CRASHED):
-        table[_S.STOPPING, death] = Edge(_S.STOPPED, (_A.CLEAN_UP, _A.END_RUN))
-        table[_S.UNKILLABLE, death] = Edge(
-            _S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART)
-        )  # after all; a run that ends does not weigh
-    table[_S.STOPPING, _E.STOP_ASKED] = Edge(_S.STOPPING)
-    table[_S.STOPPING, _E.KILL_ASKED] = Edge(_S.STOPPING, (_A.KILL_TREE,))
-    table[_S.STOPPING, _E.TREE_STAYS] = Edge(_S.UNKILLABLE, (_A.ALERT, _A.END_RUN))
-
-    table[_S.BACKOFF, _E.DELAY_OVER] = Edge(_S.PENDING, (_A.SPAWN,))
-    table[_S.BACKOFF, _E.GAVE_UP] = Edge(_S.FAILED, (_A.END_RUN,))
-    table[_S.BACKOFF, _E.RECYCLE_ASKED] = Edge(_S.BACKOFF)  # it is started again in any case
-    table[_S.UNKILLABLE, _E.RECYCLE_ASKED] = Edge(_S.UNKILLABLE)
-    table[_S.BACKOFF, _E.STOP_ASKED] = Edge(_S.STOPPED, (_A.END_RUN,))
-    table[_S.BACKOFF, _E.KILL_ASKED] = Edge(_S.STOPPED, (_A.END_RUN,))
-    table[_S.BACKOFF, _E.TREE_STAYS] = Edge(_S.UNKILLABLE, (_A.ALERT,))
-    table[_S.BACKOFF, _E.TREE_GONE] = Edge(_S.BACKOFF)
-    table[_S.UNKILLABLE, _E.TREE_GONE] = Edge(_S.BACKOFF)
-    table[_S.UNKILLABLE, _E.TREE_STAYS] = Edge(_S.UNKILLABLE)
-    table[_S.UNKILLABLE, _E.STOP_ASKED] = Edge(_S.UNKILLABLE, (_A.END_RUN,))
-    table[_S.UNKILLABLE, _E.KILL_ASKED] = Edge(_S.UNKILLABLE, (_A.KILL_TREE, _A.END_RUN))
-    table[_S.UNKILLABLE, _E.GAVE_UP] = Edge(_S.FAILED, (_A.END_RUN,))
-
-    for state in TERMINAL:  # the end of a run takes a while, and people press keys
-        table[state, _E.STOP_ASKED] = table[state, _E.KILL_ASKED] = table[state, _E.RECYCLE_ASKED] = Edge(state)
-        table[state, _E.TREE_GONE] = Edge(state)
-        table[state, _E.TREE_STAYS] = Edge(state, (_A.ALERT,))
-    return table
+        _E.IMPORTS: Edge(_S.IMPORTING if state is _S.PENDING else state),
+        _E.HELLO: connected,
+        _E.CONNECTS: connected,
+        # A program may open several sessions, one after the other: phases may come back.
+        _E.RESTORES: Edge(_S.RESTORING),
+        _E.COMPILES: Edge(_S.COMPILING),
+        _E.STEPS: Edge(_S.RUNNING),
+        _E.READY: Edge(_S.RUNNING),
+        **_DIES,
+        _E.STOP_ASKED: _STOP,
+        _E.KILL_ASKED: _KILL,
+        _E.RECYCLE_ASKED: Edge(_S.RECYCLING, (_A.TELL_STOP,)),
+        _E.HANGS: Edge(_S.HUNG, (_A.DUMP_STACKS,)),
+        _E.STALLS: Edge(_S.STALLED, (_A.REPORT_HANG,)),
+    }
 
 
-TRANSITIONS: Mapping[tuple[State, LifecycleEvent], Edge] = _table()
+_ROWS: dict[State, _Rows] = {state: _live_rows(state) for state in LIVE} | {
+    _S.HUNG: {
+        **_to_each((*_NEWS, _E.RECYCLE_ASKED), Edge(_S.HUNG)),  # it is being ended already
+        **_DIES,
+        # It would not hear that it is to stop; what it had is in memory.
+        _E.STOP_ASKED: _KILL,
+        _E.KILL_ASKED: _KILL,
+        _E.TREE_STAYS: _STUCK,
+    },
+    _S.STALLED: {
+        **_to_each(_NEWS, Edge(_S.STALLED)),
+        **_DIES,
+        _E.MOVES: Edge(_S.RUNNING, (_A.REPORT_PROGRESS,)),  # its phase is read again at the next tick
+        _E.STOP_ASKED: _STOP,
+        _E.KILL_ASKED: _KILL,
+    },
+    _S.RECYCLING: {
+        **_to_each((*_NEWS, _E.RECYCLE_ASKED), Edge(_S.RECYCLING)),
+        **_DIES,
+        _E.HELLO: Edge(_S.RECYCLING, (_A.TELL_STOP,)),  # asked before it could hear
+        _E.STOP_ASKED: _STOP,
+        _E.KILL_ASKED: _KILL,
+        _E.RECYCLE_LATE: Edge(_S.RECYCLING, (_A.KILL_TREE,)),
+        _E.TREE_STAYS: _STUCK,
+    },
+    _S.STOPPING: {
+        **_to_each((*_NEWS, _E.RECYCLE_ASKED, _E.STOP_ASKED), Edge(_S.STOPPING)),
+        **_to_each(_DEATHS, Edge(_S.STOPPED, (_A.CLEAN_UP, _A.END_RUN))),
+        _E.HELLO: _STOP,  # asked before it could hear
+        _E.KILL_ASKED: _KILL,
+        _E.TREE_STAYS: Edge(_S.UNKILLABLE, (_A.ALERT, _A.END_RUN)),
+    },
+    _S.BACKOFF: {
+        **_to_each((_E.RECYCLE_ASKED, _E.TREE_GONE), Edge(_S.BACKOFF)),  # it is started again in any case
+        _E.DELAY_OVER: Edge(_S.PENDING, (_A.SPAWN,)),
+        _E.GAVE_UP: Edge(_S.FAILED, (_A.END_RUN,)),
+        _E.STOP_ASKED: Edge(_S.STOPPED, (_A.END_RUN,)),
+        _E.KILL_ASKED: Edge(_S.STOPPED, (_A.END_RUN,)),
+        _E.TREE_STAYS: _STUCK,
+    },
+    _S.UNKILLABLE: {
+        **_to_each((*_NEWS, _E.RECYCLE_ASKED, _E.TREE_STAYS), Edge(_S.UNKILLABLE)),
+        **_to_each(_DEATHS, _AGAIN),  # it died after all; a run that is ending decides no restart
+        _E.TREE_GONE: Edge(_S.BACKOFF),
+        _E.STOP_ASKED: Edge(_S.UNKILLABLE, (_A.END_RUN,)),
+        _E.KILL_ASKED: Edge(_S.UNKILLABLE, (_A.KILL_TREE, _A.END_RUN)),
+        _E.GAVE_UP: Edge(_S.FAILED, (_A.END_RUN,)),
+    },
+}
+_ROWS[_S.PENDING][_E.NOT_SPAWNED] = Edge(_S.BACKOFF, (_A.DECIDE_RESTART,))  # there is no tree to clear
+for _state in TERMINAL:  # the end of a run takes a while, and people press keys
+    _ROWS[_state] = _to_each((_E.STOP_ASKED, _E.KILL_ASKED, _E.RECYCLE_ASKED, _E.TREE_GONE), Edge(_state))
+    _ROWS[_state][_E.TREE_STAYS] = Edge(_state, (_A.ALERT,))
+
+TRANSITIONS: Mapping[tuple[State, LifecycleEvent], Edge] = {
+    (state, event): edge for state, rows in _ROWS.items() for event, edge in rows.items()
+}
 
 
 class IllegalTransition(ProcsvBug):

@@ -8,21 +8,16 @@ imports for a minute, restores, and dies at the same step every time is no healt
 from __future__ import annotations
 
 import math
+import random
 import re
 import signal
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from procsv.base import exit_codes
-from procsv.base.outcome import NO_STEP, LastWords
+from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-
-if TYPE_CHECKING:
-    import random
-
-    from procsv.base.outcome import Exit
 
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
 RETURNS_AT_ONCE = 5  # exits 75 in a row with nothing saved between them that cost no delay; more of them are a loop

@@ -14,7 +14,7 @@ the run: starting in order, hearing the services' news, and ending in order:
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from random import Random
 
 from procsv.base import exit_codes
 from procsv.base.errors import ProcsvBug
@@ -64,9 +64,6 @@ from procsv.watchdog.core.service import ServiceState, ServiceSupervisor, superv
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.standby import Standby
 from procsv.watchdog.core.trainer import TREE_S_MAX, TrainerSupervisor
-
-if TYPE_CHECKING:
-    from random import Random
 
 BEFORE_ITS_STATE = (State.PENDING, State.IMPORTING, State.CONNECTED, State.RESTORING)
 

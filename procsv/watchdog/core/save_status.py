@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from procsv.base.identity import CHECKPOINT
 from procsv.base.text import gist
 from procsv.ipc.messaging.messages import Durable, SavedKey, SaveFailed, Unwritable
 from procsv.watchdog.core.events import Action, Journal, Say
-
-if TYPE_CHECKING:
-    from typing import Any
 
 REMEMBERED_MAX = 1000  # checkpoints that are in the journal already
 

@@ -8,22 +8,18 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from procsv.base.identity import TaskId
-from procsv.base.outcome import NO_STEP
+from procsv.base.outcome import NO_STEP, Exit
+from procsv.base.service_table import ServiceSpec
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.events import AT_DISK, STOPPED, KillTree
+from procsv.watchdog.core.events import AT_DISK, STOPPED, Action, Ended, KillTree
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
 from procsv.watchdog.core.restart_policy import SERVICE_KILLS, Cause, ServiceDeath, ServiceHistory, find_cause
-
-if TYPE_CHECKING:
-    from procsv.base.outcome import Exit
-    from procsv.base.service_table import ServiceSpec
-    from procsv.watchdog.core.events import Action, Ended
-    from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.core.settings import Settings
 
 NOT_SPAWNED_S = 1.0  # until the next try, where the system would not start a process
 

@@ -15,9 +15,9 @@ from it is made cold instead, at once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import STANDBY, TRAINER, TaskId
@@ -38,9 +38,6 @@ from procsv.watchdog.core.events import (
     StandbySaid,
 )
 from procsv.watchdog.core.restart_policy import Cause, find_cause
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOM_BYTES_MIN = 2**30  # free memory; a standby takes about half of it.  With less, none is made
 ROOM_LOOK_S = 60.0  # until it is looked at again

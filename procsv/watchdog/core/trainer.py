@@ -7,7 +7,7 @@ actions for the reactor.  Pure: time and facts are arguments, actions are append
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from random import Random
 
 import msgspec
 
@@ -32,7 +32,19 @@ from procsv.ipc.messaging.messages import (
 )
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core import wording
-from procsv.watchdog.core.events import Action, ClearTree, Ended, Journal, KillTree, Said, Say, Signal, Tell, WriteRun
+from procsv.watchdog.core.events import (
+    Action,
+    ClearTree,
+    Ended,
+    Journal,
+    KillTree,
+    Report,
+    Said,
+    Say,
+    Signal,
+    Tell,
+    WriteRun,
+)
 from procsv.watchdog.core.goodput import Goodput
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
@@ -48,12 +60,8 @@ from procsv.watchdog.core.restart_policy import (
     classify,
     find_cause,
 )
-
-if TYPE_CHECKING:
-    from random import Random
-
-    from procsv.watchdog.core.settings import Settings
-    from procsv.watchdog.core.standby import Standby
+from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.core.standby import Standby
 
 TREE_S_MAX = 30.0  # what was killed and is still there after this long is called unkillable
 
@@ -199,16 +207,18 @@ class TrainerSupervisor:
         cause = find_cause(ended.exit, ended.words, stopping, self._we_killed, hang, ended.oom, where)
         if self._observes and ended.exit.code == 0 and not stopping:
             cause = Cause("completed", "its session has ended")
-        self.last_words, self.last_exit = ended.words, wording.last_exit(ended.exit, cause, self._own_step)
+        self.last_words = ended.words
+        self.last_exit = LastExit(ended.exit.code, ended.exit.signal_name, cause.word, cause.evidence, self._own_step)
         fields = {"pid": self.pid, **msgspec.structs.asdict(self.last_exit)}
         self._out.append(Journal("exited", self.task, self.incarnation, fields))
         kind = classify(ended.exit)
         self.goodput.ended(now_s, self._own_step, self._own_step if kind is Kind.DONE else self.resume_step)
         if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED:
-            found = wording.report(ended, cause, self.pid, self._own_step, self.lost_steps, self.resume_step)
+            what = wording.sentence(cause.word, cause.evidence, self._own_step)
+            sentence = f"{self.task} {self.incarnation} (pid {self.pid}) {what}"
             if not (self._observes and ended.words):  # of what it has printed itself, its terminal needs no more
-                self._out.append(Say(found.sentence, is_bad=True))
-            self._out.append(found)
+                self._out.append(Say(sentence, is_bad=True))
+            self._out.append(Report(ended, cause, sentence, self._own_step, self.lost_steps, self.resume_step))
         self.hanging.end()
         self._death_s, self.pid, self._last_death = now_s, 0, ended
         clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from procsv.base.identity import TaskId
 from procsv.base.outcome import LastExit
 from procsv.base.units import show_duration
-from procsv.watchdog.core.events import Journal, Report, Say
-
-if TYPE_CHECKING:
-    from procsv.base.outcome import Exit
-    from procsv.ipc.messaging.messages import FirstStepDone
-    from procsv.watchdog.core.events import Ended
-    from procsv.watchdog.core.restart_policy import Cause
+from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.watchdog.core.events import Journal, Say
 
 _VERBS = {
     "killed": "was killed by",
@@ -48,11 +41,6 @@ def gave_up(why: str, last: LastExit | None) -> str:
     return told if last is None else f"{told}. The last time: {sentence(last.cause, last.evidence, last.step)}"
 
 
-def last_exit(exit: Exit, cause: Cause, step: int) -> LastExit:
-    """As run.json and the journal have it."""
-    return LastExit(exit.code, exit.signal_name, cause.word, cause.evidence, step)
-
-
 def recovered_fields(recovered: FirstStepDone, death_s: float) -> dict[str, str | int | float]:
     """Of `recovered` in the journal; its seconds run from the death of the trainer before."""
     return {
@@ -85,20 +73,3 @@ def goes_on(task: TaskId, incarnation: int, seconds: float, step: int) -> tuple[
     fields = {"seconds": round(seconds, 1), "step": step}
     text = f"the program goes on: it had made no progress for {show_duration(seconds)}"
     return Journal("hang_over", task, incarnation, fields), Say(text)
-
-
-def report(ended: Ended, cause: Cause, pid: int, step: int, lost_steps: int, resume_step: int) -> Report:
-    """The crash report of a trainer; its first sentence is the cause."""
-    return Report(
-        ended.task,
-        ended.incarnation,
-        f"{ended.task} {ended.incarnation} (pid {pid}) {sentence(cause.word, cause.evidence, step)}",
-        cause.word,
-        cause.evidence,
-        ended.exit,
-        ended.words,
-        step,
-        lost_steps,
-        resume_step,
-        ended.stacks,
-    )

@@ -14,9 +14,9 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from procsv.base import exit_codes
+from procsv.base.clock import Clock
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import PROGRAM_ROLES, TRAINER
 from procsv.base.outcome import NO_STEP
@@ -27,9 +27,6 @@ from procsv.base.run.saved_step import saved_step
 from procsv.base.service_table import SERVICES
 from procsv.base.system.locks import FileLock, Holder
 from procsv.base.text import is_remote
-
-if TYPE_CHECKING:
-    from procsv.base.clock import Clock
 
 LEFTOVER_MARGIN_S = 15.0  # beyond the grace: the services of a dead run tidy up after its trainer
 TRIES_MAX = 100  # to get a lock file that stays; each loss means that another process has just tidied up

@@ -11,13 +11,10 @@ import contextlib
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from procsv.base.run.log_follower import LogFollower
 from procsv.base.terminal import OutputFilter, printable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POLL_S = 0.1  # how late the trainer's output may appear
 CHUNK_BYTES = 2**16

@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
+from procsv.base.outcome import Exit
+from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
-
-if TYPE_CHECKING:
-    from procsv.base.clock import Clock
-    from procsv.base.outcome import Exit
-    from procsv.base.run.run_file import RunFile
-    from procsv.ipc.messaging.messages import Message, RunMetrics
-    from procsv.ipc.shm.heartbeat import Heartbeat
-    from procsv.watchdog.core.events import Ended, Promoted, Report, StandbySaid
-    from procsv.watchdog.edge.signals import Asked
+from procsv.ipc.messaging.messages import Message, RunMetrics
+from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.watchdog.core.events import Ended, Promoted, Report, StandbySaid, StopAsked
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,7 @@ class Sockets(Protocol):
 
 
 class SignalSource(Protocol):
-    def take(self) -> list[Asked]: ...
+    def take(self) -> list[StopAsked]: ...
 
 
 class Records(Protocol):

@@ -13,17 +13,15 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.system.processes import Child, spawn
 from procsv.base.text import escape_surrogates
-
-if TYPE_CHECKING:
-    from procsv.ipc.messaging.start import Start
-    from procsv.watchdog.edge.console import Console
+from procsv.ipc.messaging.start import Start
+from procsv.watchdog.edge.console import Console
 
 RUNNING_MAX = 4
 WAITING_MAX = 100

@@ -6,12 +6,14 @@ Made by main.py.  Decides nothing, and touches the world only through its enviro
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import Any, assert_never
 
 import msgspec
 
 from procsv.base.identity import COMMAND_LINE, STANDBY, WATCHDOG, TaskId
+from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
+from procsv.ipc.messaging.endpoint import ClientEndpoint, Received
 from procsv.ipc.messaging.messages import (
     CannotRestart,
     Finish,
@@ -50,16 +52,11 @@ from procsv.watchdog.core.events import (
     WriteRun,
 )
 from procsv.watchdog.core.lifecycle import State
-from procsv.watchdog.edge.environment import FaultReach
+from procsv.watchdog.core.run import Core
+from procsv.watchdog.edge.environment import Dead, Environment, FaultReach
 from procsv.watchdog.edge.event_hook import LAST_S_MAX
 from procsv.watchdog.edge.resources.oom import over_limit
 from procsv.watchdog.edge.status import Facts, run_file, status_object
-
-if TYPE_CHECKING:
-    from procsv.base.run.run_file import RunFile
-    from procsv.ipc.messaging.endpoint import ClientEndpoint, Received
-    from procsv.watchdog.core.run import Core
-    from procsv.watchdog.edge.environment import Dead, Environment
 
 HEARD_MAX = 1000  # messages at the control socket in one turn of the loop; then everything else has its own
 declare("watchdog.back_off", "watchdog.mid_stop", "watchdog.rewriting_status")
@@ -109,7 +106,7 @@ class Reactor:
         for dead in self._processes.ended():
             self._process_ended(dead)
         for asked in self._env.signals.take():
-            self.handle(StopAsked(asked.source, asked.now, asked.is_notice))
+            self.handle(asked)
         self._hear()
         self._look_at_tree()
         self._tick()

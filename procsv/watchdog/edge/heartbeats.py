@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from procsv.base.identity import TaskId
+from procsv.base.run.paths import RunPaths
+from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
-
-if TYPE_CHECKING:
-    from procsv.base.run.paths import RunPaths
-    from procsv.ipc.shm.heartbeat import Heartbeat
 
 
 class RunHeartbeats:

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.outcome import NO_STEP, LastWords
 from procsv.base.run.log_tail import last_lines
+from procsv.base.run.paths import RunPaths
+from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.ipc.shm.slot_file import scan_slots
 from procsv.watchdog.core.events import Ended
+from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.resources.oom import KillCounters
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from procsv.base.run.paths import RunPaths
-    from procsv.ipc.shm.heartbeat import Heartbeat
-    from procsv.watchdog.edge.environment import Dead
 
 STACKS_BYTES_MAX = 2**20  # of what faulthandler has written; hundreds of threads fit in
 LOG_BYTES_MAX = 2**16  # from the end of a service's log, in which its stacks are looked for

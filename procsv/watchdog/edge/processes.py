@@ -12,11 +12,12 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import psutil
 
+from procsv.base.clock import Clock
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.log_follower import older_part
 from procsv.base.system.failpoints import declare, failpoint
@@ -24,17 +25,12 @@ from procsv.base.system.locks import FileLock
 from procsv.base.system.processes import Child, process_state, spawn, thread_states
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.start import TRAINING, Start, module_of
+from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.watchdog.core.events import AT_DISK, STOPPED
 from procsv.watchdog.edge.environment import Dead
+from procsv.watchdog.edge.observed.observed_program import ObservedProgram
+from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.resources.gpu import Gpus
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from procsv.base.clock import Clock
-    from procsv.ipc.messaging.zmq_transport import Waiter
-    from procsv.watchdog.edge.observed.observed_program import ObservedProgram
-    from procsv.watchdog.edge.observed.warm_services import WarmServices
 
 declare("watchdog.before_exec", "watchdog.after_exec")
 

@@ -6,25 +6,23 @@ training goes on as long as it can.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from procsv.base.clock import Clock
 from procsv.base.identity import TaskId, attempt_name
+from procsv.base.outcome import LastWords
 from procsv.base.run import journal
 from procsv.base.run.log_tail import last_lines
+from procsv.base.run.paths import RunPaths
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.atomic_file import replace_file
+from procsv.ipc.messaging.messages import RunMetrics
+from procsv.watchdog.core.events import Report
 from procsv.watchdog.edge.time_metrics import FigureBook
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from procsv.base.clock import Clock
-    from procsv.base.run.paths import RunPaths
-    from procsv.ipc.messaging.messages import RunMetrics
-    from procsv.watchdog.core.events import Report
 
 LOG_LINES_SHOWN = 50
 CRASHES_KEPT_MAX = 1000  # reports; the oldest go first
@@ -76,28 +74,29 @@ class RunRecords:
 
     def write_report(self, report: Report, run: RunFile) -> None:
         """Both forms of a crash report."""
-        words, log = report.words, self._paths.log(report.task, report.incarnation)
+        ended, cause, words = report.ended, report.cause, report.ended.words or LastWords()
+        log = self._paths.log(ended.task, ended.incarnation)
         crash = CrashReport(
             time=self._clock.wall(),
             run=run.run,
             target=run.target,
-            incarnation=report.incarnation,
+            incarnation=ended.incarnation,
             sentence=report.sentence,
-            cause=report.cause,
-            evidence=report.evidence,
-            code=report.exit.code,
-            signal=report.exit.signal_name,
+            cause=cause.word,
+            evidence=cause.evidence,
+            code=ended.exit.code,
+            signal=ended.exit.signal_name,
             step=report.step,
             lost_steps=report.lost_steps,
             resume_step=report.resume_step,
-            exception=words.type if words else "",
-            message=words.message if words else "",
-            traceback=words.traceback if words else "",
-            stacks=report.stacks,
+            exception=words.type,
+            message=words.message,
+            traceback=words.traceback,
+            stacks=ended.stacks,
             log=str(log),
             last_lines=last_lines(log, LOG_LINES_SHOWN),
         )
-        self._try(lambda: self._write_crash(crash, report.task))
+        self._try(lambda: self._write_crash(crash, ended.task))
 
     def _write_crash(self, crash: CrashReport, task: TaskId) -> None:
         crashes = self._paths.crashes

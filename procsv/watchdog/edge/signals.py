@@ -9,18 +9,10 @@ from __future__ import annotations
 import os
 import select
 import signal
-from dataclasses import dataclass
+
+from procsv.watchdog.core.events import StopAsked
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A signal that came: the run is to end.  `now`: at once.  `is_notice`: because the machine goes away."""
-
-    source: str
-    now: bool
-    is_notice: bool
 
 
 class Signals:
@@ -35,7 +27,7 @@ class Signals:
             signal.signal(number, _nothing)
         self._count = 0
 
-    def take(self) -> list[Asked]:
+    def take(self) -> list[StopAsked]:
         """The signals that came since the last call.  The second that a person sends means: now."""
         try:
             data = os.read(self.fd, 64)
@@ -46,7 +38,7 @@ class Signals:
             if number in STOPS or number in self._notices:
                 is_notice = number in self._notices
                 self._count += 1
-                found.append(Asked(signal.Signals(number).name, self._count > 1 and not is_notice, is_notice))
+                found.append(StopAsked(signal.Signals(number).name, self._count > 1 and not is_notice, is_notice))
         return found
 
     def wait(self, timeout_s: float) -> bool:

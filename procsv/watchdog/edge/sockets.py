@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from procsv.base.clock import Clock
 from procsv.base.identity import WATCHDOG
 from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context
-
-if TYPE_CHECKING:
-    from procsv.base.clock import Clock
-    from procsv.ipc.messaging.start import Start
 
 
 class RunSockets:

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING
 
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.system.locks import FileLock
-from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun
+from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Word
 from procsv.watchdog.core.events import Promoted, StandbySaid
-from procsv.watchdog.edge.processes import WriterLockHeld, prune_logs
-
-if TYPE_CHECKING:
-    from procsv.ipc.messaging.standby_messages import Word
-    from procsv.watchdog.edge.processes import Processes, Running
+from procsv.watchdog.edge.processes import Processes, Running, WriterLockHeld, prune_logs
 
 
 class StandbyLink:

@@ -5,21 +5,18 @@ Used by event_loop.py.  Pure: what is measured of processes is handed in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from procsv.base.identity import STANDBY, WATCHDOG, TaskId
 from procsv.base.run.run_file import RunFile
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from procsv.base.system.processes import Identity
-    from procsv.ipc.messaging.start import Start
-    from procsv.ipc.shm.heartbeat import Heartbeat
-    from procsv.watchdog.core.run import Core
+from procsv.base.system.processes import Identity
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.watchdog.core.run import Core
 
 # What of run.json is not for `status`: where things lie is the run's own business.
 _NOT_SHOWN = ("version", "run_dir", "shm_dir", "started", "boot")

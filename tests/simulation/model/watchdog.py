@@ -17,13 +17,12 @@ from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import Durable, StatusRequest
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.core.events import Action, Event, PreemptAsked, Quit, RecycleAsked
+from procsv.watchdog.core.events import Action, Event, PreemptAsked, Quit, RecycleAsked, StopAsked
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.acquire_run import LEFTOVER_MARGIN_S
 from procsv.watchdog.edge.environment import FaultReach
 from procsv.watchdog.edge.event_loop import Reactor
-from procsv.watchdog.edge.signals import Asked
 from procsv.watchdog.edge.status import Facts
 from tests.simulation.model import history
 from tests.simulation.model.machine import Machine
@@ -106,7 +105,7 @@ class Watchdog(Process):
     def stop(self, source: str, now: bool) -> None:
         """A signal, or `procsv stop`."""
         self.is_stop_asked = True
-        self.machine.asked.append(Asked(source, now, is_notice=False))
+        self.machine.asked.append(StopAsked(source, now, is_notice=False))
         self.wake()
 
     def preempt(self, grace_s: float) -> None:

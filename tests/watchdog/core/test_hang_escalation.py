@@ -72,7 +72,7 @@ def test_a_hang_is_a_failure_like_others_and_its_cause_names_the_frame() -> None
     assert (ended["cause"], ended["signal"], ended["step"]) == ("hang", "SIGABRT", 840)
     assert "its main thread was in one_step (/home/me/train.py:41)" in ended["evidence"]
     assert "_call_tf_sessionrun" in ended["evidence"]
-    assert world.reports[-1].stacks == DUMP
+    assert world.reports[-1].ended.stacks == DUMP
     assert world.reports[-1].sentence.startswith("trainer 1 (pid 1001) hung: no progress for")
     world.advance(2.0)
     assert world.alive[TRAINER].incarnation == 2

@@ -77,7 +77,7 @@ def test_an_exception_is_recorded_and_not_told_to_the_terminal_that_has_shown_it
     world.crash(Exit(1, None), words)
 
     assert (world.exit_code, an_end(world)["cause"]) == (70, "exception")
-    assert world.reports[0].words == words
+    assert world.reports[0].ended.words == words
     assert not [text for text in world.said if "ValueError" in text]
 
 

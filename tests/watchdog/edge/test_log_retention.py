@@ -12,7 +12,8 @@ from procsv.base.outcome import Exit
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.system_clock import SystemClock
-from procsv.watchdog.core.events import Report
+from procsv.watchdog.core.events import Ended, Report
+from procsv.watchdog.core.restart_policy import Cause
 from procsv.watchdog.edge import run_records
 from procsv.watchdog.edge.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
 
@@ -67,7 +68,7 @@ def test_the_newest_crash_reports_are_kept(tmp_path: Path, monkeypatch: pytest.M
     said: list[str] = []
     book = run_records.RunRecords(paths, SystemClock(), said.append)
     for number in (8, 9, 10, 11):
-        crash = Report(TRAINER, number, "", "killed", "", Exit(None, 9), None, -1, 0, -1)
+        crash = Report(Ended(TRAINER, number, Exit(None, 9)), Cause("killed", ""), "", -1, 0, -1)
         book.write_report(crash, run)
     book.close()
 

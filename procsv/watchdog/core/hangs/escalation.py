@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from procsv.base.identity import TaskId
+from procsv.base.outcome import Exit
 from procsv.base.signals import DUMP_SIGNAL
 from procsv.base.units import show_duration
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.events import Action, Journal, Say, Signal
 from procsv.watchdog.core.hangs.stack_parser import where_it_stood
-
-if TYPE_CHECKING:
-    from procsv.base.outcome import Exit
-    from procsv.ipc.messaging.launch_settings import LaunchSettings
-    from procsv.ipc.shm.heartbeat import Heartbeat
-    from procsv.watchdog.core.hangs.trainer_liveness import Hang
+from procsv.watchdog.core.hangs.trainer_liveness import Hang
 
 ENDED_BY_US = (signal.SIGABRT, signal.SIGKILL, DUMP_SIGNAL)  # the last: before the bootstrap had armed faulthandler
 

@@ -17,15 +17,11 @@ which the watchdog itself did not look.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from procsv.base.units import show_duration
-from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Phase
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Heartbeat, Phase
 from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, Hang
-
-if TYPE_CHECKING:
-    from procsv.ipc.messaging.launch_settings import LaunchSettings
-    from procsv.ipc.shm.heartbeat import Heartbeat
 
 QUIET_S_MIN = 2.0  # without a beat, or with a job that stands still: from here on its process is looked at
 DOUBLED_MAX = 6  # times; of a limit

@@ -24,13 +24,9 @@ import math
 import statistics
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from procsv.ipc.shm.heartbeat import Phase
-
-if TYPE_CHECKING:
-    from procsv.ipc.messaging.launch_settings import LaunchSettings
-    from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 
 STEP_S_LEAST, STEP_S_MOST = 120.0, 1800.0  # of the learned limit
 STEP_MEDIANS = 20.0  # the limit is so many times the median step

@@ -10,22 +10,18 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from procsv.base.identity import TaskId
 from procsv.base.run.journal import read_journal
+from procsv.base.run.paths import RunPaths
 from procsv.base.service_table import SERVICES
 from procsv.faults.plan import FAULT_EVENT, Fault, Plan, count_done
 from procsv.ipc.messaging.messages import Inject
 from procsv.watchdog.core.fault_schedule import Schedule
+from procsv.watchdog.edge.environment import FaultReach
 from procsv.watchdog.edge.faults.corrupt_checkpoint import spoil
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from procsv.base.run.paths import RunPaths
-    from procsv.watchdog.edge.environment import FaultReach
-    from procsv.watchdog.edge.processes import Processes, Running
+from procsv.watchdog.edge.processes import Processes, Running
 
 _WAKE = "import os, signal, sys, threading\nthreading.Event().wait(float(sys.argv[2]))\nos.kill(int(sys.argv[1]), signal.SIGCONT)"
 _SIGNALS = {"kill": signal.SIGKILL, "segfault": signal.SIGSEGV, "stop": signal.SIGSTOP}

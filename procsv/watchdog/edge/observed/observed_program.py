@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import os
 import select
-from typing import TYPE_CHECKING
 
+from procsv.base.errors import UserError
 from procsv.base.outcome import Exit
 from procsv.base.system.processes import ExternalProcess, descendants
 from procsv.ipc.messaging.observer_channel import Observe, ObserverChannel, Opened, ProgramLeft, Refused
-
-if TYPE_CHECKING:
-    from procsv.base.errors import UserError
-    from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.start import Start
 
 STDIN = 0
 
