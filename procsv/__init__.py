@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
+    from procsv.training.monitored.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
     from procsv.training.monitored.monitored_session import MonitoredSession, SingularMonitoredSession
     from procsv.training.monitored.scaffold import (
         ChiefSessionCreator,
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
         SessionCreator,
         WorkerSessionCreator,
     )
-    from procsv.training.monitored.summary_hooks import StepCounterHook, SummarySaverHook
     from procsv.training.monitored.training_session import MonitoredTrainingSession
     from procsv.training.process.drop_in import install, uninstall
-    from procsv.training.runtime.extend import extend
-    from procsv.training.runtime.preempted import preempted
+    from procsv.training.runtime.program_calls import extend, preempted
     from procsv.training.supervisor.supervisor import Supervisor
 
 __version__ = "0.1.0"
@@ -46,20 +44,20 @@ __all__ = [
 ]
 
 _HOME = {  # public name -> the module that defines it
-    "CheckpointSaverHook": "procsv.training.monitored.checkpoint_hook",
+    "CheckpointSaverHook": "procsv.training.monitored.hooks",
     "ChiefSessionCreator": "procsv.training.monitored.scaffold",
     "MonitoredSession": "procsv.training.monitored.monitored_session",
     "MonitoredTrainingSession": "procsv.training.monitored.training_session",
     "Scaffold": "procsv.training.monitored.scaffold",
     "SessionCreator": "procsv.training.monitored.scaffold",
     "SingularMonitoredSession": "procsv.training.monitored.monitored_session",
-    "StepCounterHook": "procsv.training.monitored.summary_hooks",
-    "SummarySaverHook": "procsv.training.monitored.summary_hooks",
+    "StepCounterHook": "procsv.training.monitored.hooks",
+    "SummarySaverHook": "procsv.training.monitored.hooks",
     "Supervisor": "procsv.training.supervisor.supervisor",
     "WorkerSessionCreator": "procsv.training.monitored.scaffold",
-    "extend": "procsv.training.runtime.extend",
+    "extend": "procsv.training.runtime.program_calls",
     "install": "procsv.training.process.drop_in",
-    "preempted": "procsv.training.runtime.preempted",
+    "preempted": "procsv.training.runtime.program_calls",
     "uninstall": "procsv.training.process.drop_in",
 }
 

@@ -55,7 +55,7 @@ class Start(msgspec.Struct, frozen=True):
         """The command line; in `ps` it says role, logdir and target."""
         shown = [self.logdir] + ([self.target, *self.args] if self.target else [])
         if module_of(self.task) == TRAINING:
-            shown.insert(0, str(self.task))  # of one length: the one becomes the other (title.py)
+            shown.insert(0, str(self.task))  # of one length: the one becomes the other (standby.py)
         return [sys.executable, *safe_path(), "-m", module_of(self.task), *shown]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:

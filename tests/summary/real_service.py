@@ -165,8 +165,13 @@ class Trainer:
             assert self.run.clock.monotonic() < end_s, f"waited in vain; the service: {self.run.log.read_text()}"
             self.turn()
 
+    @property
+    def unwritten(self) -> int:
+        """Records of all streams that are not known to be in their files."""
+        return sum(self.streams.unwritten(name) for name in list(self.streams._backlogs))
+
     def until_written(self) -> None:
-        self.until(lambda: self.streams.unwritten_in_all == 0)
+        self.until(lambda: self.unwritten == 0)
 
     def answered(self, kind: type[Message]) -> list[Received]:
         return [received for received in self.received if isinstance(received.body, kind)]

@@ -177,7 +177,7 @@ def test_a_closed_stream_says_so_and_is_forgotten_with_its_drops_counted(
     assert streams.said() == [CloseWriter("3-0", 3)]
     streams.hear("3-0", 3)
 
-    assert (streams.unwritten_in_all, streams.dropped) == (0, 3)
+    assert (streams.unwritten(name), streams.dropped) == (0, 3)
     streams.add_event(name, b"too late")
     assert streams.close_stream(name, 0.0)
     assert streams.said() == []

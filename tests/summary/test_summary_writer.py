@@ -18,17 +18,18 @@ from tests.summary.real_service import Run, Trainer, TurningTrainer, event_files
 tf1 = tf.compat.v1
 
 
-class ListSink:
-    """An EventSink that keeps what it gets."""
+class ListSink(EventStreams):
+    """Event streams that keep what they get."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.streams: dict[str, list[bytes]] = {}
-        self.opened: list[tuple[str, str]] = []
+        self.opened: list[str] = []
         self.closed: list[str] = []
         self.is_late = False
 
-    def open_stream(self, logdir: str, filename_suffix: str) -> str:
-        self.opened.append((logdir, filename_suffix))
+    def open_stream(self, logdir: str, filename_suffix: str = "") -> str:
+        self.opened.append(logdir)
         name = str(len(self.opened))
         self.streams[name] = []
         return name
@@ -65,7 +66,7 @@ def with_metadata(tag: str, text: str) -> Any:
 def everything(make: Callable[..., Any]) -> list[Any]:
     """Calls the whole interface; what must be equal besides the events."""
     graph = small_graph()
-    writer = make(graph)
+    writer = make()
     writer.add_summary(tf1.Summary(value=[tf1.Summary.Value(tag="loss", simple_value=0.5)]), 1)
     writer.add_summary(with_metadata("t", "one").SerializeToString(), global_step=2)
     writer.add_summary(with_metadata("t", "two"), 3)
@@ -133,8 +134,8 @@ def test_the_same_calls_make_the_same_events_and_errors(tmp_path: Path) -> None:
     sink, files = ListSink(), []
     original = tf1.summary.FileWriter
 
-    def theirs(graph: Any) -> Any:
-        writer = original(str(tmp_path / "theirs"), graph)
+    def theirs() -> Any:
+        writer = original(str(tmp_path / "theirs"))
         close = writer.event_writer.close
 
         def close_and_collect() -> None:
@@ -148,7 +149,7 @@ def test_the_same_calls_make_the_same_events_and_errors(tmp_path: Path) -> None:
 
     with tf.Graph().as_default():
         their_words = everything(theirs)
-        our_words = everything(lambda graph: SummaryWriter(tmp_path / "ours", sink, graph))
+        our_words = everything(lambda: SummaryWriter(tmp_path / "ours", sink))
 
     assert our_words == their_words
     assert [parsed(stream) for stream in sink.streams.values()] == [parsed(stream) for stream in files]
@@ -160,7 +161,7 @@ def test_it_is_a_file_writer_without_a_thread_or_a_file(tmp_path: Path) -> None:
 
     before = threading.active_count()
     with tf.Graph().as_default():
-        writer = SummaryWriter(tmp_path / "new" / "logs", ListSink(), filename_suffix=".v2")
+        writer = SummaryWriter(tmp_path / "new" / "logs", ListSink())
         writer.add_summary(tf1.Summary(), 1)
 
     assert isinstance(writer, tf1.summary.FileWriter)
@@ -168,14 +169,14 @@ def test_it_is_a_file_writer_without_a_thread_or_a_file(tmp_path: Path) -> None:
     assert list((tmp_path / "new" / "logs").iterdir()) == []
 
 
-def test_the_suffix_and_the_logdir_reach_the_sink(tmp_path: Path) -> None:
+def test_the_logdir_reaches_the_streams(tmp_path: Path) -> None:
     sink = ListSink()
     with tf.Graph().as_default():
-        writer = SummaryWriter(str(tmp_path), sink, filename_suffix=".v2")
+        writer = SummaryWriter(str(tmp_path), sink)
         writer.close()
         writer.reopen()
 
-    assert sink.opened == [(str(tmp_path), ".v2")] * 2
+    assert sink.opened == [str(tmp_path)] * 2
 
 
 def test_it_is_refused_in_eager_mode_as_tensorflow_does(tmp_path: Path) -> None:
@@ -209,27 +210,16 @@ def test_an_event_is_taken_as_it_is_when_it_is_added(tmp_path: Path) -> None:
     assert tf1.Event.FromString(sink.streams["1"][0]).step == 1
 
 
-def test_with_a_session_tensorflows_own_writer_does_the_work(tmp_path: Path) -> None:
-    sink = ListSink()
-    with tf.Graph().as_default(), tf1.Session() as session:
-        writer = SummaryWriter(str(tmp_path), sink, session=session)
-        writer.add_summary(tf1.Summary(value=[tf1.Summary.Value(tag="a", simple_value=1.0)]), 1)
-        writer.close()
-
-    assert sink.opened == []
-    (path,) = event_files(tmp_path)
-    assert len(read(path)) == 2
-
-
 @pytest.mark.fault
 def test_through_a_real_service_the_file_is_there_when_flush_returns(run: Run, trainer: Trainer) -> None:
     run.start()
     with tf.Graph().as_default(), TurningTrainer(trainer) as streams:
         assert isinstance(streams, EventStreams)
-        writer = SummaryWriter(run.logdir, streams, small_graph())
+        writer = SummaryWriter(run.logdir, streams)
+        writer.add_graph(small_graph())
         writer.flush()
         (path,) = event_files(run.logdir)
-        assert [e.WhichOneof("what") for e, *_ in parsed(read(path))] == ["file_version", "graph_def", "meta_graph_def"]
+        assert [e.WhichOneof("what") for e, *_ in parsed(read(path))] == ["file_version", "graph_def"]
 
         writer.close()
         writer.reopen()

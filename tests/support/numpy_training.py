@@ -6,14 +6,21 @@ not.  Imports no TensorFlow, and says so at its end.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import xxhash
 
-from procsv.training.runtime.context import current
-from procsv.training.snapshots.state_run import state_run
+from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.runtime.context import Runtime, current
+from procsv.training.snapshots.cadence import Cadence
+from procsv.training.snapshots.restore_client import introduce_plan, restore_newest
+from procsv.training.snapshots.source import StateSource
+from procsv.training.snapshots.training_run import TrainingRun
 from tests.support.numpy_state import STEP, NumpyState, numpy_plan
 
 SNAPSHOT_S = 0.05
@@ -43,13 +50,39 @@ def digest(arrays: dict[str, np.ndarray]) -> str:
     return str(xxhash.xxh3_64_hexdigest(b"".join(array.tobytes() for array in arrays.values())))
 
 
+@contextlib.contextmanager
+def state_run(runtime: Runtime, source: StateSource, plan: CheckpointPlan) -> Iterator[TrainingRun]:
+    """Trains `source` within the block, on this thread, from the newest state there is; its last state is saved.
+
+    An exception in the block leaves the newest snapshot: the step under way may have changed half of the state.
+    """
+    runtime.acquire_run()
+    try:
+        introduce_plan(runtime, plan)
+        runtime.talk()
+        origin = restore_newest(runtime, source)
+        training = TrainingRun(runtime, source, origin, Cadence(SNAPSHOT_S, plan.save_secs), lambda news: None)
+        training.start_training()
+        try:
+            training.take_first()
+            assert training.snapshots is not None
+            training.snapshots.start_cadence()
+            yield training
+            training.save(runtime.stop_reason or "final", training.final_save_s())
+        finally:
+            training.end_training()
+    finally:
+        runtime.phase = Phase.IDLE
+        runtime.release_run()
+
+
 def main(steps: int, step_s: float) -> None:
     runtime = current()
     assert runtime is not None, "start it with `procsv launch`"
     plan = numpy_plan(runtime.paths.logdir, save_secs=0.5)
     source = NumpyState(initial(), plan)
-    with state_run(runtime, source, plan, SNAPSHOT_S) as training:
-        while not training.should_stop and source.read_step() < steps:
+    with state_run(runtime, source, plan) as training:
+        while runtime.stop_reason is None and source.read_step() < steps:
             training.boundary.pass_call(train, (source.arrays,))
             time.sleep(step_s)
     assert "tensorflow" not in sys.modules, "TensorFlow was imported"

@@ -26,7 +26,7 @@ class CallCounter:
 
     def __init__(self) -> None:
         self.count = 0
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
 
     def start_counting(self) -> None:
         with _lock:
@@ -35,15 +35,10 @@ class CallCounter:
 
     def stop_counting(self) -> None:
         with _lock:
-            if self not in _counters:
-                return
-            _counters.remove(self)
+            if self in _counters:
+                _counters.remove(self)
             if not _counters:
                 _patch.undo()
-
-    def ended_on(self, thread: int) -> None:
-        if thread == self._thread:
-            self.count += 1
 
 
 def _counted(run: Any) -> Any:
@@ -52,7 +47,7 @@ def _counted(run: Any) -> Any:
         result = run(*args, **kwargs)
         thread = threading.get_ident()
         for counter in _counters:
-            counter.ended_on(thread)
+            counter.count += counter.thread == thread
         return result
 
     return counted

@@ -16,51 +16,47 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.training.graph.saver_ops import SavedTensor, SaveGraph
 from procsv.training.graph.variable_views import can_be_held, views_of
 from procsv.training.snapshots.slot_copy import SlotCopy
 from procsv.training.snapshots.slot_layout import lay_out
-from procsv.training.snapshots.source import Captured, Entry
+from procsv.training.snapshots.source import Captured, Entry, StateSpec
 
 tf1 = tf.compat.v1
 
 CALLERS_THREAD = -1  # of RunOptions.inter_op_thread_pool: no hand-over to a pool and back
 
 
-def expected_sizes(saved: list[SavedTensor]) -> list[int | None]:
-    """Bytes of each tensor where its static shape tells, None where it does not (strings, unknown shapes)."""
-    sizes: list[int | None] = []
-    for item in saved:
-        shape = item.tensor.shape
-        if shape.is_fully_defined() and item.dtype != "string":
-            dtype = np.dtype(item.tensor.dtype.base_dtype.as_numpy_dtype)
-            sizes.append(shape.num_elements() * dtype.itemsize)
-        else:
-            sizes.append(None)
-    return sizes
+def _expected_size(saved: SavedTensor) -> int | None:
+    """Bytes of a tensor if its static shape tells, None if it does not (strings, unknown shapes)."""
+    shape = saved.tensor.shape
+    if not shape.is_fully_defined() or saved.dtype == "string":
+        return None
+    return int(shape.num_elements()) * int(saved.tensor.dtype.base_dtype.size)
 
 
 class Capture:
     """The capture op of one Saver in one graph."""
 
     def __init__(self, saved: SaveGraph, graph: Any, global_step: Any | None) -> None:
-        self.saved = saved
+        self._saved = saved
         self.distinct: list[SavedTensor] = []
-        self.index: dict[str, int] = {}  # tensor name -> place in `distinct`; one saved under two keys is taken once
+        self._index: dict[str, int] = {}  # tensor name -> place in `distinct`; one saved under two keys is taken once
         for shard in saved.shards:
             for item in shard:
-                if item.tensor.name not in self.index:
-                    self.index[item.tensor.name] = len(self.distinct)
+                if item.tensor.name not in self._index:
+                    self._index[item.tensor.name] = len(self.distinct)
                     self.distinct.append(item)
         held = [can_be_held(item.tensor) for item in self.distinct]
         later = [number for number, is_held in enumerate(held) if is_held]
         at_once = [number for number, is_held in enumerate(held) if not is_held]
-        self.sizes = expected_sizes(self.distinct)
-        self.layout = lay_out(self.sizes, (later, at_once))
-        self._copy = SlotCopy(self.layout, self.sizes, held)
+        self._sizes = [_expected_size(item) for item in self.distinct]
+        self._layout = lay_out(self._sizes, (later, at_once))
+        self._copy = SlotCopy(self._layout, self._sizes, held)
         self._into: mmap.mmap | None = None  # None: nothing is copied
         self._captured: Captured | None = None
-        self.has_step = global_step is not None
+        self._has_step = global_step is not None
         self.op = self._add_op(graph, global_step)
         self._calls: dict[Any, Callable[[], Any]] = {}
 
@@ -73,35 +69,27 @@ class Capture:
     def _take(self, *views: Any) -> Any:
         """Runs inside session.run.  Keeps what can be kept, copies what cannot."""
         arrays = list(views)
-        step = int(arrays.pop().reshape(())) if self.has_step else -1
+        step = int(arrays.pop().reshape(())) if self._has_step else -1
         copied = [False] * len(arrays) if self._into is None else self._copy.copy(arrays, self._into)
         self._captured = Captured(arrays, copied, step)
         return np.int64(step)
 
-    @property
-    def shards(self) -> tuple[tuple[Entry, ...], ...]:
-        """What is saved, with the number of the array that holds it."""
-        return tuple(
-            tuple(Entry(item.key, item.slice, item.dtype, self.index[item.tensor.name]) for item in shard)
-            for shard in self.saved.shards
+    def spec(self, plan: CheckpointPlan) -> StateSpec:
+        """What a snapshot holds; each entry has the number of the array that is captured for it."""
+        shards = tuple(
+            tuple(Entry(item.key, item.slice, item.dtype, self._index[item.tensor.name]) for item in shard)
+            for shard in self._saved.shards
         )
+        saved = self._saved
+        return StateSpec(plan, saved.format, saved.sharded, shards, self._sizes, self._layout, self._has_step)
 
-    def run(self, session: Any, memory: mmap.mmap) -> Captured:
-        """Captures now.  `memory`: the slot, for what must be copied at once."""
+    def run(self, session: Any, memory: mmap.mmap | None = None) -> Captured:
+        """Captures now.  `memory`: the slot, for what must be copied at once; without one, nothing is copied."""
+        if session not in self._calls:
+            self._calls = {session: _callable_of(session, self.op)}
         self._into = memory
-        return self._call(session)
-
-    def warm_up(self, session: Any) -> None:
-        """Captures once and drops it: the first capture of a session costs 10 to 18 ms, the later ones do not."""
-        self._call(session)
-
-    def _call(self, session: Any) -> Captured:
-        call = self._calls.get(session)
-        if call is None:
-            call = _callable_of(session, self.op)
-            self._calls = {session: call}
         try:
-            call()
+            self._calls[session]()
             captured = self._captured
             assert captured is not None, "session.run returned without the callback"
             return captured

@@ -1,7 +1,8 @@
-"""Patches: all changes that procsv makes to TensorFlow's own objects and modules, each with `apply` and `undo`.
+"""Patches: all changes that procsv makes to TensorFlow's own objects and modules.
 
-Made by the modules that need the change; what is changed is handed in, so that nothing here imports TensorFlow.
-A patch around which somebody else has put a wrapper stays where it is: `undo` then changes nothing.
+Made by the modules that need the change; what is changed is handed in, so that nothing here imports TensorFlow.  What has to
+be changed back is a Patch, with `apply` and `undo`; one around which somebody else has put a wrapper stays where it is:
+`undo` then changes nothing.
 """
 
 from __future__ import annotations
@@ -93,37 +94,25 @@ class ItemPatch(Patch):
         return True
 
 
-class TypePatch(Patch):
-    """`thing` becomes an instance of `kind`, a class that extends its own."""
-
-    def __init__(self, thing: Any, kind: type[Any]) -> None:
-        self._thing, self._kind, self._old = thing, kind, type(thing)
-
-    def _change(self) -> None:
-        self._thing.__class__ = self._kind
-
-    def _change_back(self) -> bool:
-        self._thing.__class__ = self._old
-        return True
+def change_type(thing: Any, kind: type[Any]) -> None:
+    """`thing` is from here on an instance of `kind`, a class that extends its own."""
+    thing.__class__ = kind
 
 
-class GrowingGraph(Patch):
-    """A finalized graph can be added to."""
-
-    def __init__(self, graph: Any) -> None:
-        self._graph, self._was_finalized = graph, graph.finalized
-
-    def _change(self) -> None:
-        if self._was_finalized:
-            self._graph._unsafe_unfinalize()
-
-    def _change_back(self) -> bool:
-        if self._was_finalized:
-            self._graph.finalize()
-        return True
+@contextlib.contextmanager
+def growing_graph(graph: Any) -> Iterator[None]:
+    """A finalized graph can be added to inside the block."""
+    was_finalized = graph.finalized
+    if was_finalized:
+        graph._unsafe_unfinalize()
+    try:
+        yield
+    finally:
+        if was_finalized:
+            graph.finalize()
 
 
-class HiddenOps(Patch):
+class HiddenOps:
     """Ops of a graph that are neither in its lists nor in what is written of it; they can be run, and found by name.
 
     What the program, its checkpoints and its event files see of the graph is what TensorFlow's Supervisor would have left.
@@ -131,20 +120,9 @@ class HiddenOps(Patch):
 
     def __init__(self, graph: Any) -> None:
         self.names: set[str] = set()
-        self._patches = [
-            AttributePatch(graph, "_as_graph_def", self._show_graph_def),
-            AttributePatch(graph, "get_operations", self._show_operations),
-            AttributePatch(graph, _HIDDEN, lambda _: self),
-        ]
-
-    def _change(self) -> None:
-        for patch in self._patches:
-            patch.apply()
-
-    def _change_back(self) -> bool:
-        for patch in self._patches:
-            patch.undo()
-        return not any(patch.is_applied for patch in self._patches)
+        AttributePatch(graph, "_as_graph_def", self._show_graph_def).apply()
+        AttributePatch(graph, "get_operations", self._show_operations).apply()
+        AttributePatch(graph, _HIDDEN, lambda _: self).apply()
 
     def _show_graph_def(self, as_graph_def: Any) -> Any:
         def shown(*args: Any, **kwargs: Any) -> Any:
@@ -171,7 +149,6 @@ class HiddenOps(Patch):
 def hiding_ops(graph: Any) -> Iterator[None]:
     """Hides the ops that are added to `graph` (a tf.Graph, not finalized) inside the block, as long as it lives."""
     hidden: HiddenOps = getattr(graph, _HIDDEN, None) or HiddenOps(graph)
-    hidden.apply()
     before = {op.name for op in graph.get_operations()}
     try:
         yield

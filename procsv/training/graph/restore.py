@@ -1,98 +1,134 @@
-"""TensorFlow's session manager with one step replaced: where the state comes from."""
+"""Put a state into a graph session: from a slot in shared memory, or from a checkpoint.
+
+Called by a GraphState.  A slot is fed to the outputs of the Saver's own restore ops: no file is read, and resource variables
+share the mapped memory until their first update.  A checkpoint is restored by the Saver; where that fails because the graph
+has changed, the error names what has.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from procsv.base.text import is_remote
-from procsv.training.graph.state import GraphState
-from procsv.training.runtime.context import Runtime
-from procsv.training.snapshots.restore_client import Origin, restore_newest
+from procsv.base import exit_codes
+from procsv.base.errors import UserError
+from procsv.ipc.shm.slot_file import SlotReader
+from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
+from procsv.training.graph.graph_diff import Changes, changes_since, compare, specs_of
+from procsv.training.graph.saver_ops import Unsupported, read_restore_graph
+from procsv.training.snapshots.source import CannotRestore
 
 tf1 = tf.compat.v1
 
 
-def restore_into(runtime: Runtime, session: Any, saver: Any) -> Origin:
-    """Puts the newest state into `session`, and what there is of checkpoints into the list of `saver`."""
-    origin = restore_newest(runtime, GraphState(session, saver))
-    if origin.source != "fresh":
-        saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in origin.listed])
-    return origin
+# -- from a slot ---------------------------------------------------------------------------------------------
+def feed_from_slot(reader: SlotReader, session: Any, saver: Any) -> None:
+    """Restores what `saver` restores; CannotRestore if it cannot be fed with what `reader` has."""
+    try:
+        graph = read_restore_graph(saver, session.graph)
+    except Unsupported as why:
+        raise CannotRestore(str(why)) from None
+    entries = {(e.key, e.slice): e for shard in reader.contents.shards for e in shard}
+    there = {key: tf.TensorSpec(e.shape, e.dtype) for key, e in entries.items()}
+    changes = compare(specs_of(graph, saver, session.graph), there)
+    if changes:
+        raise CannotRestore(f"the graph has changed since: {changes}")
+    feeds = {tensor: _array(entries[key], tensor, reader) for key, tensor in graph.outputs.items()}
+    tf1.Session.run(session, graph.restore_op, feeds)
 
 
-def written_at(path: str) -> float:
-    """When checkpoint `path` was written (Unix seconds), as the Saver's list wants it; 0.0 if it is gone."""
-    if is_remote(path):
+def _array(entry: TensorEntry, tensor: Any, reader: SlotReader) -> Any:
+    dtype = tensor.dtype.base_dtype
+    if dtype.is_quantized:
+        raise CannotRestore(f"{entry.key} is {dtype.name}, which cannot be fed")
+    if entry.dtype == "string":
+        values = unpack_strings(reader.map[entry.offset : entry.offset + entry.size])
+        strings = np.empty(len(values), dtype=object)
+        strings[:] = values
+        return strings.reshape(entry.shape)
+    numpy_dtype = np.dtype(dtype.as_numpy_dtype)
+    count = entry.size // numpy_dtype.itemsize
+    return np.frombuffer(reader.map, numpy_dtype, count, entry.offset).reshape(entry.shape)
+
+
+# -- from a checkpoint ---------------------------------------------------------------------------------------
+class GraphChanged(UserError):
+    """The graph differs from the saved state.  A new start cannot mend it."""
+
+    def __init__(self, text: str) -> None:
+        super(UserError, self).__init__(None, None, text)
+        self.exit_code = exit_codes.GAVE_UP
+
+
+class KeysMissing(GraphChanged, tf.errors.NotFoundError):
+    """The saved state lacks tensors of the graph: TensorFlow's error for it."""
+
+
+class KeysDiffer(GraphChanged, tf.errors.InvalidArgumentError):
+    """The saved state has tensors of the graph in another shape or type: TensorFlow's error for it."""
+
+
+def restore_or_send(saver: Any, session: Any, path: str) -> None:
+    """Restores checkpoint `path`; one that the servers do not have is read here and sent to them.
+
+    A Saver's restore ops read where their variables are, which with parameter servers may be another machine that shares no
+    files with the chief.  One call sends all, so that it is limited to what fits into one message (2 GB).  If that does not
+    work either, the error is TensorFlow's.
+    """
+    try:
+        restore_checkpoint(saver, session, path)
+    except KeysMissing:
+        raise
+    except tf.errors.NotFoundError as not_there:
+        if not session.sess_str:
+            raise  # this process reads its own files
         try:
-            return float(tf.io.gfile.stat(f"{path}.index").mtime_nsec) / 1e9
-        except tf.errors.OpError:
-            return 0.0
-    there = Path(path)
-    is_pattern = "?" in there.name  # shards of the first format
-    first_format: list[Path] = list(there.parent.glob(there.name)) if is_pattern else [there]
-    for file in (Path(f"{path}.index"), *first_format):
-        with contextlib.suppress(OSError):
-            return float(file.stat().st_mtime)
-    return 0.0
+            graph = read_restore_graph(saver, session.graph)
+            reader = tf.train.load_checkpoint(path)
+            feeds = {tensor: _part(reader.get_tensor(key), spec) for (key, spec), tensor in graph.outputs.items()}
+            tf1.logging.info("procsv: the servers do not have %s: it is read here and sent to them", path)
+            tf1.Session.run(session, graph.restore_op, feeds)
+        except (Unsupported, ValueError, TypeError, tf.errors.OpError) as why_not:
+            tf1.logging.warning("procsv: %s cannot be sent to the servers either: %s", path, why_not)
+            raise not_there from why_not
 
 
-class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  # tensorflow is untyped
-    """TensorFlow's session manager, restoring the newest state that there is, in memory or on disk."""
+def _part(whole: Any, spec: str) -> Any:
+    """What `spec` names of a partitioned variable: its shape, then for each dimension "start,length" or "-" for all."""
+    if not spec:
+        return whole
+    ranges = spec.split()[-1].split(":")
+    bounds = [None if r == "-" else [int(x) for x in r.split(",")] for r in ranges]
+    return np.asarray(whole)[tuple(slice(None) if b is None else slice(b[0], b[0] + b[1]) for b in bounds)]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.runtime: Runtime | None = None  # None: as TensorFlow's
-        self.origin: Origin | None = None
 
-    def _restore_checkpoint(
-        self,
-        master: str,
-        saver: Any = None,
-        checkpoint_dir: str | None = None,
-        checkpoint_filename_with_path: str | None = None,
-        wait_for_checkpoint: bool = False,
-        max_wait_secs: float = 7200,
-        config: Any = None,
-    ) -> tuple[Any, bool]:
-        self.origin = None
-        if self.runtime is None or saver is None or not checkpoint_dir or checkpoint_filename_with_path:
-            return cast(
-                tuple[Any, bool],
-                super()._restore_checkpoint(
-                    master,
-                    saver,
-                    checkpoint_dir=checkpoint_dir,
-                    checkpoint_filename_with_path=checkpoint_filename_with_path,
-                    wait_for_checkpoint=wait_for_checkpoint,
-                    max_wait_secs=max_wait_secs,
-                    config=config,
-                ),
-            )
-        self._target = master
-        session = tf1.Session(master, graph=self._graph, config=config)
+def restore_checkpoint(saver: Any, session: Any, path: str) -> None:
+    """saver.restore; KeysMissing or KeysDiffer names what has changed, where TensorFlow names one key or none.
+
+    TensorFlow puts a value of another shape into a resource variable without a word: that is refused before.
+    """
+    changes = None
+    if getattr(type(saver), "restore", None) is tf1.train.Saver.restore:  # else it may match names in its own way
         try:
-            self._run_saved_model_initializers(session)
-            self.origin = restore_into(self.runtime, session, saver)
-            waited_until_s = time.monotonic() + max_wait_secs
-            while self.origin.source == "fresh" and wait_for_checkpoint and time.monotonic() < waited_until_s:
-                tf1.logging.info("Waiting for checkpoint to be available.")
-                self._pause(min(self._recovery_wait_secs, max(0.0, waited_until_s - time.monotonic())))
-                self.origin = restore_into(self.runtime, session, saver)
-        except BaseException:
-            session.close()
+            changes = changes_since(path, saver, session.graph)
+        except (Unsupported, tf.errors.OpError, ValueError):
+            changes = None  # TensorFlow's restore will say what is wrong
+    if changes is not None and changes.differing:
+        raise KeysMissing(_told(path, changes)) if changes.missing else KeysDiffer(_told(path, changes))
+    try:
+        saver.restore(session, path)
+    except tf.errors.NotFoundError as error:  # keys that are missing may have been found by TensorFlow in its own ways
+        if not changes:
             raise
-        return session, self.origin.source != "fresh"
+        raise KeysMissing(_told(path, changes)) from error
 
-    def _run_saved_model_initializers(self, session: Any) -> None:
-        initializers = self._graph.get_collection("saved_model_initializers")
-        if initializers:
-            session.run(initializers)
 
-    def _pause(self, seconds: float) -> None:
-        threading.Event().wait(seconds)
+def _told(path: str, changes: Changes) -> str:
+    mismatch = "a mismatch between the current graph and the graph from the checkpoint"
+    what = "keys of the graph are missing from the checkpoint" if changes.missing else mismatch
+    return (  # it begins with TensorFlow's words
+        f"Restoring from checkpoint failed: {what}.  The graph has changed since {path} was made: {changes}.  Change it back, restore what fits with a "
+        f"Saver of your own (Supervisor: saver=, init_fn=), or start anew in another logdir."
+    )

@@ -6,7 +6,6 @@ the program nor anything that is written of the graph shows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,14 @@ import tensorflow as tf
 import xxhash
 
 from procsv.base.system.atomic_file import replace_file
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.training.graph.capture import Capture
-from procsv.training.graph.patches import GrowingGraph, hiding_ops
+from procsv.training.graph.patches import growing_graph, hiding_ops
 from procsv.training.graph.saver_ops import Unsupported, read_save_graph
 from procsv.training.graph.state import GraphState
 from procsv.training.runtime.context import Runtime
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.restore_client import introduce_plan
-from procsv.training.snapshots.source import StateSpec
-from procsv.training.snapshots.training_run import SaveSetup
 
 tf1 = tf.compat.v1
 log = tf1.logging
@@ -38,46 +35,43 @@ class SaveConfig:
     """The Saver's plan, and the capture that serves it (None: by the Saver's own op, for the reason `why_not`)."""
 
     saver: Any
-    graph: Any
     global_step: Any
-    plan: CheckpointPlan | None
-    capture: Capture | None
-    why_not: str
-    meta: bytes
-    snapshot_s: float | None  # None: auto
+    snapshot_s: float | None = None  # None: auto
+    plan: CheckpointPlan | None = None
+    capture: Capture | None = None
+    why_not: str = ""
+    meta: bytes = b""
     saves: bool = False  # whether the session's state is to be saved, by time or when somebody asks, and at its end
 
     @staticmethod
     def prepare(supervisor: Any, snapshot_secs: Any) -> SaveConfig:
         """What `supervisor` (constructed, its graph finalized) keeps."""
-        saver, graph, step = supervisor._saver, supervisor._graph, supervisor._global_step
+        saver, step = supervisor._saver, supervisor._global_step
         save_secs = float(supervisor._save_model_secs or 0.0)
         snapshot_s = snapshot_seconds(snapshot_secs, save_secs, supervisor._runtime)
-        if saver is None or not supervisor._save_path:
-            return SaveConfig(saver, graph, step, None, None, "there is no Saver", b"", snapshot_s)
-        if getattr(saver, "_is_empty", False):
-            return SaveConfig(saver, graph, step, None, None, "the Saver is empty", b"", snapshot_s)
+        if saver is None or not supervisor._save_path or getattr(saver, "_is_empty", False):
+            return SaveConfig(saver, step, snapshot_s)
         plan = plan_of(saver, supervisor._save_path, save_secs)
         if not save_secs:
-            return SaveConfig(saver, graph, step, plan, None, "save_model_secs is 0", b"", snapshot_s)
-        return SaveConfig.of(saver, graph, step, plan, snapshot_s)
+            return SaveConfig(saver, step, snapshot_s, plan)
+        return SaveConfig.of(saver, supervisor._graph, step, plan, snapshot_s)
 
     @staticmethod
     def of(
         saver: Any, graph: Any, step: Any, plan: CheckpointPlan, snapshot_s: float | None, has_meta: bool = True
     ) -> SaveConfig:
         """What `saver` saves of the finalized `graph`; `has_meta`: its checkpoints have a .meta."""
-        capture, why_not, meta = None, "", b""
+        config = SaveConfig(saver, step, snapshot_s, plan, saves=True)
         try:
             saved = read_save_graph(saver, graph)
             if has_meta:
                 with graph.as_default():
-                    meta = saver.export_meta_graph().SerializeToString(deterministic=True)
-            with GrowingGraph(graph), hiding_ops(graph):
-                capture = Capture(saved, graph, step)
+                    config.meta = saver.export_meta_graph().SerializeToString(deterministic=True)
+            with growing_graph(graph), hiding_ops(graph):
+                config.capture = Capture(saved, graph, step)
         except Unsupported as reason:
-            why_not = str(reason)
-        return SaveConfig(saver, graph, step, plan, capture, why_not, meta, snapshot_s, saves=True)
+            config.why_not = str(reason)
+        return config
 
     def introduce(self, runtime: Runtime) -> None:
         """Tells the checkpoint service, now and after every restart of it, how checkpoints are named and kept."""
@@ -102,24 +96,19 @@ class SaveConfig:
 
     def source_of(self, session: Any) -> GraphState:
         """What is kept of `session`."""
-        spec = None
-        if self.capture is not None and self.plan is not None:
-            saved, capture, has_step = self.capture.saved, self.capture, self.global_step is not None
-            spec = StateSpec(
-                self.plan, saved.format, saved.sharded, capture.shards, capture.sizes, capture.layout, has_step
-            )
+        spec = self.capture.spec(self.plan) if self.capture is not None and self.plan is not None else None
         name = Path(self.plan.save_path).name if self.plan is not None else ""
         return GraphState(session, self.saver, self.global_step, spec, self.capture, name)
 
-    def keep(self, on_durable: Callable[[Durable], None]) -> SaveSetup:
-        """How a session that begins now is kept."""
-        cadence = Cadence(self.snapshot_s, at_most_s=self.plan.save_secs if self.plan is not None else 0.0)
-        saves = self.saves and self.plan is not None
-        if saves and self.capture is None:
+    def cadence(self) -> Cadence | None:
+        """The spacing of the snapshots of a session that begins now; None if its state is not saved."""
+        if not self.saves or self.plan is None:
+            return None
+        if self.capture is None:
             log.info("procsv: checkpoints are written by the Saver's own op on the training thread: %s", self.why_not)
-        elif saves and self.capture is not None:
+        else:
             log.info("procsv: snapshots through shared memory, %d tensors", len(self.capture.distinct))
-        return SaveSetup(saves, cadence, on_durable)
+        return Cadence(self.snapshot_s, at_most_s=self.plan.save_secs)
 
 
 def plan_of(saver: Any, save_path: str, save_secs: float) -> CheckpointPlan:

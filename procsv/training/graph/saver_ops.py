@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.ipc.shm.slot_index import Format
+from procsv.training.summaries.graph_walk import closure, sources_of
 
 tf1 = tf.compat.v1
 
@@ -67,7 +68,7 @@ class SaveGraph:
 class RestoreGraph:
     """How the Saver's restore can be fed: the outputs of its restore ops, and the op that assigns them."""
 
-    restore_op: str
+    restore_op: Any  # tf.Operation
     outputs: dict[tuple[str, str], Any]  # (key, slice) -> tf.Tensor to feed
 
 
@@ -81,71 +82,55 @@ def read_save_graph(saver: Any, graph: Any) -> SaveGraph:
         raise Unsupported("the Saver is not built (defer_build=True): call build() before the Supervisor is made")
     if saver._is_empty:
         raise Unsupported("the Saver is empty")
-    save_ops, merges, filespec = _find_save_ops(saver.saver_def, graph)
+    save_ops, sharded = _find_save_ops(saver.saver_def, graph)
     kinds = {op.type for op in save_ops}
     if len(kinds) != 1:
         raise Unsupported(f"save ops of several kinds: {sorted(kinds)}")
-    sharded = bool(merges) or filespec
     filename = graph.as_graph_element(saver.saver_def.filename_tensor_name).op
     numbered = sorted((_shard_number(op, filename), op.name, op) for op in save_ops)
     if (sharded and [n for n, _, _ in numbered] != list(range(len(numbered)))) or (not sharded and len(save_ops) != 1):
         raise Unsupported(f"{len(save_ops)} save ops whose shard numbers are {[n for n, _, _ in numbered]}")
-    return SaveGraph(
-        "v2" if kinds == {"SaveV2"} else "v1", sharded, tuple(_entries(op, graph) for _, _, op in numbered)
-    )
+    shards = tuple(_entries(op, graph) for _, _, op in numbered)
+    return SaveGraph("v2" if kinds == {"SaveV2"} else "v1", sharded, shards)
 
 
-def _find_save_ops(saver_def: Any, graph: Any) -> tuple[list[Any], int, bool]:
-    """The save ops above the save tensor, how many merges, whether there is a file specification."""
-    top = graph.as_graph_element(saver_def.save_tensor_name).op
-    found: list[Any] = []
-    seen: set[Any] = set()
-    stack, merges, filespec = [top], 0, False
-    while stack:
-        op = stack.pop()
-        if op in seen:
-            continue
-        seen.add(op)
-        if op.type in SAVE_OPS:
-            found.append(op)
-            # Not into the data.  But all else must be plumbing, the constants included: under
-            # tf.control_dependencies the edge sits on them and is pruned from the save op itself.
-            stack.extend(t.op for t in list(op.inputs)[: SAVE_OPS[op.type]])
-            stack.extend(op.control_inputs)
-            continue
-        if op.type not in PLUMBING:
-            raise Unsupported(f"saving also runs {op.name}, an op of type {op.type}")
-        merges += op.type == "MergeV2Checkpoints"
-        filespec = filespec or op.type == "ShardedFilespec"
-        stack.extend(t.op for t in op.inputs)
-        stack.extend(op.control_inputs)
+def _find_save_ops(saver_def: Any, graph: Any) -> tuple[list[Any], bool]:
+    """The save ops above the save tensor, and whether what they write is sharded."""
+    ops = closure([graph.as_graph_element(saver_def.save_tensor_name).op], _sources_of_saving)
+    found = [op for op in ops if op.type in SAVE_OPS]
     if not found:
         raise Unsupported(f"no save op above {saver_def.save_tensor_name}")
+    merges = sum(op.type == "MergeV2Checkpoints" for op in ops)
     if merges > 1:
         raise Unsupported(f"{merges} merges of shards")
-    return found, merges, filespec
+    return found, bool(merges) or any(op.type == "ShardedFilespec" for op in ops)
+
+
+def _sources_of_saving(op: Any) -> list[Any]:
+    """What runs before `op`: of a save op, not its data.
+
+    All else must be plumbing, the constants included: under tf.control_dependencies the edge sits on them and is pruned
+    from the save op itself.
+    """
+    if op.type not in SAVE_OPS and op.type not in PLUMBING:
+        raise Unsupported(f"saving also runs {op.name}, an op of type {op.type}")
+    return [*(t.op for t in list(op.inputs)[: SAVE_OPS.get(op.type)]), *op.control_inputs]
 
 
 def _shard_number(save_op: Any, filename: Any) -> int:
     """The number of a save op's shard: its file name is the fed one, or ShardedFilename(name, number, count)."""
-    number, is_fed = 0, False
-    stack, seen = [save_op.inputs[0].op], set()
-    while stack:
-        op = stack.pop()
-        if op in seen:
-            continue
-        seen.add(op)
-        if op is filename or op.name == filename.name:
-            is_fed = True
-            continue
-        if op.type == "ShardedFilename":
-            number = int(_constant(op.inputs[1].op))
+
+    def sources(op: Any) -> list[Any]:
+        if op.name == filename.name:
+            return []
         if op.type not in PLUMBING:
             raise Unsupported(f"the file name of {save_op.name} is computed by {op.name}, an op of type {op.type}")
-        stack.extend(t.op for t in op.inputs)
-    if not is_fed:
+        return [t.op for t in op.inputs]
+
+    ops = closure([save_op.inputs[0].op], sources)
+    if not any(op.name == filename.name for op in ops):
         raise Unsupported(f"the file name of {save_op.name} does not come from {filename.name}")
-    return number
+    return next((int(_constant(op.inputs[1].op)) for op in ops if op.type == "ShardedFilename"), 0)
 
 
 def _entries(op: Any, graph: Any) -> tuple[SavedTensor, ...]:
@@ -167,17 +152,8 @@ def read_restore_graph(saver: Any, graph: Any) -> RestoreGraph:
     """How to restore `saver` without a file; Unsupported with the reason."""
     name = saver.saver_def.restore_op_name
     outputs: dict[tuple[str, str], Any] = {}
-    seen: set[Any] = set()
-    stack = [graph.get_operation_by_name(name)]
-    while stack:
-        op = stack.pop()
-        if op in seen:
-            continue
-        seen.add(op)
-        if op.type not in RESTORE_OPS:
-            stack.extend(t.op for t in op.inputs)
-            stack.extend(op.control_inputs)
-            continue
+    ops = closure([graph.get_operation_by_name(name)], lambda op: () if op.type in RESTORE_OPS else sources_of(op))
+    for op in (op for op in ops if op.type in RESTORE_OPS):
         keys = _strings(op.inputs[1].op)
         slices = _strings(op.inputs[2].op) if op.type != "Restore" else [""] * len(keys)
         for key, spec, tensor in zip(keys, slices, op.outputs, strict=True):
@@ -188,18 +164,16 @@ def read_restore_graph(saver: Any, graph: Any) -> RestoreGraph:
             outputs[key, spec] = tensor
     if not outputs:
         raise Unsupported(f"no restore op above {name}")
-    return RestoreGraph(name, outputs)
+    return RestoreGraph(graph.get_operation_by_name(name), outputs)
 
 
 def is_restore(fetches: Any, graph: Any) -> bool:
     """Whether a call that fetches this is a Saver's restore, which fetches its op by name."""
     if not isinstance(fetches, str) or ":" in fetches:
         return False
-    groups, assignments = [graph.get_operation_by_name(fetches)], set()
-    while groups:  # one for each shard, and one over them
-        for op in groups.pop().control_inputs:
-            groups.extend([op] if op.type == "NoOp" else [])
-            assignments.add(op)
+    top = graph.get_operation_by_name(fetches)
+    groups = closure([top], lambda op: (o for o in op.control_inputs if o.type == "NoOp"))  # one for each shard
+    assignments = {op for group in groups for op in group.control_inputs}
     values = {t.op for assignment in assignments for t in assignment.inputs}
     return any(op.type in RESTORE_OPS or any(t.op.type in RESTORE_OPS for t in op.inputs) for op in values)
 

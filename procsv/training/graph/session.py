@@ -7,11 +7,12 @@ two calls and is never torn.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
 
-from procsv.training.graph.patches import TypePatch
+from procsv.training.graph.patches import change_type
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.summaries.piggyback import PendingFetch
 
@@ -33,15 +34,16 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
     def _run_with_pending(self, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
         """The user's run, which takes along what the pending fetch needs of it; if it fails, the error is the user's."""
         pending = self._procsv_pending
-        if pending is None or not pending.fits(fetches, feed_dict):
+        split = pending.piggyback.split(fetches, feed_dict) if pending is not None else None
+        if pending is None or split is None:
             return super().run(fetches, feed_dict, options, run_metadata)
         self._procsv_pending = None
         try:
-            result, taken = super().run([fetches, pending.along], feed_dict, options, run_metadata)
+            result, taken = super().run([fetches, list(split.along)], feed_dict, options, run_metadata)
         except BaseException:
-            pending.dropped()
+            pending.is_over = True
             raise
-        pending.finish(super().run, taken, feed_dict)
+        pending.finish(super().run, split, taken, feed_dict)
         return result
 
     def partial_run(self, handle: Any, fetches: Any, feed_dict: Any = None) -> Any:
@@ -51,7 +53,7 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
         call, boundary = super().make_callable(fetches, feed_list, accept_options), self._procsv_boundary
 
         def bounded(*args: Any, **kwargs: Any) -> Any:
-            return boundary.pass_call(call, args, kwargs, fetches)
+            return boundary.pass_call(functools.partial(call, **kwargs), args, fetches)
 
         return bounded
 
@@ -65,6 +67,6 @@ def adopt(session: Any, boundary: Boundary) -> bool:
     """Makes `session` pass `boundary`; False if it is no plain Session (a wrapper of the user's, say)."""
     if type(session) not in (tf1.Session, TrainingSession):
         return False
-    TypePatch(session, TrainingSession).apply()
+    change_type(session, TrainingSession)
     session._procsv_boundary = boundary
     return True

@@ -6,27 +6,11 @@ state can be taken beside it.  Read from the graph; what is not known to be a re
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from procsv.training.summaries.graph_walk import elements_of, needed_ops
+from procsv.training.summaries.graph_walk import REF_VARIABLES, RESOURCE_READS, closure, elements_of, needed_ops
 
-_READS = {
-    "DisableCopyOnRead",
-    "Identity",
-    "LookupTableExport",
-    "LookupTableExportV2",
-    "LookupTableFind",
-    "LookupTableFindV2",
-    "LookupTableSize",
-    "LookupTableSizeV2",
-    "ReadVariableOp",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "VarIsInitializedOp",
-    "VariableShape",
-}
 _HANDLES = {
     "VarHandleOp",
     "HashTableV2",
@@ -34,7 +18,7 @@ _HANDLES = {
     "MutableDenseHashTableV2",
     "MutableHashTableOfTensorsV2",
 }
-_REFS = {"Variable", "VariableV2"}
+_REF_PASSING = {"RefSwitch", "RefMerge", "RefEnter"}
 
 
 def is_harmless(graph: Any, fetches: Any, saved: Iterable[Any]) -> bool:
@@ -58,23 +42,15 @@ def _writers_of(tensor: Any) -> set[Any] | None:
         op = op.inputs[0].op
     if op.type == "Const":
         return set()
-    if op.type in _REFS:
-        return _ref_writers(op.outputs[0])
-    if op.inputs and op.inputs[0].op.type in _HANDLES and op.type in _READS:
-        return {user for user in op.inputs[0].op.outputs[0].consumers() if user.type not in _READS}
+    if op.type in REF_VARIABLES:
+        return closure(_ref_users(op), _ref_users)
+    if op.inputs and op.inputs[0].op.type in _HANDLES and op.type in RESOURCE_READS:
+        return {user for user in op.inputs[0].op.outputs[0].consumers() if user.type not in RESOURCE_READS}
     return None
 
 
-def _ref_writers(variable: Any) -> set[Any]:
-    """Ops that take a ref variable as a reference, also behind an op that passes the reference on."""
-    found: set[Any] = set()
-    queue = deque([variable])
-    while queue:
-        ref = queue.popleft()
-        for user in ref.consumers():
-            if user in found or user.type in _READS:
-                continue
-            if any(arg.is_ref for arg in user.op_def.input_arg) or user.type in ("RefSwitch", "RefMerge", "RefEnter"):
-                found.add(user)
-                queue.extend(output for output in user.outputs if output.dtype._is_ref_dtype)
-    return found
+def _ref_users(op: Any) -> list[Any]:
+    """The ops that take a ref variable as a reference, as `op` makes it or passes it on."""
+    refs = (output for output in op.outputs if output.dtype._is_ref_dtype)
+    users = (user for ref in refs for user in ref.consumers())
+    return [user for user in users if user.type in _REF_PASSING or any(arg.is_ref for arg in user.op_def.input_arg)]

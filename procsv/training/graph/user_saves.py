@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ from procsv.base.run.manifest import STATE_FILE
 from procsv.base.run.paths import local_home
 from procsv.base.text import is_remote
 from procsv.training.graph.patches import AttributePatch
-from procsv.training.graph.restore import written_at
-from procsv.training.runtime.context import current
+from procsv.training.runtime.context import Runtime
 
 tf1 = tf.compat.v1
 
@@ -32,31 +30,18 @@ tf1 = tf.compat.v1
 class UserSaves:
     """Saves of one Saver into the directory of `save_path`."""
 
-    def __init__(self, saver: Any, save_path: str, tell: Callable[[str], None]) -> None:
-        """`tell` is called with the path of each checkpoint that this Saver has saved here."""
-        self._saver, self._directory, self._tell = saver, _directory_of(save_path), tell
+    def __init__(self, saver: Any, save_path: str, runtime: Runtime) -> None:
+        self._saver, self._directory, self._runtime = saver, _directory_of(save_path), runtime
         self._own: frozenset[str] = frozenset()  # checkpoints that are this Saver's, besides those it knows itself
         self._save = saver.save
-        self._patch = AttributePatch(saver, "save", lambda _: self.save)
+        self.patch = AttributePatch(saver, "save", lambda _: self.save)  # while applied, `saver.save` comes by here
         self._lock = threading.Lock()
-
-    def intercept_saves(self) -> None:
-        """From here on `saver.save` comes by here."""
-        self._patch.apply()
-
-    def release_saver(self) -> None:
-        """The Saver is as it was."""
-        self._patch.undo()
 
     def save(self, sess: Any, save_path: str, *args: Any, **kwargs: Any) -> Any:
         """What Saver.save does, in its turn."""
-        if not self._concerns_us(save_path, args, kwargs):
-            return self._save(sess, save_path, *args, **kwargs)
-        if not isinstance(sess, tf1.Session):
-            return self._save(sess, save_path, *args, **kwargs)  # it says what is wrong
-        runtime = current()
-        as_a_save = contextlib.nullcontext() if runtime is None else runtime.saving()
-        with as_a_save, self._lock, hold_checkpoint_lock(local_home(self._directory)):
+        if not self._concerns_us(save_path, args, kwargs) or not isinstance(sess, tf1.Session):
+            return self._save(sess, save_path, *args, **kwargs)  # which says what is wrong with `sess`
+        with self._runtime.saving(), self._lock, hold_checkpoint_lock(local_home(self._directory)):
             external = self._list_checkpoints()
             with sess.graph.as_default():  # a new thread of a plain program is in eager mode
                 saved = self._save(sess, save_path, *args, **kwargs)
@@ -64,7 +49,7 @@ class UserSaves:
                 self._own |= {_absolute(saved)}  # where nothing is ever deleted, the Saver does not remember it
                 self._list_too(external, _parent(os.fspath(save_path)))
                 if not is_remote(saved):  # there the service sees it when it saves next
-                    self._tell(os.path.abspath(saved))
+                    self._runtime.tell_user_save(os.path.abspath(saved))
             return saved
 
     def _concerns_us(self, save_path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -89,7 +74,8 @@ class UserSaves:
         if listed is None:
             return []
         known = self._own | {_absolute(path) for path in self._saver.last_checkpoints}
-        if keeps_a_list(self._saver):
+        saver_def = getattr(self._saver, "saver_def", None)
+        if saver_def is None or saver_def.max_to_keep:  # else it deletes none, and remembers none
             mine = [path for path in listed if path in known]
             self._saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in mine])
         return [path for path in listed if path not in known]
@@ -115,10 +101,20 @@ class UserSaves:
             )
 
 
-def keeps_a_list(saver: Any) -> bool:
-    """Whether `saver` remembers what it has saved: not one that never deletes any of it."""
-    saver_def = getattr(saver, "saver_def", None)
-    return saver_def is None or bool(saver_def.max_to_keep)
+def written_at(path: str) -> float:
+    """When checkpoint `path` was written (Unix seconds), as the Saver's list wants it; 0.0 if it is gone."""
+    if is_remote(path):
+        try:
+            return float(tf.io.gfile.stat(f"{path}.index").mtime_nsec) / 1e9
+        except tf.errors.OpError:
+            return 0.0
+    there = Path(path)
+    # Of the first format: the file itself, or its shards by a pattern.
+    first_format: list[Path] = list(there.parent.glob(there.name)) if "?" in there.name else [there]
+    for file in (Path(f"{path}.index"), *first_format):
+        with contextlib.suppress(OSError):
+            return float(file.stat().st_mtime)
+    return 0.0
 
 
 def _directory_of(save_path: str) -> str:

@@ -17,34 +17,24 @@ from typing import Any
 
 import tensorflow as tf
 
+from procsv.training.summaries.graph_walk import RESOURCE_READS
+
 tf1 = tf.compat.v1
 
 TOGETHER_MAX = 100  # variables that one op reads; more are read no faster
 
 # Ops whose output is safe to hold while training goes on.  What is not known to be safe is copied at once.
 _HOLDABLE = {"ReadVariableOp", "LookupTableExportV2", "LookupTableExport", "Const"}
-_PASSING = {"Identity"}
 
 # What is done to a variable without switching it to copy-on-read.  Anything else may do so, or call what does.
-_DENSE = {
-    "AssignAddVariableOp",
-    "AssignSubVariableOp",
-    "AssignVariableOp",
-    "DestroyResourceOp",
-    "DisableCopyOnRead",
-    "ReadVariableOp",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "VarIsInitializedOp",
-    "VariableShape",
-}
+_DENSE = RESOURCE_READS | {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp", "DestroyResourceOp"}
 _DENSE_PREFIX = "ResourceApply"
 
 
 def _source(tensor: Any) -> Any | None:
     """The op that makes `tensor`, behind what only passes it on; None if a ref variable is on the way."""
     while not tensor.dtype._is_ref_dtype:
-        if tensor.op.type not in _PASSING:
+        if tensor.op.type != "Identity":
             return tensor.op
         tensor = tensor.op.inputs[0]
     return None
@@ -67,10 +57,11 @@ def views_of(tensors: list[Any]) -> list[Any]:
         read = _plain_read(tensor)
         if read is None:
             continue
-        if any(_may_be_sparse(op) for op in read.inputs[0].consumers()):
-            views[number] = _read_in_place(read)
-        else:
+        users = read.inputs[0].consumers()
+        if all(op.type in _DENSE or op.type.startswith(_DENSE_PREFIX) for op in users):
             together[read.inputs[0].op.device].append((number, read))
+        else:
+            views[number] = _read_in_place(read)
     for numbered in together.values():
         for start in range(0, len(numbered), TOGETHER_MAX):
             numbers, reads = zip(*numbered[start : start + TOGETHER_MAX], strict=True)
@@ -103,7 +94,3 @@ def _read_together(reads: Sequence[Any]) -> list[Any]:
     with graph.colocate_with(handles[0].op, ignore_existing=True):  # TensorFlow's own function of that name warns
         made = graph.create_op("_ReadVariablesOp", handles, types, name="views", attrs=attrs)
     return list(made.outputs)
-
-
-def _may_be_sparse(op: Any) -> bool:
-    return op.type not in _DENSE and not op.type.startswith(_DENSE_PREFIX)

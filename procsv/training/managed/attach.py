@@ -21,17 +21,16 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
 
     UserError under `procsv launch` if `logdir` is another than the run's.
     """
-    if logdir is not None and is_remote(os.fspath(logdir)):
-        check_filesystem(os.fspath(logdir))
     launched = current()
-    if launched is not None:
-        if not logdir:
-            check_filesystem(launched.start.logdir)
-            return launched, launched.start.logdir
+    if launched is not None and not logdir:
+        logdir = launched.start.logdir
+    elif launched is not None:
         check_logdir(launched, os.fspath(logdir))
-        return launched, logdir
     if not logdir:
         return None, logdir
+    check_filesystem(os.fspath(logdir))
+    if launched is not None:
+        return launched, logdir
     observer = Observer(os.fspath(logdir), may_save)
     observer.warm_up()
     if is_remote(os.fspath(logdir)):

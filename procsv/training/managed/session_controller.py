@@ -7,43 +7,41 @@ services and the watchdog say, saves the last state, and leaves the run.  It nev
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.messages import Durable
-from procsv.ipc.shm.heartbeat import Phase
-from procsv.training.graph.restore import SessionManager, written_at
+from procsv.ipc.shm.heartbeat import Phase, Snapshots
 from procsv.training.graph.save_config import SaveConfig
-from procsv.training.graph.user_saves import UserSaves
+from procsv.training.graph.user_saves import UserSaves, written_at
+from procsv.training.managed.session_manager import SessionManager
 from procsv.training.runtime.context import Runtime
 from procsv.training.snapshots.restore_client import FRESH
 from procsv.training.snapshots.training_run import Lost, TrainingRun
 from procsv.training.summaries.graph_text import lay_graph_text
-from procsv.training.summaries.snapshot_scalars import SnapshotScalars
 
 tf1 = tf.compat.v1
 log = tf1.logging
 
+SNAPSHOT_INTERVAL, SNAPSHOT_STALL = "procsv/snapshot_interval", "procsv/snapshot_stall_ms"  # scalars: s, ms
 NOT_SAVED = -2  # no global step is this one; -1 stands for "there is none"
 
 
 class SessionController:
     """One session at a time is looked after, between `start_session` and `end_session`."""
 
-    def __init__(self, runtime: Runtime, final_checkpoint: bool, find_writer: Callable[[], Any]) -> None:
-        """`find_writer` gives the event writer that records checkpoints, or None."""
+    def __init__(self, runtime: Runtime, final_checkpoint: bool) -> None:
         self.runtime = runtime
         self.config: SaveConfig | None = None
         self.training: TrainingRun | None = None  # of the session that trains now
         self.manager: SessionManager | None = None  # where it restores from a run's newest state
         self.coord: Any = None  # stopped when the process is asked to stop
+        self.writer: Any = None  # of the events that record checkpoints
         self.logs_saves = False  # in TensorFlow's words, a line for each checkpoint
         self.is_in_run = False
-        self._final_checkpoint, self._find_writer = final_checkpoint, find_writer
+        self._final_checkpoint = final_checkpoint
         self._user_saves: UserSaves | None = None
         self._is_introduced = self._is_text_laid = False
 
@@ -57,7 +55,7 @@ class SessionController:
         """Decides once how checkpoints are kept; the program's own calls of the Saver are coordinated with them."""
         self.config = config
         if isinstance(config.saver, tf1.train.Saver) and save_path is not None:
-            self._user_saves = UserSaves(config.saver, save_path, self.runtime.tell_user_save)
+            self._user_saves = UserSaves(config.saver, save_path, self.runtime)
 
     def enter_run(self) -> None:
         """Connects to the run and listens for stop requests, unless that is so already."""
@@ -69,7 +67,7 @@ class SessionController:
     def introduce_plan(self) -> None:
         """Tells the checkpoint service how checkpoints are kept, if any are; from here on messages flow."""
         if self._user_saves is not None:
-            self._user_saves.intercept_saves()
+            self._user_saves.patch.apply()
         if self.config is not None and self.has_plan and not self._is_introduced:
             self._is_introduced = True
             self.config.introduce(self.runtime)
@@ -83,25 +81,30 @@ class SessionController:
         assert self.config is not None
         self.end_session()
         origin = (self.manager.origin if self.manager is not None else None) or FRESH
-        setup = self.config.keep(self._on_durable)
-        if not saves:
-            setup = dataclasses.replace(setup, saves=False)
-        training = TrainingRun(self.runtime, self.config.source_of(session), origin, setup, lost)
-        self.training = training
+        cadence = self.config.cadence() if saves else None
+        source = self.config.source_of(session)
+        training = self.training = TrainingRun(self.runtime, source, origin, cadence, self._on_durable, lost)
         training.start_training()
         if self.runtime.stop_reason is not None:
             self.coord.request_stop()  # making the session has cleared the stop
         return training
 
-    def start_cadence(self, training: TrainingRun, every_s: float | None, writer: Any) -> None:
-        """From here on there are snapshots by their cadence; what they cost goes to `writer` every so often."""
-        if training.snapshots is None:
-            return
-        if writer and every_s:
-            scalars = SnapshotScalars(writer, every_s, training.read_step, self.runtime.clock)
-            training.snapshots.start_cadence(scalars.write)
-        else:
-            training.snapshots.start_cadence()
+    def start_cadence(self, training: TrainingRun, every_s: float | None) -> None:
+        """From here on there are snapshots by their cadence; what they cost is written as scalars every `every_s`."""
+        clock, writer, written_s = self.runtime.clock, self.writer, self.runtime.clock.monotonic()
+
+        def write_scalars(told: Snapshots) -> None:
+            nonlocal written_s
+            if not writer or not every_s or clock.monotonic() - written_s < every_s:
+                return  # not before the first interval is over: a short run's event file holds what TensorFlow's would
+            written_s = clock.monotonic()
+            shown = {SNAPSHOT_INTERVAL: told.interval_s, SNAPSHOT_STALL: told.mean_stall_s * 1e3}
+            values = [tf1.Summary.Value(tag=tag, simple_value=value) for tag, value in shown.items()]
+            step = training.read_step()
+            writer.add_summary(tf1.Summary(value=values), step if step >= 0 else None)
+
+        if training.snapshots is not None:
+            training.snapshots.start_cadence(write_scalars)
 
     def lay_graph_text(self, graph: Any, logdir: Any) -> None:
         """Has graph.pbtxt made, once: the graph is final."""
@@ -123,15 +126,14 @@ class SessionController:
             self._user_saves.on_durable(news.all_paths)
         else:
             config.saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in news.all_paths])
-        writer = self._find_writer()
         is_ours = news.sequence > 0  # TensorFlow's classes record no saves of the program's own
-        if is_ours and writer and config.global_step is not None:
+        if is_ours and self.writer and config.global_step is not None:
             saved = tf1.SessionLog(status=tf1.SessionLog.CHECKPOINT, checkpoint_path=save_path)
-            writer.add_session_log(saved, news.step)
+            self.writer.add_session_log(saved, news.step)
 
     def _on_stop(self, reason: Reason) -> None:
         log.info("procsv: asked to stop (%s): saving at the next step", reason)
-        coord = self.coord
+        coord = self.coord  # another thread's: it may be gone by the next line
         if coord is not None:
             coord.request_stop()
 
@@ -167,7 +169,7 @@ class SessionController:
             return
         self.is_in_run = self._is_introduced = False
         if self._user_saves is not None:
-            self._user_saves.release_saver()
+            self._user_saves.patch.undo()
         if self.manager is not None:
             self.manager.runtime = None
         self.runtime.forget_stop(self._on_stop)

@@ -8,11 +8,10 @@ from tensorflow.python.training import basic_session_run_hooks as tf_hooks
 from tensorflow.python.training import monitored_session as tf_monitored
 from tensorflow.python.training.monitored_session import _MonitoredSession, _WrappedSession
 
-from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
+from procsv.training.monitored.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
 from procsv.training.monitored.monitored_session import MonitoredSession, SingularMonitoredSession
 from procsv.training.monitored.scaffold import ChiefSessionCreator, Scaffold, SessionCreator, WorkerSessionCreator
 from procsv.training.monitored.sessions import _CoordinatedSession, _HookedSession, _RecoverableSession
-from procsv.training.monitored.summary_hooks import StepCounterHook, SummarySaverHook
 from procsv.training.monitored.training_session import USE_DEFAULT, MonitoredTrainingSession
 
 __all__ = [

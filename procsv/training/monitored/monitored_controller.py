@@ -24,11 +24,13 @@ from procsv.training.graph.patches import AttributePatch
 from procsv.training.graph.save_config import SaveConfig, plan_of, snapshot_seconds
 from procsv.training.managed.attach import attach
 from procsv.training.managed.session_controller import NOT_SAVED, SessionController
-from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
+from procsv.training.monitored.hooks import CheckpointSaverHook
 from procsv.training.monitored.scaffold import session_manager
 from procsv.training.monitored.writers import SessionWriters
 from procsv.training.runtime.context import Runtime, current
-from procsv.training.snapshots.training_run import Lost
+from procsv.training.snapshots.snapshot_queue import SnapshotRequest
+from procsv.training.snapshots.snapshot_state import State
+from procsv.training.snapshots.training_run import FINAL_SAVE_S_MAX, Lost
 
 tf1 = tf.compat.v1
 log = tf1.logging
@@ -45,14 +47,11 @@ def control_session(
     It keeps the checkpoints of the first hook that saves where the session restores from, else of the first that saves
     at all.  UserError under `procsv launch` if that is not the run's logdir.  A worker keeps no checkpoints.
     """
-    launched = current()
-    if isinstance(creator, tf_monitored.WorkerSessionCreator):
-        if launched is None or launched.training is not None:
-            return None
-        return MonitoredController(launched, launched.start.logdir, None, snapshot_secs, final_checkpoint)
-    savers = [hook for hook in hooks if isinstance(hook, CheckpointSaverHook)]
-    restored_from = getattr(creator, "_checkpoint_dir", None)
-    hook = next((s for s in savers if _is_same(s._checkpoint_dir, restored_from)), next(iter(savers), None))
+    launched, hook = current(), None
+    if not isinstance(creator, tf_monitored.WorkerSessionCreator):
+        savers = [hook for hook in hooks if isinstance(hook, CheckpointSaverHook)]
+        restored_from = getattr(creator, "_checkpoint_dir", None)
+        hook = next((s for s in savers if _is_same(s._checkpoint_dir, restored_from)), next(iter(savers), None))
     if hook is not None:
         runtime, logdir = attach(hook._checkpoint_dir, may_save=True)
     elif launched is not None and launched.training is None:
@@ -85,18 +84,15 @@ class MonitoredController(SessionController):
         final_checkpoint: bool,
     ) -> None:
         """`hook`: the one whose checkpoints are kept; None if only progress is watched."""
-        super().__init__(runtime, final_checkpoint, self._find_hooks_writer)
+        super().__init__(runtime, final_checkpoint)
         self._logdir, self._hook, self._snapshot_secs = logdir, hook, snapshot_secs
         self._writers = SessionWriters(runtime)
         self._hooks: list[Any] = []
         self._reason: Reason = "start"
         self._creators_manager: AttributePatch | None = None
-        self._saved_step = NOT_SAVED  # of the newest checkpoint that was asked for
+        self.saved_step = NOT_SAVED  # of the newest checkpoint that was asked for, or that the session began with
         self._lost: Lost | None = None  # the last session that trained and was lost
         self._resumed_at: int | None = None  # the step that the program resumes at, if this session is its first
-
-    def _find_hooks_writer(self) -> Any:
-        return self._hook._summary_writer if self._hook is not None else None
 
     # -- beginning -------------------------------------------------------------------------------------------
     def open_writers(self, hooks: list[Any]) -> None:
@@ -137,33 +133,29 @@ class MonitoredController(SessionController):
 
     def _introduce(self, graph: Any) -> None:
         """Decides once how the checkpoints of the finalized `graph` are kept, and tells the service."""
-        if self.config is None:
-            self._configure(graph)
-        self.introduce_plan()
-
-    def _configure(self, graph: Any) -> None:
         step, hook = tf1.train.get_global_step(graph), self._hook
-        if hook is None:
-            self.configure(SaveConfig(None, graph, step, None, None, "no hook saves", b"", 0.0), None)
-            return
-        saver = hook._get_saver()
-        plan = plan_of(saver, hook._save_path, 0.0)
-        snapshot_s = snapshot_seconds(self._snapshot_secs, 0.0, self.runtime)
-        config = SaveConfig.of(saver, graph, step, plan, snapshot_s, has_meta=hook._save_graph_def)
-        self.configure(config, hook._save_path)
+        if self.config is None and hook is None:
+            self.configure(SaveConfig(None, step), None)
+        elif self.config is None and hook is not None:
+            saver = hook._get_saver()
+            plan = plan_of(saver, hook._save_path, 0.0)
+            snapshot_s = snapshot_seconds(self._snapshot_secs, 0.0, self.runtime)
+            config = SaveConfig.of(saver, graph, step, plan, snapshot_s, has_meta=hook._save_graph_def)
+            self.configure(config, hook._save_path)
+        self.introduce_plan()
 
     def watch_session(self, session: Any, coord: Any) -> None:
         """Looks after a new session, which holds its state."""
         self._introduce(session.graph)
-        self.coord = coord
+        self.coord, self.writer = coord, self._hook._summary_writer if self._hook is not None else None
         is_anew = self._reason != "start"
         training = self.start_session(session, lost=self._lost)
         is_resumed = training.origin.source != "fresh"
-        self._saved_step = training.first_step if is_resumed else NOT_SAVED
+        self.saved_step = training.first_step if is_resumed else NOT_SAVED
         self._resumed_at = training.first_step if is_resumed and not is_anew else None
         if is_anew or is_resumed:
             self._writers.mark_start(training.first_step)
-        self.start_cadence(training, _summaries_every_s(self._hooks), self._find_hooks_writer())
+        self.start_cadence(training, _summaries_every_s(self._hooks))
 
     def begin_training(self, graph: Any) -> None:
         """The hooks have seen the new session: it trains from here on."""
@@ -186,30 +178,34 @@ class MonitoredController(SessionController):
         if has_text:
             self.lay_graph_text(graph, self._logdir)
 
-    def is_saved(self, step: int) -> bool:
-        """Whether the session's first state is in a checkpoint, or is being saved."""
-        return self._saved_step == step
-
     def save(self, step: int, exactly: bool, at_once: bool, waits: bool) -> None:
         """Saves the state at the end of this call (`at_once`: the state now).
 
-        `exactly`: of this very step, which may wait for the checkpoint before it.  `waits`: the call ends when it is on
-        disk.  The first checkpoint of a session is waited for a while; the last one at the end.
+        `exactly`: of this very step, which may wait for the checkpoint before it; else of a later one where no slot is free.
+        `waits`: the call ends when it is on disk, or has failed to get there.  The first checkpoint of a session is waited
+        for a while; the last one at the end.
         """
         assert self.training is not None
-        self._saved_step = step
+        assert self.training.snapshots is not None
+        snapshots, self.saved_step = self.training.snapshots, step
         if self.training.boundary.inside and not at_once:
-            self.training.save_soon(exactly, waits)
-        elif not self.training.save_begun(self._why()):
-            self._saved_step = NOT_SAVED  # the reason is logged; the end of the session tries again
+            until = State.DURABLE if waits else State.CAPTURED if exactly else State.REQUESTED
+            snapshots.request(SnapshotRequest("periodic", exactly, until))
+            return
+        record = snapshots.capture_async(self._why())
+        if record.failure is not None:
+            self.saved_step = NOT_SAVED  # the reason is logged; the end of the session tries again
         elif self._reason == "start":
-            self.training.wait_begun(FIRST_SAVE_S_MAX)
+            with self.runtime.saving():
+                snapshots.wait_settled(record, FIRST_SAVE_S_MAX)
 
     def save_and_wait(self, step: int) -> bool:
-        """Saves the state now; True once the checkpoint is durable, False if that has failed."""
+        """Saves the state now; True once the checkpoint is durable, False if that has failed (logged as it happens)."""
         assert self.training is not None
-        self._saved_step = step
-        return self.training.save_now(self._why())
+        assert self.training.snapshots is not None
+        snapshots, self.saved_step = self.training.snapshots, step
+        with self.runtime.saving():
+            return snapshots.wait_settled(snapshots.take_snapshot(self._why()), FINAL_SAVE_S_MAX)
 
     def _why(self) -> Reason:
         return (self.runtime.stop_reason or "final") if self._reason == "final" else self._reason
@@ -251,7 +247,7 @@ class MonitoredController(SessionController):
             log.info("procsv: the model has diverged: no last checkpoint is saved")
             return
         self._reason = "final"
-        self.save_last_state(NOT_SAVED if training.snapshots.owes else self._saved_step)
+        self.save_last_state(NOT_SAVED if training.snapshots.owes else self.saved_step)
         training.wait_asked(training.final_save_s())
 
     def close_controller(self) -> None:

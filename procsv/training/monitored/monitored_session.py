@@ -18,7 +18,7 @@ from tensorflow.python.training import monitored_session as tf_monitored
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.graph.save_config import SNAPSHOT_SECS_DEFAULT
 from procsv.training.managed.coordinator import Coordinator
-from procsv.training.managed.local_master import resolve_master
+from procsv.training.managed.session_manager import resolve_master
 from procsv.training.monitored.monitored_controller import MonitoredController, control_session
 from procsv.training.monitored.scaffold import ChiefSessionCreator
 from procsv.training.monitored.sessions import _CoordinatedSession, _HookedSession, _RecoverableSession
@@ -67,8 +67,8 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
             raise
         hooked = _HookedSession(self.tf_sess, self._hooks)
         hooked._should_stop = controller is not None and controller.is_at_the_end()
-        before_close = controller.end_session if controller is not None else None
-        return _CoordinatedSession(hooked, coord, self._stop_grace_period_secs, before_close)
+        before_close = () if controller is None else (controller.end_session,)
+        return _CoordinatedSession(hooked, coord, self._stop_grace_period_secs, *before_close)
 
     def _drop(self) -> None:
         """Closes what was opened; the error under way is the one to raise."""
@@ -100,30 +100,29 @@ class Monitored:
         self._hooks = list(hooks or [])
         self._raised_by_run: BaseException | None = None
         self._sess: Any = None
-        worker_context = distribute_coordinator_context.get_current_worker_context()
-        if not session_creator and not worker_context:
-            session_creator = ChiefSessionCreator()
         self._controller = None
+        worker_context = distribute_coordinator_context.get_current_worker_context()
         if not worker_context:
+            session_creator = session_creator or ChiefSessionCreator()
             self._controller = control_session(self._hooks, session_creator, snapshot_secs, final_checkpoint)
+        controller = self._controller
         try:
-            if self._controller is not None:
-                self._controller.open_writers(self._hooks)
+            if controller is not None:
+                controller.open_writers(self._hooks)
             for hook in self._hooks:
                 hook.begin()
             creator = session_creator or worker_context.session_creator()
             self._coordinated_creator = self._CoordinatedSessionCreator(
-                creator, self._hooks, stop_grace_period_secs, self._controller
+                creator, self._hooks, stop_grace_period_secs, controller
             )
             if should_recover:
-                controller = self._controller
                 told = (controller.pause_recovery, controller.note_lost_session) if controller is not None else ()
                 self._sess = _RecoverableSession(self._coordinated_creator, *told)
             else:
                 self._sess = self._coordinated_creator.create_session()
         except BaseException as error:
-            if self._controller is not None:
-                self._controller.record_failure(error)
+            if controller is not None:
+                controller.record_failure(error)
             self._release_controller()
             raise
 

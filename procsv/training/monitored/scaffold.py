@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training import monitored_session as tf_monitored
 
-from procsv.training.managed.wait_for_chief import WaitingSessionManager
+from procsv.training.managed.session_manager import SessionManager
 
 tf1 = tf.compat.v1
 
@@ -62,9 +62,9 @@ def _check_unambiguous(name: str, key: str) -> None:
         )
 
 
-def session_manager(scaffold: Any, graph: Any) -> WaitingSessionManager:
+def session_manager(scaffold: Any, graph: Any) -> SessionManager:
     """The manager for a finalized scaffold."""
-    return WaitingSessionManager(
+    return SessionManager(
         local_init_op=scaffold.local_init_op,
         local_init_feed_dict=scaffold.local_init_feed_dict,
         ready_op=scaffold.ready_op,

@@ -27,8 +27,6 @@ PAUSE_S_MAX = 30.0
 
 LAYERS = ("_HookedSession", "_CoordinatedSession", "_RecoverableSession")  # under TensorFlow's names
 
-_WrappedSession = tf_monitored._WrappedSession
-
 
 def _boundary_of(session: Any) -> Any:
     return getattr(session, "_procsv_boundary", None)
@@ -72,7 +70,7 @@ class _CoordinatedSession(tf_monitored._CoordinatedSession):
         sess: Any,
         coord: Any,
         stop_grace_period_secs: float = 120,
-        before_close: Callable[[], None] | None = None,
+        before_close: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(sess, coord, stop_grace_period_secs)
         self._before_close = before_close
@@ -84,10 +82,9 @@ class _CoordinatedSession(tf_monitored._CoordinatedSession):
         return boundary.pass_call(super().run_step_fn, (step_fn, raw_session, run_with_hooks))
 
     def close(self) -> None:
-        before_close, self._before_close = self._before_close, None
+        before_close, self._before_close = self._before_close, lambda: None
         try:
-            if before_close is not None:
-                before_close()
+            before_close()
         finally:
             super().close()
 
@@ -101,7 +98,7 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
         self,
         sess_creator: Any,
         wait: Callable[[float], None] | None = None,
-        on_lost: Callable[[Exception], None] | None = None,
+        on_lost: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         """`wait(seconds)` pauses, and may raise to end the attempts.  `on_lost` gets the first error of several in a row."""
         self._wait = wait or _wait
@@ -141,7 +138,7 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
             return True
 
     def _replace_session(self, when: str, error: Exception) -> None:
-        if self._on_lost is not None and not self._failures:
+        if not self._failures:
             self._on_lost(error)
         self.close()
         self._sess = None
@@ -174,7 +171,7 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
 
 
 def _raw(session: Any) -> Any:
-    while isinstance(session, _WrappedSession):
+    while isinstance(session, tf_monitored._WrappedSession):
         session = session._sess
     return session
 

@@ -13,10 +13,9 @@ from tensorflow.python.distribute import distribute_coordinator_context
 from tensorflow.python.training import monitored_session as tf_monitored
 
 from procsv.training.graph.save_config import SNAPSHOT_SECS_DEFAULT
-from procsv.training.monitored.checkpoint_hook import CheckpointSaverHook
+from procsv.training.monitored.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
 from procsv.training.monitored.monitored_session import MonitoredSession
 from procsv.training.monitored.scaffold import ChiefSessionCreator, Scaffold, WorkerSessionCreator
-from procsv.training.monitored.summary_hooks import StepCounterHook, SummarySaverHook
 from procsv.training.runtime.context import current
 
 tf1 = tf.compat.v1

@@ -15,7 +15,6 @@ from tensorflow.python.summary.writer.writer_cache import FileWriterCache
 
 from procsv.training.graph.patches import ItemPatch
 from procsv.training.runtime.context import Runtime
-from procsv.training.summaries.run_sink import RunSink
 from procsv.training.summaries.writer import SummaryWriter
 
 tf1 = tf.compat.v1
@@ -25,9 +24,8 @@ class SessionWriters:
     """One writer a directory, in the place of TensorFlow's from `install_writers` to `close_writers`."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._sink = RunSink(runtime)
-        self._ours: list[SummaryWriter] = []
-        self._patches: list[ItemPatch] = []
+        self._streams = runtime.streams
+        self._ours: dict[SummaryWriter, ItemPatch] = {}
         self._is_described = False
 
     def install_writers(self, directories: Iterable[Any]) -> None:
@@ -37,11 +35,9 @@ class SessionWriters:
                 before = FileWriterCache._cache.get(directory)
                 if "://" in str(directory) or (before is not None and type(before) is not tf1.summary.FileWriter):
                     continue
-                writer = SummaryWriter(directory, sink=self._sink)
-                patch = ItemPatch(FileWriterCache._cache, directory, writer)
-                patch.apply()
-                self._ours.append(writer)
-                self._patches.append(patch)
+                writer = SummaryWriter(directory, self._streams)
+                self._ours[writer] = ItemPatch(FileWriterCache._cache, directory, writer)
+                self._ours[writer].apply()
 
     def describe_graph(self, graph: Any, saver: Any) -> None:
         """Writes the finalized graph to the files; once, however often the session is made anew."""
@@ -70,8 +66,8 @@ class SessionWriters:
     def close_writers(self) -> None:
         """Writes all events to their files and puts TensorFlow's writers back."""
         with FileWriterCache._lock:
-            for patch in self._patches:
+            for patch in self._ours.values():
                 patch.undo()
         for writer in self._ours:
             writer.close()
-        self._ours, self._patches = [], []
+        self._ours = {}

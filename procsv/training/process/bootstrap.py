@@ -11,8 +11,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
@@ -23,7 +25,7 @@ from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.output import keep_output_going
 from procsv.base.system.stack_dump import arm
 from procsv.base.system.target import find_target, parse_target
-from procsv.ipc.messaging.messages import Inject, Loaded, Note
+from procsv.ipc.messaging.messages import Inject, Loaded
 from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.drop_in import install_later
@@ -83,10 +85,9 @@ def _join_run(runtime: Runtime, signals: int, start: Start) -> None:
     runtime.become_trainer(start)
     runtime.acquire_run()
     link = runtime.link
-    link.on(Inject, lambda received: _have_fault(runtime, received.body))
-    link.on_tick.append(lambda: runtime.injected.end_expired(runtime.clock.monotonic()))
+    link.on(Inject, lambda body: runtime.injected.inject(body, runtime.clock.monotonic()))
     rotation = LogRotation(start.paths.log(start.task, start.incarnation), start.settings.log_limit)
-    link.on_tick.append(lambda: rotation.tick(runtime.clock.monotonic()))
+    link.on_tick += [runtime.injected.end_expired, rotation.tick]
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
         link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))
@@ -103,11 +104,6 @@ def _tell_loaded(runtime: Runtime, recorder: EnvironmentRecorder, program: str) 
         runtime.tell_watchdog(Loaded())
 
     threading.Thread(target=tell, name="procsv-loaded", daemon=True).start()
-
-
-def _have_fault(runtime: Runtime, body: object) -> None:
-    assert isinstance(body, Inject)
-    runtime.injected.inject(body, runtime.clock.monotonic())
 
 
 def _on_lifeline(runtime: Runtime, fd: int) -> None:
@@ -130,24 +126,19 @@ def _catch_signals(start: Start) -> int:
 
 def _listen_for_signals(runtime: Runtime, start: Start, reader: int) -> None:
     """Makes each notice a stop request, on the link's thread, whatever the main thread does."""
-    link, notices = runtime.link, start.settings.notice_signals  # kept: the runtime may have closed its link by then
+    notices = start.settings.notice_signals
 
     def read_signals() -> None:
         for number in notices.intersection(os.read(reader, 512)):
             # The watchdog's message follows its signal, and gives the reason.
-            timer = threading.Timer(SIGNAL_ALONE_S, noticed, (signal.Signals(number).name,))
-            timer.daemon = True
-            timer.start()
+            _call_later(SIGNAL_ALONE_S, noticed, signal.Signals(number).name)
 
     def noticed(name: str) -> None:
         if runtime.stop_reason is None:
-            link.send_reliable(
-                WATCHDOG,
-                Note("preempt_notice", {"grace": start.settings.grace_s, "source": f"{name} to the trainer"}),
-            )
+            runtime.note("preempt_notice", grace=start.settings.grace_s, source=f"{name} to the trainer")
             runtime.request_stop("preempt")
 
-    link.watch(reader, read_signals)
+    runtime.link.watch(reader, read_signals)
 
 
 def _force_later(runtime: Runtime, start: Start) -> None:
@@ -159,7 +150,11 @@ def _force_later(runtime: Runtime, start: Start) -> None:
         sys.stderr.flush()
         os._exit(exit_codes.RESUMABLE)
 
-    timer = threading.Timer(after_s, force)
+    _call_later(after_s, force)
+
+
+def _call_later(seconds: float, call: Callable[..., None], *args: Any) -> None:
+    timer = threading.Timer(seconds, call, args)
     timer.daemon = True
     timer.start()
 
@@ -176,12 +171,12 @@ def _run_target(runtime: Runtime, start: Start) -> int:
             print(leaving.code, file=sys.stderr)
         return exit_code_of(leaving)
     except UserError as error:
-        _say_last_words(runtime, error, None)
+        _leave_last_words(runtime, error, None)
         print(f"procsv: {error}", file=sys.stderr)
         return exit_codes.MISCONFIGURED
     except BaseException as error:  # noqa: BLE001  the program's: printed, recorded, and in the exit code
         own = _of_the_program(error.__traceback__)
-        _say_last_words(runtime, error, own)
+        _leave_last_words(runtime, error, own)
         sys.excepthook(type(error), error.with_traceback(own), own)
         return exit_code_of(error)
     return 0
@@ -198,6 +193,6 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _say_last_words(runtime: Runtime, error: BaseException, trace: TracebackType | None) -> None:
+def _leave_last_words(runtime: Runtime, error: BaseException, trace: TracebackType | None) -> None:
     if runtime.gate is None:  # else a standby's error, which its log has
         write_last_words(runtime.start, error, trace, runtime.step)

@@ -56,25 +56,22 @@ def class_patches() -> list[ClassPatch]:
 
 
 class _AfterTensorFlow:
-    """A finder that finds nothing, but has `install` called after TensorFlow is loaded."""
+    """A finder of TensorFlow alone, whose loader calls `install` when it has run the module."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "tensorflow":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            _call_after(spec.loader)
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        run = loader.exec_module
+
+        def run_and_install(module: ModuleType) -> None:
+            del loader.exec_module
+            run(module)
+            install()
+
+        loader.exec_module = run_and_install
         return spec
-
-
-def _call_after(loader: Any) -> None:
-    """Makes `loader` call `install` when it has run its module."""
-    run = loader.exec_module
-
-    def run_and_install(module: ModuleType) -> None:
-        del loader.exec_module
-        run(module)
-        install()
-
-    loader.exec_module = run_and_install

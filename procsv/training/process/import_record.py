@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -98,7 +98,7 @@ class EnvironmentRecorder:
     """
 
     def __init__(self) -> None:
-        self.changes: dict[str, str | None] = {}
+        self.changes: dict[str, str | None] = {}  # None: removed
         self._before = dict(os.environ)
 
     def start_recording(self) -> None:
@@ -108,12 +108,6 @@ class EnvironmentRecorder:
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name == "tensorflow":
             sys.meta_path.remove(self)
-            self.changes = dict(changes(self._before, os.environ))
+            names = {**self._before, **os.environ}
+            self.changes = {n: os.environ.get(n) for n in names if os.environ.get(n) != self._before.get(n)}
         return None
-
-
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
-    """What `now` has otherwise than `before`; None for what it has no more."""
-    for name in {**before, **now}:
-        if before.get(name) != now.get(name):
-            yield name, now.get(name)

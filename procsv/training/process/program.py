@@ -41,11 +41,20 @@ def _put_first(directory: str) -> None:
 
 
 def _become_main(**attributes: Any) -> dict[str, Any]:
-    """Installs a fresh `__main__`, in which pickle, multiprocessing and the program find nothing of procsv's."""
+    """Installs a fresh `__main__`, in which pickle, multiprocessing and the program find nothing of procsv's.
+
+    `attributes`: besides its name, those that are not None.
+    """
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=__builtins__, __annotations__={}, **attributes)
     sys.modules["__main__"] = main
     return main.__dict__
+
+
+def _become_main_of(spec: ModuleSpec, package: str | None) -> dict[str, Any]:
+    return _become_main(
+        __spec__=spec, __file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __package__=package
+    )
 
 
 def _run_module(name: str, args: list[str]) -> None:
@@ -57,16 +66,7 @@ def _run_module(name: str, args: list[str]) -> None:
     if code is None:
         raise ImportError(f"no code for {name}", name=name)
     sys.argv = [spec.origin or name, *args]
-    names = _become_main(
-        __name__="__main__",
-        __spec__=spec,
-        __file__=spec.origin,
-        __cached__=spec.cached,
-        __loader__=spec.loader,
-        __package__=spec.parent,
-        __doc__=None,
-    )
-    exec(code, names)
+    exec(code, _become_main_of(spec, spec.parent))
 
 
 def _spec(name: str) -> ModuleSpec:
@@ -88,28 +88,12 @@ def _run_path(path: str, shown: str, args: list[str]) -> None:
         if spec is None or spec.loader is None:
             raise UserError(f"{path} has no __main__.py")
         code = spec.loader.get_code("__main__")  # type: ignore[attr-defined]
-        names = _become_main(
-            __name__="__main__",
-            __spec__=spec,
-            __file__=spec.origin,
-            __cached__=spec.cached,
-            __loader__=spec.loader,
-            __package__="",
-            __doc__=None,
-        )
+        names = _become_main_of(spec, "")
     else:
         _put_first(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120  as the interpreter does
         loader = (SourcelessFileLoader if path.endswith(".pyc") else SourceFileLoader)("__main__", path)
         code = loader.get_code("__main__")
-        names = _become_main(
-            __name__="__main__",
-            __spec__=None,
-            __file__=path,
-            __cached__=None,
-            __loader__=loader,
-            __package__=None,
-            __doc__=None,
-        )
+        names = _become_main(__file__=path, __cached__=None, __loader__=loader)
     if code is None:
         raise UserError(f"{path} holds no code")
     exec(code, names)
@@ -118,7 +102,7 @@ def _run_path(path: str, shown: str, args: list[str]) -> None:
 def _run_function(module: str, function: str, args: list[str]) -> None:
     """As a console script would: imports the module, calls the function, exits with what it returns."""
     _put_first(os.getcwd())
-    names = _become_main(__name__="__main__", __spec__=None, __loader__=None, __package__=None, __doc__=None)
+    names = _become_main()
     imported = importlib.import_module(module)
     sys.argv = [getattr(imported, "__file__", None) or module, *args]
     call: Any = imported

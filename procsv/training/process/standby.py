@@ -36,7 +36,6 @@ from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, W
 from procsv.training.process.background_throttle import yielding_imports
 from procsv.training.process.drop_in import install_later
 from procsv.training.process.import_record import Loaded, read_loaded
-from procsv.training.process.title import replace_argument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from procsv.ipc.messaging.start import Start
 
 PR_SET_PDEATHSIG = 1
+ARG_START, ARG_END = 45, 46  # of /proc/self/stat, counted from the state letter
 STARTS_OVER_MAX = 10  # after these it imports TensorFlow alone
 
 declare("standby.import", "standby.wait", "standby.become", "standby.begun")
@@ -89,7 +89,7 @@ class Standby:
         failpoint("standby.become")
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first, and its lifeline tells it when
         _take_over(*files)
-        replace_argument(str(STANDBY), str(word.task))
+        _replace_argument(str(STANDBY), str(word.task))
         os.environ |= {"PROCSV_ROLE": str(word.task), "PROCSV_INCARNATION": str(word.incarnation)}
         self._line.say(TrainerBegun(word.incarnation))
         self._line.close()
@@ -108,6 +108,24 @@ def _die_with_watchdog(lifeline_fd: int) -> None:
         os._exit(0)
 
 
+def _replace_argument(old: str, new: str) -> None:
+    """Replaces the first argument that is `old`, in `ps` and in sys.orig_argv, by another of the same length.
+
+    It overwrites the process's own argument memory; if the system does not say where that is, `ps` shows the old one.
+    """
+    if old not in sys.orig_argv or len(old) != len(new):
+        return
+    place = sys.orig_argv.index(old)
+    sys.orig_argv[place] = new
+    fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    start, end = int(fields[ARG_START]), int(fields[ARG_END])
+    if not start:
+        return
+    arguments = ctypes.string_at(start, end - start).split(b"\0")
+    if place < len(arguments) and arguments[place] == old.encode():
+        ctypes.memmove(start + sum(len(argument) + 1 for argument in arguments[:place]), new.encode(), len(new))
+
+
 def _take_over(log: int, lock: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
@@ -122,9 +140,8 @@ class _Preparation:
     """Imports what the last trainer has imported, in its order and environment."""
 
     def __init__(self, start: Start, loaded: Loaded) -> None:
-        self._start, self._loaded = start, loaded
+        self._start, self._loaded, self._without = start, loaded, start.standby_without
         self._environment = dict(os.environ)
-        self._without = start.standby_without
 
     def run(self) -> int:
         """Imports; returns the number of modules."""

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Literal, cast
+from typing import Literal
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
@@ -23,7 +23,7 @@ from procsv.base.system.stack_dump import arm_unless_armed
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.text import is_remote
 from procsv.faults.pending import Injected
-from procsv.ipc.messaging.messages import FirstStepDone, Message, Note, ServiceLost, StopTraining, UserSave
+from procsv.ipc.messaging.messages import FirstStepDone, Message, Note, StopTraining, UserSave
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Phase, Snapshots
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
@@ -47,6 +47,7 @@ class Runtime:
         self.paths = paths
         self.streams = EventStreams(self.clock)
         self.streams.on_need = self._wake
+        self.streams.connected = lambda: self.held_run() if self._link is None else contextlib.nullcontext()
         self.observer = observer
         self.failure: BaseException | None = None  # the error that has ended the session, if any
         self.injected = Injected()  # a plan's faults for this process
@@ -58,14 +59,14 @@ class Runtime:
         self.step = -1
         self.snapshots = Snapshots()  # their spacing now, for the heartbeat
         self.training: object = None  # the TrainingRun of the session that the process trains with now
-        self.on_ready: Callable[[], None] = _nothing  # called once, on the training thread
+        self.on_ready: Callable[[], None] = lambda: None  # called once, on the training thread
         self.gate: Callable[[], None] | None = None  # where a hot standby sleeps until it is the trainer
         self._start = start
         self._peers = peers
         self._link: Link | None = None
+        self._heartbeat: HeartbeatWriter | None = None
         self._extended_s = 0.0
-        self._disarm: Callable[[], None] = _nothing
-        self._pid = 0  # of the process that has begun it
+        self._disarm: Callable[[], None] = lambda: None
         self._beating = threading.RLock()
         self._saves = 0  # under way
         self._users = 0
@@ -92,20 +93,6 @@ class Runtime:
         """The command line's interval of snapshots: seconds, 0 for off, or "auto"."""
         return self._start.settings.snapshot_s if self._start is not None else "auto"
 
-    @property
-    def began_here(self) -> bool:
-        """Whether this process has begun it, and is not a fork of the one that has."""
-        return self._pid == os.getpid()
-
-    @property
-    def is_running(self) -> bool:
-        return self._link is not None
-
-    @property
-    def ends_with_session(self) -> bool:
-        """Whether the run ends with its last user; under `procsv launch` it lasts as long as the process."""
-        return self.observer is not None
-
     def acquire_run(self) -> None:
         """Adds one reference; the first one opens the connection and, without `procsv launch`, starts the run."""
         with self._lock:
@@ -125,6 +112,16 @@ class Runtime:
                     self.observer.close_run(0)
                 raise
 
+    @contextlib.contextmanager
+    def held_run(self) -> Iterator[None]:
+        """Keeps the run, with messages flowing, for the block."""
+        self.acquire_run()
+        try:
+            self.talk()
+            yield
+        finally:
+            self.release_run()
+
     def become_trainer(self, start: Start) -> None:
         """Makes this process trainer `start.incarnation`."""
         self._start = start
@@ -134,15 +131,13 @@ class Runtime:
         link = Link(start, self.clock, self.streams, self._peers)
         attempt = attempt_name(start.task, start.incarnation)
         self.streams.attach_to_run(start.paths.shm_dir, attempt, start.paths.run_dir)
-        link.heartbeat = HeartbeatWriter(start.paths.heartbeat(start.task, start.incarnation))
-        link.on_tick.append(lambda: self._beat(link))
-        link.on(StopTraining, lambda received: self.request_stop(cast(StopTraining, received.body).reason))
-        link.on(ServiceLost, lambda received: _lose(link, cast(ServiceLost, received.body)))
+        self._heartbeat = HeartbeatWriter(start.paths.heartbeat(start.task, start.incarnation))
+        link.on_tick.append(lambda _: self._beat())
+        link.on(StopTraining, lambda body: self.request_stop(body.reason))
         if self.observer is not None:
             self.observer.attach(link)
             self._disarm = arm_unless_armed(start.paths.stacks(start.task, start.incarnation))
             atexit.register(self._end_at_exit)
-        self._pid = os.getpid()
         _begun.add(self)
         self._link = link
 
@@ -151,9 +146,9 @@ class Runtime:
         if not self.link.is_talking:
             self.link.start_thread()
 
-    def _beat(self, link: Link) -> None:
+    def _beat(self) -> None:
         with self._beating:
-            heartbeat = link.heartbeat
+            heartbeat = self._heartbeat
             if heartbeat is None:
                 return
             heartbeat.phase = Phase.SAVE if self._saves else self.phase
@@ -176,9 +171,7 @@ class Runtime:
     def extend(self, seconds: float) -> None:
         """Keeps the next `seconds` from counting as a hang.  Written to the heartbeat at once: the GIL may be held next."""
         self._extended_s = max(self._extended_s, self.clock.monotonic() + seconds)
-        link = self._link
-        if link is not None:
-            self._beat(link)
+        self._beat()
 
     @contextlib.contextmanager
     def waiting(self, seconds: float | None) -> Iterator[None]:
@@ -193,10 +186,7 @@ class Runtime:
     def say_step(self, step: int) -> None:
         """Writes `step` to the heartbeat now, from any thread; the link's thread writes it five times a second."""
         self.step = step
-        link = self._link
-        if link is not None and link.heartbeat is not None:
-            self._beat(link)
-            link.heartbeat.beat(self.clock.monotonic())
+        self._beat()
 
     def release_run(self) -> None:
         """Releases one reference; the last one closes the connection and, without `procsv launch`, ends the run."""
@@ -218,11 +208,11 @@ class Runtime:
             link.close_link(END_S_MAX)
         finally:
             self.streams.detach_from_run()
-            if link.heartbeat is not None:
-                self._beat(link)  # the last step is what the journal will say
-                with self._beating:
-                    link.heartbeat.close()
-                    link.heartbeat = None
+            with self._beating:
+                self._beat()  # the last step is what the journal will say
+                if self._heartbeat is not None:
+                    self._heartbeat.close()
+                    self._heartbeat = None
             if self.observer is not None:
                 atexit.unregister(self._end_at_exit)
                 self._disarm()
@@ -232,7 +222,7 @@ class Runtime:
     def _end_at_exit(self) -> None:
         """Ends the run when the program ends with its session open; the newest state is saved all the same."""
         link = self._link  # stays: the session's threads still use it
-        if self.began_here and link is not None:
+        if self in _begun and link is not None:
             self.failure = self.failure or getattr(sys, "last_value", None)
             self._close_link(link)
 
@@ -244,27 +234,21 @@ class Runtime:
         if self._link is not None:
             self.tell_checkpoint(UserSave(path))
 
-    def note(self, event: str, **fields: str | int | float | bool | None) -> None:
-        """Writes a line to the journal."""
-        self.link.send_reliable(WATCHDOG, Note(event, fields))
-
-    def recovered(self, body: FirstStepDone) -> None:
-        """Reports that the first step after the start has ended."""
-        self.link.send_reliable(WATCHDOG, body)
-        on_ready, self.on_ready = self.on_ready, _nothing
-        on_ready()
-
-    def session_recovered(self, body: FirstStepDone, seconds: float, lost_steps: int) -> None:
-        """Reports the first step of a session that replaces one whose connection was lost."""
-        source = {"step": body.restored_step, "source": body.source, "from": body.origin}
-        self.note("session_recovered", **source, at=body.step, seconds=round(seconds, 3), lost_steps=lost_steps)
-        self.link.send_reliable(WATCHDOG, body)
-
     def tell_watchdog(self, body: Message) -> None:
         """Sends `body` to the watchdog, unless the connection is closed."""
         link = self._link
         if link is not None:
             link.send_reliable(WATCHDOG, body)
+
+    def note(self, event: str, **fields: str | int | float | bool | None) -> None:
+        """Writes a line to the journal."""
+        self.tell_watchdog(Note(event, fields))
+
+    def recovered(self, body: FirstStepDone) -> None:
+        """Reports that the first step after the start has ended."""
+        self.tell_watchdog(body)
+        on_ready, self.on_ready = self.on_ready, lambda: None
+        on_ready()
 
     # -- stop requests ---------------------------------------------------------------------------------------
     def on_stop(self, listener: Callable[[Reason], None]) -> None:
@@ -295,16 +279,18 @@ class Runtime:
             listener(reason)
 
 
-def _nothing() -> None:
-    """Nobody waits for it."""
-
-
-def _lose(link: Link, lost: ServiceLost) -> None:
-    link.lose(lost.service, lost.why)
-
-
 _current: Runtime | None = None
-_begun: set[Runtime] = set()
+_begun: set[Runtime] = set()  # connected to their runs
+
+
+def _forget_in_fork() -> None:
+    """A fork has no part in the run of its parent."""
+    global _current
+    _current = None
+    _begun.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_fork)
 
 
 def set_current(runtime: Runtime) -> None:
@@ -315,19 +301,12 @@ def set_current(runtime: Runtime) -> None:
 
 def current() -> Runtime | None:
     """The runtime of `procsv launch`, in the trainer itself; None in any other process, its children included."""
-    return _current if _current is not None and _is_this_process() else None
+    return _current
 
 
 def watched() -> list[Runtime]:
     """The runtimes whose watchdogs watch this process now."""
-    return [runtime for runtime in _begun if runtime.began_here]
-
-
-_pid = os.getpid()
-
-
-def _is_this_process() -> bool:
-    return os.getpid() == _pid
+    return list(_begun)
 
 
 def check_logdir(runtime: Runtime, logdir: str) -> None:

@@ -1,7 +1,7 @@
 """Event streams: the trainer's backlogs of event records, one for each event file.
 
-They stand between two kinds of thread: writers (training, the Supervisor's services, hooks) use the EventSink half and only
-append to a queue; the trainer's link thread uses the other half, sends what `messages` gives it and passes on what it
+They stand between two kinds of thread: writers (training, the Supervisor's services, hooks) use one half and only append to a
+queue; the trainer's link thread uses the other half, sends what `messages` gives it and passes on what it
 receives.  No ZeroMQ here, and no disk on a writer's thread.
 """
 
@@ -11,8 +11,8 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
 
 from procsv.base.clock import Clock
 from procsv.base.system.system_clock import SystemClock
@@ -22,34 +22,17 @@ from procsv.ipc.messaging.messages import Message, Records, Written
 INLINE_BYTES_MAX = 6 * 2**20  # a record without room for a parcel goes by message up to this size
 
 
-class EventSink(Protocol):
-    """Named streams of records for a SummaryWriter; each becomes one event file."""
-
-    def open_stream(self, logdir: str, filename_suffix: str) -> str:
-        """Opens a stream and returns its name.  The file appears with the first record."""
-
-    def add_event(self, writer: str, event: bytes) -> None:
-        """Queues a serialized Event.  Never blocks; any thread."""
-
-    def flush_stream(self, writer: str, timeout_s: float) -> bool:
-        """Waits until all records are in the file; False after `timeout_s`, or if no run writes them."""
-
-    def close_stream(self, writer: str, timeout_s: float) -> bool:
-        """Closes the stream and waits like `flush_stream`.  Late records are still written if the process goes on."""
-
-    def unwritten(self, writer: str) -> int:
-        """The number of records that are not known to be in the file."""
-
-
 class EventStreams:
-    """An EventSink over a link to the summary service.
+    """Named streams of records on their way to the summary service.
 
     `attach_to_run` ties it to a run; records that are added before wait.  `on_need` is called, from any thread and often,
-    when `messages` has something new to say.
+    when `messages` has something new to say.  `connected` is entered while a stream with unwritten records is flushed or
+    closed, so that there is a run to write them.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.on_need: Callable[[], None] = _nothing
+        self.on_need: Callable[[], None] = lambda: None
+        self.connected: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
         self._clock = clock or SystemClock()
         self._news = threading.Condition()
         self._backlogs: dict[str, EventBacklog] = {}  # by the name that writers use
@@ -79,8 +62,9 @@ class EventStreams:
             self._attempt = None
             self._news.notify_all()
 
-    # -- EventSink -----------------------------------------------------------------------------------------
-    def open_stream(self, logdir: str, filename_suffix: str) -> str:
+    # -- for writers ---------------------------------------------------------------------------------------
+    def open_stream(self, logdir: str, filename_suffix: str = "") -> str:
+        """Opens a stream and returns its name.  Its file appears with the first record."""
         with self._news:
             name = str(self._opened)
             self._opened += 1
@@ -89,6 +73,7 @@ class EventStreams:
         return name
 
     def add_event(self, writer: str, event: bytes) -> None:
+        """Queues a serialized Event.  Never blocks; any thread."""
         with self._news:
             backlog = self._backlogs.get(writer)
             if backlog is None:
@@ -99,35 +84,41 @@ class EventStreams:
             self.on_need()
 
     def flush_stream(self, writer: str, timeout_s: float) -> bool:
-        with self._news:
-            backlog = self._backlogs.get(writer)
-        return backlog is None or self.wait_written(writer, backlog.last_ticket, timeout_s)
+        """Waits until all records are in the file; False after `timeout_s`, or if no run writes them."""
+        backlog = self._find_backlog(writer)
+        if backlog is None:
+            return True
+        with self._connected_for(backlog):
+            return self._wait_written(backlog, timeout_s)
 
     def close_stream(self, writer: str, timeout_s: float) -> bool:
-        with self._news:
-            backlog = self._backlogs.get(writer)
-            if backlog is None:
-                return True
-            backlog.end_stream()
-        self.on_need()
-        return self.wait_written(writer, backlog.last_ticket, timeout_s)
+        """Closes the stream and waits like `flush_stream`.  Late records are still written if the process goes on."""
+        backlog = self._find_backlog(writer)
+        if backlog is None:
+            return True
+        with self._connected_for(backlog):
+            with self._news:
+                backlog.end_stream()
+            self.on_need()
+            return self._wait_written(backlog, timeout_s)
 
     def unwritten(self, writer: str) -> int:
-        with self._news:
-            backlog = self._backlogs.get(writer)
-            return backlog.unwritten if backlog is not None else 0
+        """The number of records that are not known to be in the file."""
+        backlog = self._find_backlog(writer)
+        return backlog.unwritten if backlog is not None else 0
 
-    def wait_written(self, writer: str, ticket: int, timeout_s: float) -> bool:
-        """Whether that record and all before it are in the file, or dropped, within `timeout_s`.
-
-        False at once without a run, which would write them.
-        """
+    def _find_backlog(self, writer: str) -> EventBacklog | None:
         with self._news:
-            backlog = self._backlogs.get(writer)
-            if backlog is None:
-                return True
+            return self._backlogs.get(writer)
+
+    def _wait_written(self, backlog: EventBacklog, timeout_s: float) -> bool:
+        with self._news:
+            ticket = backlog.last_ticket
             self._news.wait_for(lambda: backlog.is_done(ticket) or self._attempt is None, timeout_s)
             return backlog.is_done(ticket)
+
+    def _connected_for(self, backlog: EventBacklog) -> AbstractContextManager[object]:
+        return self.connected() if backlog.unwritten else contextlib.nullcontext()
 
     # -- the link thread -----------------------------------------------------------------------------------
     def messages(self, now_s: float) -> list[Message]:
@@ -171,12 +162,6 @@ class EventStreams:
         return str(self._write_parcel(parcel_name(f"{self._attempt}-graph", next(self._graphs)), data))
 
     # -- what is known of them -------------------------------------------------------------------------------
-    @property
-    def unwritten_in_all(self) -> int:
-        """Records of all streams that are not known to be in their files."""
-        with self._news:
-            return sum(b.unwritten for b in self._backlogs.values())
-
     @property
     def dropped(self) -> int:
         """Records of all streams that were dropped: the service was away, or its disk full, for too long."""
@@ -242,7 +227,3 @@ def _write_whole(path: Path, data: bytes) -> Path:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _nothing() -> None:
-    """Nobody to wake."""

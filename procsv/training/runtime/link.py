@@ -13,23 +13,23 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.messages import Ack, Hello, Message, Written
+from procsv.ipc.messaging.messages import Ack, Hello, Message, ServiceLost, Written
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
-from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.training.runtime.event_streams import EventStreams
 
 TICK_S = 0.2  # between heartbeats; a step in `status` is at most this much older than its reading
 
 declare("trainer.hello")
 
-Handler = Callable[[Received], None]
+Handler = Callable[[Any], None]  # of the body of a message
 
 
 class Link:
@@ -42,12 +42,12 @@ class Link:
         self._watched: dict[int, Callable[[], None]] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lost: dict[TaskId, str] = {}  # peers that will not answer any more, and why
-        self._ending = False
-        self._ending_by_s = 0.0
+        self._clients: dict[TaskId, Client] = {}  # the thread's, as are the answers that somebody waits for
+        self._futures: dict[tuple[TaskId, int], Future[Received]] = {}
+        self._ending_by_s: float | None = None
         self._failure: BaseException | None = None
         self.introductions: dict[TaskId, Message] = {}  # peer -> sent on every new connection, after Hello
-        self.heartbeat: HeartbeatWriter | None = None
-        self.on_tick: list[Callable[[], None]] = []
+        self.on_tick: list[Callable[[float], None]] = []  # called with the time
         self._thread = threading.Thread(target=self._run, name="procsv-link", daemon=True)
 
     def start_thread(self) -> None:
@@ -96,7 +96,6 @@ class Link:
     def close_link(self, timeout_s: float) -> None:
         """Sends what is still queued, for at most `timeout_s`, and closes.  Raises what ended the thread."""
         self._ending_by_s = self._clock.monotonic() + timeout_s
-        self._ending = True
         self.wake()
         if self._thread.ident is not None:
             self._thread.join(timeout_s + 5.0)
@@ -111,63 +110,61 @@ class Link:
         context = new_context()
         me = Address(self._start.run, self._start.task, self._start.incarnation)
         paths = self._start.paths
-        sockets = {p: paths.control_socket if p == WATCHDOG else paths.service_socket(p) for p in self._peers}
-        clients = {peer: Client(context, path, me, self._clock) for peer, path in sockets.items()}
+        for peer in self._peers:
+            path = paths.control_socket if peer == WATCHDOG else paths.service_socket(peer)
+            self._clients[peer] = Client(context, path, me, self._clock)
         try:
-            self._talk(clients)
+            self._talk()
         except BaseException as failure:  # raised again by `close_link`
             self._failure = failure
             raise
         finally:
-            for client in clients.values():
+            for client in self._clients.values():
                 client.close()
             context.term()
 
-    def _talk(self, clients: dict[TaskId, Client]) -> None:
-        waiter, open_futures = Waiter(), dict[tuple[TaskId, int], Future[Received]]()
-        for client in clients.values():
-            waiter.add(client)
-        for fd in (self._wake_fd, *self._watched):
-            waiter.add(fd)
+    def _talk(self) -> None:
+        waiter = Waiter()
+        sources: list[Client | int] = [*self._clients.values(), self._wake_fd, *self._watched]
+        for source in sources:
+            waiter.add(source)
         while True:
-            self._send_queued(clients, open_futures)
-            self._give_up_on_lost(open_futures)
-            for peer, client in clients.items():
+            self._send_queued()
+            for peer, seq in [key for key in self._futures if key[0] in self._lost]:
+                self._futures.pop((peer, seq)).set_exception(PeerError(self._lost[peer]))
+            for peer, client in self._clients.items():
                 self._tick(peer, client)
             for listener in self.on_tick:
-                listener()
-            if self._ending and self._is_all_sent(clients):
+                listener(self._clock.monotonic())
+            if self._ending_by_s is not None and self._is_all_sent(self._ending_by_s):
                 return  # whoever closes a stream flushes it
-            for thing in waiter.wait(TICK_S if not self._ending else 0.02):
+            for thing in waiter.wait(TICK_S if self._ending_by_s is None else 0.02):
                 if thing == self._wake_fd:
                     os.eventfd_read(self._wake_fd)
                 elif isinstance(thing, int) and select.select([thing], [], [], 0)[0]:
                     self._watched[thing]()
                     if thing not in self._watched:
                         waiter.remove(thing)
-            for peer, client in clients.items():
+            for peer, client in self._clients.items():
                 while (received := client.receive()) is not None:
-                    self._dispatch(peer, client, received, open_futures)
+                    self._dispatch(peer, received)
+                    client.acknowledge(received)
 
     def unwatch(self, fd: int) -> None:
         """Stops watching `fd`; called from its own reaction."""
         self._watched.pop(fd, None)
 
-    def _send_queued(self, clients: dict[TaskId, Client], futures: dict[tuple[TaskId, int], Future[Received]]) -> None:
+    def _send_queued(self) -> None:
         while self._queue:
             peer, body, future = self._queue.popleft()
-            if peer not in clients:
+            if peer not in self._clients:
                 continue  # a run without this service
-            seq = clients[peer].send_reliable(body)
+            seq = self._clients[peer].send_reliable(body)
             if future is not None:
-                futures[peer, seq] = future
-        if SUMMARY in clients:
+                self._futures[peer, seq] = future
+        if SUMMARY in self._clients:
             for message in self._streams.messages(self._clock.monotonic()):
-                clients[SUMMARY].send(message)
-
-    def _give_up_on_lost(self, futures: dict[tuple[TaskId, int], Future[Received]]) -> None:
-        for peer, seq in [key for key in futures if key[0] in self._lost]:
-            futures.pop((peer, seq)).set_exception(PeerError(self._lost[peer]))
+                self._clients[SUMMARY].send(message)
 
     def _tick(self, peer: TaskId, client: Client) -> None:
         if client.tick():
@@ -178,19 +175,16 @@ class Link:
             if peer == SUMMARY:
                 self._streams.on_connected()
 
-    def _dispatch(
-        self, peer: TaskId, client: Client, received: Received, futures: dict[tuple[TaskId, int], Future[Received]]
-    ) -> None:
-        future = futures.get((peer, received.re))
-        if future is not None and not isinstance(received.body, Ack):
-            futures.pop((peer, received.re))
-            future.set_result(received)
+    def _dispatch(self, peer: TaskId, received: Received) -> None:
+        if (peer, received.re) in self._futures and not isinstance(received.body, Ack):
+            self._futures.pop((peer, received.re)).set_result(received)
         if isinstance(received.body, Written):
             self._streams.on_written(received.body)
+        elif isinstance(received.body, ServiceLost):
+            self.lose(received.body.service, received.body.why)
         for handler in tuple(self._handlers.get(type(received.body), ())):
-            handler(received)
-        client.acknowledge(received)
+            handler(received.body)
 
-    def _is_all_sent(self, clients: dict[TaskId, Client]) -> bool:
-        unsaid = sum(len(client.peer.outbox) for peer, client in clients.items() if peer not in self._lost)
-        return (not self._queue and not unsaid) or self._clock.monotonic() >= self._ending_by_s
+    def _is_all_sent(self, by_s: float) -> bool:
+        unsaid = sum(len(client.peer.outbox) for peer, client in self._clients.items() if peer not in self._lost)
+        return (not self._queue and not unsaid) or self._clock.monotonic() >= by_s

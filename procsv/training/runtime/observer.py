@@ -34,7 +34,6 @@ from procsv.training.runtime.link import Link
 MODULE = "procsv.watchdog.observer"
 SETTINGS = LaunchSettings()  # as of a launch without options
 
-
 Key = tuple[tuple[TaskId, ...], str]  # services, logdir
 
 
@@ -77,15 +76,6 @@ _locks: set[FileLock] = set()  # held by this process, and not by its forks
 _guard = threading.Lock()
 
 
-def _take_idle(key: Key) -> _Process | None:
-    with _guard:
-        found = _idle.pop(key, None)
-    if found is not None and not found.is_alive():
-        found.wait_until_gone()
-        return None
-    return found
-
-
 def discard_idle(count_left: int = 0) -> None:
     """Ends watchdogs whose sessions have not begun, the oldest first; one that begins all the same starts another."""
     with _guard:
@@ -126,18 +116,10 @@ class Observer:
             run_dir, shm_dir = Path(f"{found.run_dir}{mark}"), Path(f"{found.shm_dir}{mark}")
             self.paths = RunPaths(found.logdir, run_dir, shm_dir, run_dir / "home")
             self.services = (SUMMARY,)
+        self.peers = (WATCHDOG, *self.services)  # whom the program speaks to
+        self._key: Key = (self.services, self._logdir)
         self._process: _Process | None = None
-        self._is_lost = False
         self._lock: FileLock | None = None
-
-    @property
-    def peers(self) -> tuple[TaskId, ...]:
-        """Whom the program speaks to."""
-        return (WATCHDOG, *self.services)
-
-    @property
-    def _key(self) -> Key:
-        return self.services, self._logdir
 
     def warm_up(self) -> None:
         """Starts the watchdog, beside what the program does until its session begins."""
@@ -163,7 +145,12 @@ class Observer:
             args=tuple(sys.argv[1:]),
             settings=SETTINGS,
         )
-        process = _take_idle(self._key) or _Process(*self._key)
+        with _guard:
+            idle = _idle.pop(self._key, None)
+        if idle is not None and not idle.is_alive():
+            idle.wait_until_gone()
+            idle = None
+        process = idle or _Process(*self._key)
         try:
             process.channel.say(Observe(start))
             opened = process.channel.hear(waits=True)
@@ -179,7 +166,7 @@ class Observer:
             process.wait_until_gone()
             raise LogdirLocked(opened.text) if opened.is_locked else UserError(opened.text, opened.exit_code)
         assert isinstance(opened, Opened)
-        self._process, self._is_lost = process, False
+        self._process = process
         self._hold_writer_lock(opened.incarnation)
         return msgspec.structs.replace(start, task=TRAINER, incarnation=opened.incarnation)
 
@@ -201,7 +188,6 @@ class Observer:
             self._process.channel.hear()
             return
         link.unwatch(self._process.channel.fd)
-        self._is_lost = True
         link.lose(WATCHDOG, "it is dead")
         print(
             f"procsv: the watchdog of this program is gone; training goes on, nothing records it in {self.paths.home}",
@@ -226,7 +212,7 @@ class Observer:
 
     def finish_if_lost(self, link: Link) -> None:
         """In the watchdog's place, if that is dead: the services save what is unsaved, and end."""
-        for task in self.services if self._is_lost and link.is_talking else ():
+        for task in self.services if link.why_lost(WATCHDOG) and link.is_talking else ():
             try:
                 link.ask(task, Finish(), SERVICES[task].finish_s_max)
             except (TimeoutError, PeerError) as error:

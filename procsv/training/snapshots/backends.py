@@ -1,10 +1,6 @@
 """The two ways in which a snapshot leaves the trainer: through a slot, or as a checkpoint that the source writes itself.
 
 Called by the snapshotter, which decides when.  A run takes one way, chosen at its start and logged once.
-
-SlotBackend      capture between two steps, copy in the background, publish in shared memory
-StagingBackend   the source writes a checkpoint into a directory on the shared-memory filesystem, on the training thread; for
-                 states that no slot can hold, and where no slot can be had
 """
 
 from __future__ import annotations
@@ -16,7 +12,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -30,7 +25,7 @@ from procsv.training.snapshots.snapshot_queue import Want
 from procsv.training.snapshots.source import Captured, StateSource, StateSpec
 
 PAGE_BYTES = 4096
-SPARE_SHARE_MAX = 1 / 16  # of the free shared memory: a slot up to this size is reserved once more
+SPARE_SHARE_MAX = 1 / 16  # of the free shared memory: a spare slot up to this size is reserved
 
 declare("trainer.capture")
 
@@ -39,7 +34,7 @@ def always() -> bool:
     return True
 
 
-class SnapshotBackend(Protocol):
+class SnapshotBackend:
     """How a snapshot is taken.  `capture` runs with the training thread between two calls, and not beside `reserve`."""
 
     def reserve(self) -> None:
@@ -51,28 +46,20 @@ class SnapshotBackend(Protocol):
     def prepare(self) -> None:
         """Does what of the next `capture` can be done while training goes on.  Any thread."""
 
-    def capture(self, sequence: int, want: Want, is_whole: Callable[[], bool] = ...) -> Callable[[], Message] | None:
+    def close(self) -> None:
+        """Lets go of the source."""
+
+    def capture(self, sequence: int, want: Want, is_whole: Callable[[], bool] = always) -> Callable[[], Message] | None:
         """Takes the state; what it returns finishes the work off the training thread and gives the message.
 
         None if there is no room for it now, or if `is_whole`, asked when it is taken, says that it may be torn.
         """
-
-    def close(self) -> None: ...
-
-
-def slots_for(size: int, shm_dir: Path) -> int:
-    """How many slots to reserve: a spare one if it is cheap.
-
-    With two, no snapshot can be taken while the service saves one: the other is the newest, which must stay.
-    """
-    there = os.statvfs(shm_dir)
-    is_cheap = size <= SPARE_SHARE_MAX * there.f_bavail * there.f_frsize
-    return SLOTS_DEFAULT + 1 if is_cheap else SLOTS_DEFAULT
+        raise NotImplementedError
 
 
 @dataclass(slots=True)
-class SlotBackend:
-    """Capture and copy through shared memory."""
+class SlotBackend(SnapshotBackend):
+    """Captures between two steps, copies in the background, publishes in shared memory."""
 
     pool: SlotPool
     source: StateSource
@@ -88,7 +75,10 @@ class SlotBackend:
 
     def reserve(self) -> None:
         size = self._spec.layout.end - HEADER_BYTES + self._spec.toc_size
-        self.pool.reserve(size, slots_for(size, self.pool.shm_dir), never=self.never)
+        # With two, no snapshot can be taken while the service saves one, as the other is the newest and must stay.
+        there = os.statvfs(self.pool.shm_dir)
+        has_spare = size <= SPARE_SHARE_MAX * there.f_bavail * there.f_frsize
+        self.pool.reserve(size, SLOTS_DEFAULT + has_spare, never=self.never)
         for memory in self.pool.memories():
             np.frombuffer(memory, np.uint8)[HEADER_BYTES::PAGE_BYTES] = 0  # the first touch is slow: not in a step
 
@@ -132,21 +122,15 @@ class SlotBackend:
 
 
 @dataclass(slots=True)
-class StagingBackend:
-    """The source's own way to write a checkpoint, into a directory that the checkpoint service takes over.
+class StagingBackend(SnapshotBackend):
+    """The source writes a checkpoint on the training thread, into a directory that the checkpoint service takes over.
 
-    It lies in the first of `directories` that has room (shared memory, then the logdir's disk), and one that had none
-    is not tried again.
+    For states that no slot can hold, and where no slot can be had.  The directory lies in the first of `directories` that
+    has room (shared memory, then the logdir's disk), and one that had none is not tried again.
     """
 
     source: StateSource
     directories: list[Path]
-
-    def reserve(self) -> None: ...
-
-    def warm_up(self) -> None: ...
-
-    def prepare(self) -> None: ...
 
     def capture(self, sequence: int, want: Want, is_whole: Callable[[], bool] = always) -> Callable[[], Message] | None:
         step, runtime = self.source.read_step(), current()
@@ -167,5 +151,3 @@ class StagingBackend:
                     return lambda: Staged(prefix, sequence, step, want)
                 shutil.rmtree(directory, ignore_errors=True)
                 return None
-
-    def close(self) -> None: ...

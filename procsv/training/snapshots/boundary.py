@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from procsv.base.system.failpoints import declare, failpoint
 
 declare("trainer.step")
-
-_NO_KWARGS: Mapping[str, Any] = {}
 
 
 class Boundary:
@@ -44,25 +42,19 @@ class Boundary:
         """Whether a call that begins here and now would end at the boundary: on its thread, and within no other."""
         return not self.inside and threading.get_ident() == self.thread
 
-    def pass_call(
-        self,
-        call: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] = _NO_KWARGS,
-        about: Any = None,
-    ) -> Any:
-        """`call(*args, **kwargs)` as one step of the training thread, with the boundary at its end.
+    def pass_call(self, call: Callable[..., Any], args: tuple[Any, ...] = (), about: Any = None) -> Any:
+        """`call(*args)` as one step of the training thread, with the boundary at its end.
 
         Calls from within, and those of other threads, pass straight through.  `about`: see there.
         """
         if self.inside or threading.get_ident() != self.thread:
-            result = call(*args, **kwargs)
+            result = call(*args)
             self.elsewhere += 1
             return result
         with self.lock:
             self.inside, self.about = True, about
             try:
-                result = call(*args, **kwargs)
+                result = call(*args)
                 failpoint("trainer.step")
                 self.runs += 1
                 if self.due:

@@ -19,7 +19,7 @@ from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.training.snapshots.slot_copy import flat_bytes
 from procsv.training.snapshots.slot_layout import UNKNOWN, Pack
-from procsv.training.snapshots.source import Captured, StateSpec
+from procsv.training.snapshots.source import Captured, Entry, StateSpec
 
 CHUNK_BYTES = 1 << 20  # copied and hashed by turns, so that the hash reads what is still in the cache
 
@@ -32,7 +32,7 @@ def fill_and_publish(writer: SlotWriter, spec: StateSpec, captured: Captured, se
     filling = _Filling(spec, captured)
     writer.make_room(filling.end - HEADER_BYTES)
     filling.fill(writer.memory)
-    contents = _contents(spec, filling, captured.step, target)
+    contents = filling.contents(spec, captured.step, target)
     return writer.publish(sequence, captured.step, contents, filling.end)
 
 
@@ -42,9 +42,8 @@ class _Filling:
     def __init__(self, spec: StateSpec, captured: Captured) -> None:
         self._captured, self._layout = captured, spec.layout
         self.offsets, self.sizes = spec.layout.offsets.copy(), [size or 0 for size in spec.sizes]
-        self.shapes = [
-            array if copied else array.shape for array, copied in zip(captured.arrays, captured.copied, strict=True)
-        ]
+        pairs = zip(captured.arrays, captured.copied, strict=True)
+        self.shapes = [array if copied else array.shape for array, copied in pairs]
         self.hashes = [0] * len(self.offsets)
         self._late = self._place_the_late()
 
@@ -95,6 +94,15 @@ class _Filling:
                 offset = self.offsets[number]
                 self.hashes[number] = digest(view[offset : offset + size])
 
+    def contents(self, spec: StateSpec, step: int, target: str) -> Contents:
+        def entry_of(item: Entry) -> TensorEntry:
+            n = item.number
+            place = (self.shapes[n], self.offsets[n], self.sizes[n], self.hashes[n])
+            return TensorEntry(item.key, item.slice, item.dtype, *place)
+
+        shards = tuple(tuple(map(entry_of, shard)) for shard in spec.shards)
+        return Contents(spec.plan, spec.format, spec.sharded, shards, step if spec.has_step else -1, target)
+
 
 def _bytes_of(array: Any) -> Any:
     if array.dtype == object:
@@ -109,15 +117,3 @@ def _copy_and_hash(target: Any, data: Any) -> int:
         np.copyto(piece, data[start : start + CHUNK_BYTES])
         hasher.update(piece)
     return hasher.intdigest()
-
-
-def _contents(spec: StateSpec, filled: _Filling, step: int, target: str) -> Contents:
-    shards = []
-    for shard in spec.shards:
-        entries = []
-        for item in shard:
-            i = item.number
-            place = (filled.shapes[i], filled.offsets[i], filled.sizes[i], filled.hashes[i])
-            entries.append(TensorEntry(item.key, item.slice, item.dtype, *place))
-        shards.append(tuple(entries))
-    return Contents(spec.plan, spec.format, spec.sharded, tuple(shards), step if spec.has_step else -1, target)

@@ -16,9 +16,7 @@ from procsv.ipc.shm.slot_index import align
 
 SMALL_BYTES_MAX = 16 << 10  # up to this size a tensor goes into a pack
 PACK_BYTES_MAX = 1 << 20  # so long one call may keep other Python threads waiting (some 0.1 ms)
-UNKNOWN = (
-    -1
-)  # the place of a tensor whose size is not known beforehand: found anew for each snapshot, behind all others
+UNKNOWN = -1  # the place of a tensor whose size is not known beforehand: behind all others, anew for each snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,33 +59,29 @@ class Layout:
 
 def lay_out(sizes: list[int | None], groups: Iterable[list[int]]) -> Layout:
     """Places for tensors of these sizes (None: unknown).  A pack holds members of one of the `groups` of numbers only."""
-    offsets, single, packs, at = [UNKNOWN] * len(sizes), list[int](), list[Pack](), HEADER_BYTES
-    for number, size in enumerate(sizes):
-        if size is None or size > SMALL_BYTES_MAX:
-            single.append(number)
-        if size is not None and size > SMALL_BYTES_MAX:
+    offsets, packs, at = [UNKNOWN] * len(sizes), list[Pack](), HEADER_BYTES
+    small = {number: size for number, size in enumerate(sizes) if size is not None and size <= SMALL_BYTES_MAX}
+    single = [number for number in range(len(sizes)) if number not in small]
+    for number in single:
+        size = sizes[number]
+        if size is not None:
             offsets[number], at = at, align(at + size)
     for group in groups:
-        for members in _bunches([number for number in group if _is_small(sizes[number])], sizes):
-            pack = Pack.of(members, [sizes[number] or 0 for number in members], at)
-            for number in members:
-                offsets[number], at = at, align(at + (sizes[number] or 0))
-            packs.append(pack)
+        for members in _bunches({number: small[number] for number in group if number in small}):
+            packs.append(Pack.of(list(members), list(members.values()), at))
+            for number, size in members.items():
+                offsets[number], at = at, align(at + size)
     return Layout(offsets, packs, single, at)
 
 
-def _is_small(size: int | None) -> bool:
-    return size is not None and size <= SMALL_BYTES_MAX
-
-
-def _bunches(numbers: list[int], sizes: list[int | None]) -> Iterable[list[int]]:
-    bunch, room = list[int](), PACK_BYTES_MAX
-    for number in numbers:
-        size = align(sizes[number] or 0)
-        if bunch and size > room:
+def _bunches(sizes: dict[int, int]) -> Iterable[dict[int, int]]:
+    """Parts whose members fit into one pack."""
+    bunch, room = dict[int, int](), PACK_BYTES_MAX
+    for number, size in sizes.items():
+        if bunch and align(size) > room:
             yield bunch
-            bunch, room = [], PACK_BYTES_MAX
-        bunch.append(number)
-        room -= size
+            bunch, room = {}, PACK_BYTES_MAX
+        bunch[number] = size
+        room -= align(size)
     if bunch:
         yield bunch

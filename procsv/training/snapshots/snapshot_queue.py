@@ -182,7 +182,7 @@ class SnapshotQueue:
     def captured(self, batch: list[Record], sequence: int, calls: int) -> None:
         for record in batch:
             record.sequence, record.calls = sequence, calls
-            self._advance(record, Event.CAPTURE)
+            record.state = next_state(record.state, Event.CAPTURE)
             if record.request.want:
                 self.asked = record
 
@@ -200,17 +200,17 @@ class SnapshotQueue:
 
     def copied(self, sequence: int) -> None:
         for record in self.of(sequence):
-            self._advance(record, Event.COPY)
+            record.state = next_state(record.state, Event.COPY)
 
     def outgrown(self, sequence: int, now_s: float) -> None:
         """There is no room any more for what was captured: it is captured anew, for the other backend."""
         for record in self.of(sequence):
-            self._advance(record, Event.OUTGROW)
+            record.state = next_state(record.state, Event.OUTGROW)
             record.sequence, record.calls, record.due_s, record.capture_s = 0, -1, now_s, now_s + PATIENCE_S
 
     def published(self, sequence: int, now_s: float) -> None:
         for record in self.of(sequence):
-            self._advance(record, Event.PUBLISH)
+            record.state = next_state(record.state, Event.PUBLISH)
             if not record.request.want:
                 self._space(now_s)
         self.drop([r for r in self.records if r.state is State.PUBLISHED and not r.request.want])
@@ -218,7 +218,7 @@ class SnapshotQueue:
     def fail(self, batch: Iterable[Record], failure: Exception, now_s: float) -> None:
         """They will never come as far as the service."""
         for record in batch:
-            self._advance(record, Event.FAIL)
+            record.state = next_state(record.state, Event.FAIL)
             record.failure = failure
             if not record.request.want:
                 self._space(now_s + FAILED_PAUSE_S)
@@ -227,12 +227,12 @@ class SnapshotQueue:
     def saved(self, sequence: int) -> None:
         """The service has made a durable checkpoint of `sequence`, which is newer than all before it."""
         for record in self._with_the_service(sequence):
-            self._advance(record, Event.SAVE)
+            record.state = next_state(record.state, Event.SAVE)
         self._forget_the_settled()
 
     def save_failed(self, sequence: int) -> None:
         for record in self._with_the_service(sequence):
-            self._advance(record, Event.FAIL)
+            record.state = next_state(record.state, Event.FAIL)
 
     def of(self, sequence: int) -> list[Record]:
         """The requests that snapshot `sequence` serves."""
@@ -240,9 +240,6 @@ class SnapshotQueue:
 
     def _with_the_service(self, sequence: int) -> list[Record]:
         return [r for r in self.records if r.sequence <= sequence and r.state in (State.PUBLISHED, State.FAILED)]
-
-    def _advance(self, record: Record, event: Event) -> None:
-        record.state = next_state(record.state, event)
 
     def _forget_the_settled(self) -> None:
         self.drop([r for r in self.records if r.state is State.DURABLE or r.failure is not None])

@@ -238,8 +238,8 @@ class Snapshotter:
     # -- captures --------------------------------------------------------------------------------------------
     def _try_capture(
         self, first: Record | None = None, is_urgent: bool = False, is_whole: Callable[[], bool] = always
-    ) -> bool:
-        """Captures what is due, the training thread being between two calls or in one that changes nothing; False if not.
+    ) -> None:
+        """Captures what is due, the training thread being between two calls or in one that changes nothing.
 
         `is_whole` is asked when it has been captured; what may be torn is thrown away.
         """
@@ -248,13 +248,11 @@ class Snapshotter:
             now_s = self._clock.monotonic()
             batch = [] if self._is_busy else self._queue.choose_batch(now_s, calls, first, is_urgent)
             if not batch:
-                return False
+                return
             self._is_busy = True
         want: Want = next((record.request.want for record in reversed(batch) if record.request.want), "")
-        if any(
-            record.request.for_stop for record in batch
-        ):  # a signal comes before the message that says what it is about
-            want = self._runtime.stop_reason or want
+        if any(record.request.for_stop for record in batch):
+            want = self._runtime.stop_reason or want  # a signal comes before the message that says what it is about
         finish: Finish | None = None
         failure: Exception | None = None
         sequence = self._runtime.sequence + 1
@@ -276,7 +274,6 @@ class Snapshotter:
                     queue.put_off(batch, stopped_s)
         if failure is not None:
             self._report(batch, failure, State.REQUESTED)
-        return finish is not None
 
     def _report(self, records: list[Record], failure: Exception, reached: State) -> None:
         """Logs `failure`, unless a caller waits who hears of it, or it only says that the source is closed."""

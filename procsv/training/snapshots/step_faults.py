@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 
 
 class StepFaults:
-    """What a plan has in store for this incarnation.  `look` is called on the training thread after each step."""
+    """What a plan has in store for this incarnation.  `carry_out_due` is called on the training thread after each step."""
 
     def __init__(self, start: Start, clock: Clock, injected: Injected, say_step: Callable[[int], None]) -> None:
         """`say_step` writes the step into the heartbeat: after a kill it is what the journal will say."""
-        self._say_step = say_step
+        self._start, self._clock, self._injected, self._say_step = start, clock, injected, say_step
         plan = Plan.decode(start.settings.plan)
-        self._start, self._clock, self._injected = start, clock, injected
         done = count_done(plan, read_journal(start.paths.journal))
         self._left = {
             number: (fault, times)
@@ -47,15 +46,12 @@ class StepFaults:
         self._injected.moment()
         for number, (fault, done) in list(self._left.items()):
             if step >= fault.due_step(done):
-                self._count(number, fault, done)
-                self._have(fault, step)
+                del self._left[number]
+                if not fault.is_spent(done + 1):
+                    self._left[number] = (fault, done + 1)
+                self._carry_out(fault, step)
 
-    def _count(self, number: int, fault: Fault, done: int) -> None:
-        del self._left[number]
-        if not fault.is_spent(done + 1):
-            self._left[number] = (fault, done + 1)
-
-    def _have(self, fault: Fault, step: int) -> None:
+    def _carry_out(self, fault: Fault, step: int) -> None:
         journal = Journal(self._start.paths.journal, self._clock)
         journal.append(FAULT_EVENT, TRAINER, self._start.incarnation, fault=str(fault), step=step)
         journal.close()

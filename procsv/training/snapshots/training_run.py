@@ -6,28 +6,26 @@ snapshots, progress and readiness; decides nothing about services, threads or su
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 from procsv.base import exit_codes
 from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
 from procsv.base.run.manifest import Reason
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.text import gist
-from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import Durable, FirstStepDone, Rejected, SavedKey, SaveFailed, Unwritable
+from procsv.ipc.messaging.messages import Durable, FirstStepDone, Message, Rejected, SavedKey, SaveFailed, Unwritable
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_file import NoRoom, SlotPool
 from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.link import Handler
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.backends import SlotBackend, SnapshotBackend, StagingBackend
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
-from procsv.training.snapshots.progress import Progress
 from procsv.training.snapshots.restore_client import Origin
-from procsv.training.snapshots.snapshot_queue import Record, SnapshotRequest
-from procsv.training.snapshots.snapshot_state import State
+from procsv.training.snapshots.snapshot_queue import Record
 from procsv.training.snapshots.snapshotter import Snapshotter
 from procsv.training.snapshots.source import StateSource
 from procsv.training.snapshots.step_faults import StepFaults
@@ -35,16 +33,8 @@ from procsv.training.snapshots.step_faults import StepFaults
 declare("trainer.compile", "trainer.save", "trainer.after_last_step")
 
 FIRST_SAVE_S_MAX = 2.0  # how long the first step waits for the checkpoint before it
+READ_EVERY_S = 0.5  # the step for the heartbeat; the contract is "at least once a second"
 FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class SaveSetup:
-    """What is done for a source of state besides watching its progress."""
-
-    saves: bool  # False: no snapshots, and no checkpoints
-    cadence: Cadence
-    on_durable: Callable[[Durable], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,42 +49,52 @@ class TrainingRun:
     """procsv's side of one source of state."""
 
     def __init__(
-        self, runtime: Runtime, source: StateSource, origin: Origin, kept: SaveSetup, lost: Lost | None = None
+        self,
+        runtime: Runtime,
+        source: StateSource,
+        origin: Origin,
+        cadence: Cadence | None,
+        on_durable: Callable[[Durable], None],
+        lost: Lost | None = None,
     ) -> None:
-        """`lost`: the session that this source takes the place of, if any."""
-        self._runtime, self._source, self.origin, self._kept = runtime, source, origin, kept
-        self._lost = lost
+        """`cadence` None: no snapshots, and no checkpoints.  `lost`: the session that this source replaces, if any."""
+        self._runtime, self._source, self.origin, self._cadence = runtime, source, origin, cadence
+        self._tell_durable, self._lost = on_durable, lost
         self._failures: tuple[type[Exception], ...] = (TimeoutError, OSError, NoRoom, *source.errors)  # of a snapshot
         self.boundary = Boundary(self._visit)
         self.first_step = runtime.step = source.read_step()
-        self._is_ready = False
+        self.is_ready = False  # whether a step has ended
         self._last_durable: dict[bool, SavedKey] = {}  # of the program's own saves, and of ours
         self._last_error = ""  # the gist of why saving fails
         self._faults = StepFaults(runtime.start, runtime.clock, runtime.injected, runtime.say_step)
-        self._progress = Progress(runtime, source)
+        self._ending = threading.Event()
+        self._reader = threading.Thread(target=self._keep_reading, name="procsv-progress", daemon=True)
+        self._handlers: dict[type[Message], Handler] = {
+            Durable: self._on_durable,
+            SaveFailed: self._on_failed,
+            Unwritable: self._on_unwritable,
+            Rejected: self._on_rejected,
+        }
         self.snapshots: Snapshotter | None = None
         self.is_over = False
 
     def start_training(self) -> None:
         """Makes steps pass the boundary from here on."""
         failpoint("trainer.compile")
-        link = self._runtime.link
         self._runtime.training = self
         self._begin_snapshots()
-        link.on(Durable, self._on_durable)
-        link.on(SaveFailed, self._on_failed)
-        link.on(Unwritable, self._on_unwritable)
-        link.on(Rejected, self._on_rejected)
+        for kind, handler in self._handlers.items():
+            self._runtime.link.on(kind, handler)
         self._source.attach(self.boundary)
         self._runtime.on_stop(self._on_stop)
-        self._runtime.injected.on_waiting = self._look_soon
+        self._runtime.injected.on_waiting = self._visit_soon
         self._runtime.count_runs = lambda: self.boundary.runs + self._source.count_calls()
         self._runtime.phase = Phase.COMPILE
         self.boundary.due = True  # until the first step has ended
-        self._progress.start_reading()
+        self._reader.start()
 
     def _begin_snapshots(self) -> None:
-        if not self._kept.saves:
+        if self._cadence is None:
             return
         start, source = self._runtime.start, self._source
         staging = StagingBackend(source, [start.paths.shm_dir, start.paths.home])
@@ -103,7 +103,7 @@ class TrainingRun:
             restored = frozenset({self.origin.path} if self.origin.source == "memory" else ())
             pool = SlotPool(start.paths.shm_dir, start.run, start.task, start.incarnation)
             backend = SlotBackend(pool, source, start.target, restored)
-        self.snapshots = Snapshotter(self._runtime, self.boundary, source, (backend, staging), self._kept.cadence)
+        self.snapshots = Snapshotter(self._runtime, self.boundary, source, (backend, staging), self._cadence)
         if self.origin.source == "fresh":
             self.snapshots.reserve()  # before the first step; a restored session gets there faster and reserves behind it
         self.snapshots.start_worker()
@@ -115,25 +115,15 @@ class TrainingRun:
         if self._faults.is_watching:
             self.boundary.due = True
             self._faults.carry_out_due(self._source.read_step())
-        if not self._is_ready:
-            self._look_whether_ready()
+        if not self.is_ready:
+            self._check_ready()
         if self.snapshots is not None:
             self.snapshots.visit()
         if self._runtime.stop_reason is not None:
             self.boundary.due = True
             self._end_if_overdue()
 
-    @property
-    def should_stop(self) -> bool:
-        """Whether the process is asked to save and end."""
-        return self._runtime.stop_reason is not None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a step has ended."""
-        return self._is_ready
-
-    def _look_whether_ready(self) -> None:
+    def _check_ready(self) -> None:
         """READY: the first call after the start that has moved the global step has ended."""
         step = self._source.read_step()
         if step == self.first_step and step >= 0:
@@ -144,16 +134,24 @@ class TrainingRun:
             self.origin, self.first_step = Origin("checkpoint", "", step), step
             self.boundary.due = True
             return
-        self._is_ready = True
+        self.is_ready = True
         self._runtime.step = step
         self._runtime.phase = Phase.STEP
         now_s = self._runtime.clock.monotonic()
         recovered = FirstStepDone(self.first_step, self.origin.source, self.origin.path, step, now_s)
         if self._lost is None:
             self._runtime.recovered(recovered)
-        else:
-            lost_steps = max(0, self._lost.step - max(self.first_step, 0))
-            self._runtime.session_recovered(recovered, now_s - self._lost.at_s, lost_steps)
+            return
+        fields: dict[str, str | int | float] = {
+            "step": self.first_step,
+            "source": self.origin.source,
+            "from": self.origin.path,
+            "at": step,
+            "seconds": round(now_s - self._lost.at_s, 3),
+            "lost_steps": max(0, self._lost.step - max(self.first_step, 0)),
+        }
+        self._runtime.note("session_recovered", **fields)
+        self._runtime.tell_watchdog(recovered)
 
     def _end_if_overdue(self) -> None:
         share_s = self._runtime.start.settings.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
@@ -167,44 +165,52 @@ class TrainingRun:
         if self.snapshots is not None:
             self.snapshots.request_stop_save(reason)
 
-    def _look_soon(self) -> None:
+    def _visit_soon(self) -> None:
         self.boundary.due = True
 
-    def _on_durable(self, received: Received) -> None:
-        news = cast(Durable, received.body)
+    def _on_durable(self, news: Durable) -> None:
         is_ours = news.sequence > 0
         if news.key != self._last_durable.get(is_ours):  # said to all, and once more to the one who asked
             self._last_durable[is_ours] = news.key
             self._last_error = "" if is_ours else self._last_error
-            self._kept.on_durable(news)
+            self._tell_durable(news)
         if self.snapshots is not None:
             self.snapshots.on_durable(news)  # last: whoever waits for it finds everything done
 
-    def _on_failed(self, received: Received) -> None:
-        body = cast(SaveFailed, received.body)
-        if gist(body.error) != self._last_error:  # it is tried again and again
-            self._last_error = gist(body.error)
+    def _on_failed(self, news: SaveFailed) -> None:
+        if gist(news.error) != self._last_error:  # it is tried again and again
+            self._last_error = gist(news.error)
             log.error(
-                "procsv: saving step %d failed, training goes on and it is tried again: %s", body.step, body.error
+                "procsv: saving step %d failed, training goes on and it is tried again: %s", news.step, news.error
             )
         if self.snapshots is not None:
-            self.snapshots.on_failed(body)
+            self.snapshots.on_failed(news)
 
-    def _on_unwritable(self, received: Received) -> None:
-        error = cast(Unwritable, received.body).error
+    def _on_unwritable(self, news: Unwritable) -> None:
+        error = news.error
         if error and gist(error) != self._last_error:
             log.error("procsv: nothing can be saved, training goes on: %s", error)
         self._last_error = gist(error)
 
-    def _on_rejected(self, received: Received) -> None:
-        body = cast(Rejected, received.body)
-        log.error("procsv: %s is not used: %s", body.path, body.why)
+    def _on_rejected(self, news: Rejected) -> None:
+        log.error("procsv: %s is not used: %s", news.path, news.why)
 
     # -- the end ---------------------------------------------------------------------------------------------
     def read_step(self) -> int:
         """The global step now; the heartbeat says it, too."""
         self._runtime.step = self._source.read_step()
         return self._runtime.step
+
+    def _keep_reading(self) -> None:
+        """Reads the global step for the heartbeat, on a thread of its own, until the end or until it cannot be read."""
+        failures: tuple[type[Exception], ...] = (RuntimeError, *self._source.errors)
+        is_over = False
+        while not is_over:
+            is_over = self._ending.wait(READ_EVERY_S)  # then once more: it is the last step that people will see
+            try:
+                self.read_step()
+            except failures:
+                return  # it is closed or broken: whoever trains with it will hear of it
 
     def save(self, reason: Reason, timeout_s: float) -> bool:
         """A durable checkpoint of the state between two steps; False, with the reason logged, if there is none."""
@@ -236,33 +242,6 @@ class TrainingRun:
         log.error("procsv: not saved within %.0f s: %s", timeout_s, why)
         return False
 
-    def save_soon(self, exactly: bool, waits: bool = False) -> None:
-        """Within a call on the training thread: the state at its end becomes a checkpoint.
-
-        `exactly`: that very step, if need be by waiting for the one before it.  Else a later step does where no slot is
-        free.  `waits`: the call ends when it is one, or when it has failed to become one.
-        """
-        if self.snapshots is not None:
-            until = State.DURABLE if waits else State.CAPTURED if exactly else State.REQUESTED
-            self.snapshots.request(SnapshotRequest("periodic", exactly, until))
-
-    def wait_begun(self, timeout_s: float) -> None:
-        """Until the newest one asked for is on disk, or has failed once, or `timeout_s` is over: training begins anyway."""
-        if self.snapshots is not None and self.snapshots.asked is not None:
-            with self._runtime.saving():
-                self.snapshots.wait_settled(self.snapshots.asked, timeout_s)
-
-    def save_begun(self, reason: Reason) -> bool:
-        """A checkpoint of this moment, without waiting for it; False, with the reason logged, if it cannot be taken."""
-        return self.snapshots is not None and self.snapshots.capture_async(reason).failure is None
-
-    def save_now(self, reason: Reason) -> bool:
-        """A checkpoint of this moment, waited for until it is durable or has failed (which is logged as it happens)."""
-        if self.snapshots is None:
-            return False
-        with self._runtime.saving():
-            return self.snapshots.wait_settled(self.snapshots.take_snapshot(reason), FINAL_SAVE_S_MAX)
-
     def take_first(self) -> None:
         """The checkpoint that a fresh state begins with; a small one is on disk then, as programs expect that look for it.
 
@@ -289,12 +268,10 @@ class TrainingRun:
             self._runtime.training = None
         self._runtime.forget_stop(self._on_stop)
         self._runtime.injected.on_waiting = lambda: None
-        self._progress.stop_reading()
+        self._ending.set()
+        self._reader.join(5.0)
         if self.snapshots is not None:
             self.snapshots.close()
         self._source.close()
-        link = self._runtime.link
-        link.remove_handler(Durable, self._on_durable)
-        link.remove_handler(SaveFailed, self._on_failed)
-        link.remove_handler(Unwritable, self._on_unwritable)
-        link.remove_handler(Rejected, self._on_rejected)
+        for kind, handler in self._handlers.items():
+            self._runtime.link.remove_handler(kind, handler)

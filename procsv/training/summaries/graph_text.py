@@ -36,14 +36,10 @@ def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
     is_new = not path.exists()  # else programs find the old one, and a restart does not wait
     parcel = runtime.streams.put_parcel(data)
     runtime.link.send_reliable(SUMMARY, GraphText(parcel, str(path)))
-    if is_new and len(data) <= WAITED_FOR_BYTES_MAX:
-        _wait_for(runtime, path)
-
-
-def _wait_for(runtime: Runtime, path: Path) -> None:
-    """Waits until `path` exists; it is complete then, as it is replaced whole."""
+    if not is_new or len(data) > WAITED_FOR_BYTES_MAX:
+        return
     deadline_s, pause = runtime.clock.monotonic() + WAIT_S_MAX, threading.Event()
-    while not path.exists() and runtime.clock.monotonic() < deadline_s:
+    while not path.exists() and runtime.clock.monotonic() < deadline_s:  # it is complete then, as it is replaced whole
         if runtime.stop_reason is not None or runtime.link.why_lost(SUMMARY):
             return
         pause.wait(FILE_POLL_S)

@@ -1,6 +1,6 @@
 """Walks over a graph: the elements of a run, and the ops that it needs.
 
-Used by summaries that are computed with a step, and by the analysis of side effects.  It runs nothing.
+Used to read what a Saver does, to compute summaries with a step, and to find side effects.  It runs nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,25 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import tensorflow as tf
+
+# Op types that only read the resource that is their first input.
+RESOURCE_READS = frozenset(
+    {
+        "DisableCopyOnRead",
+        "LookupTableExport",
+        "LookupTableExportV2",
+        "LookupTableFind",
+        "LookupTableFindV2",
+        "LookupTableSize",
+        "LookupTableSizeV2",
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "VarIsInitializedOp",
+        "VariableShape",
+    }
+)
+REF_VARIABLES = frozenset({"Variable", "VariableV2"})
 
 
 def elements_of(graph: Any, fetches: Any, feed_dict: Any = None) -> tuple[list[Any], frozenset[str]] | None:
@@ -27,12 +46,13 @@ def needed_ops(
     start = (e if isinstance(e, tf.Operation) else e.op for e in elements if e.name not in fed)
     return closure(
         (op for op in start if op not in done),
-        lambda op: (
-            source
-            for source in (*(tensor.op for tensor in op.inputs if tensor.name not in fed), *op.control_inputs)
-            if source not in done
-        ),
+        lambda op: (source for source in sources_of(op, fed) if source not in done),
     )
+
+
+def sources_of(op: Any, fed: Collection[str] = frozenset()) -> list[Any]:
+    """The ops that run right before `op`, given the names of what is fed."""
+    return [*(tensor.op for tensor in op.inputs if tensor.name not in fed), *op.control_inputs]
 
 
 def closure(start: Iterable[Any], follow: Callable[[Any], Iterable[Any]]) -> set[Any]:

@@ -14,28 +14,29 @@ from typing import Any
 
 import tensorflow as tf
 
-from procsv.training.summaries.graph_walk import closure, elements_of, needed_ops
+from procsv.training.summaries.graph_walk import (
+    REF_VARIABLES,
+    RESOURCE_READS,
+    closure,
+    elements_of,
+    needed_ops,
+    sources_of,
+)
 
 tf1 = tf.compat.v1
 
-# Stateful ops that change nothing when they run once more: reads of variables, handles, sizes of queues.
-_HARMLESS = frozenset(
-    {
+# Stateful ops that change nothing when they run once more: reads, handles, sizes of queues.
+_HARMLESS = (
+    RESOURCE_READS
+    | REF_VARIABLES
+    | {
         "VarHandleOp",
-        "ReadVariableOp",
-        "ResourceGather",
-        "ResourceGatherNd",
-        "Variable",
-        "VariableV2",
         "RefIdentity",
         "RefSwitch",
         "RefMerge",
-        "VarIsInitializedOp",
         "IsVariableInitialized",
         "HashTable",
         "HashTableV2",
-        "LookupTableFindV2",
-        "LookupTableSizeV2",
         "Iterator",
         "IteratorV2",
         "OneShotIterator",
@@ -82,8 +83,10 @@ class PiggybackFetch:
             self._known[key] = self._find_split(wanted, fed)
         return self._known[key]
 
-    def name_of(self, tensor: Any) -> str:
-        return str(self._graph.as_graph_element(tensor).name)
+    def compute(self, run: Callable[..., Any], split: Split, taken: list[Any], feed_dict: Any) -> Any:
+        """The op, by a second run that is fed with what the first has `taken` along, and with what that was fed."""
+        fed = {t: v for t, v in (feed_dict or {}).items() if self._graph.as_graph_element(t).name in split.feeds}
+        return run(self._op, {**fed, **dict(zip(split.along, taken, strict=True))})
 
     def _find_split(self, wanted: list[Any], fed: frozenset[str]) -> Split | None:
         runs_anyway = needed_ops(wanted, fed)
@@ -98,7 +101,7 @@ class PiggybackFetch:
         """The needed ops that must be in the program's run: those with an effect, and what cannot be cut from them."""
         users: dict[Any, list[Any]] = {op: [] for op in needed}
         for op in needed:
-            for source in {t.op for t in op.inputs if t.name not in fed} | set(op.control_inputs):
+            for source in set(sources_of(op, fed)):
                 users[source].append(op)
         tainted = closure((op for op in needed if _has_effect(op)), lambda op: users[op])
         return closure(tainted & runs_anyway, lambda op: (u for u in users[op] if not self._can_cut(op, u, fed)))
@@ -134,49 +137,24 @@ def _has_effect(op: Any) -> bool:
 
 
 class PendingFetch:
-    """One due op, computed with the next run that has the same effects.
+    """One due computation, made with the next run that has the same effects.
 
     When `is_over`: its `value` at global step `step`, or the `error` of computing it, or neither if that run failed.
     """
 
-    def __init__(self, carrying: PiggybackFetch, op: Any, read_step: Callable[[], int]) -> None:
+    def __init__(self, piggyback: PiggybackFetch, read_step: Callable[[], int]) -> None:
         self.is_over = False
         self.value: Any = None
         self.step = -1
         self.error: Exception | None = None
-        self._carrying, self._op, self._read_step = carrying, op, read_step
-        self._split: Split | None = None
+        self.piggyback, self._read_step = piggyback, read_step
 
-    def fits(self, fetches: Any, feed_dict: Any) -> bool:
-        """Whether the run of `fetches` has these effects; `along` is then to be fetched with it."""
-        self._split = self._carrying.split(fetches, feed_dict)
-        return self._split is not None
-
-    @property
-    def along(self) -> list[Any]:
-        assert self._split is not None
-        return list(self._split.along)
-
-    def finish(self, run: Callable[..., Any], taken: list[Any], feed_dict: Any) -> None:
+    def finish(self, run: Callable[..., Any], split: Split, taken: list[Any], feed_dict: Any) -> None:
         """Computes the rest right after that run, between two calls on the training thread: the state is that step's."""
-        assert self._split is not None
         try:
-            self.value = taken[0] if self._split.is_whole else run(self._op, self._feeds(taken, feed_dict))
+            self.value = taken[0] if split.is_whole else self.piggyback.compute(run, split, taken, feed_dict)
             self.step = self._read_step()
         except Exception as error:  # noqa: BLE001  raised where the value is awaited: the step is not to blame
             self.error = error
         finally:
             self.is_over = True
-
-    def _feeds(self, taken: list[Any], feed_dict: Any) -> dict[Any, Any]:
-        assert self._split is not None
-        users = {
-            tensor: value
-            for tensor, value in (feed_dict or {}).items()
-            if self._carrying.name_of(tensor) in self._split.feeds
-        }
-        return {**users, **dict(zip(self._split.along, taken, strict=True))}
-
-    def dropped(self) -> None:
-        """The run has failed, and raises its error in the program."""
-        self.is_over = True

@@ -98,7 +98,7 @@ class SVSummaryThread(ServiceThread):
     def _run_along(self) -> bool:
         """Has a training step compute the summary; False if none does."""
         boundary, clock = self._training.boundary, self._clock
-        pending_fetch = PendingFetch(self._piggyback, self._supervisor.summary_op, self._training.read_step)
+        pending_fetch = PendingFetch(self._piggyback, self._training.read_step)
         from_s, from_runs = clock.monotonic(), boundary.runs + boundary.elsewhere
         set_pending_fetch(self._session, pending_fetch)
         while not pending_fetch.is_over:
@@ -171,10 +171,10 @@ class SVTimerCheckpointThread(ServiceThread):
     """Has snapshots taken by their cadence until the stop; the checkpoint service saves them."""
 
     def run(self) -> None:
-        supervisor, snapshots = self._supervisor, self._training.snapshots
+        snapshots = self._training.snapshots
         assert snapshots is not None
         with self._coord.stop_on_exception():
-            self._controller.start_cadence(self._training, supervisor.save_summaries_secs, supervisor.summary_writer)
+            self._controller.start_cadence(self._training, self._supervisor.save_summaries_secs)
             self._wait_for_end(math.inf)
             snapshots.stop_cadence()
 

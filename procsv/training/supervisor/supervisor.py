@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -18,18 +17,14 @@ import tensorflow as tf
 from tensorflow.python.training import supervisor as tf_supervisor
 
 from procsv.base.system.system_clock import SystemClock
-from procsv.base.text import is_remote
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.training.graph.restore import SessionManager
 from procsv.training.graph.save_config import SaveConfig
 from procsv.training.managed.attach import attach
 from procsv.training.managed.coordinator import Coordinator
-from procsv.training.managed.local_master import resolve_master
 from procsv.training.managed.session_controller import SessionController
-from procsv.training.managed.wait_for_chief import WaitingSessionManager
+from procsv.training.managed.session_manager import SessionManager, resolve_master
 from procsv.training.runtime.context import Runtime, current
 from procsv.training.snapshots.restore_client import ask_newest
-from procsv.training.summaries.run_sink import HeldSink
 from procsv.training.summaries.writer import SummaryWriter
 from procsv.training.supervisor import service_threads
 
@@ -83,7 +78,6 @@ class Supervisor(tf_supervisor.Supervisor):
         if tf.executing_eagerly():
             raise RuntimeError("Supervisors are incompatible with eager execution.")
         self._runtime: Runtime | None = None  # None: it behaves as TensorFlow's class
-        self._sink: HeldSink | None = None
         self._controller: SessionController | None = None  # None without a runtime
         self._graph_added_to_summary = False
         self._attach(given)
@@ -101,15 +95,12 @@ class Supervisor(tf_supervisor.Supervisor):
             return
         self._runtime, given["logdir"] = attach(given["logdir"], may_save=given["saver"] is not None)
         if given["summary_writer"] is Supervisor.USE_DEFAULT and self._runtime is not None:
-            self._sink = HeldSink(self._runtime)
-            given["summary_writer"] = SummaryWriter(given["logdir"], sink=self._sink)
-            if is_remote(os.fspath(given["logdir"])):
-                self._sink = None  # TensorFlow's own writer, with its own thread, writes there
+            given["summary_writer"] = SummaryWriter(given["logdir"], self._runtime.streams)
 
     def _make_controller(self, runtime: Runtime, snapshot_secs: Any, final_checkpoint: bool) -> SessionController:
-        controller = SessionController(runtime, final_checkpoint, lambda: self._summary_writer)
+        controller = SessionController(runtime, final_checkpoint)
         controller.configure(SaveConfig.prepare(self, snapshot_secs), self._save_path)
-        controller.coord, controller.logs_saves = self._coord, True
+        controller.coord, controller.writer, controller.logs_saves = self._coord, self._summary_writer, True
         if isinstance(self._session_manager, SessionManager):
             controller.manager = self._session_manager
         return controller
@@ -117,7 +108,7 @@ class Supervisor(tf_supervisor.Supervisor):
     # -- defaults --------------------------------------------------------------------------------------------
     def _init_session_manager(self, session_manager: Any = None) -> None:
         if session_manager is None:
-            session_manager = WaitingSessionManager(
+            session_manager = SessionManager(
                 local_init_op=self._local_init_op,
                 ready_op=self._ready_op,
                 ready_for_local_init_op=self._ready_for_local_init_op,
@@ -246,8 +237,8 @@ class Supervisor(tf_supervisor.Supervisor):
                 self._summary_writer.add_session_log(tf1.SessionLog(status=tf1.SessionLog.STOP))
                 self._summary_writer.close()
                 self._graph_added_to_summary = False
-            elif self._sink is not None and controller.is_in_run:
-                self._sink.hold_run()  # the writer stays open: the next session continues its file
+            elif isinstance(self._summary_writer, SummaryWriter) and controller.is_in_run:
+                self._summary_writer.hold_run(controller.runtime)
             controller.leave_run()
 
     @contextlib.contextmanager

@@ -11,7 +11,7 @@ import tensorflow as tf
 import procsv
 from procsv.base.errors import UserError
 from procsv.base.run.journal import read_journal
-from procsv.training.graph.graph_diff import NAMES_MAX, Kind, changes_since, compare
+from procsv.training.graph.graph_diff import NAMES_MAX, changes_since, compare
 from tests.support.launched import launched
 
 tf1 = tf.compat.v1
@@ -91,20 +91,23 @@ def test_what_has_changed_since_the_state_in_memory_is_named_and_the_run_gives_u
 
 
 def test_many_names_are_counted() -> None:
-    wanted = {(f"v{i:02}", ""): Kind("float32", (3,)) for i in range(NAMES_MAX + 5)}
+    wanted = {(f"v{i:02}", ""): tf.TensorSpec([3], tf.float32) for i in range(NAMES_MAX + 5)}
 
-    text = str(compare(wanted, {("w", ""): Kind("float32", (3,))}))
+    text = str(compare(wanted, {("w", ""): tf.TensorSpec([3], tf.float32)}))
 
     assert f"v{NAMES_MAX - 1:02} and 5 more" in text
     assert f"v{NAMES_MAX:02}" not in text
 
 
 def test_a_shape_that_is_not_known_fits_any() -> None:
-    assert Kind("float32", None).fits(Kind("float32", (3,)))
-    assert Kind("float32", (None, 3)).fits(Kind("float32", (2, 3)))
-    assert not Kind("float32", (None, 3)).fits(Kind("float32", (2, 4)))
-    assert not Kind("float32", (3,)).fits(Kind("float32", (3, 1)))
-    assert not Kind("int32", (3,)).fits(Kind("float32", (3,)))
+    def fits(shape: list[int | None] | None, there: list[int], dtype: Any = tf.float32) -> bool:
+        return not compare({("v", ""): tf.TensorSpec(shape, dtype)}, {("v", ""): tf.TensorSpec(there, tf.float32)})
+
+    assert fits(None, [3])
+    assert fits([None, 3], [2, 3])
+    assert not fits([None, 3], [2, 4])
+    assert not fits([3], [3, 1])
+    assert not fits([3], [3], tf.int32)
 
 
 def test_a_partitioned_variable_may_be_partitioned_otherwise(tmp_path: Path) -> None:

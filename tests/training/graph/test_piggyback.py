@@ -37,7 +37,7 @@ def names(split: Split | None) -> list[str]:
 def carried(op: Any, fetches: Any, feed_dict: Any = None, runs: int = 1) -> tuple[PendingFetch, list[Any]]:
     """An errand for `op` that the last of so many runs takes along, and what the runs gave."""
     carrying = PiggybackFetch(op, tf1.get_default_graph())
-    pending_fetch = PendingFetch(carrying, op, lambda: 7)
+    pending_fetch = PendingFetch(carrying, lambda: 7)
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         boundary = Boundary(lambda: None)
@@ -82,9 +82,8 @@ def test_a_summary_that_cannot_be_computed_fails_alone() -> None:
 def test_a_step_that_fails_says_so_itself() -> None:
     batch = numbers()
     fetch = tf1.assert_less(batch, 0.0)
-    pending_fetch = PendingFetch(
-        PiggybackFetch(tf1.summary.scalar("s", batch), tf1.get_default_graph()), None, lambda: 7
-    )
+    piggyback = PiggybackFetch(tf1.summary.scalar("s", batch), tf1.get_default_graph())
+    pending_fetch = PendingFetch(piggyback, lambda: 7)
     with tf1.Session() as session:
         boundary = Boundary(lambda: None)
         adopt(session, boundary)

@@ -12,7 +12,7 @@ def test_a_call_ends_at_the_boundary_only_when_something_is_due() -> None:
     boundary = Boundary(lambda: visits.append(boundary.runs))
     assert boundary.pass_call(lambda value: value, (1,)) == 1
     boundary.due = True
-    assert boundary.pass_call(lambda **kwargs: kwargs["value"], kwargs={"value": 2}) == 2
+    assert boundary.pass_call(lambda value: value, (2,)) == 2
     assert (boundary.runs, visits) == (2, [2])
 
 

@@ -1,4 +1,4 @@
-"""`procsv.extend`: announce a long operation."""
+"""`procsv.extend` and `procsv.preempted`: what a program may tell its run, and ask of it."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ def extend(seconds: float) -> None:
     for runtime in {current(), *watched()}:
         if runtime is not None:
             runtime.extend(seconds)
+
+
+def preempted() -> bool:
+    """Whether this process was told to save and end because its machine, or its watchdog, goes away.
+
+    `sv.should_stop()` is true then, too, and the state is being saved; a program need not ask.  It serves programs that
+    have something of their own to do, such as cutting an evaluation short.  Without `procsv launch` it is False.
+    """
+    runtime = current()
+    return runtime is not None and runtime.stop_reason == "preempt"

@@ -1,0 +1,127 @@
+"""Session manager: TensorFlow's, with another source of the state and a shorter wait for the chief's model.
+
+The default of the Supervisor and of monitored sessions.  TensorFlow's checks every `recovery_wait_secs` (30 s) whether the
+chief's model is ready, so that a worker started just before it loses half a minute, and it gives up one period early.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from procsv.training.graph.state import GraphState
+from procsv.training.graph.user_saves import written_at
+from procsv.training.runtime.context import Runtime
+from procsv.training.snapshots.restore_client import Origin, restore_newest
+
+tf1 = tf.compat.v1
+
+LOCAL = "local"
+FIRST_PAUSE_S = 0.25  # after the first check of a worker; doubles up to recovery_wait_secs
+
+_lock = threading.Lock()
+_server: Any = None
+
+
+def resolve_master(master: Any) -> Any:
+    """The target to open a session on; for 'local', that of this process's own server, started if necessary.
+
+    TensorFlow documents 'local', and TensorFlow 2 lacks it.  The one server lives as long as the process: it cannot be stopped.
+    """
+    global _server
+    if master != LOCAL:
+        return master
+    with _lock:
+        if _server is None:
+            _server = tf1.train.Server.create_local_server()
+        return _server.target
+
+
+def restore_into(runtime: Runtime, session: Any, saver: Any) -> Origin:
+    """Puts the newest state into `session`, and what there is of checkpoints into the list of `saver`."""
+    origin = restore_newest(runtime, GraphState(session, saver))
+    if origin.source != "fresh":
+        saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in origin.listed])
+    return origin
+
+
+class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  # tensorflow is untyped
+    """A chief restores the newest state that there is, in memory or on disk; a worker waits with growing pauses."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.runtime: Runtime | None = None  # None: it restores as TensorFlow's
+        self.origin: Origin | None = None
+
+    def _restore_checkpoint(
+        self,
+        master: str,
+        saver: Any = None,
+        checkpoint_dir: str | None = None,
+        checkpoint_filename_with_path: str | None = None,
+        wait_for_checkpoint: bool = False,
+        max_wait_secs: float = 7200,
+        config: Any = None,
+    ) -> tuple[Any, bool]:
+        self.origin = None
+        if self.runtime is None or saver is None or not checkpoint_dir or checkpoint_filename_with_path:
+            wait = (wait_for_checkpoint, max_wait_secs, config)
+            session, is_restored = super()._restore_checkpoint(
+                master, saver, checkpoint_dir, checkpoint_filename_with_path, *wait
+            )
+            return session, is_restored
+        self._target = master
+        session = tf1.Session(master, graph=self._graph, config=config)
+        try:
+            initializers = self._graph.get_collection("saved_model_initializers")
+            if initializers:
+                session.run(initializers)
+            self.origin = restore_into(self.runtime, session, saver)
+            waited_until_s = time.monotonic() + max_wait_secs
+            while self.origin.source == "fresh" and wait_for_checkpoint and time.monotonic() < waited_until_s:
+                tf1.logging.info("Waiting for checkpoint to be available.")
+                _pause(min(self._recovery_wait_secs, max(0.0, waited_until_s - time.monotonic())))
+                self.origin = restore_into(self.runtime, session, saver)
+        except BaseException:
+            session.close()
+            raise
+        return session, self.origin.source != "fresh"
+
+    def wait_for_session(self, master: str, config: Any = None, max_wait_secs: float | None = float("inf")) -> Any:
+        """A session whose model is ready; DeadlineExceededError if none is after `max_wait_secs`."""
+        self._target = master
+        limit_s = float("inf") if max_wait_secs is None else max_wait_secs
+        deadline_s, pause_s = time.monotonic() + limit_s, min(FIRST_PAUSE_S, self._recovery_wait_secs)
+        while True:
+            session = tf1.Session(master, graph=self._graph, config=config)
+            try:
+                why_local, why = self._why_not_ready(session)
+            except BaseException:
+                self._safe_close(session)
+                raise
+            if why_local is None and why is None:
+                return session
+            self._safe_close(session)
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise tf.errors.DeadlineExceededError(
+                    None, None, f"Session was not ready after waiting {int(limit_s)} secs."
+                )
+            tf1.logging.info("Waiting for model to be ready.  Ready_for_local_init_op:  %s, ready: %s", why_local, why)
+            _pause(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, self._recovery_wait_secs)
+
+    def _why_not_ready(self, session: Any) -> tuple[str | None, str | None]:
+        """The answers of the two checks; None, None if the model is ready."""
+        is_initialized, why_local = self._try_run_local_init_op(session)
+        if not is_initialized:
+            return why_local or "not ready", None
+        is_ready, why = self._model_ready(session)
+        return None, None if is_ready else why or "not ready"
+
+
+def _pause(seconds: float) -> None:
+    threading.Event().wait(seconds)

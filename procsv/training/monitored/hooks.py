@@ -1,0 +1,122 @@
+"""Hooks: TensorFlow's CheckpointSaverHook, saving by snapshot; SummarySaverHook and StepCounterHook, repaired.
+
+Used like TensorFlow's, whose timers, listeners and steps they keep.  In a monitored session of procsv's their events go to the
+summary service (writers.py), which they do not notice, and the state is captured between two steps and written by the
+checkpoint service.  The training thread waits for the disk in three cases only: `save_steps` saves exactly every so many
+steps, `after_save` of a listener finds the checkpoint on disk, and a checkpoint after every run is on disk when the run has
+ended.  Anywhere else, and as the second such hook of a session, a CheckpointSaverHook is TensorFlow's to the letter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.python.training import basic_session_run_hooks as tf_hooks
+
+from procsv.training.summaries.graph_walk import elements_of, needed_ops
+
+if TYPE_CHECKING:
+    from procsv.training.monitored.monitored_controller import MonitoredController
+
+log = tf.compat.v1.logging
+
+
+class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
+    """tf.compat.v1.train.CheckpointSaverHook that does not block training."""
+
+    _controller: MonitoredController | None = None
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Writes graph files and events; saves the first state, unless it comes from a checkpoint."""
+        if self._controller is None:
+            super().after_create_session(session, coord)
+            return
+        step = session.run(self._global_step_tensor)
+        self._controller.describe_graph(session.graph, self._get_saver(), has_text=self._save_graph_def)
+        if self._listeners or self._controller.saved_step != step:
+            self._save(session, step)
+        self._timer.update_last_triggered_step(step)
+
+    def _save(self, session: Any, step: Any) -> bool:
+        """Saves as the listeners need it; True if one of them asks for a stop."""
+        if self._controller is None:
+            return bool(super()._save(session, step))
+        if self._listeners:
+            log.info("Calling checkpoint listeners before saving checkpoint %d...", step)
+        for listener in self._listeners:
+            listener.before_save(session, step)
+        log.info("Saving checkpoints for %d into %s.", step, self._save_path)
+        inherited = tf_hooks.CheckpointSaverListener.after_save
+        waiting = [li for li in self._listeners if getattr(type(li), "after_save", None) is not inherited]
+        if not waiting:
+            every = getattr(self._timer, "_every_steps", None)
+            self._controller.save(
+                step,
+                exactly=every is not None or bool(self._listeners),
+                at_once=bool(self._listeners),
+                waits=every is not None and every <= self._steps_per_run,
+            )
+            return False
+        if not self._controller.save_and_wait(step):
+            log.error("procsv: checkpoint %d is not on disk; its listeners are not called", step)
+            return False
+        log.info("Calling checkpoint listeners after saving checkpoint %d...", step)
+        stopping = [listener for listener in waiting if listener.after_save(session, step)]
+        for listener in stopping:
+            log.info("A CheckpointSaverListener requested that training be stopped. listener: %s", listener)
+        return bool(stopping)
+
+
+class SummarySaverHook(tf_hooks.SummarySaverHook):
+    """tf.compat.v1.train.SummarySaverHook that never makes a run fail because a feed is missing."""
+
+    _request_summary: bool
+    _needed: frozenset[str] | None = None  # placeholders of the summaries
+    _known: dict[Any, bool]
+    _has_reported = False
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Starts anew, after a recovery, too: the first run has summaries."""
+        self._next_step = None
+        self._timer.reset()
+        self._known = {}
+        self._needed = _placeholders_above(self._get_summary_op() or [], frozenset())
+
+    def before_run(self, run_context: Any) -> Any:
+        """Requests due summaries with a run that feeds what they need."""
+        request = super().before_run(run_context)
+        if self._request_summary and self._needed and not self._is_fed(run_context):
+            self._request_summary = False
+            request.fetches.pop("summary", None)
+            if not self._has_reported:
+                self._has_reported = True
+                log.info("procsv: summaries wait for a run that feeds their placeholders")
+        return request
+
+    def _is_fed(self, run_context: Any) -> bool:
+        """Whether this run feeds each placeholder of the summaries, or needs it, so that some hook feeds it."""
+        graph, args = run_context.session.graph, run_context.original_args
+        known = elements_of(graph, args.fetches, args.feed_dict)
+        if known is None:
+            return True
+        wanted, fed = known
+        key = (frozenset(element.name for element in wanted), fed)
+        if key not in self._known:
+            needed = _placeholders_above(self._get_summary_op(), fed)
+            self._known[key] = needed <= _placeholders_above(wanted, fed)
+        return self._known[key]
+
+
+def _placeholders_above(elements: Any, fed: frozenset[str]) -> frozenset[str]:
+    """Names of the placeholders without a default that a run of `elements` needs, except those `fed`."""
+    return frozenset(op.name for op in needed_ops(elements, fed) if op.type == "Placeholder")
+
+
+class StepCounterHook(tf_hooks.StepCounterHook):
+    """tf.compat.v1.train.StepCounterHook; a rate never spans a recovery."""
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Counts anew: steps may have gone back, and the recovery's time is not theirs."""
+        self._timer.reset()
+        self._last_global_step = None
