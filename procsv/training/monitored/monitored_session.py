@@ -151,18 +151,14 @@ class Monitored:
             exception_type = error = None
         if error is not None and self._controller is not None:
             self._controller.record_failure(error)
-        if exception_type is None or issubclass(exception_type, Exception):
-            self._close_internal(exception_type)
-        else:
-            self._close_quietly(exception_type)
-        return exception_type is None
-
-    def _close_quietly(self, exception_type: type[BaseException]) -> None:
-        """Closes while an interrupt or an exit is under way; no later error takes its place."""
         try:
             self._close_internal(exception_type)
-        except Exception as besides:  # noqa: BLE001  the interrupt is raised
+        except Exception as besides:
+            if exception_type is None or issubclass(exception_type, Exception):
+                raise
+            # An interrupt or an exit is under way: no later error takes its place.
             log.error("procsv: closing the session failed, too: %s: %s", type(besides).__name__, besides)
+        return exception_type is None
 
     def _close_internal(self, exception_type: type[BaseException] | None = None) -> None:
         if self._sess is None:

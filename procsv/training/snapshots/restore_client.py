@@ -47,20 +47,17 @@ def introduce_plan(runtime: Runtime, plan: CheckpointPlan) -> None:
 def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
     """The checkpoint service's answer to "which state shall I start from?".  UserError if none of them is good."""
     try:
-        received = runtime.link.ask(CHECKPOINT, Restore(durable_only), ANSWER_S_MAX)
+        answer = cast(RestoreFrom, runtime.link.ask(CHECKPOINT, Restore(durable_only), ANSWER_S_MAX).body)
+        error = answer.error
     except TimeoutError:
-        raise UserError(
+        error = (
             f"the checkpoint service did not say within {ANSWER_S_MAX:.0f} s which state to start from; "
-            f"see {runtime.paths.logs}/checkpoint.*.log",
-            exit_code=exit_codes.GAVE_UP,
-        ) from None
+            f"see {runtime.paths.logs}/checkpoint.*.log"
+        )
     except PeerError as lost:
-        raise UserError(
-            f"no checkpoint service is available to choose a restore point: {lost}", exit_code=exit_codes.GAVE_UP
-        ) from None
-    answer = cast(RestoreFrom, received.body)
-    if answer.error:
-        raise UserError(answer.error, exit_code=exit_codes.GAVE_UP)
+        error = f"no checkpoint service is available to choose a restore point: {lost}"
+    if error:
+        raise UserError(error, exit_code=exit_codes.GAVE_UP)
     runtime.sequence = max(runtime.sequence, answer.sequence)
     return answer
 
