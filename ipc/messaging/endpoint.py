@@ -43,9 +43,6 @@ class Peer:
     incarnation: int = 0
     is_reachable: bool = True  # as far as the last send to it could tell
 
-    def may_hear(self, body: Message) -> bool:
-        return self.task is not None and body.contract.may_be_sent_to(self.task)
-
 
 @dataclass(frozen=True, slots=True)
 class Received:
@@ -93,7 +90,7 @@ class Endpoint(ABC):
     def _acknowledge(self, who: bytes, seq: int) -> None: ...
 
     def acknowledge(self, received: Received) -> None:
-        """Tells the sender that `heard` has taken effect."""
+        """Tells the sender that its message has taken effect."""
         if received.seq:
             self._acknowledge(received.who, received.seq)
 
@@ -207,8 +204,8 @@ class ServerEndpoint(Endpoint):
         for peer in self.peers.values():
             newest[peer.task] = max(newest.get(peer.task, 0), peer.incarnation)
         for who, peer in list(self.peers.items()):
-            is_meant = peer.task == only if only is not None else peer.may_hear(body)
-            if is_meant and peer.incarnation == newest[peer.task]:
+            may_hear = peer.task is not None and body.contract.may_be_sent_to(peer.task)
+            if (may_hear if only is None else peer.task == only) and peer.incarnation == newest[peer.task]:
                 self.send_reliable(who, body)
 
     def send(self, who: bytes, body: Message, re: int = 0) -> None:

@@ -74,7 +74,8 @@ class CheckpointService:
         self._finish: Received | None = None
         self._finished_by_s = 0.0
         self._disk.run_job(_unseen(self._store.open), lambda _: None, lambda _: None)
-        self._core.staged_seen(self._environment.staged())
+        for staged in self._environment.staged():
+            self._core.states.take_staged(staged)
         self._read_slots()
 
     # -- what the skeleton calls ------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ class CheckpointService:
         if self._orphan_shutdown is not None and self._orphan_shutdown.may_finish(now_s):
             self._perform(self._core.finish(None, now_s))
         self._beat()
-        if self._core.settled and not self._finished_by_s:
+        if self._core.waiting.settled and not self._finished_by_s:
             self._finished_by_s = now_s + LAST_WORDS_S_MAX
         if self._orphan_shutdown is not None:
             return self._orphan_shutdown.look_again_s
@@ -122,7 +123,7 @@ class CheckpointService:
         self._orphan_shutdown = self._environment.orphan_shutdown(list(self._trainers.values()), now_s)
 
     def is_finished(self) -> bool:
-        if not self._core.settled:
+        if not self._core.waiting.settled:
             return False
         now_s = self._tools.clock.monotonic()
         if self._orphan_shutdown is not None:
@@ -136,7 +137,9 @@ class CheckpointService:
         for trainer in self._trainers.values():
             trainer.close()
         if self._orphan_shutdown is not None:
-            self._orphan_shutdown.tidy(keep_memory=self._core.unsaved is not None, now_wall_s=self._tools.clock.wall())
+            self._orphan_shutdown.tidy(
+                keep_memory=self._core.states.unsaved is not None, now_wall_s=self._tools.clock.wall()
+            )
 
     # -- the directory ----------------------------------------------------------------------------------------
     def _on_change(self) -> None:
@@ -153,7 +156,7 @@ class CheckpointService:
     def _read_slots(self) -> None:
         """Shows the core which slots there are; the plan is the one that was said before if no trainer has said it."""
         self._core.slots_seen(self._environment.slots())
-        newest = self._core.unsaved
+        newest = self._core.states.unsaved
         if self._core.plan is None and newest is not None:
             plan = self._environment.plan_in(newest.slot) if newest.slot is not None else self._environment.kept_plan()
             if plan is not None:
@@ -179,7 +182,7 @@ class CheckpointService:
 
     def _beat(self) -> None:
         heartbeat = self._tools.heartbeat
-        heartbeat.phase = Phase.SAVE if self._core.is_saving else Phase.IDLE
+        heartbeat.phase = Phase.SAVE if self._core.saving.current is not None else Phase.IDLE
         heartbeat.work = self._core.durable_count
         heartbeat.step = self._core.states.newest_step
         # How far the jobs have come, each of which moves the count; 0 if there are none, or none that could.

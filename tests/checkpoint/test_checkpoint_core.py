@@ -225,7 +225,7 @@ def test_the_end_of_the_run_tries_some_times_before_it_gives_up() -> None:
         assert bodies(desk.see(desk.core.save_failed("no room", desk.now_s)), FlushDone) == []
         only(desk.after(60.0), Persist)
     assert [FlushDone(-1, "no room")] == bodies(desk.see(desk.core.save_failed("no room", desk.now_s)), FlushDone)
-    assert desk.core.settled
+    assert desk.core.waiting.settled
 
 
 def test_the_end_waits_for_a_save_that_runs() -> None:
@@ -233,7 +233,7 @@ def test_the_end_waits_for_a_save_that_runs() -> None:
     persist = only(desk.snapshot(slot(1, 10), "manual"), Persist)
     assert desk.say(Finish()) == []
     assert [FlushDone(10, "")] == bodies(desk.saved(persist), FlushDone)
-    assert desk.core.settled
+    assert desk.core.waiting.settled
 
 
 def test_a_service_that_follows_a_dead_one_saves_at_once_what_was_not_saved() -> None:
@@ -250,8 +250,8 @@ def test_slots_of_another_task_are_neither_saved_nor_removed() -> None:
     assert desk.after(10_000.0) == []
     desk.snapshot(slot(1, 10))
     desk.say(Restored("memory", "/s/slot.1.1", 10), 2)
-    assert desk.core.unsaved is not None
-    assert desk.core.unsaved.sequence == 1
+    assert desk.core.states.unsaved is not None
+    assert desk.core.states.unsaved.sequence == 1
     assert Retire(foreign) not in desk.out
 
 
@@ -305,11 +305,11 @@ def test_the_end_waits_for_what_the_program_has_saved_as_long_as_one_after_the_o
         desk.after(ADOPTION_S_MAX - 0.5)  # a disk that takes its time
         examined = Verified(sighting.path, sighting.signature, n, {"index": FileSum(9, "00")}, n, 0.1, "")
         assert only(desk.core.examined(examined, desk.now_s), Adopt).examined == examined
-        assert not desk.core.settled
+        assert not desk.core.waiting.settled
         durable = Durable(0, n, 1, sighting.path, "manual", 9, 0.1, ())
         assert only(desk.core.adopted(Adopted(examined, False, durable), desk.now_s), ScanDirectory)
         out = desk.core.scanned(Scan(external[n:], None, ""), desk.now_s)
-    assert desk.core.settled
+    assert desk.core.waiting.settled
 
 
 def test_the_end_does_not_wait_for_ever_for_what_the_program_has_saved() -> None:
@@ -318,6 +318,6 @@ def test_the_end_does_not_wait_for_ever_for_what_the_program_has_saved() -> None
     sighting = Sighting("/l/model.ckpt-1", (("model.ckpt-1.index", 1, 9, 1),), 1.0, True)
     only(desk.core.scanned(Scan((sighting,), None, ""), desk.now_s), Examine)
     desk.after(ADOPTION_S_MAX - 0.1)
-    assert not desk.core.settled
+    assert not desk.core.waiting.settled
     desk.after(0.1)
-    assert desk.core.settled
+    assert desk.core.waiting.settled

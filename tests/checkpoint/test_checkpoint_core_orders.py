@@ -154,7 +154,7 @@ def test_in_any_order_of_events_nothing_acknowledged_is_lost_and_every_question_
         world.end_a_job(well=True)
         world.desk.now_s += 60.0
         world.take(world.desk.core.tick(world.desk.now_s))
-    assert world.desk.core.settled, f"seed {seed}"
+    assert world.desk.core.waiting.settled, f"seed {seed}"
     newest = max((s.sequence for s in world.desk.slots), default=0)
     assert world.on_disk >= newest, f"seed {seed}"
     superseded = [b for b in world.open.values() if not isinstance(b, Restore)]

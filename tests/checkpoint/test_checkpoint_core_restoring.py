@@ -15,7 +15,7 @@ from procsv.services.checkpoint.core.actions import (
     VerifySlot,
 )
 from procsv.services.checkpoint.core.core import Core
-from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, Rejection, State
+from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, State
 from procsv.services.checkpoint.core.restore_choice import QUIET_S_MAX, TRIES_FOR_RESTORE_MAX
 from tests.support.core_desk import NO_CHECKPOINT, NOTHING, PLAN, Desk, bodies, only, slot
 
@@ -100,7 +100,7 @@ def test_memory_is_taken_when_the_later_checkpoint_turns_out_bad() -> None:
     desk = Desk().begun(DiskState(50, 9, None, ()))
     desk.ready(slot(10, 40))
     desk.say(Restore(False))
-    rejected = (Rejection("/l/model.ckpt-50", "truncated"),)
+    rejected = (Rejected("/l/model.ckpt-50", "truncated"),)
     out = desk.see(desk.core.found(Found(None, (), rejected, True, "none is good"), 0.0))
     assert [Rejected("/l/model.ckpt-50", "truncated")] == bodies(out, Rejected)
     assert only(out, VerifySlot).state.sequence == 10

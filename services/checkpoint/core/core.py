@@ -85,24 +85,6 @@ class Core:
         """The slots that are there now, in whatever state.  Said before every other event; decides nothing."""
         self.states.see(slots)
 
-    def staged_seen(self, states: Iterable[State]) -> None:
-        """Staged checkpoints that a service before this one was told of."""
-        for state in states:
-            self.states.take_staged(state)
-
-    @property
-    def is_saving(self) -> bool:
-        return self.saving.current is not None
-
-    @property
-    def settled(self) -> bool:
-        """The run is over and FlushDone has been said."""
-        return self.waiting.settled
-
-    @property
-    def unsaved(self) -> State | None:
-        return self.states.unsaved
-
     # -- messages ---------------------------------------------------------------------------------------------
     def handle(self, asker: Received, now_s: float) -> list[Action]:
         """A message, not Hello or Finish."""
@@ -203,7 +185,8 @@ class Core:
         """Neither `stocked` nor `found`: the directory could not be read."""
         if not self._is_stocked:
             self._stock_again_s = now_s + RETRY_S_MIN
-            self.saving.not_begun(error)
+            self.saving.failures += 1
+            self.saving.last_error = error
             self._out += self.waiting.settle(self.states, self.saving, after_failure=True)
         self._out += self.restoring.search_failed(error)
         return self._decide(now_s)
@@ -251,7 +234,7 @@ class Core:
 
     def found(self, found: Found, now_s: float) -> list[Action]:
         """The checkpoints have been scanned through."""
-        self._out += [Announce(Rejected(rejection.path, rejection.why)) for rejection in found.rejected]
+        self._out += [Announce(rejected) for rejected in found.rejected]
         if self.restoring.found(found):
             self.states.searched(found)
         return self._decide(now_s)
@@ -304,7 +287,7 @@ class Core:
         self._scan_directory(now_s)
         self._out += self.restoring.go_on(self.plan if self._is_stocked else None, self.external_saves.scans_done)
         self._begin_save(now_s)
-        if self._is_finishing and self.plan is None and self.unsaved is not None:
+        if self._is_finishing and self.plan is None and self.states.unsaved is not None:
             self.saving.last_error = self.saving.last_error or "nobody has said how its checkpoints are named"
             self._out += self.waiting.settle(self.states, self.saving, is_hopeless=True)
         self._out += self.waiting.settle(self.states, self.saving, is_adopting=self._is_adopting(now_s))
@@ -325,8 +308,8 @@ class Core:
         return self.external_saves.scans_done < self._last_scan or not self.external_saves.is_idle
 
     def _begin_save(self, now_s: float) -> None:
-        state, is_quiet = self.unsaved, self.restoring.is_quiet(now_s)
-        if self.is_saving or state is None or now_s < self.saving.retry_s:
+        state, is_quiet = self.states.unsaved, self.restoring.is_quiet(now_s)
+        if self.saving.current is not None or state is None or now_s < self.saving.retry_s:
             return
         if self.plan is None or not self._is_stocked:
             return  # what is on disk already is about to be known
@@ -372,4 +355,4 @@ class Core:
         dues = [self._stock_again_s or math.inf, self._adopt_by_s, self.restoring.quiet_until_s]
         if self._is_stocked and self._can_scan:
             dues.append(self.external_saves.next_due_s())
-        return min(*dues, self.saving.next_due_s(self.plan) if self.unsaved is not None else math.inf)
+        return min(*dues, self.saving.next_due_s(self.plan) if self.states.unsaved is not None else math.inf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from procsv.base.run.manifest import FileSum, Manifest
-from procsv.ipc.messaging.messages import Durable
+from procsv.ipc.messaging.messages import Durable, Rejected
 from procsv.ipc.shm.slot_state import SlotInfo
 
 
@@ -55,20 +55,12 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
-    """A checkpoint that was passed over."""
-
-    path: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Found:
     """What a search came to: a good checkpoint, or none."""
 
     checkpoint: Candidate | None
     kept: tuple[str, ...]
-    rejected: tuple[Rejection, ...]
+    rejected: tuple[Rejected, ...]
     exists: bool
     error: str  # why there is none although something exists; "" otherwise
 

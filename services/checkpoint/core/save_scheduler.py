@@ -25,11 +25,6 @@ def as_reason(want: str) -> Reason | None:
     return next((reason for reason in _RANK if reason == want), None)
 
 
-def retry_delay_s(failures: int) -> float:
-    """How long after the n-th failure in a row (from 1) the next try begins: 1, 2, 4, … 60 s."""
-    return min(RETRY_S_MAX, RETRY_S_MIN * 2.0 ** min(failures - 1, 10))
-
-
 @dataclass(slots=True)
 class Saving:
     """The save that runs, and when the next one may and must begin.  Times are monotonic."""
@@ -61,13 +56,8 @@ class Saving:
         state, self._retry_reason = self.current.state, self.current.reason
         self.current, self.last_error = None, error
         self.failures += 1
-        self.retry_s = now_s + retry_delay_s(self.failures)
+        self.retry_s = now_s + min(RETRY_S_MAX, RETRY_S_MIN * 2.0 ** min(self.failures - 1, 10))
         return state
-
-    def not_begun(self, error: str) -> None:
-        """It could not even be scanned what is on the disk already."""
-        self.failures += 1
-        self.last_error = error
 
     def lost(self) -> None:
         """There was nothing to save any more: another state takes its place, for the same reason."""

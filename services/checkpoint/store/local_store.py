@@ -302,42 +302,39 @@ class Store:
     ) -> Durable:
         """Commits under the lock: nobody else writes the `checkpoint` file meanwhile."""
         with progress_counter.out_of_sight(), hold_checkpoint_lock(Path(names.absolute_save_path(plan)).parent):
-            return self._commit_in_turn(workshop, staging, plan, path, manifest, started_s)
-
-    def _commit_in_turn(
-        self, workshop: Workshop, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, started_s: float
-    ) -> Durable:
-        listing = list_checkpoints(plan)
-        # A checkpoint that is replaced keeps its owner.
-        manifest = msgspec.structs.replace(manifest, is_external=self._rotation.is_known_external(path))
-        outcome = self._rotation.with_new(plan, listing, path, manifest.step, manifest.time)
-        served = tuple(p for p in outcome.delete if p == self._serving)
-        listed = served + outcome.listed  # kept until the next save: a trainer is restoring from it
-        delete = tuple(p for p in (*self._undeleted, *outcome.delete) if p != self._serving)
-        state_file = names.state_file_of(plan)
-        intent = Intent(
-            path=path,
-            manifest=manifest,
-            state_file=str(state_file),
-            save_path=plan.save_path,
-            relative=plan.save_relative_paths,
-            listed=listed,
-            delete=delete,
-            state_before=read_text(state_file),
-            replaces=bool(names.all_files(path)),
-        )
-        try:
-            self._undeleted = workshop.commit(staging, intent)
-        except Exception:
-            self._recovered.discard(workshop.staging)  # perhaps it could not be undone: recovered before anything else
-            raise
-        if not workshop.is_empty():
-            self._recovered.discard(workshop.staging)
-        self._catalog.forget(delete)
-        self._catalog.trust(path)
-        self._rotation.is_written(plan, listed, outcome.next_keep)
-        own = self._rotation.own(listed, plan)
-        return durable_of(manifest, path, self._clock.monotonic() - started_s, own)
+            listing = list_checkpoints(plan)
+            # A checkpoint that is replaced keeps its owner.
+            manifest = msgspec.structs.replace(manifest, is_external=self._rotation.is_known_external(path))
+            outcome = self._rotation.with_new(plan, listing, path, manifest.step, manifest.time)
+            served = tuple(p for p in outcome.delete if p == self._serving)
+            listed = served + outcome.listed  # kept until the next save: a trainer is restoring from it
+            delete = tuple(p for p in (*self._undeleted, *outcome.delete) if p != self._serving)
+            state_file = names.state_file_of(plan)
+            intent = Intent(
+                path=path,
+                manifest=manifest,
+                state_file=str(state_file),
+                save_path=plan.save_path,
+                relative=plan.save_relative_paths,
+                listed=listed,
+                delete=delete,
+                state_before=read_text(state_file),
+                replaces=bool(names.all_files(path)),
+            )
+            try:
+                self._undeleted = workshop.commit(staging, intent)
+            except Exception:
+                self._recovered.discard(
+                    workshop.staging
+                )  # perhaps it could not be undone: recovered before anything else
+                raise
+            if not workshop.is_empty():
+                self._recovered.discard(workshop.staging)
+            self._catalog.forget(delete)
+            self._catalog.trust(path)
+            self._rotation.is_written(plan, listed, outcome.next_keep)
+            own = self._rotation.own(listed, plan)
+            return durable_of(manifest, path, self._clock.monotonic() - started_s, own)
 
 
 def check_room(directory: Path, size: int) -> None:

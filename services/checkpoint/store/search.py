@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from procsv.base.run.manifest import Manifest
-from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.services.checkpoint.core.facts import Candidate, Found, Rejection
+from procsv.ipc.messaging.messages import CheckpointPlan, Rejected
+from procsv.services.checkpoint.core.facts import Candidate, Found
 from procsv.services.checkpoint.store.manifest import BadCheckpoint
 from procsv.services.checkpoint.store.names import base_of, step_in_name
 
@@ -91,10 +91,10 @@ class Searcher(ABC):
                 with contextlib.suppress(OSError):  # a disk that cannot be written: it is passed over again next time
                     self.move_aside(candidate.path)
                 bad.add(candidate.path)
-                rejected.append(Rejection(candidate.path, str(error)))
+                rejected.append(Rejected(candidate.path, str(error)))
                 continue
             except OSError as trouble:
-                rejected.append(Rejection(candidate.path, f"it cannot be read: {trouble}"))
+                rejected.append(Rejected(candidate.path, f"it cannot be read: {trouble}"))
                 continue
             kept = listing.kept
             if (bad or listing.is_garbled) and before < 0:
@@ -123,7 +123,7 @@ class Searcher(ABC):
         return paths
 
 
-def _nothing_good(plan: CheckpointPlan, listing: Listing, rejected: list[Rejection]) -> str:
+def _nothing_good(plan: CheckpointPlan, listing: Listing, rejected: list[Rejected]) -> str:
     lines = [f"{listing.directory} holds checkpoints, and none of them can be restored:"]
     lines += [f"  {listing.trouble}"] if listing.trouble else []
     lines += [f"  {rejection.path}: {rejection.why}" for rejection in rejected]

@@ -14,9 +14,9 @@ from typing import Any
 
 from procsv.base.clock import Clock
 from procsv.base.run.manifest import Manifest, Reason
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Rejected
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, Rejection, State
+from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, State
 from procsv.services.checkpoint.core.retention import Kept, Rule, first_keep, retain
 from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone, Store
 from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION
@@ -154,7 +154,7 @@ class SimStore(Store):
 
     def _find(self, plan: CheckpointPlan, before: int) -> Found:
         candidates, kept, exists, trouble = self._listing()
-        rejected: list[Rejection] = []
+        rejected: list[Rejected] = []
         bad: set[str] = set()
         for position, candidate in enumerate(candidates):
             if 0 <= before <= candidate.step:
@@ -162,12 +162,12 @@ class SimStore(Store):
             try:
                 why = self._verify_twice(candidate.path)
             except OSError as trouble_now:
-                rejected.append(Rejection(candidate.path, f"it cannot be read: {trouble_now}"))
+                rejected.append(Rejected(candidate.path, f"it cannot be read: {trouble_now}"))
                 continue
             if why:
                 self._quarantine(candidate.path)
                 bad.add(candidate.path)
-                rejected.append(Rejection(candidate.path, why))
+                rejected.append(Rejected(candidate.path, why))
                 continue
             if (bad or trouble) and before < 0:
                 kept = self._relist(plan, candidates, position, bool(trouble), bad)
