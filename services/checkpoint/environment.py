@@ -80,7 +80,7 @@ class Environment:
             remove_slot(slot.path, slot)
 
     def staged(self) -> list[State]:
-        """What a trainer has staged and a service that is dead was told of.  Unfinished ones fail verification."""
+        """Staged checkpoints that were reported to a service before this one.  Unfinished ones fail verification."""
         paths, found = self._start.paths, []
         for directory in sorted([*paths.shm_dir.glob("staged.*"), *paths.home.glob("staged.*")]):
             match, index = _STAGED.match(directory.name), next(directory.glob("*.index"), None)

@@ -76,18 +76,18 @@ class Core:
         self._stock_again_s: float | None = None
         self._last_scan = 0  # the one after which the run may end
         self._adopt_by_s = math.inf
-        self._looked_at = 0  # the durable sequence when the look began
+        self._scanned_at = 0  # the durable sequence when the scan began
         self._trouble = ""  # with the directory, as last announced
         self._out: list[Action] = []
 
     # -- what is seen -----------------------------------------------------------------------------------------
     def slots_seen(self, slots: Iterable[SlotInfo]) -> None:
-        """The slots that are there now, in whatever state.  Said before every other event; decides nothing."""
+        """The slots that exist now, in whatever state.  Called before every other event; decides nothing."""
         self.states.see(slots)
 
     # -- messages ---------------------------------------------------------------------------------------------
     def handle(self, asker: Received, now_s: float) -> list[Action]:
-        """A message, not Hello or Finish."""
+        """Handles any message but Hello and Finish."""
         match asker.body:
             case CheckpointPlan() as plan:
                 self._on_plan(plan, now_s)
@@ -121,7 +121,7 @@ class Core:
         return self._decide(now_s)
 
     def finish(self, asker: Received | None, now_s: float) -> list[Action]:
-        """The run is over (`asker` None: because whoever ran it is dead)."""
+        """The run is over (`asker` None: its watchdog is dead)."""
         self._is_finishing = True
         self.saving.failures = 0
         self.saving.hurry()
@@ -135,7 +135,7 @@ class Core:
         return self._decide(now_s)
 
     def plan_seen(self, plan: CheckpointPlan, now_s: float) -> list[Action]:
-        """The plan that a snapshot carries: good until a trainer says its own."""
+        """The plan that a snapshot carries; it holds until a trainer sends its own."""
         if self.plan is None:
             self._on_plan(plan, now_s)
         return self._decide(now_s)
@@ -152,9 +152,7 @@ class Core:
         self._out.append(TakeStock(plan))
 
     def _on_want(self, asker: Received, sequence: int, step: int, want: str) -> None:
-        """Without a wish the cadence decides.  With one, the answer is the acknowledgement: if this process dies before,
-        the wish is said again to the next.
-        """
+        """Without a wish the cadence decides.  A wish is acknowledged by its answer: if this process dies first, it is sent again."""
         reason = as_reason(want)
         if reason is None:
             self._out.append(Acknowledge(asker))
@@ -163,7 +161,7 @@ class Core:
             self.saving.hurry()
 
     def _next_scan(self) -> int:
-        """The number of the next look that begins from now on; 0 if none will."""
+        """The number of the next scan to begin; 0 if there will be none."""
         return self.external_saves.scans_begun + 1 if self._can_scan else 0
 
     @property
@@ -178,11 +176,13 @@ class Core:
         self._is_stocked = True
         self.states.stocked(stock)
         if self._follows and is_first and self.states.durable is not None:
-            self._out.append(Announce(self.states.durable))  # its saver may have died before it could say so
+            self._out.append(
+                Announce(self.states.durable)
+            )  # the service that saved it may have died before it could announce it
         return self._decide(now_s)
 
     def search_failed(self, error: str, now_s: float) -> list[Action]:
-        """Neither `stocked` nor `found`: the directory could not be read."""
+        """The directory could not be read, for `stocked` or for `found`."""
         if not self._is_stocked:
             self._stock_again_s = now_s + RETRY_S_MIN
             self.saving.failures += 1
@@ -192,7 +192,7 @@ class Core:
         return self._decide(now_s)
 
     def saved(self, durable: Durable, now_s: float) -> list[Action]:
-        """The running save has ended well."""
+        """The running save has succeeded."""
         self.restoring.saved(self.saving.state)
         self.saving.ended_well(now_s)
         self.states.saved(durable)
@@ -233,7 +233,7 @@ class Core:
         return self._decide(now_s)
 
     def found(self, found: Found, now_s: float) -> list[Action]:
-        """The checkpoints have been scanned through."""
+        """A search of the checkpoints has ended."""
         self._out += [Announce(rejected) for rejected in found.rejected]
         if self.restoring.found(found):
             self.states.searched(found)
@@ -246,10 +246,10 @@ class Core:
         return self._decide(now_s)
 
     def scanned(self, scan: Scan, now_s: float) -> list[Action]:
-        """The directory was scanned at."""
-        assert self.plan is not None, "a look without a plan"
+        """A scan of the directory has ended."""
+        assert self.plan is not None, "a scan without a plan"
         if scan.newest_step is not None:
-            self.states.scanned(scan.newest_step, is_outdated=self._looked_at != self.states.durable_sequence)
+            self.states.scanned(scan.newest_step, is_outdated=self._scanned_at != self.states.durable_sequence)
         self._out += self.external_saves.scanned(scan, self.plan, now_s)
         if scan.trouble != self._trouble:
             self._trouble = scan.trouble
@@ -261,13 +261,13 @@ class Core:
         return self.scanned(Scan((), None, error), now_s)
 
     def examined(self, examined: Verified, now_s: float) -> list[Action]:
-        """What somebody else has saved was read whole."""
+        """The examination of an external checkpoint has ended."""
         assert self.plan is not None, "an examination without a plan"
         self._out += self.external_saves.examined(examined, self.plan, now_s)
         return self._decide(now_s)
 
     def adopted(self, taken: Adopted, now_s: float) -> list[Action]:
-        """It has its manifest, or not yet."""
+        """An external checkpoint has its manifest, or not yet."""
         durable = taken.durable
         self.external_saves.adopted(taken, now_s)
         if durable is not None:
@@ -298,11 +298,11 @@ class Core:
     def _scan_directory(self, now_s: float) -> None:
         looks = self.external_saves.go_on(self.plan if self._is_stocked and self._can_scan else None, now_s)
         if looks:
-            self._looked_at = self.states.durable_sequence
+            self._scanned_at = self.states.durable_sequence
         self._out += looks
 
     def _is_adopting(self, now_s: float) -> bool:
-        """Whether the end of the run has still to wait for what others have saved."""
+        """Whether the end of the run still waits for external checkpoints."""
         if not self._is_stocked or now_s >= self._adopt_by_s:
             return False
         return self.external_saves.scans_done < self._last_scan or not self.external_saves.is_idle
@@ -312,7 +312,7 @@ class Core:
         if self.saving.current is not None or state is None or now_s < self.saving.retry_s:
             return
         if self.plan is None or not self._is_stocked:
-            return  # what is on disk already is about to be known
+            return  # what is on disk will be known soon
         reason = self.saving.why(self._reasons(state), self.plan, self._is_finishing, now_s)
         if is_quiet and self._may_wait(state, reason):
             return  # killed now: the slot stays, and the next service saves it
@@ -320,21 +320,21 @@ class Core:
             self._out.append(self.saving.start_save(state, reason, self.plan))
 
     def _may_wait(self, state: State, reason: Reason | None) -> bool:
-        """Whether it is written for a crash alone, and lies in memory where a new trainer takes it from."""
+        """Whether a crash is the only reason to save it, and a new trainer can take it from memory."""
         return reason == "crash" and state.slot is not None and not self._is_finishing
 
     def _reasons(self, state: State) -> list[Reason]:
-        """Why `state` is to be saved now, whatever the time."""
+        """The reasons to save `state` now, besides the time."""
         reasons = self.waiting.reasons
         if self.restoring.is_asked or state.run != self.states.run or state.incarnation < self.restoring.restored:
-            reasons.append("crash")  # left by a trainer that is no more
+            reasons.append("crash")  # left by a dead trainer
         if self._is_restarted:
             self._is_restarted = False
             reasons.append("periodic")
         return reasons
 
     def _clear_away(self) -> None:
-        """Removes what nobody needs: slots of trainers before the present one, once their state is on disk."""
+        """Removes what nobody needs: slots of earlier trainers, once their state is on disk."""
         busy = self.saving.state
         for info in self.states.slots:
             if not self._is_needed(info) and (busy is None or busy.slot != info):

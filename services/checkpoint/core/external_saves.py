@@ -36,8 +36,8 @@ class ExternalSaves:
     _since: dict[str, tuple[Signature, float]] = field(default_factory=dict)  # the same since; later if not readable
     _done: dict[str, Signature] = field(default_factory=dict)
     _told: dict[str, list[Received]] = field(default_factory=dict)
-    _own: set[str] = field(default_factory=set)  # told of, and open yet
-    _unannounced: set[str] = field(default_factory=set)  # adopted without a word of the trainer's
+    _own: set[str] = field(default_factory=set)  # reported by the trainer, not settled yet
+    _unannounced: set[str] = field(default_factory=set)  # adopted before the trainer's report
     _busy: Sighting | None = None  # being examined or adopted
     _examined: Verified | None = None  # the last that could not be adopted yet
     _writers_are_gone: bool = False  # the trainer is dead: nobody is still writing
@@ -59,13 +59,13 @@ class ExternalSaves:
         self._hinted = True
 
     def writers_are_gone(self, are_gone: bool) -> None:
-        """A trainer has died, or the next one asks: what there is counts at once."""
+        """A trainer has died, or the next one asks: every checkpoint counts at once."""
         self._writers_are_gone = are_gone
         self._hinted, self._earliest_s = True, 0.0
 
     @property
     def is_idle(self) -> bool:
-        """All that was seen is settled."""
+        """Everything seen is settled."""
         return self._busy is None and not self._since
 
     # -- scans ----------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class ExternalSaves:
         return CALM_S if sighting.listed else CALM_UNNAMED_S
 
     def _answer_about(self, open_paths: set[str], plan: CheckpointPlan) -> list[Action]:
-        """Acknowledges what the trainer has told of and is settled: adopted, of no use, or gone already."""
+        """Acknowledges the reports that are settled: the checkpoint is adopted, of no use, or gone."""
         settled = [path for path in self._told if path not in open_paths]
         late = self._unannounced.intersection(settled)
         self._unannounced -= late

@@ -109,5 +109,5 @@ class Waiting:
 
 
 def _has_tried_enough(ending: _Ending, failures: int) -> bool:
-    """A trainer's end is told of the first failure, and the save is tried on; the run's end has to give up."""
+    """A trainer's end is answered at the first failure, and the save is tried again; the run's end has to give up."""
     return failures >= (TRIES_AT_END_MAX if ending.all_of_it else 1)

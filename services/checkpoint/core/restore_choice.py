@@ -28,9 +28,7 @@ QUIET_S_MAX = 1.0
 class _Question:
     asker: Received
     durable_only: bool
-    after_look: (
-        int  # it is answered after the directory was scanned at so many times: what a user has just saved counts
-    )
+    after_scan: int  # the scan that has to end before the answer: what a user has just saved counts
     stage: str = "waiting"  # waiting, verifying, searching
     saves_failed: int = 0
     searched: Found | None = None
@@ -56,9 +54,9 @@ class Restoring:
         return self._question is not None
 
     # -- what happens -----------------------------------------------------------------------------------------
-    def ask(self, asker: Received, durable_only: bool, after_look: int) -> None:
-        """A restart of the same question (a session built anew) takes the place of the one before."""
-        self._question, self.served = _Question(asker, durable_only, after_look), ""
+    def ask(self, asker: Received, durable_only: bool, after_scan: int) -> None:
+        """A new question (of a rebuilt session, say) replaces the one before."""
+        self._question, self.served = _Question(asker, durable_only, after_scan), ""
         if durable_only:
             self.quiet_until_s = math.inf  # it waits for what is to be written
 
@@ -73,13 +71,13 @@ class Restoring:
         self.quiet_until_s = math.inf if clean else min(self.quiet_until_s, now_s + QUIET_S_MAX)
 
     def is_quiet(self, now_s: float) -> bool:
-        """Whether what a crash has left is not to be written yet."""
+        """Whether a crash's state is not to be written yet."""
         if now_s >= self.quiet_until_s:
             self.quiet_until_s = math.inf
         return self.quiet_until_s < math.inf
 
     def saved(self, state: State | None) -> None:
-        """A state was saved: it was read whole to be written, and there is a newer checkpoint now."""
+        """A state was saved: its slot was verified on the way, and there is a newer checkpoint."""
         if state is not None and state.slot is not None:
             self._verified = state
         if self._question is not None:
@@ -99,7 +97,7 @@ class Restoring:
         self._back_to_waiting("verifying")
 
     def found(self, found: Found) -> bool:
-        """The checkpoints have been scanned through; False if a save in the meantime has outdated that."""
+        """A search of the checkpoints has ended; False if a save has outdated it."""
         if self._searched_at != self.states.durable_sequence:
             self._back_to_waiting("searching")
             return False
@@ -108,10 +106,10 @@ class Restoring:
         return True
 
     def search_failed(self, error: str) -> list[Action]:
-        """The directory could not be scanned into: an error, never a fresh start."""
+        """The directory could not be read: an error, never a fresh start."""
         if self._question is None or self._question.stage not in ("waiting", "searching"):
             return []
-        return [self._answer("checkpoint", "", -1, f"the checkpoints cannot be scanned through: {error}")]
+        return [self._answer("checkpoint", "", -1, f"the checkpoints cannot be read: {error}")]
 
     def _back_to_waiting(self, stage: str) -> None:
         if self._question is not None and self._question.stage == stage:
@@ -119,26 +117,26 @@ class Restoring:
 
     # -- decisions --------------------------------------------------------------------------------------------
     def prepare(self) -> list[Action]:
-        """After a trainer's death, and at this service's start: reads the slot that will be asked for before it is."""
+        """Verifies the slot that a trainer will ask for, after a death and at this service's start."""
         slot = self.states.newest_slot if self.expects_question else None
         self.expects_question = False
         return self._check(slot) if slot is not None else []
 
     def _check(self, slot: State) -> list[Action]:
-        """Has a slot verified, unless it was or that is under way."""
+        """Asks to verify a slot, unless it was or is being verified."""
         if slot == self._verified or slot in self._verifying:
             return []
         self._verifying.add(slot)
         return [VerifySlot(slot)]
 
-    def go_on(self, plan: CheckpointPlan | None, looks: int) -> list[Action]:
+    def go_on(self, plan: CheckpointPlan | None, scans: int) -> list[Action]:
         """Moves the trainer's question on.  `plan` None: what is on disk is not known yet."""
         asked, states = self._question, self.states
-        if asked is None or asked.stage != "waiting" or plan is None or looks < asked.after_look:
+        if asked is None or asked.stage != "waiting" or plan is None or scans < asked.after_scan:
             return []
         slot, staged = states.newest_slot, states.newest_staged
         if self.avoid_step >= 0:
-            return self._go_back(asked, plan, looks)
+            return self._go_back(asked, plan, scans)
         newer_staged = staged is not None and (slot is None or staged.sequence > slot.sequence)
         if asked.durable_only or (newer_staged and states.unsaved is staged):
             if states.unsaved is not None and asked.saves_failed < TRIES_FOR_RESTORE_MAX:
@@ -157,7 +155,7 @@ class Restoring:
         error = asked.searched.error
         return [self._answer("checkpoint" if error else "fresh", "", -1, error)]
 
-    def _go_back(self, asked: _Question, plan: CheckpointPlan, looks: int) -> list[Action]:
+    def _go_back(self, asked: _Question, plan: CheckpointPlan, scans: int) -> list[Action]:
         """The newest state is suspect: a checkpoint before it, or, where there is none, that state after all."""
         if asked.searched is None:
             asked.stage, self._searched_at = "searching", self.states.durable_sequence
@@ -166,7 +164,7 @@ class Restoring:
         if good is not None:
             return [self._answer("checkpoint", good.path, good.step, "")]
         asked.searched = None
-        return self.go_on(plan, looks)
+        return self.go_on(plan, scans)
 
     def _answer(self, source: str, path: str, step: int, error: str) -> Action:
         assert self._question is not None, "an answer without a question"

@@ -47,7 +47,7 @@ class States:
             self.staged.append(state)
 
     def stocked(self, stock: DiskState) -> None:
-        """What was found on disk for a plan that is new."""
+        """The checkpoints on disk, for a new plan."""
         self.heard_of(stock.top_sequence)
         if self.durable is None or stock.newest_step > self.newest_step:
             self.newest_step = stock.newest_step
@@ -63,7 +63,7 @@ class States:
         self.newest_step = max(self.newest_step, durable.step)  # the program may have saved a later state by itself
 
     def searched(self, found: Found) -> None:
-        """The checkpoints have been scanned through: what is not good is not durable."""
+        """A search has ended: a checkpoint that it rejected is not durable."""
         good = found.checkpoint
         self.kept = found.kept
         if self.durable is not None and self.durable.path in {rejection.path for rejection in found.rejected}:
@@ -71,14 +71,14 @@ class States:
         self.newest_step = good.step if good is not None else -1
 
     def adopted(self, taken: Adopted) -> None:
-        """Somebody else's checkpoint has its manifest."""
+        """An external checkpoint has its manifest."""
         if taken.durable is not None:
             self.kept = taken.durable.all_paths
             if taken.is_latest:
                 self.newest_step = taken.durable.step
 
     def scanned(self, step: int, is_outdated: bool) -> None:
-        """The newest checkpoint by a look at the directory; `is_outdated`: one of ours has come since that began."""
+        """The newest checkpoint by a scan; `is_outdated`: we have saved another since the scan began."""
         self.newest_step = max(self.newest_step, step) if is_outdated else step
 
     def forget_disk(self) -> None:
@@ -86,7 +86,7 @@ class States:
         self.newest_step, self.kept = -1, ()
 
     def lose(self, state: State, is_bad: bool) -> bool:
-        """A state could not be read; whether that it is bad is news (a save and a check may find the same)."""
+        """A state could not be read; True if it is bad and that is news (a save and a check may both find it)."""
         is_news = (state.name, state.sequence) not in self._bad
         if is_bad or state.slot is None:
             self._bad.add((state.name, state.sequence))

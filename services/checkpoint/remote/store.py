@@ -20,13 +20,14 @@ from procsv.base.system.failpoints import failpoint
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import Found, WriteMismatch, durable_of
-from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, retain
+from procsv.services.checkpoint.core.retention import Kept, Outcome, retain
 from procsv.services.checkpoint.remote import files as files
 from procsv.services.checkpoint.remote.catalog import RemoteCatalog, verify_files
 from procsv.services.checkpoint.store.commit import Workshop
 from procsv.services.checkpoint.store.local_store import Store, check_room
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest, encode_manifest
 from procsv.services.checkpoint.store.names import placing_order
+from procsv.services.checkpoint.store.rotation import later_saves
 from procsv.services.checkpoint.store.search import Listing
 
 STAGING = "procsv-staging"
@@ -113,13 +114,9 @@ class RemoteStore(Store):
         return listed
 
     def _retain(self, plan: CheckpointPlan, catalog: RemoteCatalog, new: Kept, step: int) -> Outcome:
-        base = files.name_of(plan.save_path)
-        first = first_keep(plan.keep_from or new.time, plan.keep_every_n_hours)
-        rule = Rule(plan.max_to_keep, plan.keep_every_n_hours, self._memory.next_keep(base, first))
+        base = catalog.basename
         kept = [Kept(p, _written(catalog, p), not files.name_of(p).startswith(base)) for p in catalog.kept]
-        # A later step that the program has saved by itself stays the latest.
-        later = frozenset(c.path for c in catalog.candidates if c.listed and c.sequence == 0 and c.step > step)
-        return retain(kept, new, rule, later)
+        return retain(kept, new, self._rotation.rule_of(plan, new.time), later_saves(catalog, step))
 
     def _upload_files(self, staging: Path, directory: str, manifest: Manifest) -> None:
         for name in placing_order(list(manifest.files)):

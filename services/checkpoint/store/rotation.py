@@ -61,13 +61,13 @@ class Rotation:
     def repaired(self, plan: CheckpointPlan, listing: Listing, now: float) -> Outcome:
         """The repaired list after another Saver has written it."""
         before = [p for p in self._before.get(absolute_save_path(plan), ()) if has_files(p)]
-        return repair(self._kept(before, plan), self._kept(listing.kept, plan), self._rule(plan, now))
+        return repair(self._kept(before, plan), self._kept(listing.kept, plan), self.rule_of(plan, now))
 
     def with_new(self, plan: CheckpointPlan, listing: Listing, path: str, step: int, now: float) -> Outcome:
         """The list with the new checkpoint `path` of ours, at `step`, that is about to be put in place."""
         first = self.repaired(plan, listing, now)
-        rule = self._rule(plan, now, first.next_keep)
-        outcome = retain(self._kept(first.listed, plan), Kept(path, now), rule, _later(listing, step))
+        rule = self.rule_of(plan, now, first.next_keep)
+        outcome = retain(self._kept(first.listed, plan), Kept(path, now), rule, later_saves(listing, step))
         delete = tuple(p for p in (*first.delete, *outcome.delete) if p not in outcome.listed)
         return Outcome(outcome.listed, delete, outcome.next_keep)
 
@@ -84,14 +84,14 @@ class Rotation:
     def _kept(self, paths: list[str] | tuple[str, ...], plan: CheckpointPlan) -> list[Kept]:
         return [Kept(p, written(p), self.is_external(p, plan)) for p in paths]
 
-    def _rule(self, plan: CheckpointPlan, now: float, next_keep: float | None = None) -> Rule:
+    def rule_of(self, plan: CheckpointPlan, now: float, next_keep: float | None = None) -> Rule:
         if next_keep is None:
             base = Path(absolute_save_path(plan)).name
             next_keep = self._memory.next_keep(base, first_keep(plan.keep_from or now, plan.keep_every_n_hours))
         return Rule(plan.max_to_keep, plan.keep_every_n_hours, next_keep)
 
 
-def _later(listing: Listing, step: int) -> frozenset[str]:
+def later_saves(listing: Listing, step: int) -> frozenset[str]:
     """Other writers' checkpoints of a later step than ours: saved in this trainer's life, or it would have resumed from them."""
     return frozenset(c.path for c in listing.candidates if c.listed and c.sequence == 0 and c.step > step)
 
