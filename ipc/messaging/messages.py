@@ -180,10 +180,6 @@ class Restored(Message, frozen=True):
 
     contract = Contract(PROGRAM, CHECKPOINT)
 
-    source: Source
-    path: str
-    step: int
-
 
 class Snapshot(Message, frozen=True):
     """Says that a slot is READY.
@@ -194,7 +190,6 @@ class Snapshot(Message, frozen=True):
 
     contract = Contract(PROGRAM, CHECKPOINT, (Durable, SaveFailed))
 
-    slot: str
     sequence: int
     step: int
     want: Reason | Literal[""]

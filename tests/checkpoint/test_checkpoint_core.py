@@ -96,7 +96,7 @@ def test_a_wish_for_a_state_that_is_durable_already_is_answered_with_it_at_once(
 
 def test_a_wish_whose_snapshot_is_nowhere_fails() -> None:
     desk = Desk().begun()
-    assert isinstance(only(desk.say(Snapshot("/s/slot.1.1", 1, 10, "manual")), Reply).body, SaveFailed)
+    assert isinstance(only(desk.say(Snapshot(1, 10, "manual")), Reply).body, SaveFailed)
 
 
 # -- failures --------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_a_crashs_state_is_written_once_the_next_trainer_has_it() -> None:
     desk.see(desk.core.slot_verified(only(out, VerifySlot).state, 0.0))
     desk.say(Restore(False), 2)
     assert not [a for a in desk.out if isinstance(a, Persist)]
-    assert only(desk.say(Restored("memory", "/s/slot.1.1", 10), 2), Persist).reason == "crash"
+    assert only(desk.say(Restored(), 2), Persist).reason == "crash"
 
 
 def test_a_crashs_state_is_written_after_a_second_whoever_dies_meanwhile() -> None:
@@ -249,7 +249,7 @@ def test_slots_of_another_task_are_neither_saved_nor_removed() -> None:
     desk.ready(foreign)
     assert desk.after(10_000.0) == []
     desk.snapshot(slot(1, 10))
-    desk.say(Restored("memory", "/s/slot.1.1", 10), 2)
+    desk.say(Restored(), 2)
     assert desk.core.states.unsaved is not None
     assert desk.core.states.unsaved.sequence == 1
     assert Retire(foreign) not in desk.out

@@ -97,15 +97,13 @@ class World:
                 self.sequence, self.step = self.sequence + 1, self.step + self.rng.randrange(3)
                 info = slot(self.sequence, self.step, self.incarnation)
                 self.desk.slots = [s for s in self.desk.slots if s.path != info.path] + [info]
-                self.tell(
-                    Snapshot(str(info.path), info.sequence, info.step, self.rng.choice(["", "", "manual", "final"]))
-                )
+                self.tell(Snapshot(info.sequence, info.step, self.rng.choice(["", "", "manual", "final"])))
             case 3:
                 self.tell(TrainerExited(self.incarnation, self.rng.random() < 0.3))
                 self.incarnation += 1
                 self.tell(Restore(self.rng.random() < 0.3))
             case 4:
-                self.tell(Restored("memory", "", 0))
+                self.tell(Restored())
             case 5:
                 self.desk.now_s += self.rng.choice([0.1, 5.0, 700.0])
                 self.take(self.desk.core.tick(self.desk.now_s))

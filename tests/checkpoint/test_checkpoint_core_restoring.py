@@ -170,7 +170,7 @@ def test_old_slots_are_unlinked_once_durable_and_a_newer_trainer_has_restored() 
     persist = only(desk.after(QUIET_S_MAX), Persist)
     desk.say(Restore(False), 2)
     desk.core.slot_verified(only(desk.out, VerifySlot).state, 0.0)
-    desk.say(Restored("memory", "/s/slot.1.1", 10), 2)
+    desk.say(Restored(), 2)
     assert not [a for a in desk.out if isinstance(a, Retire)]
     assert slot(1, 10) == only(desk.saved(persist), Retire).slot
 
@@ -180,18 +180,18 @@ def test_a_slot_that_a_trainer_was_told_of_stays_until_it_has_restored() -> None
     desk.snapshot(slot(1, 10))
     desk.say(TrainerExited(1, False))
     persist = only(desk.after(QUIET_S_MAX), Persist)
-    desk.say(Restored("fresh", "", 0), 2)
+    desk.say(Restored(), 2)
     desk.say(Restore(False), 3)
     desk.core.slot_verified(only(desk.out, VerifySlot).state, 0.0)
     assert not [a for a in desk.saved(persist) if isinstance(a, Retire)]
-    assert slot(1, 10) == only(desk.say(Restored("memory", "/s/slot.1.1", 10), 3), Retire).slot
+    assert slot(1, 10) == only(desk.say(Restored(), 3), Retire).slot
 
 
 def test_free_slots_of_dead_trainers_go_and_those_of_the_living_stay() -> None:
     desk = Desk().begun()
     dead, alive = slot(0, -1, 1, state=SlotState.FREE), slot(1, -1, 2, state=SlotState.WRITING)
     desk.ready(dead, alive)
-    assert dead == only(desk.say(Restored("fresh", "", 0), 2), Retire).slot
+    assert dead == only(desk.say(Restored(), 2), Retire).slot
 
 
 # -- a state that is suspect -----------------------------------------------------------------------------------

@@ -48,10 +48,10 @@ def test_a_snapshot_becomes_a_checkpoint_that_a_new_trainer_is_pointed_to(run: A
     service = run.start_service()
     trainer = run.trainer(plan=plan())
     assert trainer.ask(Restore(False)) == RestoreFrom("fresh", "", -1, 0, (), "")
-    trainer.ask_ack(Restored("fresh", "", 0))
+    trainer.ask_ack(Restored())
     info = publish(run.pool(), plan(), VALUES, 1, 7)
 
-    durable = trainer.ask(Snapshot(str(info.path), 1, 7, "manual"))
+    durable = trainer.ask(Snapshot(1, 7, "manual"))
 
     assert (durable.path, durable.step) == (newest(run), 7)
     memory = trainer.ask(Restore(False))
@@ -88,9 +88,9 @@ def test_a_service_killed_at_any_moment_is_followed_by_one_that_saves_again(
     one = plan(max_to_keep=1)
     trainer = run.trainer(plan=one)
     pool = run.pool()
-    earlier = publish(pool, one, values_of(6), 1, 6)
-    assert_holds(trainer.ask(Snapshot(str(earlier.path), 1, 6, "manual")).path, 6)
-    info = publish(pool, one, values_of(7), 2, 7)
+    publish(pool, one, values_of(6), 1, 6)
+    assert_holds(trainer.ask(Snapshot(1, 6, "manual")).path, 6)
+    publish(pool, one, values_of(7), 2, 7)
     if serves:
         first.signal(signal.SIGKILL)
         run.wait_ended(first)
@@ -103,9 +103,9 @@ def test_a_service_killed_at_any_moment_is_followed_by_one_that_saves_again(
         assert served.source == "checkpoint"
         assert_holds(served.path, served.step)
         assert served.step in (6, 7)  # 7: the new service has saved what it found in memory
-        seq = trainer.tell(Snapshot(str(info.path), 2, 7, "final"))
+        seq = trainer.tell(Snapshot(2, 7, "final"))
     else:
-        seq = trainer.tell(Snapshot(str(info.path), 2, 7, "final"))
+        seq = trainer.tell(Snapshot(2, 7, "final"))
         assert run.wait_ended(first).signal == signal.SIGKILL
         assert_holds(newest(run), 6 if newest(run).endswith("-6") else 7)
         run.start_service()
@@ -135,9 +135,9 @@ def test_a_service_killed_at_any_moment_is_followed_by_one_that_saves_again(
 def test_a_dead_trainers_state_is_saved_and_given_to_the_next_from_memory(run: Any, plan: Any, publish: Any) -> None:
     run.start_service()
     trainer, watchdog = run.trainer(plan=plan()), run.watchdog()
-    trainer.ask_ack(Restored("fresh", "", 0))
+    trainer.ask_ack(Restored())
     info = publish(run.pool(), plan(), VALUES, 1, 7)
-    trainer.ask_ack(Snapshot(str(info.path), 1, 7, ""))
+    trainer.ask_ack(Snapshot(1, 7, ""))
 
     assert watchdog.ask(TrainerExited(1, False)) == FlushDone(7, "")
 
@@ -146,7 +146,7 @@ def test_a_dead_trainers_state_is_saved_and_given_to_the_next_from_memory(run: A
     answer = second.ask(Restore(False))
     assert (answer.source, answer.path, answer.step) == ("memory", str(info.path), 7)
     assert info.path.exists()
-    second.ask_ack(Restored("memory", str(info.path), 7))
+    second.ask_ack(Restored())
     run.until(lambda: not list(run.paths.shm_dir.glob("slot.*")), "the end of the old slots")
 
 
@@ -156,12 +156,12 @@ def test_what_a_task_says_of_its_state_is_refused_unless_it_is_the_one_that_is_s
     run.start_service()
     trainer = run.trainer(plan=plan())
     worker = run.trainer(task=TaskId("worker", 1), plan=plan(save_path=str(run.logdir / "other.ckpt")))
-    info = publish(run.pool(), plan(), VALUES, 1, 7)
+    publish(run.pool(), plan(), VALUES, 1, 7)
 
-    worker.ask_ack(Snapshot(str(info.path), 1, 7, "manual"))
-    worker.ask_ack(Restored("memory", str(info.path), 7))
+    worker.ask_ack(Snapshot(1, 7, "manual"))
+    worker.ask_ack(Restored())
 
-    assert trainer.ask(Snapshot(str(info.path), 1, 7, "manual")).path == newest(run)
+    assert trainer.ask(Snapshot(1, 7, "manual")).path == newest(run)
     beats = HeartbeatReader(run.paths.heartbeat(CHECKPOINT, 1))
     run.until(lambda: (beat := beats.read()) is not None and beat.refused == 3, "the count of what was refused")
     beats.close()
@@ -171,9 +171,9 @@ def test_what_a_task_says_of_its_state_is_refused_unless_it_is_the_one_that_is_s
 def test_a_full_disk_is_reported_and_the_save_succeeds_when_there_is_room(run: Any, plan: Any, publish: Any) -> None:
     run.start_service(failpoints="checkpoint.before_rename=1*enospc;checkpoint.before_manifest=1*eio")
     trainer = run.trainer(plan=plan())
-    info = publish(run.pool(), plan(), VALUES, 1, 7)
+    publish(run.pool(), plan(), VALUES, 1, 7)
 
-    assert "No space left" in trainer.ask(Snapshot(str(info.path), 1, 7, "manual")).error
+    assert "No space left" in trainer.ask(Snapshot(1, 7, "manual")).error
     assert trainer.until_body(SaveFailed, lambda f: "Input/output" in f.error).sequence == 1
     assert trainer.until_body(Durable).reason == "manual"
 
@@ -181,9 +181,9 @@ def test_a_full_disk_is_reported_and_the_save_succeeds_when_there_is_room(run: A
 def test_a_write_that_is_torn_is_noticed_by_reading_back_and_done_again(run: Any, plan: Any, publish: Any) -> None:
     run.start_service(failpoints="checkpoint.mid_write=1*torn")
     trainer = run.trainer(plan=plan())
-    info = publish(run.pool(), plan(), VALUES, 1, 7)
+    publish(run.pool(), plan(), VALUES, 1, 7)
 
-    assert "the index lists" in trainer.ask(Snapshot(str(info.path), 1, 7, "manual")).error
+    assert "the index lists" in trainer.ask(Snapshot(1, 7, "manual")).error
     assert trainer.until_body(Durable).path == newest(run)
 
 
@@ -286,8 +286,8 @@ def test_a_trainer_that_outlives_its_grace_is_killed_by_the_last_one_out(run: An
 def test_the_pulse_says_what_is_done_and_the_socket_answers_while_saving(run: Any, plan: Any, publish: Any) -> None:
     run.start_service(failpoints="checkpoint.temporary_created=1*sleep(1.5)")
     trainer = run.trainer(plan=plan())
-    info = publish(run.pool(), plan(), VALUES, 1, 7)
-    seq = trainer.tell(Snapshot(str(info.path), 1, 7, "manual"))
+    publish(run.pool(), plan(), VALUES, 1, 7)
+    seq = trainer.tell(Snapshot(1, 7, "manual"))
     reader = HeartbeatReader(run.paths.heartbeat(CHECKPOINT, 1))
     while (beat := reader.read()) is None or beat.phase is not Phase.SAVE:
         trainer.turn(0.02)
@@ -305,8 +305,8 @@ def test_the_pulse_says_what_is_done_and_the_socket_answers_while_saving(run: An
 def test_what_works_at_the_disk_comes_after_everybody_else(run: Any, plan: Any, publish: Any) -> None:
     service = run.start_service()
     trainer = run.trainer(plan=plan())
-    info = publish(run.pool(), plan(), VALUES, 1, 7)
-    trainer.ask(Snapshot(str(info.path), 1, 7, "manual"))
+    publish(run.pool(), plan(), VALUES, 1, 7)
+    trainer.ask(Snapshot(1, 7, "manual"))
 
     threads = [psutil.Process(thread.id) for thread in psutil.Process(service.pid).threads()]
 

@@ -144,15 +144,19 @@ def test_a_damaged_checkpoint_is_moved_aside_and_the_older_one_found(place: Plac
     assert "none of them can be restored" in left.error
 
 
-def test_what_tensorflows_own_saver_left_there_is_read_whole_before_it_is_chosen(place: Place) -> None:
+def saved_by_tensorflow(place: Place, *steps: int) -> None:
     tf.io.gfile.makedirs(place.url)
-    for step in (5, 6):
+    for step in steps:
         tf.raw_ops.SaveV2(
             prefix=f"{place.url}/model.ckpt-{step}",
             tensor_names=["global_step"],
             shape_and_slices=[""],
             tensors=[np.int64(step)],
         )
+
+
+def test_what_tensorflows_own_saver_left_there_is_read_whole_before_it_is_chosen(place: Place) -> None:
+    saved_by_tensorflow(place, 5, 6)
     tf.io.gfile.remove(f"{place.url}/model.ckpt-6.data-00000-of-00001")
     with tf.io.gfile.GFile(f"{place.url}/model.ckpt-6.data-00000-of-00001", "wb") as file:
         file.write(b"12345678")
@@ -162,6 +166,24 @@ def test_what_tensorflows_own_saver_left_there_is_read_whole_before_it_is_chosen
     assert found.checkpoint is not None
     assert (found.checkpoint.path, found.checkpoint.step) == (f"{place.url}/model.ckpt-5", 5)
     assert [Path(r.path).name for r in found.rejected] == ["model.ckpt-6"]
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_left_where_it_is(on_disk: Place, tmp_path: Path) -> None:
+    saved_by_tensorflow(on_disk, 5, 6)
+    data = tmp_path / "far" / "away" / "model.ckpt-6.data-00000-of-00001"
+    data.rename(tmp_path / "aside")
+    data.mkdir()
+
+    found = on_disk.store().find(on_disk.plan)
+
+    assert found.checkpoint is not None
+    assert found.checkpoint.step == 5
+    assert "it cannot be read" in found.rejected[0].why
+    data.rmdir()
+    (tmp_path / "aside").rename(data)
+    again = on_disk.store().find(on_disk.plan)
+    assert again.checkpoint is not None
+    assert (again.checkpoint.step, again.rejected) == (6, ())
 
 
 def test_the_inventory_of_a_url_tells_what_is_whole_and_what_is_not(on_disk: Place, tmp_path: Path) -> None:

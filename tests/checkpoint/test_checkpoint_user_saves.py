@@ -61,8 +61,8 @@ def snapshot(run: Any, publish: Any) -> Callable[..., Durable]:
 
     def do(trainer: Any, sequence: int, step: int) -> Durable:
         values = {"x": np.full(SIZE, step, np.float32), "global_step": np.array(step, np.int64)}
-        info = publish(pool, trainer.plan, values, sequence, step)
-        answer = trainer.ask(Snapshot(str(info.path), sequence, step, "manual"))
+        publish(pool, trainer.plan, values, sequence, step)
+        answer = trainer.ask(Snapshot(sequence, step, "manual"))
         assert isinstance(answer, Durable)
         return answer
 
@@ -90,7 +90,7 @@ def test_what_the_program_saves_gets_a_manifest_is_journaled_and_goes_when_its_t
     run.start_service()
     trainer, watchdog = run.trainer(plan=plan(max_to_keep=3)), run.watchdog()
     trainer.ask(Restore(False))
-    trainer.ask_ack(Restored("fresh", "", 0))
+    trainer.ask_ack(Restored())
     saver = program.saver(max_to_keep=3)
     snapshot(trainer, 1, 10)
     saver.set_last_checkpoints_with_time([(str(run.logdir / "model.ckpt-10"), 1.0)])
@@ -125,7 +125,7 @@ def test_another_savers_checkpoints_are_found_without_a_word_stay_listed_beside_
     run.start_service()
     trainer, watchdog = run.trainer(plan=plan(max_to_keep=1)), run.watchdog()
     trainer.ask(Restore(False))
-    trainer.ask_ack(Restored("fresh", "", 0))
+    trainer.ask_ack(Restored())
     snapshot(trainer, 1, 10)
     other = program.saver(max_to_keep=5)
 
@@ -152,10 +152,10 @@ def test_a_new_trainer_starts_from_what_the_last_one_has_just_saved_if_that_is_l
     service = run.start_service()
     trainer = run.trainer(plan=plan())
     trainer.ask(Restore(False))
-    trainer.ask_ack(Restored("fresh", "", 0))
+    trainer.ask_ack(Restored())
     values = {"x": np.ones(SIZE, np.float32), "global_step": np.array(5, np.int64)}
-    info = publish(run.pool(), plan(), values, 1, 5)
-    trainer.ask_ack(Snapshot(str(info.path), 1, 5, ""))
+    publish(run.pool(), plan(), values, 1, 5)
+    trainer.ask_ack(Snapshot(1, 5, ""))
 
     saved = program.save(program.saver(), 9, run.logdir / "model.ckpt")
     answer = run.trainer(2, plan=plan()).ask(Restore(False))
@@ -177,7 +177,7 @@ def test_a_directory_that_is_gone_is_said_and_when_it_is_back_saves_and_hints_wo
     run.start_service()
     trainer, watchdog = run.trainer(plan=plan(save_path=str(elsewhere / "model.ckpt"))), run.watchdog()
     trainer.ask(Restore(False))
-    trainer.ask_ack(Restored("fresh", "", 0))
+    trainer.ask_ack(Restored())
     snapshot(trainer, 1, 10)
 
     shutil.rmtree(elsewhere)

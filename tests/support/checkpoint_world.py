@@ -191,7 +191,7 @@ class World:
 
     def begin_training(self, answer: RestoreFrom, size: int) -> None:
         assert self.trainer is not None
-        self.trainer.send_reliable(Restored(answer.source, answer.path, max(answer.step, 0)))
+        self.trainer.send_reliable(Restored())
         self.pool = SlotPool(self.run.paths.shm_dir, self.run.id, TRAINER, self.incarnation)
         self.pool.reserve(size, never=frozenset({answer.path}))
 
@@ -269,9 +269,9 @@ class World:
         self.step, self.sequence = self.step + 1, self.sequence + 1
         self.captured[self.sequence] = Captured(self.step, tensors, shards)
         contents = Contents(self.plan, "v2", sharded, tuple(listed), self.step, "test")
-        info = writer.publish(self.sequence, self.step, contents, align(at))
+        writer.publish(self.sequence, self.step, contents, align(at))
         self.newest = self.sequence
-        return self.trainer.send_reliable(Snapshot(str(info.path), self.sequence, self.step, want))  # type: ignore[arg-type]
+        return self.trainer.send_reliable(Snapshot(self.sequence, self.step, want))  # type: ignore[arg-type]
 
     # -- what must be so ------------------------------------------------------------------------------------------
     def check_restored(self, answer: RestoreFrom) -> None:

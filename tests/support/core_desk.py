@@ -72,7 +72,7 @@ class Desk:
     def snapshot(self, info: SlotInfo, want: Any = "") -> list[Action]:
         kept = [s for s in self.slots if s.path != info.path]
         self.ready(*kept, info)
-        return self.say(Snapshot(str(info.path), info.sequence, info.step, want), info.incarnation)
+        return self.say(Snapshot(info.sequence, info.step, want), info.incarnation)
 
     def after(self, seconds: float) -> list[Action]:
         self.now_s += seconds

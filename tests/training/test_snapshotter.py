@@ -96,7 +96,7 @@ class Backend(SnapshotBackend):
         self.copied_by.append(threading.current_thread().name)
         if self.copy_failures:
             raise self.copy_failures.pop(0)
-        return Snapshot("slot", sequence, step, want)
+        return Snapshot(sequence, step, want)
 
 
 class OrderedLock:

@@ -112,7 +112,7 @@ class SlotBackend(SnapshotBackend):
         except BaseException:
             writer.abandon()
             raise
-        return Snapshot(str(info.path), sequence, info.step, want)
+        return Snapshot(sequence, info.step, want)
 
     def close(self) -> None:
         if self._next is not None:

@@ -75,7 +75,7 @@ def restore_newest(runtime: Runtime, source: StateSource) -> Origin:
             answer = ask_newest(runtime, durable_only=True)
     if answer.source == "checkpoint":
         source.restore(answer.path)
-    runtime.tell_checkpoint(Restored(answer.source, answer.path, answer.step))
+    runtime.tell_checkpoint(Restored())
     return Origin(answer.source, answer.path, answer.step, tuple(answer.all_paths))
 
 

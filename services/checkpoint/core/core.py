@@ -92,7 +92,7 @@ class Core:
             case CheckpointPlan() as plan:
                 self._on_plan(plan, now_s)
                 self._out.append(Acknowledge(asker))
-            case Snapshot(_, sequence, step, want):
+            case Snapshot(sequence, step, want):
                 self.states.heard_of(sequence)
                 self._on_want(asker, sequence, step, want)
             case Staged(prefix, sequence, step, want):

@@ -252,7 +252,7 @@ def test_what_a_role_may_not_send_is_our_own_bug_and_is_not_sent(talk: Talk) -> 
     with pytest.raises(ProcsvBug, match="trainer sends Rejected"):
         client.send_reliable(Rejected("p", "w"))
     with pytest.raises(ProcsvBug, match="checkpoint sends Snapshot to trainer"):
-        server.send_reliable(who, Snapshot("slot", 1, 1, ""))
+        server.send_reliable(who, Snapshot(1, 1, ""))
     with pytest.raises(ProcsvBug, match="Ack is not a reliable message"):
         client.send_reliable(Ack())
     with pytest.raises(ProcsvBug, match="UserSave is a reliable message"):

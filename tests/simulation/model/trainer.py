@@ -331,7 +331,7 @@ class Trainer(Process):
                 continue
             self._take_over(answer)
             yield self.world.program.restore_s
-            self._tell(CHECKPOINT, Restored(answer.source, answer.path, answer.step))
+            self._tell(CHECKPOINT, Restored())
             return
         raise ProgramError("UserError", "the state in memory is gone, and was answered twice")
 
@@ -405,9 +405,9 @@ class Trainer(Process):
             self.world.clock.at(self.frozen_until_s, again)
             return
         assert self._pool is not None
-        info = self._pool.publish(slot, sequence, step, value)
+        self._pool.publish(slot, sequence, step, value)
         self.world.note(history.Wrote(self.pid, self.incarnation))
-        self._tell(CHECKPOINT, Snapshot(str(info.path), sequence, step, want))  # type: ignore[arg-type]
+        self._tell(CHECKPOINT, Snapshot(sequence, step, want))  # type: ignore[arg-type]
         self.wake()
 
     def _take(self, reason: Reason) -> Doing:
