@@ -21,7 +21,7 @@ def encode(envelope: Envelope) -> bytes:
     """The bytes of one message.  Larger than MESSAGE_BYTES_MAX is our own bug: big things go by file."""
     try:
         data = _encoder.encode(envelope)
-    except UnicodeEncodeError:  # a file name that is not UTF-8, in the text of an error say
+    except UnicodeEncodeError:  # a file name that is not UTF-8, say in the text of an error
         data = _encoder.encode(escape_surrogates(msgspec.to_builtins(envelope, builtin_types=(bytes,))))
     if len(data) > MESSAGE_BYTES_MAX:
         raise ProcsvBug(f"{type(envelope.body).__name__} of {len(data)} bytes; the limit is {MESSAGE_BYTES_MAX}")

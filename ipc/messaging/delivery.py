@@ -1,4 +1,4 @@
-"""Reliable delivery, as pure bookkeeping: what to say again, what has been heard already.
+"""Reliable delivery, as pure bookkeeping: what to send again, what has been received already.
 
 Called by endpoint.py for every connection.  No socket and no clock inside: time is an argument.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from procsv.base.errors import ProcsvBug
 from procsv.ipc.messaging.messages import Message
 
-RESEND_S = 1.0  # an unacknowledged message is said again after this long
+RESEND_S = 1.0  # an unacknowledged message is sent again after this long
 UNACKED_MAX = 10_000  # messages to one peer; more is our own bug: bulk goes by EventBacklog or by file
 
 
@@ -20,7 +20,7 @@ UNACKED_MAX = 10_000  # messages to one peer; more is our own bug: bulk goes by 
 class _Pending:
     body: Message
     re: int
-    said_s: float
+    sent_s: float
 
 
 class Outbox:
@@ -34,7 +34,7 @@ class Outbox:
         return len(self._pending)
 
     def add_message(self, body: Message, re: int, now_s: float) -> int:
-        """Takes charge of `body`; its sequence number.  The caller says it for the first time."""
+        """Takes charge of `body`; its sequence number.  The caller sends it for the first time."""
         if len(self._pending) >= UNACKED_MAX:
             raise ProcsvBug(f"{UNACKED_MAX} unacknowledged messages to one peer")
         seq, self._next = self._next, self._next + 1
@@ -57,25 +57,25 @@ class Outbox:
         return pending.re if pending else 0
 
     def due(self, now_s: float) -> list[tuple[int, int, Message]]:
-        """(seq, re, body) to say again now."""
+        """(seq, re, body) to send again now."""
         again = []
         for seq, pending in self._pending.items():
-            if now_s >= pending.said_s + RESEND_S:
-                pending.said_s = now_s
+            if now_s >= pending.sent_s + RESEND_S:
+                pending.sent_s = now_s
                 again.append((seq, pending.re, pending.body))
         return again
 
-    def say_all_again(self) -> None:
+    def resend_all(self) -> None:
         """After a reconnection: everything is due at once."""
         for pending in self._pending.values():
-            pending.said_s = -math.inf
+            pending.sent_s = -math.inf
 
     def next_due_s(self) -> float | None:
-        """When `due` will have something to say, or None."""
-        return min((p.said_s + RESEND_S for p in self._pending.values()), default=None)
+        """When `due` will have something, or None."""
+        return min((p.sent_s + RESEND_S for p in self._pending.values()), default=None)
 
     def forget(self) -> None:
-        """The peer these were for is gone and its successor is not to hear them."""
+        """Drops everything: the peer is gone, and its successor is not to get it."""
         self._pending.clear()
 
 
@@ -89,10 +89,10 @@ class Inbox:
         self._incarnation = incarnation
         self._seen: list[list[int]] = []  # [first, last] of every stretch without a gap, rising: a peer that has
         # spoken to somebody before us for a week begins with a high number, and that is one stretch, too
-        self._open: set[int] = set()  # heard, neither acknowledged nor answered: what it asks has not taken effect yet
+        self._open: set[int] = set()  # received, neither acknowledged nor answered: not in effect yet
 
     def is_news(self, incarnation: int, seq: int) -> bool:
-        """False for what was seen before and for what an older incarnation says.  Remembers `seq`."""
+        """False for what was seen before and for an older incarnation's messages.  Remembers `seq`."""
         if incarnation < self._incarnation:
             return False
         if incarnation > self._incarnation:

@@ -1,7 +1,7 @@
 """Endpoints of a message channel, whatever carries it: check what arrives, acknowledge, send again.
 
 Called by zmq_transport.py, which carries by ZeroMQ, and by tests/support/memory_transport.py, which carries in memory.  One thread owns a channel.
-Sends never block: what cannot be sent now is kept by the outbox and said again on reconnection, or after RESEND_S.
+Sends never block: what cannot be sent now is kept by the outbox and sent again on reconnection, or after RESEND_S.
 Never touches a socket.
 """
 
@@ -75,7 +75,7 @@ class Endpoint(ABC):
 
     @property
     def refused(self) -> int:
-        """How many messages were not fit to be heard: garbage, too large, of another run or an older incarnation."""
+        """How many messages were refused: garbage, too large, of another run or an older incarnation."""
         return sum(count for why, count in self.dropped.items() if why != REPEATED)
 
     @abstractmethod
@@ -106,7 +106,7 @@ class Endpoint(ABC):
         return encode(Envelope(PROTOCOL, self.me.run, self.me.task, self.me.incarnation, seq, re, body))
 
     def drop(self, why: str) -> None:
-        """Counts a message that is not heard.  `why` may hold what a peer has said: only so many are told apart."""
+        """Counts a message that is dropped.  `why` may hold a peer's text: only so many are counted apart."""
         self.dropped[why if why in self.dropped or len(self.dropped) < DROPPED_REASONS_MAX else "other"] += 1
 
     def _open(self, data: bytes, who: bytes, peer: Peer) -> Received | None:
@@ -164,8 +164,8 @@ class ServerEndpoint(Endpoint):
 
     def __init__(self, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
-        self.peers: dict[bytes, Peer] = {}  # in the order in which they were first heard
-        self._newest: dict[TaskId, int] = {}  # the highest incarnation that was heard
+        self.peers: dict[bytes, Peer] = {}  # in the order in which they first spoke
+        self._newest: dict[TaskId, int] = {}  # the highest incarnation that has spoken
 
     def receive(self) -> Received | None:
         """The next message that is news, or None when nothing waits."""
@@ -179,7 +179,7 @@ class ServerEndpoint(Endpoint):
                 continue
             peer = self.peers.get(who)
             if peer is None:
-                peer = Peer()  # remembered below, once it has said something that makes sense
+                peer = Peer()  # remembered below, once it has sent a valid message
             received = self._open(frames[0], who, peer)
             if received is None:
                 continue
@@ -192,24 +192,24 @@ class ServerEndpoint(Endpoint):
         return message.incarnation < self._newest.get(message.task, 0)
 
     def send_reliable(self, who: bytes, body: Message, re: int = 0) -> int:
-        """Says `body` until `who` acknowledges it.  Its sequence number."""
+        """Sends `body` until `who` acknowledges it; its sequence number."""
         peer = self.peers[who]
         seq = peer.outbox.add_message(body, re, self._clock.monotonic())
         self._send(who, seq, re, body)
         return seq
 
     def broadcast(self, body: Message, only: TaskId | None = None) -> None:
-        """Says `body` reliably to all who may hear it, or to one task `only`; never to an older incarnation."""
+        """Sends `body` reliably to all who may receive it, or to one task `only`; never to an older incarnation."""
         newest: dict[TaskId | None, int] = {}
         for peer in self.peers.values():
             newest[peer.task] = max(newest.get(peer.task, 0), peer.incarnation)
         for who, peer in list(self.peers.items()):
-            may_hear = peer.task is not None and body.contract.may_be_sent_to(peer.task)
-            if (may_hear if only is None else peer.task == only) and peer.incarnation == newest[peer.task]:
+            may_receive = peer.task is not None and body.contract.may_be_sent_to(peer.task)
+            if (may_receive if only is None else peer.task == only) and peer.incarnation == newest[peer.task]:
                 self.send_reliable(who, body)
 
     def send(self, who: bytes, body: Message, re: int = 0) -> None:
-        """Says `body` once."""
+        """Sends `body` once."""
         if re and (peer := self.peers.get(who)) is not None:
             peer.inbox.settle(re)
         self._send(who, 0, re, body)
@@ -224,7 +224,7 @@ class ServerEndpoint(Endpoint):
             peer.is_reachable = put is not Put.NOBODY
 
     def tick(self) -> None:
-        """Says again what is due."""
+        """Sends again what is due."""
         now_s = self._clock.monotonic()
         for who, peer in self.peers.items():
             for seq, re, body in peer.outbox.due(now_s):
@@ -240,7 +240,7 @@ class ServerEndpoint(Endpoint):
             later.add(peer.task)
 
     def forget(self, task: TaskId, up_to_incarnation: int) -> None:
-        """Drops the peers of `task` that are dead, with whatever was still to be said to them."""
+        """Drops the peers of `task` that are dead, with whatever was still to be sent to them."""
         gone = [w for w, p in self.peers.items() if p.task == task and p.incarnation <= up_to_incarnation]
         for who in gone:
             del self.peers[who]
@@ -257,7 +257,7 @@ class ClientEndpoint(Endpoint):
         super().__init__(me, clock)
         self.peer = Peer()
         self.connections = 0  # rises with every (re)connection; the owner then introduces itself again
-        self.wants_tick = False  # there is something to say as soon as the owner has introduced itself
+        self.wants_tick = False  # there is something to send as soon as the owner has introduced itself
 
     @abstractmethod
     def _new_connections(self) -> int:
@@ -275,13 +275,13 @@ class ClientEndpoint(Endpoint):
         return None
 
     def send_reliable(self, body: Message, re: int = 0) -> int:
-        """Says `body` until the server acknowledges it.  Its sequence number."""
+        """Sends `body` until the server acknowledges it; its sequence number."""
         seq = self.peer.outbox.add_message(body, re, self._clock.monotonic())
         self._send(seq, re, body)
         return seq
 
     def send(self, body: Message, re: int = 0) -> bool:
-        """Says `body` once; False if nobody is connected."""
+        """Sends `body` once; False if nobody is connected."""
         self.peer.inbox.settle(re)
         return self._send(0, re, body)
 
@@ -292,7 +292,7 @@ class ClientEndpoint(Endpoint):
         return self._put([self._envelope(seq, re, body)]) is Put.TAKEN
 
     def tick(self) -> bool:
-        """Says again what is due.  True after a new connection: introduce yourself (Hello, plans) first.
+        """Sends again what is due.  True after a new connection: introduce yourself (Hello, plans) first.
 
         What the server has not acknowledged on an earlier connection follows with the next call, which Waiter.wait
         does not delay.
@@ -300,7 +300,7 @@ class ClientEndpoint(Endpoint):
         made = self._new_connections()
         if made:
             self.connections += made
-            self.peer.outbox.say_all_again()
+            self.peer.outbox.resend_all()
             self.wants_tick = len(self.peer.outbox) > 0
             return True
         self.wants_tick = False

@@ -1,7 +1,7 @@
 """Event records that are on their way to the summary service: the sender's end of one stream, as pure bookkeeping.
 
 Called by the trainer's EventStreams (procsv/training/runtime/event_streams.py) and by tests.  No socket, file or clock
-inside.  Never blocks, never grows beyond its bounds, never says a record under two numbers.
+inside.  Never blocks, never grows beyond its bounds, never sends a record under two numbers.
 
 A record gets a *ticket* when it is added (1, 2, …), and its *number* in the stream when it is first sent; numbers
 have no gaps.  A record that was sent keeps its number and is kept until it is written: it may be in the file
@@ -9,7 +9,7 @@ already.  When there are too many, the oldest that was never sent is dropped and
 repair, and a reader of the file sees a hole in the steps and nothing else.
 
     added ──> waiting ──> sent ──> written        go-back-N: after a second of silence, a reconnection or an
-                 └──> dropped                     answer that names an earlier record, all of `sent` is said again
+                 └──> dropped                     answer that names an earlier record, all of `sent` is sent again
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH_RECORDS_MAX = 512
 SENT_BATCHES_MAX = 4  # on their way at once
 QUEUE_RECORDS_MAX = 10_000  # not yet written; then the oldest never sent is dropped and counted
 QUEUE_BYTES_MAX = 256 * 2**20  # likewise
-RESEND_S = 1.0  # silence after which everything on its way is said again
+RESEND_S = 1.0  # silence after which everything on its way is sent again
 LOST_S = 5.0  # contradiction after which the service has lost the stream: the rest goes on under a new name
 
 PARCEL_GLOB = "event.*"
@@ -44,7 +44,7 @@ def parcel_writer(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records `first`, `first` + 1, … to be said now."""
+    """Records `first`, `first` + 1, … to be sent now."""
 
     writer: str
     first: int
@@ -62,20 +62,20 @@ class EventBacklog:
         self.writer = writer  # its name at the service
         self.error = ""  # why records are not getting to the file, in the service's words
         self.dropped = 0
-        self.is_closed = False  # nothing will be said any more
+        self.is_closed = False  # nothing will be sent any more
         self._logdir, self._suffix = logdir, suffix
         self._sent: deque[tuple[int, bytes]] = deque()  # (ticket, record); their numbers are _written + 1, …
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
         self._added = 0  # the last ticket
         self._written = 0  # the last number that is known to be in the file
-        self._said = 0  # how many of `_sent` were said since the last going back
-        self._flying: deque[int] = deque()  # the last number of each batch that was said and is not answered
+        self._on_their_way = 0  # how many of `_sent` are on their way since the last going back
+        self._flying: deque[int] = deque()  # the last number of each batch that was sent and is not answered
         self._is_open = False  # the service knows the stream
         self._is_ending = False
-        self._asked_s: float | None = None  # when OpenWriter or CloseWriter was said last
-        self._news_s = 0.0  # when the service last got further, or something was said after a pause
-        self._lost_s: float | None = None  # since when the service has said what cannot be
+        self._asked_s: float | None = None  # when OpenWriter or CloseWriter was sent last
+        self._news_s = 0.0  # when the service last got further, or something was sent after a pause
+        self._lost_s: float | None = None  # since when the service's answers cannot be right
         self._given_name = writer
         self._losses = 0
 
@@ -91,7 +91,7 @@ class EventBacklog:
         return self._added
 
     def end_stream(self) -> None:
-        """No more records follow; CloseWriter is said once the last is written."""
+        """No more records follow; CloseWriter is sent once the last is written."""
         self._is_ending = True
 
     @property
@@ -104,8 +104,8 @@ class EventBacklog:
         return len(self._sent) + len(self._waiting)
 
     @property
-    def can_say_more(self) -> bool:
-        """Whether a record that is added now can be said at once (or the stream can be opened for it)."""
+    def can_send_more(self) -> bool:
+        """Whether a record that is added now can be sent at once (or the stream can be opened for it)."""
         return len(self._flying) < SENT_BATCHES_MAX if self._is_open else self._asked_s is None
 
     def is_done(self, ticket: int) -> bool:
@@ -125,7 +125,7 @@ class EventBacklog:
         self._go_back()
 
     def due(self, now_s: float) -> list[OpenWriter | Batch | CloseWriter]:
-        """What is to be said now."""
+        """The messages to send now."""
         if self.is_closed:
             return []
         if not self.unwritten:
@@ -148,12 +148,12 @@ class EventBacklog:
         return batches
 
     def next_due_s(self, now_s: float) -> float | None:
-        """When `due` will have something to say if nothing is heard or added until then; None: never."""
+        """When `due` will have something if nothing is received or added until then; None: never."""
         if self.is_closed or not (self.unwritten or self._is_ending):
             return None
         if not self.unwritten or not self._is_open:
             return now_s if self._asked_s is None else self._asked_s + RESEND_S
-        if len(self._flying) < SENT_BATCHES_MAX and (self._waiting or self._said < len(self._sent)):
+        if len(self._flying) < SENT_BATCHES_MAX and (self._waiting or self._on_their_way < len(self._sent)):
             return now_s
         return self._news_s + RESEND_S
 
@@ -165,11 +165,11 @@ class EventBacklog:
         is_closing = self._is_ending and not self.unwritten and self._asked_s is not None
         if through < 0:
             if is_closing:
-                self.is_closed = True  # CloseWriter is said when all is written, and was heard the first time
+                self.is_closed = True  # CloseWriter is sent when all is written, and arrived the first time
             elif self._is_open:
                 self.connected()
         elif not self._written <= through <= self._written + len(self._sent):
-            self._hear_nonsense(now_s)
+            self._on_impossible_answer(now_s)
         elif is_closing:
             self.is_closed = True
         else:
@@ -184,25 +184,25 @@ class EventBacklog:
         for _ in range(count):
             self._bytes -= len(self._sent.popleft()[1])
         self._written = through
-        self._said = max(0, self._said - count)
+        self._on_their_way = max(0, self._on_their_way - count)
         while self._flying and self._flying[0] <= through:
             self._flying.popleft()
         if count:
             self._news_s = now_s
 
     def _next_batch(self) -> Batch | None:
-        first = self._written + self._said + 1
-        if self._said == len(self._sent):
+        first = self._written + self._on_their_way + 1
+        if self._on_their_way == len(self._sent):
             for entry in _fitting(iter(self._waiting)):
                 self._sent.append(entry)
-            for _ in range(len(self._sent) - self._said):
+            for _ in range(len(self._sent) - self._on_their_way):
                 self._waiting.popleft()
-        records = tuple(record for _, record in _fitting(islice(self._sent, self._said, None)))
-        self._said += len(records)
+        records = tuple(record for _, record in _fitting(islice(self._sent, self._on_their_way, None)))
+        self._on_their_way += len(records)
         return Batch(self.writer, first, records) if records else None
 
     def _go_back(self) -> None:
-        self._said = 0
+        self._on_their_way = 0
         self._flying.clear()
 
     def _may_ask(self, now_s: float) -> bool:
@@ -211,7 +211,7 @@ class EventBacklog:
         self._asked_s = now_s
         return True
 
-    def _hear_nonsense(self, now_s: float) -> None:
+    def _on_impossible_answer(self, now_s: float) -> None:
         """An answer that is late, or comes from a service that has lost its notes (a swept run directory).
 
         When that is all it answers for LOST_S, what is not known to be written goes to a new file.  A record that

@@ -1,7 +1,7 @@
-"""A program and the watchdog that it has started itself: what they say to each other, over a pair of connected sockets.
+"""Channel between a program and the watchdog that it has started itself: a pair of connected sockets.
 
-Used by a Supervisor without `procsv launch` and by its watchdog.  Only the run's beginning and end are said here; all
-else goes the way of any trainer's messages.  End-of-file says that the other side is gone.  One line of JSON is one word.
+Used by a Supervisor without `procsv launch` and by its watchdog, for the run's beginning and end; all else goes the way
+of any trainer's messages.  End-of-file: the other side is gone.  One message is one line of JSON.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Word = Observe | Opened | Refused | ProgramLeft
 
 
 class ObserverChannel:
-    """One end.  Sending blocks only for a first word that is longer than a socket's buffer."""
+    """One end.  Sending blocks only for a first message that is longer than a socket's buffer."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -71,13 +71,13 @@ class ObserverChannel:
     def fd(self) -> int:
         return self._socket.fileno()
 
-    def say(self, word: Word) -> None:
+    def send(self, message: Word) -> None:
         """OSError if the other side is gone."""
         # Not msgspec's encoder: arguments that are not UTF-8 must arrive as they were given.
-        self._socket.sendall(json.dumps(msgspec.to_builtins(word)).encode() + b"\n")
+        self._socket.sendall(json.dumps(msgspec.to_builtins(message)).encode() + b"\n")
 
-    def hear(self, waits: bool = False) -> Word | None:
-        """The next word; None if none is there yet.  EOFError if nothing more will come."""
+    def receive(self, waits: bool = False) -> Word | None:
+        """The next message; None if none is there yet.  EOFError if nothing more will come."""
         while b"\n" not in self._read:
             try:
                 data = self._socket.recv(READ_BYTES, 0 if waits else socket.MSG_DONTWAIT)

@@ -1,7 +1,7 @@
 """The channel between the watchdog and its standby: a pair of connected sockets that nobody else has.
 
 Used by the watchdog and by the standby process.  One packet is one message; a promotion brings two open files along:
-the new trainer's log and the writer's lock.  End-of-file says that the other side is dead, so neither asks for it.
+the new trainer's log and the writer's lock.  End-of-file: the other side is dead.
 Not ZeroMQ: that passes no files, and a standby is to sleep in one system call, without a thread.
 """
 
@@ -41,9 +41,9 @@ class StandbyChannel:
     def fd(self) -> int:
         return self._socket.fileno()
 
-    def say(self, word: Word, files: tuple[int, ...] = ()) -> None:
+    def send(self, message: Word, files: tuple[int, ...] = ()) -> None:
         """OSError if the other side is dead."""
-        socket.send_fds(self._socket, [msgspec.msgpack.encode(word)], list(files), socket.MSG_DONTWAIT)
+        socket.send_fds(self._socket, [msgspec.msgpack.encode(message)], list(files), socket.MSG_DONTWAIT)
 
     def receive(self) -> Word | None:
         """What has come, without waiting; None if nothing has.  EOFError if nothing more will."""
@@ -60,7 +60,7 @@ class StandbyChannel:
     def wait(self) -> tuple[Word | None, list[int]]:
         """Sleeps until something comes; with the files that came along, which children do not inherit.
 
-        No word: the other side is dead.
+        No message: the other side is dead.
         """
         data, files, _, _ = socket.recv_fds(self._socket, PACKET_BYTES_MAX, FILES_MAX)
         for fd in files:

@@ -23,7 +23,7 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 VARIABLE = "PROCSV_START"
 TRAINING = "procsv.training"
-LATER = "stdin"  # in the variable: it is said in a line of standard input, once the process is needed
+LATER = "stdin"  # in the variable: the value comes on standard input, once the process is needed
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Start(msgspec.Struct, frozen=True):
     settings: LaunchSettings = LaunchSettings()
     standby_fd: int = -1  # a standby's end of its line to the watchdog (standby_channel.py)
     standby_without: tuple[str, ...] = ()  # top-level names that a standby which has started over does not import
-    asked_at: float = 0.0  # Unix time at which somebody said `procsv launch`; 0.0: nobody knows
+    asked_at: float = 0.0  # Unix time of the call of `procsv launch`; 0.0: not known
 
     @property
     def paths(self) -> RunPaths:
@@ -52,7 +52,7 @@ class Start(msgspec.Struct, frozen=True):
         return RunPaths(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir), home)
 
     def argv(self) -> list[str]:
-        """The command line; in `ps` it says role, logdir and target."""
+        """The command line; in `ps` it shows role, logdir and target."""
         shown = [self.logdir] + ([self.target, *self.args] if self.target else [])
         if module_of(self.task) == TRAINING:
             shown.insert(0, str(self.task))  # of one length: the one becomes the other (standby.py)
@@ -84,7 +84,7 @@ def safe_path() -> list[str]:
 
 
 def take_start(task: TaskId) -> Start:
-    """What this process, which runs the module of `task`, was told, taken out of its environment."""
+    """The start value of this process, which runs the module of `task`, taken out of its environment."""
     text = os.environ.pop(VARIABLE, None)
     if text == LATER:
         return _wait_for_start()
@@ -99,7 +99,7 @@ def take_start(task: TaskId) -> Start:
 
 
 def _wait_for_start() -> Start:
-    """Of a service that was started before it was needed, with all its imports done: its log is opened only now."""
+    """The start value of a service that was started before it is needed, all imports done; its log is opened only now."""
     text = sys.stdin.readline()
     if not text:
         raise SystemExit(0)  # nobody needs it

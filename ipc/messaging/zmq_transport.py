@@ -1,6 +1,6 @@
 """The one gate to ZeroMQ: a server (ROUTER) and its clients (DEALER) over unix sockets.
 
-Called by every process's main loop; one thread owns a channel.  What is said twice, acknowledged or dropped is
+Called by every process's main loop; one thread owns a channel.  What is sent again, acknowledged or dropped is
 decided in endpoint.py; here are only the sockets, and Waiter, which waits on them.  Never binds a path that something
 else than a socket of ours occupies, and never outside the machine.
 """

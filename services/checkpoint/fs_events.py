@@ -1,7 +1,7 @@
 """Filesystem events: hints that something has changed in a directory.
 
-Used by process.py.  A hint says nothing but "look": events get lost, and come late; whoever relies on this looks by
-himself, too.  Nothing is read or decided here, and the observer's thread does nothing but pass the hint on.
+Used by process.py.  Events come late or get lost, so the directory is also scanned at intervals.  Reads and decides
+nothing; the observer's thread only passes the hint on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NETWORK_FILESYSTEMS = (
 
 
 class Watch:
-    """Calls `on_change` from a thread of its own when a checkpoint may have come or gone in the directory."""
+    """Calls `on_change`, from a thread of its own, when a checkpoint may have come or gone in the directory."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
@@ -44,23 +44,23 @@ class Watch:
         self._has_complained = False
 
     def keep(self, directory: Path) -> None:
-        """Sees to it that `directory`, as it is now, is watched, if it can be.  One thread at a time; never raises."""
+        """Watches `directory`, as it is now, if possible.  One thread at a time; never raises."""
         try:
             there = directory.stat()
         except OSError:
-            self._forget()
+            self.close()
             return
         identity = (there.st_dev, there.st_ino)
         if identity == self._watched:
             return
-        self._forget()
+        self.close()
         self._watched = identity
         if is_on_network(directory):
             return
         try:
             self._observe(directory)
         except OSError as error:  # EMFILE, ENOSPC: the machine's limits of inotify
-            self._stop()
+            self._stop_observer()
             if not self._has_complained:
                 self._has_complained = True
                 text = f"no news of changes in {directory} ({error.strerror}): it is scanned every few seconds instead"
@@ -91,21 +91,18 @@ class Watch:
         kinds: list[type[FileSystemEvent]] = [FileMovedEvent, FileCreatedEvent, FileDeletedEvent, DirDeletedEvent]
         self._observer.schedule(Handler(), name, recursive=False, event_filter=kinds)
 
-    def _forget(self) -> None:
+    def close(self) -> None:
         self._watched = None
-        self._stop()
+        self._stop_observer()
 
-    def _stop(self) -> None:
+    def _stop_observer(self) -> None:
         observer, self._observer = self._observer, None
         if observer is not None:
             observer.stop()  # its threads end by themselves; nobody waits for them
 
-    def close(self) -> None:
-        self._forget()
-
 
 def is_of_interest(path: bytes | str) -> bool:
-    """Whether a file's coming or going may mean a checkpoint: its index, or a `checkpoint` file, by whatever name."""
+    """Whether a file may be part of a checkpoint: an index, or a `checkpoint` file of whatever name."""
     name = os.path.basename(os.fsdecode(path))  # noqa: PTH119  often "", which is no Path
     return name.endswith(".index") or (bool(name) and "." not in name)
 

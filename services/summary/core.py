@@ -1,6 +1,6 @@
 """The core of the summary service: pure decisions, without disk, socket or clock.
 
-Called by process.py with what was heard and with how the disk took it; answers with actions.  Never keeps a
+Called by process.py with each message and with how the disk took it; answers with actions.  Never keeps a
 record: what cannot be written now is kept, and sent again, by its sender (ipc/messaging/event_backlog.py).
 
 A stream takes records strictly in order.  The part of a batch that is written already is cut off, a batch that
@@ -85,7 +85,7 @@ class SummaryCore:
     _streams: dict[str, _Stream] = field(default_factory=dict)
     _closed: dict[str, int] = field(default_factory=dict)  # of the newest attempts; how far each had got
 
-    # -- what is heard -------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------
     def recovered(self, writer: str, through: int) -> None:
         """A stream that an earlier process of this service has written, up to and with `through`."""
         self._streams[writer] = _Stream(through)
@@ -105,7 +105,7 @@ class SummaryCore:
         return self.is_stale(*attempt_of(writer))
 
     def is_stale(self, task: TaskId, incarnation: int) -> bool:
-        """Whether an attempt that says something is dead and replaced: nothing it says takes effect."""
+        """Whether an attempt is dead and replaced: nothing that it sends takes effect."""
         return incarnation < self._newest.get(task, 0)
 
     def open(self, who: bytes, message: OpenWriter) -> list[Action]:
@@ -156,7 +156,7 @@ class SummaryCore:
         return [self._reply(done.who, done.writer), *([Discard(parcels)] if parcels else [])]
 
     def failed(self, tried: Append, error: str) -> list[Action]:
-        """Nothing of it is in the file; its sender says it again."""
+        """Nothing of it is in the file; its sender sends it again."""
         self._streams[tried.writer].error = error
         return [self._reply(tried.who, tried.writer)]
 

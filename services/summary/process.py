@@ -1,7 +1,7 @@
 """The process of the summary service: owns a run's event files and graph.pbtxt, so that no trainer waits for a disk.
 
 Run by procsv.services.runtime.  Here messages meet the disk: core.py decides, stream_file.py writes, graph_text.py
-prints.  Never imports TensorFlow (60 MB is the bar), never answers before what it says is in the file.
+prints.  Never imports TensorFlow (60 MB is the bar), never acknowledges what is not in the file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ declare("summary.after_flush_before_ack")
 
 
 class ProgramWatch:
-    """Whether the tasks that have said Hello are still there; by pidfd, so never mistaken for later processes."""
+    """Whether the tasks that have sent Hello are still there; by pidfd, so never mistaken for later processes."""
 
     def __init__(self) -> None:
         self._pidfds: dict[TaskId, int] = {}
@@ -54,10 +54,9 @@ class ProgramWatch:
 
     def watch(self, task: TaskId, pid: int) -> None:
         self._close(self._pidfds.get(task, -1))
-        try:
+        self._pidfds[task] = -1  # of one that has ended
+        with contextlib.suppress(ProcessLookupError):
             self._pidfds[task] = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._pidfds[task] = -1
 
     def has_ended(self) -> bool:
         """Whether all have ended, and there were any."""
@@ -90,7 +89,7 @@ class SummaryService:
         self._metrics = MetricsFile(paths.home)
         self._graphs = GraphPrinter(tools.wake)
         self._programs = programs or ProgramWatch()
-        self._finish: Received | None = None  # the run is over; FlushDone is said when all is on the disk
+        self._finish: Received | None = None  # the run is over; FlushDone is sent when all is on the disk
         self._is_settled = False
         self._orphan_s: float | None = None  # since when the watchdog is dead
         self._end_s = 0.0  # the latest moment of an end that has begun
@@ -125,7 +124,7 @@ class SummaryService:
 
     @contextlib.contextmanager
     def _at_disk(self) -> Iterator[None]:
-        """What may wait for a disk, however long: the heartbeat says so, as the loop does not come round meanwhile."""
+        """Marks the heartbeat while the loop may wait for a disk, however long."""
         heartbeat, clock = self._tools.heartbeat, self._tools.clock
         heartbeat.moved = LOOP_AT_DISK
         heartbeat.beat(clock.monotonic())
@@ -189,7 +188,7 @@ class SummaryService:
         for action in actions:
             match action:
                 case Reply(who=who, body=body):
-                    failpoint("summary.after_flush_before_ack")  # killed here: it is said again and found written
+                    failpoint("summary.after_flush_before_ack")  # killed here: it is sent again and found written
                     self._tools.server.send(who, body, re=re)
                 case Append():
                     error = self._store.append_records(action.writer, action.records, self._tools.clock.wall())
@@ -217,7 +216,7 @@ class SummaryService:
         self._is_finished = peer is None or not len(peer.outbox) or now_s >= self._end_s
 
     def _go_on_as_orphan(self, since_s: float, now_s: float) -> None:
-        """What the trainer still says is still written; it ends soon, for it has seen the same end-of-file."""
+        """Still writes what the trainer sends; the trainer ends soon, for it has seen the same end-of-file."""
         end_s = self._end_s if self._programs.is_known else min(self._end_s, since_s + ALONE_S)
         if self._programs.has_ended() or now_s >= end_s:
             self._perform(self._core.close_all())

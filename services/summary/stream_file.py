@@ -10,7 +10,7 @@ The position, a small file in the run directory, makes each record appear exactl
     4  the records are acknowledged
 
 Killed after 1 or 2: the next process takes over the whole records behind the offset and cuts off a torn
-one.  Killed after 3: the sender sends everything again, and is told that it is written.
+one.  Killed after 3: the sender sends everything again, and learns that it is written.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class StreamStore:
         self._paths = paths
         self._run = run
         self._streams: dict[str, Stream] = {}
-        self._trouble = ""  # what was last said about the disk
+        self._trouble = ""  # with the disk, as last reported
         self._unrepaired = self._left_behind()  # name -> position, and why the disk does not let us continue
 
     # -- what another process left -------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class Standby:
     def become(self) -> Start:
         """Sleeps until the promotion, takes over log and lock; returns the trainer's start."""
         failpoint("standby.wait")
-        self._line.say(Waiting(self._modules, round(time.monotonic() - self._began_s, 3)))
+        self._line.send(Waiting(self._modules, round(time.monotonic() - self._began_s, 3)))
         word, files = self._line.wait()
         if not isinstance(word, BecomeTrainer):
             os._exit(0)  # the watchdog is dead
@@ -91,7 +91,7 @@ class Standby:
         _take_over(*files)
         _replace_argument(str(STANDBY), str(word.task))
         os.environ |= {"PROCSV_ROLE": str(word.task), "PROCSV_INCARNATION": str(word.incarnation)}
-        self._line.say(TrainerBegun(word.incarnation))
+        self._line.send(TrainerBegun(word.incarnation))
         self._line.close()
         failpoint("standby.begun")
         return self._as_task(word.task, word.incarnation)

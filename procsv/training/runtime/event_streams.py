@@ -79,8 +79,8 @@ class EventStreams:
             if backlog is None:
                 return  # another thread has closed it
             backlog.add_record(event)
-            can_say_more = backlog.can_say_more
-        if can_say_more:
+            can_send_more = backlog.can_send_more
+        if can_send_more:
             self.on_need()
 
     def flush_stream(self, writer: str, timeout_s: float) -> bool:

@@ -152,8 +152,8 @@ class Observer:
             idle = None
         process = idle or _Process(*self._key)
         try:
-            process.channel.say(Observe(start))
-            opened = process.channel.hear(waits=True)
+            process.channel.send(Observe(start))
+            opened = process.channel.receive(waits=True)
         except (OSError, EOFError):
             code = process.wait_until_gone()
             raise UserError(
@@ -185,7 +185,7 @@ class Observer:
     def _look_for_death(self, link: Link) -> None:
         assert self._process is not None
         with contextlib.suppress(EOFError):
-            self._process.channel.hear()
+            self._process.channel.receive()
             return
         link.unwatch(self._process.channel.fd)
         link.lose(WATCHDOG, "it is dead")
@@ -205,8 +205,8 @@ class Observer:
         if process is None:
             return
         with contextlib.suppress(OSError, EOFError):  # its end-of-file: all is done
-            process.channel.say(ProgramLeft(code))
-            while process.channel.hear(waits=True) is not None:
+            process.channel.send(ProgramLeft(code))
+            while process.channel.receive(waits=True) is not None:
                 pass
         process.wait_until_gone()
 

@@ -56,7 +56,7 @@ class StandbyLink:
         try:
             if not lock.try_acquire(f"{task} {incarnation}", processes.clock.wall()):
                 raise WriterLockHeld("an older trainer's processes still hold the logdir")
-            running.line.say(BecomeTrainer(task, incarnation), (log, lock.fd))
+            running.line.send(BecomeTrainer(task, incarnation), (log, lock.fd))
         finally:
             os.close(log)
             lock.let_go()  # from now on it is held by the trainer's tree alone

@@ -45,7 +45,7 @@ def test_an_acknowledgement_seen_twice_or_of_nothing_is_old_news() -> None:
 def test_after_a_reconnection_all_is_said_again_in_its_order() -> None:
     outbox = Outbox()
     seqs = [outbox.add_message(Hello(number), number, 5.0) for number in range(3)]
-    outbox.say_all_again()
+    outbox.resend_all()
 
     assert [(seq, n, Hello(n)) for n, seq in enumerate(seqs)] == outbox.due(5.0)
     assert outbox.due(5.0) == []

@@ -57,7 +57,7 @@ class ObservedProgram:
 
     def _say(self, word: Opened | Refused) -> None:
         try:
-            self._channel.say(word)
+            self._channel.send(word)
         except OSError:
             self._is_gone = True  # it was killed meanwhile, which its pidfd says, too
 
@@ -69,7 +69,7 @@ class ObservedProgram:
 
     def _hear(self) -> None:
         try:
-            while (word := self._channel.hear()) is not None:
+            while (word := self._channel.receive()) is not None:
                 if isinstance(word, Observe):
                     self._start = word.start
                 elif isinstance(word, ProgramLeft):
