@@ -19,6 +19,7 @@ from procsv.base.errors import LogdirLocked
 from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import find_paths
 from procsv.ipc.shm.slot_file import scan_slots
+from procsv.services.checkpoint.tools.compare import compare
 from tests.support.launched import NEWS_S_MAX, environment
 
 tf1 = tf.compat.v1
@@ -336,3 +337,15 @@ def _wait_for_file(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < deadline_s
         pause.wait(0.02)
+
+
+@pytest.mark.parametrize("name", ["[lr=0.1,bs=*]", "a?b\\c"])
+def test_a_logdir_whose_path_tensorflow_reads_as_a_pattern_is_restored_from(tmp_path: Path, name: str) -> None:
+    logdir = tmp_path / name / "logdir"
+    for step in (0, 3):
+        with graph() as model, procsv.Supervisor(logdir=str(logdir)).managed_session() as session:
+            assert session.run(model.step) == step
+            for _ in range(3):
+                session.run(model.train)
+    found = compare(str(logdir), str(logdir), 0.0)
+    assert found.is_identical

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
+from procsv.base.system.literal_path import literal_path
 from procsv.ipc.shm.slot_file import SlotReader
 from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
 from procsv.training.graph.graph_diff import Changes, changes_since, compare, specs_of
@@ -77,6 +78,11 @@ def restore_or_send(saver: Any, session: Any, path: str) -> None:
     files with the chief.  One call sends all, so that it is limited to what fits into one message (2 GB).  If that does not
     work either, the error is TensorFlow's.
     """
+    with literal_path(path) as readable:
+        _restore_or_send(saver, session, readable)
+
+
+def _restore_or_send(saver: Any, session: Any, path: str) -> None:
     try:
         restore_checkpoint(saver, session, path)
     except KeysMissing:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from procsv.base.run.manifest import STATE_FILE
+from procsv.base.system.literal_path import literal_path
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure
 from procsv.services.checkpoint.store.catalog import listed_paths
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state
@@ -54,11 +55,9 @@ def compare(first: str, second: str, rtol: float) -> Comparison:
         return same
     import tensorflow as tf
 
-    prefixes = [tf.train.latest_checkpoint(directory) for directory in (first, second)]
-    for directory, prefix in zip((first, second), prefixes, strict=True):
-        if prefix is None:
-            raise FileNotFoundError(f"there is no checkpoint in {directory}")
-    one, other = (tf.train.load_checkpoint(prefix) for prefix in prefixes)
+    prefixes = [_newest(Path(directory)) for directory in (first, second)]
+    with literal_path(prefixes[0]) as one_path, literal_path(prefixes[1]) as other_path:
+        one, other = tf.train.load_checkpoint(one_path), tf.train.load_checkpoint(other_path)
     names = [set(reader.get_variable_to_shape_map()) for reader in (one, other)]
     common = sorted(names[0] & names[1])
     found = [_difference(name, one.get_tensor(name), other.get_tensor(name), rtol) for name in common]
@@ -98,7 +97,7 @@ def _newest(directory: Path) -> str:
     """The prefix that the directory's `checkpoint` file names; FileNotFoundError if there is none."""
     state = read_state(directory / STATE_FILE)
     if state is None:
-        raise FileNotFoundError(directory / STATE_FILE)
+        raise FileNotFoundError(f"there is no checkpoint in {directory}")
     return listed_paths(state, directory)[0]
 
 

@@ -1,0 +1,26 @@
+"""Paths that TensorFlow reads as patterns have another name for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from procsv.base.system.literal_path import literal_path
+
+
+@pytest.mark.parametrize("name", ["[x]", "a*", "b?", "c\\d"])
+def test_a_directory_has_a_name_without_patterns_as_long_as_it_is_needed(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / name
+    directory.mkdir()
+    (directory / "model-1.index").write_text("here")
+    with literal_path(f"{directory}/model-1") as readable:
+        assert not set("*?[\\") & set(readable)
+        assert Path(f"{readable}.index").read_text() == "here"
+    assert not Path(f"{readable}.index").exists()
+
+
+@pytest.mark.parametrize("path", ["/l/model.ckpt-7", "/l/model.ckpt-7-?????-of-00002", "gs://bucket/[x]/model-1"])
+def test_every_other_path_stays_as_it_is(path: str) -> None:
+    with literal_path(path) as readable:
+        assert readable == path
