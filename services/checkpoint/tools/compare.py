@@ -55,7 +55,10 @@ def compare(first: str, second: str, rtol: float) -> Comparison:
         return same
     import tensorflow as tf
 
-    prefixes = [_newest(Path(directory)) for directory in (first, second)]
+    try:
+        prefixes = [_newest(Path(directory)) for directory in (first, second)]
+    except GarbledStateFile as error:
+        raise FileNotFoundError(str(error)) from error
     with literal_path(prefixes[0]) as one_path, literal_path(prefixes[1]) as other_path:
         one, other = tf.train.load_checkpoint(one_path), tf.train.load_checkpoint(other_path)
     names = [set(reader.get_variable_to_shape_map()) for reader in (one, other)]
