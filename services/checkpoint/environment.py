@@ -14,6 +14,7 @@ import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
+from procsv.base.json_data import decode_sealed, seal
 from procsv.base.system import disk
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.processes import ExternalProcess
@@ -67,11 +68,11 @@ class Environment:
     def keep_plan(self, plan: CheckpointPlan) -> None:
         """Notes a trainer's plan for the service that follows this one: staged files carry none."""
         with contextlib.suppress(OSError):  # no room: the next trainer says it again
-            replace_file(self._start.paths.saver_plan, msgspec.json.encode(plan), durable=False)
+            replace_file(self._start.paths.saver_plan, seal(msgspec.json.encode(plan)), durable=False)
 
     def kept_plan(self) -> CheckpointPlan | None:
         try:
-            return msgspec.json.decode(self._start.paths.saver_plan.read_bytes(), type=CheckpointPlan)
+            return decode_sealed(self._start.paths.saver_plan.read_bytes(), CheckpointPlan)
         except (OSError, msgspec.DecodeError):
             return None
 

@@ -13,6 +13,7 @@ import msgspec
 
 from procsv.base.errors import PeerError
 from procsv.base.identity import TaskId
+from procsv.base.json_data import decode_sealed
 from procsv.base.run.paths import RunPaths
 from procsv.ipc.messaging.event_backlog import PARCEL_GLOB, parcel_writer
 from procsv.ipc.messaging.messages import Written
@@ -35,7 +36,7 @@ class StreamStore:
         found: dict[str, tuple[Position, str]] = {}
         for path in sorted(self._paths.run_dir.glob("events.*.pos")):
             try:
-                position = msgspec.json.decode(path.read_bytes(), type=Position)
+                position = decode_sealed(path.read_bytes(), Position)
                 attempt_of(position.writer)
             except (OSError, msgspec.DecodeError, PeerError) as error:
                 say(f"{path} is not a position file: {error}")  # its stream is unknown then, and opened again

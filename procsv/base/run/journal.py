@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
+from procsv.base.json_data import decode_json
+from procsv.base.outcome import NO_STEP
 from procsv.base.text import escape_surrogates
 
 
@@ -50,16 +52,48 @@ class Journal:
             self._fd = -1
 
 
-def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """The journal's lines, oldest first; nothing if there is no journal; a torn line is passed over."""
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # times up to the year 5138
+_Count = Annotated[int, msgspec.Meta(ge=NO_STEP, lt=2**63)]
+
+
+class _Line(msgspec.Struct):
+    """What a line has at least, and the types of the fields that others reckon with."""
+
+    time: _Seconds
+    event: str
+    role: str
+    incarnation: _Count
+    step: _Count | None = None
+    at: _Count | None = None
+    lost_steps: _Count | None = None
+    pid: _Count | None = None
+    code: int | None = None
+    signal: str | None = None
+    seconds: _Seconds | None = None
+    seen_until: _Seconds | None = None
+    asked_at: _Seconds | None = None
+    cause: str = ""
+    evidence: str = ""
+    source: str = ""
+    origin: str = msgspec.field(default="", name="from")
+    path: str = ""
+    reason: str = ""
+    fault: str = ""
+
+
+def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[dict[str, Any]]:
+    """The journal's lines, oldest first; nothing if there is no journal.
+
+    A line that is torn or damaged is passed over, and added to `damaged`.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return
     for line in data.splitlines():
         try:
-            entry = msgspec.json.decode(line)
+            decode_json(line, _Line)
+            yield decode_json(line, dict)
         except msgspec.DecodeError:
-            continue
-        if isinstance(entry, dict):
-            yield entry
+            if damaged is not None:
+                damaged.append(line)

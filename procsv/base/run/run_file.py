@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from procsv.base.json_data import decode_sealed, seal
 from procsv.base.outcome import NO_STEP, LastExit
 from procsv.base.run.paths import RunPaths, local_home
 from procsv.base.system.atomic_file import replace_file
@@ -65,8 +66,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 def read_run(path: Path) -> RunFile | None:
     """The run in `path`; None if there is no such file, or it is not one of ours (another version, garbled)."""
     try:
-        run = msgspec.json.decode(path.read_bytes(), type=RunFile)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        run = decode_sealed(path.read_bytes(), RunFile, may_lack_seal=True)
+    except (OSError, msgspec.DecodeError):
         return None
     return run if run.version == VERSION else None
 
@@ -94,7 +95,7 @@ def write_run(path: Path, run: RunFile, durable: bool) -> None:
         data = msgspec.json.encode(run)
     except UnicodeEncodeError:  # an argument that is not UTF-8, say
         data = msgspec.json.encode(escape_surrogates(msgspec.to_builtins(run)))
-    replace_file(path, msgspec.json.format(data, indent=2) + b"\n", durable=durable)
+    replace_file(path, msgspec.json.format(seal(data), indent=2) + b"\n", durable=durable)
 
 
 def is_run_active(run: RunFile) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from procsv.base.json_data import decode_sealed
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.manifest import MANIFEST_SUFFIX, STATE_FILE, Manifest
 
@@ -24,8 +25,8 @@ def saved_step(logdir: Path) -> int:
 
 def _step_of(path: Path) -> int:
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        manifest = decode_sealed(path.read_bytes(), Manifest, may_lack_seal=True)
+    except (OSError, msgspec.DecodeError):
         return NO_STEP
     return NO_STEP if manifest.is_external else manifest.step
 

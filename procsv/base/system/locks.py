@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from procsv.base.json_data import decode_json
+
 YIELDS_MAX = 100  # tries at once while somebody looks, which takes microseconds; then that one waits for a core:
 PAUSES_MAX, PAUSE_S = 2000, 0.001  # tries with a pause before each; more means that it was stopped in the middle
 
@@ -103,7 +105,7 @@ class FileLock:
     def holder(self) -> Holder | None:
         """Who wrote the file last; only meaningful while somebody holds the lock."""
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=Holder)
+            return decode_json(self.path.read_bytes(), Holder)
         except (OSError, msgspec.DecodeError):
             return None
 

@@ -20,6 +20,7 @@ from types import ModuleType
 
 import msgspec
 
+from procsv.base.json_data import decode_json
 from procsv.base.system.atomic_file import replace_file
 
 NOT_OURS_TO_IMPORT = frozenset({"__main__", "__mp_main__", "site", "sitecustomize", "usercustomize"})
@@ -37,7 +38,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 def read_loaded(path: Path) -> Loaded:
     """The last trainer's record; FileNotFoundError if there is none."""
-    return msgspec.json.decode(path.read_bytes(), type=Loaded)
+    return decode_json(path.read_bytes(), Loaded)
 
 
 def write_loaded(path: Path, environment: dict[str, str | None], program: str) -> None:

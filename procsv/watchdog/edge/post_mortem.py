@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.identity import STANDBY, TaskId
+from procsv.base.json_data import decode_json
 from procsv.base.outcome import NO_STEP, LastWords
 from procsv.base.run.log_tail import last_lines
 from procsv.base.run.paths import RunPaths
@@ -61,8 +62,8 @@ class PostMortem:
     def _last_words(self, task: TaskId, incarnation: int) -> LastWords | None:
         """What its excepthook wrote of the exception that ended it."""
         try:
-            return msgspec.json.decode(self._paths.last_words(task, incarnation).read_bytes(), type=LastWords)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return decode_json(self._paths.last_words(task, incarnation).read_bytes(), LastWords)
+        except (OSError, msgspec.DecodeError):
             return None
 
 

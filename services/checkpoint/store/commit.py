@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from procsv.base.json_data import decode_json
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
 from procsv.base.system import disk
@@ -292,7 +293,7 @@ def _put_state_back(path: Path, before: str | None) -> None:
 
 def _read_intent(staging: Path) -> Intent | None:
     try:
-        return msgspec.json.decode((staging / INTENT).read_bytes(), type=Intent)
+        return decode_json((staging / INTENT).read_bytes(), Intent)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from procsv.base.json_data import decode_sealed, seal
 from procsv.base.run.manifest import FileSum, Manifest
 from procsv.base.system import progress_counter
 
@@ -23,14 +24,14 @@ class BadCheckpoint(Exception):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
+    return msgspec.json.format(seal(msgspec.json.encode(manifest))) + b"\n"
 
 
 def decode_manifest(data: bytes) -> Manifest:
     """BadCheckpoint if it is no manifest, or one of a later procsv."""
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        manifest = decode_sealed(data, Manifest, may_lack_seal=True)
+    except msgspec.DecodeError as error:
         raise BadCheckpoint(f"its manifest cannot be read: {error}") from error
     if manifest.version > MANIFEST_VERSION:
         raise BadCheckpoint(f"its manifest has version {manifest.version}; this procsv reads {MANIFEST_VERSION}")

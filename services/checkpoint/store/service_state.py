@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from procsv.base.json_data import decode_sealed, seal
 from procsv.base.system import disk
 from procsv.base.system.atomic_file import replace_file
 
@@ -31,14 +32,14 @@ class StoredState:
 
     def _read(self) -> _Contents:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Contents)
+            return decode_sealed(self._path.read_bytes(), _Contents)
         except (OSError, msgspec.DecodeError):
             return _Contents()
 
     def _write(self, contents: _Contents) -> None:
         with contextlib.suppress(OSError):  # a logdir that cannot be written is reported by the first save
             disk.make_dirs(self._path.parent)
-            replace_file(self._path, msgspec.json.encode(contents))
+            replace_file(self._path, seal(msgspec.json.encode(contents)))
 
     def runs(self) -> set[str]:
         return set(self._read().runs)

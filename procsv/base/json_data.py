@@ -1,0 +1,44 @@
+"""JSON files that may have been damaged: one error for whatever is wrong, and a checksum of their own where it matters.
+
+Used for every small file that procsv reads.  Who catches the error decides what the file's loss means.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+import xxhash
+
+T = TypeVar("T")
+
+CHECKSUM = "checksum"  # the last field of a sealed object: xxh3_64, in hex, of all others as msgspec writes them
+
+
+def decode_json(data: bytes, kind: type[T]) -> T:
+    """`data` as a `kind`; msgspec.DecodeError if it is not one, is not UTF-8, or is nested too deeply to be one."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
+def seal(data: bytes) -> bytes:
+    """A JSON object, not empty, with its checksum."""
+    return data[:-1] + f',"{CHECKSUM}":"{_checksum(msgspec.json.decode(data))}"}}'.encode()
+
+
+def decode_sealed(data: bytes, kind: type[T], *, may_lack_seal: bool = False) -> T:
+    """`data` as a `kind`; msgspec.DecodeError if it is not one, or not what was sealed.
+
+    `may_lack_seal`: of a file that people, or an earlier procsv, may have written.
+    """
+    fields = decode_json(data, dict)
+    told = fields.pop(CHECKSUM, None)
+    if told != _checksum(fields) and not (told is None and may_lack_seal):
+        raise msgspec.DecodeError("it does not match its own checksum")
+    return decode_json(data, kind)
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(fields))
