@@ -53,7 +53,7 @@ class Journal:
 
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # times up to the year 5138
-_Count = Annotated[int, msgspec.Meta(ge=NO_STEP, lt=2**63)]
+_Count = Annotated[int, msgspec.Meta(ge=NO_STEP, le=2**62)]
 
 
 class _Line(msgspec.Struct):

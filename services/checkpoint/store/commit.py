@@ -16,17 +16,15 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base.json_data import decode_json
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
-from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
+from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.base.system import disk
 from procsv.base.system.atomic_file import fsync_dir, replace_file
 from procsv.base.system.failpoints import declare, failpoint
+from procsv.services.checkpoint.store.intent import INTENT, Intent, read_intent, write_intent
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, encode_manifest, read_manifest, verify_file
 from procsv.services.checkpoint.store.names import all_files, base_of, manifest_of, placing_order
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state, write_state
-
-INTENT = "intent.json"
 
 declare(
     "checkpoint.before_rename",
@@ -35,24 +33,6 @@ declare(
     "checkpoint.before_state",
     "checkpoint.deleting_old",
 )
-
-
-class Intent(msgspec.Struct, frozen=True):
-    """Everything needed to finish a commit."""
-
-    path: str  # of the checkpoint, absolute, as the `checkpoint` file will list it
-    manifest: Manifest
-    state_file: str
-    save_path: str  # as the plan has it: decides whether paths are written relative
-    relative: bool
-    listed: tuple[str, ...]  # what the `checkpoint` file will list, oldest first; the last is `path`
-    delete: tuple[str, ...]  # older checkpoints that go once this one is in place
-    state_before: str | None  # what the `checkpoint` file says now, for an undo; None: there is none
-    replaces: bool  # there is a checkpoint of this name, which is set aside before any file is placed
-
-    @property
-    def directory(self) -> Path:
-        return Path(self.path).parent
 
 
 class Workshop:
@@ -79,7 +59,7 @@ class Workshop:
         try:
             fsync_dir(staging)  # the names of the files: no loss of power leaves an intent without them
             # killed here: no intent, so the next start sweeps the directory
-            replace_file(staging / INTENT, msgspec.json.encode(intent))
+            write_intent(staging, intent)
             fsync_dir(staging.parent)
         except BaseException:
             disk.try_to_remove_tree(staging)
@@ -105,7 +85,7 @@ class Workshop:
         unread = set()
         for staging in sorted(self._own_directories(self.staging), key=lambda p: int(p.name)):
             try:
-                intent = _read_intent(staging)
+                intent = read_intent(staging)
                 is_wanted = intent is not None and self._is_newest(intent)
             except OSError:
                 unread.add(staging.name)
@@ -289,13 +269,6 @@ def _put_state_back(path: Path, before: str | None) -> None:
         disk.unlink_if_there(path)
     else:
         replace_file(path, before.encode("latin-1"))
-
-
-def _read_intent(staging: Path) -> Intent | None:
-    try:
-        return decode_json((staging / INTENT).read_bytes(), Intent)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return None
 
 
 def _verify_wherever(staging: Path, intent: Intent) -> None:

@@ -41,7 +41,8 @@ from procsv.services.checkpoint.core.facts import (
 from procsv.services.checkpoint.store import names, write
 from procsv.services.checkpoint.store.adopt import Adopter
 from procsv.services.checkpoint.store.catalog import Catalog, list_checkpoints
-from procsv.services.checkpoint.store.commit import Intent, Workshop, finish_deletions, read_text
+from procsv.services.checkpoint.store.commit import Workshop, finish_deletions, read_text
+from procsv.services.checkpoint.store.intent import Intent
 from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, BadCheckpoint, sum_file
 from procsv.services.checkpoint.store.rotation import Rotation
 from procsv.services.checkpoint.store.scan import trouble_with

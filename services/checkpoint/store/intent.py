@@ -1,0 +1,94 @@
+"""The intent of a commit: all that is needed to carry it to its end, whoever does, and wherever it lies by then.
+
+Written by the commit (commit.py) into its staging directory once all files there are complete.  A logdir may be moved or
+copied meanwhile, so the file names nothing by an absolute path that lies in the checkpoint's directory; one that was made
+for a directory outside is good only where it was made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from procsv.base.json_data import decode_sealed, seal
+from procsv.base.run.manifest import Manifest
+from procsv.base.system.atomic_file import replace_file
+
+INTENT = "intent.json"
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """A commit in its present place; all paths absolute."""
+
+    path: str  # of the checkpoint, as the `checkpoint` file will list it
+    manifest: Manifest
+    state_file: str
+    save_path: str  # as the plan has it: decides whether paths are written relative
+    relative: bool
+    listed: tuple[str, ...]  # what the `checkpoint` file will list, oldest first; the last is `path`
+    delete: tuple[str, ...]  # older checkpoints that go once this one is in place
+    state_before: str | None  # what the `checkpoint` file says now, for an undo; None: there is none
+    replaces: bool  # there is a checkpoint of this name, which is set aside before any file is placed
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.path).parent
+
+
+class _File(msgspec.Struct, frozen=True):
+    """An intent as it is written down."""
+
+    staging: str  # where it was made
+    directory: str  # the checkpoint's: relative to `staging` if it holds that, else absolute
+    intent: Intent  # its paths relative to `directory` where they lie in it
+
+
+def write_intent(staging: Path, intent: Intent) -> None:
+    """Killed within: there is no intent, and the staging directory is swept."""
+    directory = str(intent.directory)
+    is_within = staging.is_relative_to(directory)
+    where = os.path.relpath(directory, staging) if is_within else directory
+    file = _File(str(staging), where, _with_paths(intent, lambda path: _shorten(path, directory)))
+    replace_file(staging / INTENT, seal(msgspec.json.encode(file)))
+
+
+def read_intent(staging: Path) -> Intent | None:
+    """The intent of a commit; None if it has none, or one that is damaged or of another place.  OSError passes through."""
+    try:
+        file = decode_sealed((staging / INTENT).read_bytes(), _File)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    is_at_home = file.staging == str(staging)
+    if not is_at_home and Path(file.directory).is_absolute():
+        return None
+    directory = os.path.normpath(staging / file.directory)
+    intent = _with_paths(file.intent, lambda path: str(Path(directory, path)))
+    if is_at_home:
+        return intent
+    # In a directory that was moved or copied since, what lies elsewhere belongs to somebody else.
+    listed, delete = (tuple(p for p in paths if _is_in(p, directory)) for paths in (intent.listed, intent.delete))
+    save_path = intent.save_path
+    if Path(save_path).is_absolute():
+        save_path = f"{directory}/{Path(save_path).name}"
+    return msgspec.structs.replace(intent, listed=listed, delete=delete, save_path=save_path)
+
+
+def _with_paths(intent: Intent, change: Callable[[str], str]) -> Intent:
+    return msgspec.structs.replace(
+        intent,
+        path=change(intent.path),
+        state_file=change(intent.state_file),
+        listed=tuple(map(change, intent.listed)),
+        delete=tuple(map(change, intent.delete)),
+    )
+
+
+def _is_in(path: str, directory: str) -> bool:
+    return path.rpartition("/")[0] == directory
+
+
+def _shorten(path: str, directory: str) -> str:
+    return path.rpartition("/")[2] if _is_in(path, directory) else path

@@ -1,0 +1,81 @@
+"""A logdir whose service was killed in the middle of a commit, and which was then moved, or copied, and goes on there."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from procsv.base.system.system_clock import SystemClock
+from procsv.ipc.messaging.messages import Snapshot
+from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.store.local_store import Store
+
+pytestmark = pytest.mark.fault
+
+WITH_INTENT = ["before_rename", "before_directory_fsync", "before_manifest", "before_state", "deleting_old"]
+
+
+def values_of(step: int) -> dict[str, Any]:
+    return {"x": np.full(100, step, np.float32), "global_step": np.array(step, np.int64)}
+
+
+def kill_within_a_commit(run: Any, plan: Any, publish: Any, moment: str) -> None:
+    """Step 6 is acknowledged, and one checkpoint is kept; the service dies over that of step 7."""
+    once_before = "" if moment == "deleting_old" else "1*off->"
+    service = run.start_service(failpoints=f"checkpoint.{moment}={once_before}1*kill")
+    one = plan(max_to_keep=1)
+    trainer, pool = run.trainer(plan=one), run.pool()
+    first = publish(pool, one, values_of(6), 1, 6)
+    trainer.ask(Snapshot(str(first.path), 1, 6, "manual"))
+    second = publish(pool, one, values_of(7), 2, 7)
+    trainer.tell(Snapshot(str(second.path), 2, 7, "manual"))
+    assert run.wait_ended(service).signal == signal.SIGKILL
+
+
+def go_on(run: Any, plan: Any, publish: Any, logdir: Path) -> None:
+    """A service in `logdir` finds 6 or 7, and saves 8."""
+    here = plan(save_path=str(logdir / "model.ckpt"), max_to_keep=1)
+    store = Store(run.start(logdir=str(logdir)), SystemClock())
+    store.open()
+    store.list_checkpoints(here)
+    found = store.find(here)
+    assert found.checkpoint is not None, found.error
+    assert found.checkpoint.step in (6, 7)
+    assert Path(found.checkpoint.path).parent == logdir
+    info = publish(run.pool(incarnation=2), here, values_of(8), 3, 8)
+    durable = store.persist(State.of_slot(info), "periodic", here)
+    assert Path(durable.path).parent == logdir
+    assert tf.train.load_checkpoint(str(logdir)).get_tensor("x")[0] == 8.0
+    assert not list((logdir / "procsv").rglob("intent.json"))
+
+
+@pytest.mark.parametrize("moment", WITH_INTENT)
+def test_a_logdir_that_was_moved_within_a_commit_goes_on_saving(run: Any, plan: Any, publish: Any, moment: str) -> None:
+    kill_within_a_commit(run, plan, publish, moment)
+    moved = run.logdir.parent / "elsewhere" / "deeper"
+    moved.parent.mkdir()
+    run.logdir.rename(moved)
+    go_on(run, plan, publish, moved)
+    assert not run.logdir.exists(), "nothing is written where it lay before"
+
+
+@pytest.mark.parametrize("moment", WITH_INTENT)
+def test_a_copy_taken_within_a_commit_changes_nothing_of_the_original(
+    run: Any, plan: Any, publish: Any, moment: str
+) -> None:
+    kill_within_a_commit(run, plan, publish, moment)
+    copy = run.logdir.parent / "copy"
+    shutil.copytree(run.logdir, copy, symlinks=True)
+    before = tree(run.logdir)
+    go_on(run, plan, publish, copy)
+    assert tree(run.logdir) == before
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
