@@ -6,6 +6,7 @@ stays readable when its writer hangs or is dead.  Lies in the run directory; who
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -88,9 +89,12 @@ class HeartbeatReader:
             (again,) = struct.unpack_from("=Q", self._map, 8)
             # A guard of 0 is no guard: struct clears the place before it writes there.
             if magic == _MAGIC and guard == again != 0 and guard % 2 == 0:
-                snapshots = Snapshots(Spacing(spacing), *costs)
-                times = beat_ns / 1e9, extended_ns / 1e9
-                self._last = Heartbeat(Phase(phase), step, work, *times, snapshots, refused, moved)
+                with contextlib.suppress(
+                    ValueError
+                ):  # of a later procsv, or damaged: the last one that made sense counts
+                    snapshots = Snapshots(Spacing(spacing), *costs)
+                    times = beat_ns / 1e9, extended_ns / 1e9
+                    self._last = Heartbeat(Phase(phase), step, work, *times, snapshots, refused, moved)
                 break
         return self._last
 

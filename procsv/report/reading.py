@@ -27,6 +27,7 @@ class Story:
     args: tuple[str, ...]
     is_running: bool
     account: Account
+    damaged_lines: int = 0  # of the journal; they were passed over
 
 
 def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
@@ -39,8 +40,9 @@ def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
     if run is not None and run.ended_at is None:
         is_running, step = is_run_active(run), run.step
         until_s = clock.wall() if is_running else paths.run_json.stat().st_mtime  # it is written every second
-    account = take_account(read_journal(paths.journal), until_s, step, is_running)
+    damaged: list[bytes] = []
+    account = take_account(read_journal(paths.journal, damaged), until_s, step, is_running)
     if account is None:
         raise UserError(f"{directory} is not the logdir of a run: it has no {paths.journal.relative_to(paths.logdir)}")
     target, args = (run.target, run.args) if run is not None else ("", ())
-    return Story(str(paths.logdir), target, args, is_running, account)
+    return Story(str(paths.logdir), target, args, is_running, account, len(damaged))

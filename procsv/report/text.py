@@ -53,6 +53,7 @@ def as_data(story: Story) -> dict[str, Any]:
         "lost_steps": account.lost_steps,
         "step": account.last_step,
         "durable_step": account.durable_step,
+        "damaged_lines": story.damaged_lines,
         "incarnations": [_incarnation_data(incarnation) for incarnation in account.incarnations],
         "timeline": [
             {"kind": s.kind, "start": round(s.start_s, 3), "seconds": round(s.seconds, 3), "incarnation": s.incarnation}
@@ -120,6 +121,8 @@ def show(story: Story, console: Console) -> None:
     console.print()
     _show_incarnations(account, console)
     _show_checkpoints(account, console)
+    if story.damaged_lines:
+        console.print(f"{story.damaged_lines} damaged lines of the journal were passed over")
 
 
 def _show_ledger(account: Account, console: Console) -> None:

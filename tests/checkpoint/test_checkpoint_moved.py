@@ -56,7 +56,9 @@ def go_on(run: Any, plan: Any, publish: Any, logdir: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", WITH_INTENT)
-def test_a_logdir_that_was_moved_within_a_commit_goes_on_saving(run: Any, plan: Any, publish: Any, moment: str) -> None:
+def test_row_40_a_logdir_that_was_moved_within_a_commit_goes_on_saving(
+    run: Any, plan: Any, publish: Any, moment: str
+) -> None:
     kill_within_a_commit(run, plan, publish, moment)
     moved = run.logdir.parent / "elsewhere" / "deeper"
     moved.parent.mkdir()
@@ -66,7 +68,7 @@ def test_a_logdir_that_was_moved_within_a_commit_goes_on_saving(run: Any, plan: 
 
 
 @pytest.mark.parametrize("moment", WITH_INTENT)
-def test_a_copy_taken_within_a_commit_changes_nothing_of_the_original(
+def test_row_40_a_copy_taken_within_a_commit_changes_nothing_of_the_original(
     run: Any, plan: Any, publish: Any, moment: str
 ) -> None:
     kill_within_a_commit(run, plan, publish, moment)

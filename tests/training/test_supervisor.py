@@ -340,7 +340,7 @@ def _wait_for_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["[lr=0.1,bs=*]", "a?b\\c"])
-def test_a_logdir_whose_path_tensorflow_reads_as_a_pattern_is_restored_from(tmp_path: Path, name: str) -> None:
+def test_row_41_a_logdir_whose_path_tensorflow_reads_as_a_pattern_is_restored_from(tmp_path: Path, name: str) -> None:
     logdir = tmp_path / name / "logdir"
     for step in (0, 3):
         with graph() as model, procsv.Supervisor(logdir=str(logdir)).managed_session() as session:

@@ -27,5 +27,15 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True
         fsync_dir(path.parent)
 
 
+def set_aside(path: Path) -> Path:
+    """Renames a damaged file, so that it stays to be looked at and is not read again; what it is called now.
+
+    One that was set aside before is replaced.
+    """
+    kept = path.with_name(f"{path.name}.damaged")
+    disk.rename(path, kept)
+    return kept
+
+
 def fsync_dir(path: Path) -> None:
     disk.fsync_path(path)

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -24,9 +25,9 @@ PAUSES_MAX, PAUSE_S = 2000, 0.001  # tries with a pause before each; more means 
 class Holder(msgspec.Struct, frozen=True):
     """Who holds a lock, for the error that another gets."""
 
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=0, le=2**22)]
     what: str
-    since: float = 0.0  # Unix seconds
+    since: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0  # Unix seconds
 
 
 def _lock(fd: int, kind: int) -> bool:

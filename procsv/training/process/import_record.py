@@ -37,8 +37,11 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def read_loaded(path: Path) -> Loaded:
-    """The last trainer's record; FileNotFoundError if there is none."""
-    return decode_json(path.read_bytes(), Loaded)
+    """The last trainer's record, or an empty one if it is damaged; FileNotFoundError if there is none."""
+    try:
+        return decode_json(path.read_bytes(), Loaded)
+    except msgspec.DecodeError:
+        return Loaded()
 
 
 def write_loaded(path: Path, environment: dict[str, str | None], program: str) -> None:

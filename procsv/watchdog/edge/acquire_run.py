@@ -25,6 +25,7 @@ from procsv.base.run.paths import RunPaths, check_socket_paths, make_private_dir
 from procsv.base.run.run_file import RunFile, find_run_in, is_run_active, read_run
 from procsv.base.run.saved_step import saved_step
 from procsv.base.service_table import SERVICES
+from procsv.base.system.atomic_file import set_aside
 from procsv.base.system.locks import FileLock, Holder
 from procsv.base.text import is_remote
 
@@ -51,7 +52,7 @@ def open_run(
     _make_home(paths)
     for _ in range(TRIES_MAX):
         lock = _take_lock(paths, clock, us)
-        before = find_run_in(paths)
+        before = _read_run_before(paths, say)
         if _is_run_elsewhere(before) or not lock.also_lock(paths.home):
             lock.release()  # whoever has it has another runtime directory, or something has deleted its lock file
             with contextlib.suppress(OSError):
@@ -72,6 +73,16 @@ def open_run(
     if before is not None and is_remote(before.logdir):
         saved = before.durable_step  # the files are not here to be seen
     return Opened(lock, _last_incarnation(paths, before) + 1, _seen_until(paths, before), step_s, saved)
+
+
+def _read_run_before(paths: RunPaths, say: Callable[[str], None]) -> RunFile | None:
+    before = find_run_in(paths)
+    if before is None and paths.run_json.exists():
+        kept = set_aside(paths.run_json)
+        say(
+            f"{paths.run_json} was damaged, or written by another procsv: it is {kept.name} now, and the run goes on without it"
+        )
+    return before
 
 
 def _is_run_elsewhere(before: RunFile | None) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from pathlib import Path
 
 import msgspec
 
 from procsv.base.json_data import decode_sealed, seal
 from procsv.base.system import disk
-from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.atomic_file import replace_file, set_aside
 
 NAME = "checkpoints.json"
 
@@ -33,7 +34,14 @@ class StoredState:
     def _read(self) -> _Contents:
         try:
             return decode_sealed(self._path.read_bytes(), _Contents)
-        except (OSError, msgspec.DecodeError):
+        except OSError:
+            return _Contents()
+        except msgspec.DecodeError:
+            with contextlib.suppress(OSError):
+                kept = set_aside(self._path)
+                print(
+                    f"procsv checkpoint: {self._path} was damaged: it is {kept.name} now", file=sys.stderr, flush=True
+                )
             return _Contents()
 
     def _write(self, contents: _Contents) -> None:

@@ -128,6 +128,7 @@ def test_the_trainers_numbers_go_on_and_survive_the_loss_of_run_json(paths: RunP
     opened = open_it(paths)
     assert opened.first_incarnation == 12
     close_it(paths, opened)
+    assert (paths.home / "run.json.damaged").read_text() == "garbled"
 
 
 def test_row_30_what_a_killed_run_left_dead_is_cleared_but_not_its_snapshots(paths: RunPaths) -> None:

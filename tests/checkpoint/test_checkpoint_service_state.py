@@ -1,0 +1,24 @@
+"""`checkpoints.json`: what the service keeps beyond a run, and what becomes of it when it is damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from procsv.services.checkpoint.store.service_state import StoredState
+
+
+@pytest.mark.parametrize("damaged", [b"\xff", b"{", b'{"runs":["b"],"next_keep":{},"checksum":"0"}', b'{"runs":["b"]}'])
+def test_a_damaged_file_is_set_aside_said_once_and_started_anew(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], damaged: bytes
+) -> None:
+    state = StoredState(tmp_path)
+    state.note_runs(["a"])
+    (tmp_path / "checkpoints.json").write_bytes(damaged)
+    assert state.runs() == set()
+    assert state.next_keep("model.ckpt", 7.0) == 7.0
+    assert (tmp_path / "checkpoints.json.damaged").read_bytes() == damaged
+    assert capfd.readouterr().err.count("checkpoints.json was damaged") == 1
+    state.note_runs(["c"])
+    assert StoredState(tmp_path).runs() == {"c"}

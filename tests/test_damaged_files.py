@@ -1,0 +1,289 @@
+"""Ten thousand random damages of the files that procsv reads: no traceback, and no wrong value believed.
+
+Each reader is shown a file with one byte changed, a piece cut out, cut off, doubled or overwritten.  It says what it read,
+or the error that its callers expect; where the file carries a checksum, what it says is what was written.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from procsv.base.clock import Clock
+from procsv.base.errors import PeerError, UserError
+from procsv.base.identity import TRAINER, WATCHDOG
+from procsv.base.outcome import LastExit
+from procsv.base.run.journal import Journal, read_journal
+from procsv.base.run.manifest import FileSum, Manifest
+from procsv.base.run.paths import RunPaths
+from procsv.base.run.run_file import RunFile, find_run_in, is_run_active, read_run, write_run
+from procsv.base.run.saved_step import saved_step
+from procsv.base.system.locks import FileLock
+from procsv.base.system.system_clock import SystemClock
+from procsv.cli import status
+from procsv.faults.plan import count_done
+from procsv.faults.plan_parser import parse_plan
+from procsv.ipc.shm.heartbeat import Phase, Snapshots, Spacing
+from procsv.ipc.shm.heartbeat_file import HeartbeatReader, HeartbeatWriter
+from procsv.ipc.shm.slot_file import SlotPool, SlotReader, scan_slots
+from procsv.report import page, text
+from procsv.report.reading import read_story
+from procsv.services.checkpoint.store.intent import Intent, read_intent, write_intent
+from procsv.services.checkpoint.store.manifest import BadCheckpoint, encode_manifest, read_manifest
+from procsv.services.checkpoint.store.service_state import StoredState
+from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state, write_state
+from procsv.services.summary.stream_file import Stream
+from procsv.services.summary.stream_store import StreamStore
+from procsv.training.process.import_record import read_loaded, write_loaded
+from tests.ipc.shm.snapshots import RUN, publish
+
+DAMAGES = 10_000
+BYTES = (b"\xff", b"\x00", b"\xc3(", b'"', b"9" * 400, b"[" * 5000, b"{}", b"null", b"-1", b"1e999", b"\xed\xa0\x80")
+
+
+def damage(data: bytes, rng: random.Random) -> bytes:
+    """`data` with one thing wrong."""
+    at = rng.randrange(len(data) + 1)
+    end = min(len(data), at + rng.randrange(1, 40))
+    match rng.randrange(6):
+        case 0:
+            return data[:at] + bytes([rng.randrange(256)]) + data[at + 1 :]
+        case 1:
+            return data[:at] + data[end:]
+        case 2:
+            return data[:at]
+        case 3:
+            return data[:end] + data[at:]
+        case 4:
+            return data[:at] + rng.choice(BYTES) + data[end:]
+        case _:
+            return data[:at] + rng.choice(BYTES) + data[at:]
+
+
+@dataclass
+class Readers:
+    """A run's files, and how each is read: the answer, or None if it is not to be believed."""
+
+    paths: RunPaths
+    clock: Clock
+
+    def write_all(self) -> dict[Path, Callable[[], Any]]:
+        paths = self.paths
+        for directory in (paths.home, paths.run_dir, paths.shm_dir, paths.staging / "2"):
+            directory.mkdir(parents=True, exist_ok=True)
+        return {
+            paths.run_json: self.run_file(),
+            paths.journal: self.journal(),
+            paths.run_lock: self.lock(),
+            paths.logdir / "model.ckpt-7.manifest.json": self.manifest(),
+            paths.staging / "2" / "intent.json": self.intent(),
+            paths.home / "checkpoints.json": self.stored_state(),
+            paths.logdir / "checkpoint": self.state_file(),
+            paths.loaded: self.loaded(),
+            paths.heartbeat(TRAINER, 1): self.heartbeat(),
+            paths.shm_dir / "slot.1.0": self.slot(),
+            paths.event_position("1-x"): self.position(),
+        }
+
+    def run_file(self) -> Callable[[], Any]:
+        last = LastExit(code=1, signal=None, cause="exception", evidence="ValueError", step=3)
+        run = RunFile(
+            run=RUN, target="t.py", args=("--a", "é"), logdir=str(self.paths.logdir), run_dir=str(self.paths.run_dir),
+            shm_dir=str(self.paths.shm_dir), pid=4_000_000, started=12.5, boot="b", state="running", incarnation=3,
+            step=840, durable_step=800, started_at=1e9, last_exit=last,
+        )  # fmt: skip
+        write_run(self.paths.run_json, run, durable=False)
+
+        def read() -> RunFile | None:
+            found = find_run_in(self.paths)
+            if found is not None:
+                is_run_active(found)
+                status.show(status.read_status(found))
+            return read_run(self.paths.run_json)
+
+        return read
+
+    def journal(self) -> Callable[[], Any]:
+        book = Journal(self.paths.journal, self.clock)
+        book.append("run_started", WATCHDOG, 1, pid=1, target="t.py", args=["é"], seen_until=None, asked_at=1e9)
+        for number in (1, 2):
+            book.append("spawned", TRAINER, number, pid=number)
+            book.append("ready", TRAINER, number, step=1)
+            book.append("recovered", TRAINER, number, step=0, source="memory", seconds=0.5, **{"from": "/s"})
+            book.append("frozen", TRAINER, number, step=5, seconds=0.1)
+            book.append("session_lost", TRAINER, number, step=6, error="E")
+            book.append("session_recovered", TRAINER, number, step=5, at=6, lost_steps=1, source="memory", seconds=0.1)
+            book.append("hang_detected", TRAINER, number, step=7, seconds=2.0, phase="step")
+            book.append(
+                "checkpoint_durable", TRAINER, 1, step=7, path="/l/m-7", reason="periodic", bytes=7, seconds=0.1
+            )
+            book.append("fault", TRAINER, number, fault="kill trainer at step 50", step=7)
+            book.append("exited", TRAINER, number, step=9, code=1, signal=None, cause="exception", evidence="E")
+            book.append("restarting", TRAINER, number, delay=0.1, lost_steps=2)
+        book.append("gave_up", TRAINER, 2, why="no progress")
+        book.close()
+        plan = parse_plan('[[fault]]\ndo = "kill trainer at step 50"\n', "plan.toml")
+
+        def read() -> None:
+            count_done(plan, read_journal(self.paths.journal))
+            try:
+                story = read_story(self.paths.logdir, self.clock)
+            except UserError:  # no line is left: it says that this is the logdir of no run
+                return
+            text.as_data(story)
+            text.show(story, Console(file=io.StringIO(), width=100))
+            page.make_page(story)
+
+        return read
+
+    def lock(self) -> Callable[[], Any]:
+        lock = FileLock(self.paths.run_lock)
+        assert lock.try_acquire("procsv launch é", 1e9)
+        lock.let_go()
+
+        def read() -> None:
+            there = FileLock(self.paths.run_lock)
+            there.wake()
+            there.is_held()
+
+        return read
+
+    def manifest(self) -> Callable[[], Any]:
+        path = self.paths.logdir / "model.ckpt-7.manifest.json"
+        files = {"model.ckpt-7.index": FileSum(10, "ab" * 16)}
+        path.write_bytes(encode_manifest(Manifest(1, 7, 2, 1, RUN, "periodic", 1e9, files)))
+
+        def read() -> Any:
+            saved_step(self.paths.logdir)
+            with suppress(BadCheckpoint):
+                return read_manifest(path)
+
+        return read
+
+    def intent(self) -> Callable[[], Any]:
+        staging, logdir = self.paths.staging / "2", str(self.paths.logdir)
+        manifest = Manifest(1, 7, 2, 1, RUN, "periodic", 1e9, {"model.ckpt-7.index": FileSum(10, "ab" * 16)})
+        path = f"{logdir}/model.ckpt-7"
+        write_intent(
+            staging,
+            Intent(path, manifest, f"{logdir}/checkpoint", path, False, (path,), (f"{logdir}/m-1",), None, False),
+        )
+        return lambda: read_intent(staging)
+
+    def stored_state(self) -> Callable[[], Any]:
+        state = StoredState(self.paths.home)
+        state.note_runs([RUN, "é"])
+        state.note_next_keep("model.ckpt", 1e9)
+        whole = (state.runs(), state.next_keep("model.ckpt", -1.0))
+
+        def read() -> Any:
+            found = (state.runs(), state.next_keep("model.ckpt", -1.0))
+            return None if found == (set(), -1.0) else found
+
+        assert read() == whole
+        return read
+
+    def state_file(self) -> Callable[[], Any]:
+        path = self.paths.logdir / "checkpoint"
+        prefix = str(self.paths.logdir / "model.ckpt")
+        write_state(path, prefix, [f"{prefix}-6", f"{prefix}-7"], relative=False)
+
+        def read() -> None:
+            with suppress(GarbledStateFile):
+                read_state(path)
+            saved_step(self.paths.logdir)
+
+        return read
+
+    def loaded(self) -> Callable[[], Any]:
+        write_loaded(self.paths.loaded, {"A": "é", "B": None}, "train")
+
+        def read() -> None:
+            with suppress(OSError, msgspec.DecodeError):
+                read_loaded(self.paths.loaded)
+
+        return read
+
+    def heartbeat(self) -> Callable[[], Any]:
+        path = self.paths.heartbeat(TRAINER, 1)
+        writer = HeartbeatWriter(path)
+        writer.phase, writer.step, writer.snapshots = Phase.STEP, 7, Snapshots(Spacing.TOLD, 1.0, 3, 0.1, 0.1, 0.1)
+        writer.beat(100.0)
+        writer.close()
+
+        def read() -> None:
+            reader = HeartbeatReader(path)
+            beat = reader.read()
+            if beat is not None:
+                beat.snapshots.as_status()
+            reader.close()
+
+        return read
+
+    def slot(self) -> Callable[[], Any]:
+        pool = SlotPool(self.paths.shm_dir, RUN, TRAINER, 1)
+        pool.reserve(200, count=1)
+        writer = pool.begin_snapshot()
+        assert writer is not None
+        publish(writer, 1, {"x": b"weights" * 4})
+        pool.close()
+
+        def read() -> Any:
+            for info in scan_slots(self.paths.shm_dir):
+                with suppress(PeerError):
+                    reader = SlotReader(info)
+                    try:
+                        reader.verify()
+                        entry = reader.contents.shards[0][0]
+                        return info.step, info.sequence, bytes(reader.map[entry.offset : entry.offset + entry.size])
+                    finally:
+                        reader.close()
+            return None
+
+        return read
+
+    def position(self) -> Callable[[], Any]:
+        stream = Stream(self.paths, RUN, "1-x", self.paths.logdir, "")
+        stream.append([b"one", b"two"], 1e9)
+
+        def read() -> Any:
+            store = StreamStore(self.paths, RUN)
+            found = store.repair()
+            store.close()
+            return found or None
+
+        return read
+
+
+CHECKED = {"run.json", "model.ckpt-7.manifest.json", "intent.json", "checkpoints.json", "slot.1.0", "events.1-x.pos"}
+
+
+def test_row_39_no_damage_of_any_file_is_a_traceback_or_a_wrong_value(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = RunPaths(tmp_path / "logdir", tmp_path / "run", tmp_path / "shm")
+    readers = Readers(paths, SystemClock()).write_all()
+    whole = {path: (path.read_bytes(), read()) for path, read in readers.items()}
+    rng = random.Random(13)
+    for number in range(DAMAGES):
+        path = list(readers)[number % len(readers)]
+        data, value = whole[path]
+        damaged = damage(data, rng)
+        path.write_bytes(damaged)
+        try:
+            read = readers[path]()
+        except Exception as error:
+            raise AssertionError(f"{path.name}, damage {number}: {damaged[:300]!r}") from error
+        finally:
+            path.write_bytes(data)
+        assert path.name not in CHECKED or read in (None, value), f"{path.name}, damage {number}: {damaged!r}"
+        capsys.readouterr()
