@@ -31,10 +31,10 @@ def kill_within_a_commit(run: Any, plan: Any, publish: Any, moment: str) -> None
     service = run.start_service(failpoints=f"checkpoint.{moment}={once_before}1*kill")
     one = plan(max_to_keep=1)
     trainer, pool = run.trainer(plan=one), run.pool()
-    first = publish(pool, one, values_of(6), 1, 6)
-    trainer.ask(Snapshot(str(first.path), 1, 6, "manual"))
-    second = publish(pool, one, values_of(7), 2, 7)
-    trainer.tell(Snapshot(str(second.path), 2, 7, "manual"))
+    publish(pool, one, values_of(6), 1, 6)
+    trainer.ask(Snapshot(1, 6, "manual"))
+    publish(pool, one, values_of(7), 2, 7)
+    trainer.tell(Snapshot(2, 7, "manual"))
     assert run.wait_ended(service).signal == signal.SIGKILL
 
 
