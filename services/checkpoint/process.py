@@ -128,7 +128,8 @@ class CheckpointService:
         now_s = self._tools.clock.monotonic()
         if self._orphan_shutdown is not None:
             return self._orphan_shutdown.is_alone(now_s)
-        return not self._is_answer_open() or now_s >= self._finished_by_s > 0
+        is_heard = self._finish is None or not self._tools.server.unsaid(self._finish.task)
+        return is_heard or now_s >= self._finished_by_s > 0
 
     def close(self) -> None:
         self._watch.close()
@@ -175,10 +176,6 @@ class CheckpointService:
                 self._tools.server.send_reliable(received.who, said)  # perhaps it was not there when it was said
             for rejected in self._rejected:
                 self._tools.server.send_reliable(received.who, rejected)
-
-    def _is_answer_open(self) -> bool:
-        peer = self._tools.server.peers.get(self._finish.who) if self._finish is not None else None
-        return peer is not None and len(peer.outbox) > 0
 
     def _beat(self) -> None:
         heartbeat = self._tools.heartbeat

@@ -174,7 +174,6 @@ def test_when_all_are_bad_the_error_names_each_and_it_stays_an_error(
     for _ in range(2):
         found = store.find(plan())
         assert found.checkpoint is None
-        assert found.exists
         assert "model.ckpt-2" in found.error
         assert "to begin again from step 0, move" in found.error
 
@@ -184,13 +183,13 @@ def test_rejected_remains_alone_are_no_fresh_start(run: Any, store: Any, plan: A
     store.find(plan())
     (run.logdir / "checkpoint").unlink()
     found = store.find(plan())
-    assert (found.checkpoint, found.exists) == (None, True)
+    assert found.checkpoint is None
     assert "only remains" in found.error
 
 
 def test_an_empty_logdir_is_fresh(store: Any, plan: Any) -> None:
     found = store.find(plan())
-    assert (found.checkpoint, found.exists, found.error) == (None, False, "")
+    assert (found.checkpoint, found.error) == (None, "")
 
 
 @pytest.mark.parametrize("text", [b"", b"garbage {", b"\x00\xff\x80", b'model_checkpoint_path: ""', None])
@@ -209,7 +208,7 @@ def test_without_a_readable_checkpoint_file_the_model_files_are_found_by_name(
 def test_a_garbled_checkpoint_file_with_no_model_files_is_an_error(run: Any, store: Any, plan: Any) -> None:
     (run.logdir / "checkpoint").write_text("garbage {")
     found = store.find(plan())
-    assert (found.checkpoint, found.exists) == (None, True)
+    assert found.checkpoint is None
     assert "garbled" in found.error
 
 

@@ -280,7 +280,7 @@ def test_staged_files_newer_than_every_slot_are_saved_before_a_restore_is_answer
     desk.say(Staged("/s/staged.2/model.ckpt-20", 2, 20, ""))
     persist = only(desk.say(Restore(False), 2), Persist)
     assert not [a for a in desk.out if isinstance(a, (Find, VerifySlot))]
-    found = Found(Candidate("/l/model.ckpt-20", 20, 2, True), ("/l/model.ckpt-20",), (), True, "")
+    found = Found(Candidate("/l/model.ckpt-20", 20, 2, True), ("/l/model.ckpt-20",), (), "")
     only(desk.saved(persist), Find)
     assert bodies(desk.core.found(found, 0.0), RestoreFrom)[0].step == 20
 

@@ -138,7 +138,7 @@ class World:
                 step, exists = self.newest_step, self.newest_step >= 0
                 sequence = self.on_disk if step == self.disk_step else 0
                 good = Candidate(f"/l/model.ckpt-{step}", step, sequence, True)
-                found = Found(good if exists else None, (), (), exists, "")
+                found = Found(good if exists else None, (), (), "")
                 self.take(core.found(found, now_s))
 
 

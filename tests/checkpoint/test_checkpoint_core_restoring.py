@@ -91,7 +91,7 @@ def test_a_checkpoint_of_a_later_step_is_preferred_to_memory() -> None:
     desk = Desk().begun(DiskState(50, 9, None, ("/l/model.ckpt-50",)))
     desk.ready(slot(10, 40))
     only(desk.say(Restore(False)), Find)
-    found = Found(Candidate("/l/model.ckpt-50", 50, 9, True), ("/l/model.ckpt-50",), (), True, "")
+    found = Found(Candidate("/l/model.ckpt-50", 50, 9, True), ("/l/model.ckpt-50",), (), "")
     answer = bodies(desk.core.found(found, 0.0), RestoreFrom)[0]
     assert (answer.source, answer.step, answer.sequence) == ("checkpoint", 50, 10)
 
@@ -101,7 +101,7 @@ def test_memory_is_taken_when_the_later_checkpoint_turns_out_bad() -> None:
     desk.ready(slot(10, 40))
     desk.say(Restore(False))
     rejected = (Rejected("/l/model.ckpt-50", "truncated"),)
-    out = desk.see(desk.core.found(Found(None, (), rejected, True, "none is good"), 0.0))
+    out = desk.see(desk.core.found(Found(None, (), rejected, "none is good"), 0.0))
     assert [Rejected("/l/model.ckpt-50", "truncated")] == bodies(out, Rejected)
     assert only(out, VerifySlot).state.sequence == 10
 
@@ -119,7 +119,7 @@ def test_a_bad_slot_is_rejected_and_the_next_one_verified() -> None:
 def test_checkpoints_of_which_none_is_good_are_an_error_never_a_fresh_start() -> None:
     desk = Desk().begun(DiskState(50, 9, None, ()))
     desk.say(Restore(False))
-    answer = bodies(desk.core.found(Found(None, (), (), True, "none is good"), 0.0), RestoreFrom)[0]
+    answer = bodies(desk.core.found(Found(None, (), (), "none is good"), 0.0), RestoreFrom)[0]
     assert (answer.source, answer.error) == ("checkpoint", "none is good")
 
 
@@ -196,7 +196,7 @@ def test_free_slots_of_dead_trainers_go_and_those_of_the_living_stay() -> None:
 
 # -- a state that is suspect -----------------------------------------------------------------------------------
 def found(step: int) -> Found:
-    return Found(Candidate(f"/l/model.ckpt-{step}", step, step, True), (f"/l/model.ckpt-{step}",), (), True, "")
+    return Found(Candidate(f"/l/model.ckpt-{step}", step, step, True), (f"/l/model.ckpt-{step}",), (), "")
 
 
 def test_after_a_suspect_state_the_checkpoint_before_it_is_answered_although_the_slot_is_good() -> None:
@@ -213,7 +213,7 @@ def test_a_suspect_state_with_none_before_it_is_used_after_all() -> None:
     desk = Desk().begun(DiskState(840, 84, None, ("/l/model.ckpt-840",)))
     desk.say(TrainerExited(1, False, avoid_step=840), task=WATCHDOG)
     desk.say(Restore(False), incarnation=2)
-    again = desk.see(desk.core.found(Found(None, ("/l/model.ckpt-840",), (), True, "none before it"), 0.0))
+    again = desk.see(desk.core.found(Found(None, ("/l/model.ckpt-840",), (), "none before it"), 0.0))
     assert only(again, Find).before == -1
     answer = only(bodies(desk.see(desk.core.found(found(840), 0.0)), RestoreFrom), RestoreFrom)
 

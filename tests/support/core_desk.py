@@ -22,7 +22,7 @@ from procsv.services.checkpoint.core.facts import DiskState, Found, Scan, State
 
 PLAN = CheckpointPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 NOTHING = DiskState(-1, 0, None, ())
-NO_CHECKPOINT = Found(None, (), (), False, "")
+NO_CHECKPOINT = Found(None, (), (), "")
 
 
 def slot(

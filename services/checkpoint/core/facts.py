@@ -61,7 +61,6 @@ class Found:
     checkpoint: Candidate | None
     kept: tuple[str, ...]
     rejected: tuple[Rejected, ...]
-    exists: bool
     error: str  # why there is none although something exists; "" otherwise
 
 

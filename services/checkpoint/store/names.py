@@ -21,7 +21,6 @@ from procsv.services.checkpoint.core.facts import Signature
 META_SUFFIX = ".meta"
 _V1_SHARDS = re.compile(r"-\?{5}-of-\d{5}$")
 _STEP = re.compile(r"-(\d+)$")
-_DATA = re.compile(r"\.data-\d{5}-of-\d{5}$")
 
 
 def base_of(path: str) -> str:

@@ -99,9 +99,9 @@ class Searcher(ABC):
             kept = listing.kept
             if (bad or listing.is_garbled) and before < 0:
                 kept = self._relist(plan, listing, position, bad)
-            return Found(replace(candidate, step=step), kept, tuple(rejected), True, "")
+            return Found(replace(candidate, step=step), kept, tuple(rejected), "")
         error_text = _nothing_good(plan, listing, rejected) if listing.exists else ""
-        return Found(None, listing.kept if before >= 0 else (), tuple(rejected), listing.exists, error_text)
+        return Found(None, listing.kept if before >= 0 else (), tuple(rejected), error_text)
 
     def _verify_twice(self, path: str) -> int:
         """A transient error costs a second reading, not the steps since an older checkpoint."""

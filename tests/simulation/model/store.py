@@ -171,9 +171,9 @@ class SimStore(Store):
                 continue
             if (bad or trouble) and before < 0:
                 kept = self._relist(plan, candidates, position, bool(trouble), bad)
-            return Found(candidate, kept, tuple(rejected), True, "")
+            return Found(candidate, kept, tuple(rejected), "")
         error = "there are checkpoints, and none of them can be restored" if exists else ""
-        return Found(None, kept if before >= 0 else (), tuple(rejected), exists, error)
+        return Found(None, kept if before >= 0 else (), tuple(rejected), error)
 
     def _verify_twice(self, path: str) -> str:
         try:
