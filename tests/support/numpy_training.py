@@ -59,12 +59,12 @@ def state_run(runtime: Runtime, source: StateSource, plan: CheckpointPlan) -> It
     runtime.acquire_run()
     try:
         introduce_plan(runtime, plan)
-        runtime.talk()
+        runtime.start_talking()
         origin = restore_newest(runtime, source)
         training = TrainingRun(runtime, source, origin, Cadence(SNAPSHOT_S, plan.save_secs), lambda news: None)
         training.start_training()
         try:
-            training.take_first()
+            training.save_first_state()
             assert training.snapshots is not None
             training.snapshots.start_cadence()
             yield training

@@ -40,7 +40,7 @@ runtime.on_stop(lambda reason: print("asked to stop:", reason, flush=True))
 
 def begin():
     runtime.acquire_run()
-    runtime.talk()
+    runtime.start_talking()
     runtime.phase = Phase.STEP
 
 def end(error=None):
@@ -53,7 +53,7 @@ for line in open(orders):
         case "begin":
             begin()
         case "step":
-            runtime.say_step(int(rest))
+            runtime.write_step(int(rest))
         case "end":
             end()
         case "fail":

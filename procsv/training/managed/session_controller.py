@@ -71,7 +71,7 @@ class SessionController:
         if self.config is not None and self.has_plan and not self._is_introduced:
             self._is_introduced = True
             self.config.introduce(self.runtime)
-        self.runtime.talk()
+        self.runtime.start_talking()
 
     def start_session(self, session: Any, saves: bool = True, lost: Lost | None = None) -> TrainingRun:
         """Looks after `session`, which holds its state, and no more after one before it.

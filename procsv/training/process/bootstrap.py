@@ -52,9 +52,9 @@ def main() -> None:
     recorder.start_recording()
     if standby is not None and start.settings.standby == "hot":
         runtime, signals = _make_runtime(standby.run_ahead()), _catch_signals(start)
-        runtime.gate = lambda: _join_run(runtime, signals, standby.become())
+        runtime.gate = lambda: _join_run(runtime, signals, standby.become_trainer())
     else:
-        start = start if standby is None else standby.become()
+        start = start if standby is None else standby.become_trainer()
         runtime = _make_runtime(start)
         _join_run(runtime, _catch_signals(start), start)
     if start.settings.standby != "off":
@@ -93,7 +93,7 @@ def _join_run(runtime: Runtime, signals: int, start: Start) -> None:
         link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))
     _listen_for_signals(runtime, start, signals)
     runtime.on_stop(lambda _: _force_later(runtime, start))
-    runtime.talk()
+    runtime.start_talking()
 
 
 def _tell_loaded(runtime: Runtime, recorder: EnvironmentRecorder, program: str) -> None:

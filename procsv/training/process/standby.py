@@ -79,7 +79,7 @@ class Standby:
         if self._line.fd >= 0:  # else it is the trainer, which saves first
             os.killpg(0, signal.SIGKILL)
 
-    def become(self) -> Start:
+    def become_trainer(self) -> Start:
         """Sleeps until the promotion, takes over log and lock; returns the trainer's start."""
         failpoint("standby.wait")
         self._line.send(Waiting(self._modules, round(time.monotonic() - self._began_s, 3)))

@@ -117,7 +117,7 @@ class Runtime:
         """Keeps the run, with messages flowing, for the block."""
         self.acquire_run()
         try:
-            self.talk()
+            self.start_talking()
             yield
         finally:
             self.release_run()
@@ -141,7 +141,7 @@ class Runtime:
         _begun.add(self)
         self._link = link
 
-    def talk(self) -> None:
+    def start_talking(self) -> None:
         """Starts the link's thread; call it when all handlers that must miss nothing are in place."""
         if not self.link.is_talking:
             self.link.start_thread()
@@ -183,7 +183,7 @@ class Runtime:
         finally:
             self._extended_s = before_s
 
-    def say_step(self, step: int) -> None:
+    def write_step(self, step: int) -> None:
         """Writes `step` to the heartbeat now, from any thread; the link's thread writes it five times a second."""
         self.step = step
         self._beat()

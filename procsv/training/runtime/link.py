@@ -80,7 +80,7 @@ class Link:
         self.wake()
         return future.result(timeout_s)
 
-    def lose(self, peer: TaskId, why: str) -> None:
+    def mark_lost(self, peer: TaskId, why: str) -> None:
         """Marks `peer` as lost: whoever waits for its answer, now or later, gets a PeerError.  Any thread."""
         self._lost[peer] = why
         self.wake()
@@ -181,7 +181,7 @@ class Link:
         if isinstance(received.body, Written):
             self._streams.on_written(received.body)
         elif isinstance(received.body, ServiceLost):
-            self.lose(received.body.service, received.body.why)
+            self.mark_lost(received.body.service, received.body.why)
         for handler in tuple(self._handlers.get(type(received.body), ())):
             handler(received.body)
 

@@ -188,7 +188,7 @@ class Observer:
             self._process.channel.receive()
             return
         link.unwatch(self._process.channel.fd)
-        link.lose(WATCHDOG, "it is dead")
+        link.mark_lost(WATCHDOG, "it is dead")
         print(
             f"procsv: the watchdog of this program is gone; training goes on, nothing records it in {self.paths.home}",
             file=sys.stderr,

@@ -75,7 +75,7 @@ class SnapshotQueue:
     _spaced_s: float | None = None  # when the cadence's next snapshot is due; None: it is under way, or there is none
 
     # -- requests ------------------------------------------------------------------------------------------------
-    def add(self, request: SnapshotRequest, now_s: float) -> Record:
+    def add_request(self, request: SnapshotRequest, now_s: float) -> Record:
         """Queues `request`; on a closed queue it has failed."""
         due_s = now_s + (STOP_PATIENCE_S if request.for_stop else 0.0)
         record = Record(request, due_s, due_s + (0.0 if request.for_stop else PATIENCE_S))
@@ -96,7 +96,7 @@ class SnapshotQueue:
         """Queues the cadence's snapshot that is due."""
         if self._spaced_s is not None:
             self._spaced_s = None
-            self.add(SnapshotRequest(), now_s)
+            self.add_request(SnapshotRequest(), now_s)
 
     def _space(self, from_s: float) -> None:
         interval_s = self.cadence.interval_s

@@ -126,7 +126,7 @@ class Snapshotter:
     def request(self, request: SnapshotRequest) -> Record:
         """Queues a snapshot.  Within a call of the training thread it is captured at its end."""
         with self._change() as queue:
-            record = queue.add(request, self._clock.monotonic())
+            record = queue.add_request(request, self._clock.monotonic())
         self._boundary.due = True
         return record
 
@@ -135,7 +135,7 @@ class Snapshotter:
         with self._change() as queue:
             if not queue.is_stopping:
                 queue.is_stopping, self._runs_seen = True, self._boundary.runs
-                queue.add(SnapshotRequest(want, reuses=True, for_stop=True), self._clock.monotonic())
+                queue.add_request(SnapshotRequest(want, reuses=True, for_stop=True), self._clock.monotonic())
 
     def take_snapshot(self, want: Want, reuses: bool = False) -> Record:
         """A published snapshot of this moment, between two calls of the training thread.  Any thread but the worker.

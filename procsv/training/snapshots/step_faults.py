@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class StepFaults:
     """What a plan has in store for this incarnation.  `carry_out_due` is called on the training thread after each step."""
 
-    def __init__(self, start: Start, clock: Clock, injected: Injected, say_step: Callable[[int], None]) -> None:
-        """`say_step` writes the step into the heartbeat: after a kill it is what the journal will say."""
-        self._start, self._clock, self._injected, self._say_step = start, clock, injected, say_step
+    def __init__(self, start: Start, clock: Clock, injected: Injected, write_step: Callable[[int], None]) -> None:
+        """`write_step` writes the step into the heartbeat: after a kill it is what the journal will say."""
+        self._start, self._clock, self._injected, self._write_step = start, clock, injected, write_step
         plan = Plan.decode(start.settings.plan)
         done = count_done(plan, read_journal(start.paths.journal))
         self._left = {
@@ -55,7 +55,7 @@ class StepFaults:
         journal = Journal(self._start.paths.journal, self._clock)
         journal.append(FAULT_EVENT, TRAINER, self._start.incarnation, fault=str(fault), step=step)
         journal.close()
-        self._say_step(step)
+        self._write_step(step)
         match fault.action:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)

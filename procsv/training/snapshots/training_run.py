@@ -66,7 +66,7 @@ class TrainingRun:
         self.is_ready = False  # whether a step has ended
         self._last_durable: dict[bool, SavedKey] = {}  # of the program's own saves, and of ours
         self._last_error = ""  # the gist of why saving fails
-        self._faults = StepFaults(runtime.start, runtime.clock, runtime.injected, runtime.say_step)
+        self._faults = StepFaults(runtime.start, runtime.clock, runtime.injected, runtime.write_step)
         self._ending = threading.Event()
         self._reader = threading.Thread(target=self._keep_reading, name="procsv-progress", daemon=True)
         self._handlers: dict[type[Message], Handler] = {
@@ -242,7 +242,7 @@ class TrainingRun:
         log.error("procsv: not saved within %.0f s: %s", timeout_s, why)
         return False
 
-    def take_first(self) -> None:
+    def save_first_state(self) -> None:
         """The checkpoint that a fresh state begins with; a small one is on disk then, as programs expect that look for it.
 
         That it cannot be had is no reason not to train.

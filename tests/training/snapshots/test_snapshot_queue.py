@@ -73,7 +73,7 @@ def test_a_snapshot_by_the_cadence_is_prepared_then_left_to_the_training_thread_
 def test_the_worker_captures_by_itself_when_the_training_thread_does_not_come_by_and_looks_again_later(
     queue: SnapshotQueue,
 ) -> None:
-    queue.add(SAVE, 0.0)
+    queue.add_request(SAVE, 0.0)
     assert queue.next_work(PATIENCE_S) is Work.CAPTURE
     queue.missed(PATIENCE_S)
     assert queue.next_work(PATIENCE_S) is Work.SLEEP
@@ -81,7 +81,7 @@ def test_the_worker_captures_by_itself_when_the_training_thread_does_not_come_by
 
 
 def test_one_capture_serves_all_that_are_due(queue: SnapshotQueue) -> None:
-    save, pinned, stop = (queue.add(request, 0.0) for request in (SAVE, PINNED, STOP))
+    save, pinned, stop = (queue.add_request(request, 0.0) for request in (SAVE, PINNED, STOP))
     assert queue.choose_batch(0.0, 0) == [save, pinned]
     queue.captured([save, pinned], 7, 0)
     assert (save.sequence, pinned.sequence, stop.sequence) == (7, 7, 0)
@@ -93,10 +93,10 @@ def test_one_capture_serves_all_that_are_due(queue: SnapshotQueue) -> None:
 
 def test_nothing_newer_is_captured_while_a_pinned_snapshot_may_become_a_checkpoint(queue: SnapshotQueue) -> None:
     queue.start_cadence(0.0)
-    queue.add(PINNED, 0.0)
+    queue.add_request(PINNED, 0.0)
     capture(queue, 0.0, 1)
     queue.add_spaced(10.0)
-    save = queue.add(SAVE, 10.0)
+    save = queue.add_request(SAVE, 10.0)
     assert not queue.is_due(20.0)
     assert queue.next_work(20.0) is Work.SLEEP
     assert queue.choose_batch(20.0, 9, save) == []
@@ -106,19 +106,19 @@ def test_nothing_newer_is_captured_while_a_pinned_snapshot_may_become_a_checkpoi
 
 
 def test_a_stop_passes_over_a_pinned_snapshot_and_the_cadence_does_not(queue: SnapshotQueue) -> None:
-    queue.add(PINNED, 0.0)
+    queue.add_request(PINNED, 0.0)
     capture(queue, 0.0, 1)
     queue.start_cadence(0.0)
     queue.add_spaced(10.0)
     queue.is_stopping = True
-    stop = queue.add(STOP, 10.0)
+    stop = queue.add_request(STOP, 10.0)
     assert not queue.is_due(10.0), "the program may come to its end by itself"
     assert queue.next_work(10.0 + STOP_PATIENCE_S) is Work.CAPTURE
     assert queue.choose_batch(10.0 + STOP_PATIENCE_S, 9) == [stop]
 
 
 def test_the_last_state_is_captured_once_whoever_asks_for_it(queue: SnapshotQueue) -> None:
-    last, stop = queue.add(LAST, 0.0), queue.add(STOP, 0.0)
+    last, stop = queue.add_request(LAST, 0.0), queue.add_request(STOP, 0.0)
     assert queue.choose_batch(0.0, 40, last) == [last]
     queue.captured([last], 3, 40)
     assert queue.choose_batch(9.0, 40) == []
@@ -126,21 +126,21 @@ def test_the_last_state_is_captured_once_whoever_asks_for_it(queue: SnapshotQueu
     publish(queue, 9.0)
     queue.saved(3)
     assert state(stop) is State.DURABLE
-    again = queue.add(LAST, 9.0)
+    again = queue.add_request(LAST, 9.0)
     assert queue.choose_batch(9.0, 41, again) == [again], "a call has ended since"
 
 
 def test_what_never_came_as_far_as_the_service_is_not_used_again(queue: SnapshotQueue) -> None:
-    last = queue.add(LAST, 0.0)
+    last = queue.add_request(LAST, 0.0)
     queue.captured(queue.choose_batch(0.0, 40), 3, 40)
     queue.fail(queue.of(3), OSError("torn"), 0.0)
     assert state(last) is State.FAILED
-    again = queue.add(LAST, 0.0)
+    again = queue.add_request(LAST, 0.0)
     assert queue.choose_batch(0.0, 40) == [again]
 
 
 def test_without_a_slot_it_is_tried_again_soon(queue: SnapshotQueue) -> None:
-    queue.add(SAVE, 0.0)
+    queue.add_request(SAVE, 0.0)
     queue.put_off(queue.choose_batch(0.0, 0), 0.0)
     assert not queue.is_due(0.0)
     assert queue.wakes_s(0.0) == AGAIN_S
@@ -148,7 +148,7 @@ def test_without_a_slot_it_is_tried_again_soon(queue: SnapshotQueue) -> None:
 
 
 def test_a_state_that_has_outgrown_its_slot_is_captured_anew(queue: SnapshotQueue) -> None:
-    save = queue.add(SAVE, 0.0)
+    save = queue.add_request(SAVE, 0.0)
     queue.captured(queue.choose_batch(0.0, 5), 1, 5)
     queue.outgrown(1, 1.0)
     assert state(save) is State.REQUESTED
@@ -166,22 +166,22 @@ def test_the_cadence_pauses_after_a_failure(queue: SnapshotQueue) -> None:
 
 
 def test_what_has_outgrown_its_slot_is_not_used_again(queue: SnapshotQueue) -> None:
-    queue.add(SAVE, 0.0)
+    queue.add_request(SAVE, 0.0)
     queue.captured(queue.choose_batch(0.0, 5), 1, 5)
     queue.outgrown(1, 1.0)
-    last = queue.add(LAST, 1.0)
+    last = queue.add_request(LAST, 1.0)
     assert last in queue.choose_batch(1.0, 5)
 
 
 def test_snapshots_are_copied_in_the_order_of_their_capture(queue: SnapshotQueue) -> None:
     for sequence in (1, 2, 3):
-        queue.add(SAVE, 0.0)
+        queue.add_request(SAVE, 0.0)
         queue.captured(queue.choose_batch(0.0, sequence), sequence, sequence)
     assert [publish(queue, 0.0) for _ in range(3)] == [1, 2, 3]
 
 
 def test_a_save_that_fails_and_is_made_good_is_durable(queue: SnapshotQueue) -> None:
-    save = queue.add(SAVE, 0.0)
+    save = queue.add_request(SAVE, 0.0)
     capture(queue, 0.0, 4)
     queue.save_failed(4)
     assert state(save) is State.FAILED
@@ -192,12 +192,12 @@ def test_a_save_that_fails_and_is_made_good_is_durable(queue: SnapshotQueue) -> 
 
 def test_a_closed_queue_publishes_what_is_captured_and_refuses_the_rest(queue: SnapshotQueue) -> None:
     queue.start_cadence(0.0)
-    captured = queue.add(SAVE, 0.0)
+    captured = queue.add_request(SAVE, 0.0)
     queue.captured(queue.choose_batch(0.0, 0), 1, 0)
     queue.add_spaced(10.0)
-    late = queue.add(LAST, 10.0)
+    late = queue.add_request(LAST, 10.0)
     queue.close(RuntimeError("the session is closed"), State.CAPTURED)
-    after = queue.add(LAST, 10.0)
+    after = queue.add_request(LAST, 10.0)
     assert publish(queue, 10.0) == 1
     assert queue.next_work(99.0) is Work.END
     assert state(captured) is State.PUBLISHED
@@ -218,7 +218,7 @@ class World:
 
     def ask(self, request: SnapshotRequest) -> None:
         self.queue.is_stopping |= request.for_stop
-        self.asked.append(self.queue.add(request, self.now_s))
+        self.asked.append(self.queue.add_request(request, self.now_s))
 
     def capture(self, outcome: str) -> None:
         batch = self.queue.choose_batch(self.now_s, self.calls)
