@@ -128,12 +128,8 @@ class EventStreams:
                 return []
             due = [item for b in self._backlogs.values() for item in b.due(now_s)]
             self._forget_closed()
-        messages: list[Message] = []
-        for item in due:
-            message = self._pack(item) if isinstance(item, Batch) else item
-            if message is not None:
-                messages.append(message)
-        return messages
+        messages = [self._pack(item) if isinstance(item, Batch) else item for item in due]
+        return [message for message in messages if message is not None]
 
     def next_due_s(self, now_s: float) -> float | None:
         """When `messages` has something to send if nothing happens; None: not before something does."""
@@ -182,14 +178,13 @@ class EventStreams:
 
     def _pack(self, batch: Batch) -> Records | None:
         """The message; None if its one large record has no room now: like a lost one, it is repeated."""
+        inline = Records(batch.writer, batch.first, batch.records, {})
         if not batch.is_parcel:
-            return Records(batch.writer, batch.first, batch.records, {})
+            return inline
         parcel = self._parcel(batch)
         if parcel is not None:
             return Records(batch.writer, batch.first, (b"",), {batch.first: str(parcel)})
-        if len(batch.records[0]) <= INLINE_BYTES_MAX:
-            return Records(batch.writer, batch.first, batch.records, {})
-        return None
+        return inline if len(batch.records[0]) <= INLINE_BYTES_MAX else None
 
     def _parcel(self, batch: Batch) -> Path | None:
         """The file with the batch's one record: that of an earlier message, or a new one."""
