@@ -17,7 +17,7 @@ import click
 
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
-from procsv.base.run.log_follower import LogFollower
+from procsv.base.run.logs import LogFollower
 from procsv.base.run.run_file import RunFile, is_run_active
 from procsv.base.terminal import OutputFilter
 from procsv.cli.query import find_run

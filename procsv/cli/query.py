@@ -10,9 +10,9 @@ import msgspec
 from procsv.base.errors import UserError
 from procsv.base.identity import COMMAND_LINE
 from procsv.base.outcome import NO_STEP
+from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import FINAL_STATES, RunFile, find_run_in, is_run_active
-from procsv.base.run.saved_step import saved_step
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import Body, Message
 

@@ -18,7 +18,9 @@ HOLDER = """
     from pathlib import Path
     from procsv.base.system.locks import FileLock
     lock = FileLock(Path(sys.argv[1]))
-    print("got", lock.try_acquire("a test", 5.0, inheritable=sys.argv[2] == "yes"))
+    print("got", lock.try_acquire("a test", 5.0))
+    if lock.fd >= 0:
+        os.set_inheritable(lock.fd, sys.argv[2] == "yes")
     if sys.argv[2] == "yes":
         child = subprocess.Popen([sys.executable, "-c", "print('child', __import__('os').getpid()); input()"],
                                  close_fds=False)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.clock import FakeClock
 from procsv.ipc.messaging import event_backlog
 from procsv.ipc.messaging.messages import CloseWriter, Message, OpenWriter, Records, Written
 from procsv.training.runtime import event_streams
 from procsv.training.runtime.event_streams import EventStreams
+from tests.support.fake_clock import FakeClock
 
 LARGE = bytes(event_backlog.BATCH_BYTES_MAX + 1)
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from procsv.base.clock import FakeClock
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import (
@@ -43,6 +42,7 @@ from procsv.services.checkpoint.process import CheckpointService
 from procsv.services.checkpoint.store.manifest import read_manifest
 from procsv.services.checkpoint.store.names import manifest_of
 from procsv.services.runtime import Tools
+from tests.support.fake_clock import FakeClock
 from tests.support.memory_transport import FakeClient, FakeNetwork, FakeServer
 from tests.support.power_loss import Killed, Recording
 

@@ -12,9 +12,9 @@ import itertools
 import random
 from pathlib import Path
 
-from procsv.base.clock import FakeClock
 from procsv.base.errors import ProcsvBug
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, ServerEndpoint
+from tests.support.fake_clock import FakeClock
 
 
 class _Mailbox:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from procsv.base.clock import FakeClock
 from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import NO_STEP, Exit
 from procsv.base.run.run_file import RunFile
@@ -40,6 +39,7 @@ from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.event_loop import TICK_S, Reactor
 from procsv.watchdog.edge.status import Facts
+from tests.support.fake_clock import FakeClock
 from tests.support.watchdog_machine import MachineInMemory
 
 if TYPE_CHECKING:

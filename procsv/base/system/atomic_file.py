@@ -24,7 +24,7 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True
         disk.unlink_if_there(temporary)
         raise
     if durable:
-        fsync_dir(path.parent)
+        disk.fsync_path(path.parent)
 
 
 def set_aside(path: Path) -> Path:
@@ -35,7 +35,3 @@ def set_aside(path: Path) -> Path:
     kept = path.with_name(f"{path.name}.damaged")
     disk.rename(path, kept)
     return kept
-
-
-def fsync_dir(path: Path) -> None:
-    disk.fsync_path(path)

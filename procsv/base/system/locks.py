@@ -30,7 +30,8 @@ class Holder(msgspec.Struct, frozen=True):
     since: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0  # Unix seconds
 
 
-def _lock(fd: int, kind: int) -> bool:
+def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Locks `fd` if nobody is in the way; OSError on a filesystem that has no locks."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -42,9 +43,9 @@ def _take(fd: int) -> bool:
     """Locks `fd` exclusively; False if somebody holds it so.  Who only looks (`is_held`) is in the way for an instant."""
     pause = threading.Event()
     for tries in range(YIELDS_MAX + PAUSES_MAX):
-        if _lock(fd, fcntl.LOCK_EX):
+        if try_lock(fd, fcntl.LOCK_EX):
             return True
-        if not _lock(fd, fcntl.LOCK_SH):
+        if not try_lock(fd, fcntl.LOCK_SH):
             return False
         fcntl.flock(fd, fcntl.LOCK_UN)
         if tries < YIELDS_MAX:
@@ -55,13 +56,13 @@ def _take(fd: int) -> bool:
 
 
 class FileLock:
-    """One exclusive lock.  `inheritable` descriptors keep it held for as long as any child has them."""
+    """One exclusive lock.  It is held for as long as any child has its descriptor."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.fd = self._directory_fd = -1
 
-    def try_acquire(self, what: str, wall_s: float, inheritable: bool = False, pid: int = 0) -> bool:
+    def try_acquire(self, what: str, wall_s: float, pid: int = 0) -> bool:
         """Takes the lock or says False at once.  FileNotFoundError if its directory is gone.
 
         `pid`: for whom it is held, where that is not us.
@@ -81,8 +82,6 @@ class FileLock:
             os.close(fd)
         os.ftruncate(fd, 0)
         os.pwrite(fd, msgspec.json.encode(Holder(pid or os.getpid(), what, wall_s)), 0)
-        if inheritable:
-            os.set_inheritable(fd, True)
         self.fd = fd
         return True
 
@@ -94,7 +93,7 @@ class FileLock:
         """
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            is_ours = _lock(fd, fcntl.LOCK_EX)
+            is_ours = try_lock(fd, fcntl.LOCK_EX)
         except OSError:
             is_ours = True
         if is_ours:
@@ -136,7 +135,7 @@ class FileLock:
         except FileNotFoundError:
             return False
         try:
-            return not _lock(fd, fcntl.LOCK_SH)  # shared: several may look at the same instant
+            return not try_lock(fd, fcntl.LOCK_SH)  # shared: several may look at the same instant
         finally:
             os.close(fd)
 

@@ -33,20 +33,16 @@ class Identity:
         if self.boot != boot_id():
             return False
         try:
-            state, started = _state_and_start(self.pid)
+            state, started = _read_stat(f"/proc/{self.pid}", self.pid)
         except psutil.NoSuchProcess:
             return False
         return started == self.started and state not in ("Z", "X")
 
 
-def _state_and_start(pid: int) -> tuple[str, float]:
-    """The state letter and the start, in seconds from the boot, of `pid`; psutil.NoSuchProcess if it is gone."""
-    return _state_in(Path(f"/proc/{pid}/stat"), pid)
-
-
-def _state_in(stat: Path, pid: int) -> tuple[str, float]:
+def _read_stat(directory: Path | str, pid: int) -> tuple[str, float]:
+    """The state letter and the start, in seconds from the boot, of a process or thread; psutil.NoSuchProcess if it is gone."""
     try:
-        text = stat.read_text(errors="replace")
+        text = Path(directory, "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         raise psutil.NoSuchProcess(pid) from None
     fields = text.rpartition(")")[2].split()  # the name before it may hold anything
@@ -55,12 +51,12 @@ def _state_in(stat: Path, pid: int) -> tuple[str, float]:
 
 def process_state(pid: int) -> str:
     """The letter of its state in /proc: R, S, D, T …; psutil.NoSuchProcess if it is gone."""
-    return _state_and_start(pid)[0]
+    return _read_stat(f"/proc/{pid}", pid)[0]
 
 
 def thread_states(pid: int) -> set[str]:
     """The letters of all its threads; psutil.NoSuchProcess if it, or one of them, is gone."""
-    return {_state_in(task / "stat", pid)[0] for task in Path(f"/proc/{pid}/task").iterdir()}
+    return {_read_stat(task, pid)[0] for task in Path(f"/proc/{pid}/task").iterdir()}
 
 
 def boot_id() -> str:
@@ -72,7 +68,7 @@ def boot_id() -> str:
 
 def identify(pid: int) -> Identity:
     """Who `pid` is; psutil.NoSuchProcess if it is gone."""
-    return Identity(pid, _state_and_start(pid)[1], boot_id())
+    return Identity(pid, _read_stat(f"/proc/{pid}", pid)[1], boot_id())
 
 
 class Child:
@@ -103,9 +99,7 @@ class Child:
         strays = descendants(self.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
-        for stray in strays:
-            with contextlib.suppress(psutil.Error):
-                stray.send_signal(number)
+        _signal_each(strays, number)
 
     def reap(self) -> Exit:
         """Takes the exit status; call after `has_ended`.  What is left of its group is killed first."""
@@ -123,20 +117,15 @@ class ExternalProcess:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._pidfd = -1
+        self.pidfd = -1  # readable when it has ended; -1 of one that had ended before
         with contextlib.suppress(ProcessLookupError):
-            self._pidfd = os.pidfd_open(pid)
-
-    @property
-    def pidfd(self) -> int:
-        """Readable when it has ended; -1 of one that had ended before."""
-        return self._pidfd
+            self.pidfd = os.pidfd_open(pid)
 
     def has_ended(self) -> bool:
-        if self._pidfd < 0:
+        if self.pidfd < 0:
             return True
         poller = select.poll()
-        poller.register(self._pidfd, select.POLLIN)
+        poller.register(self.pidfd, select.POLLIN)
         return bool(poller.poll(0))
 
     def signal_tree(self, number: int, sparing: frozenset[int] = frozenset()) -> None:
@@ -151,15 +140,19 @@ class ExternalProcess:
             if os.getpgid(self.pid) == self.pid:
                 os.killpg(self.pid, number)
             else:
-                signal.pidfd_send_signal(self._pidfd, number)
-        for stray in strays:
-            with contextlib.suppress(psutil.Error):
-                stray.send_signal(number)
+                signal.pidfd_send_signal(self.pidfd, number)
+        _signal_each(strays, number)
 
     def close(self) -> None:
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+def _signal_each(processes: list[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -11,7 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from procsv.base.run.log_follower import older_part
+from procsv.base.run.logs import older_part
 
 CHECK_S = 5.0
 OUTPUTS = (1, 2)

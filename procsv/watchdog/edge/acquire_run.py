@@ -21,9 +21,9 @@ from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import PROGRAM_ROLES, TRAINER
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
+from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import RunPaths, check_socket_paths, make_private_dir
 from procsv.base.run.run_file import RunFile, find_run_in, is_run_active, read_run
-from procsv.base.run.saved_step import saved_step
 from procsv.base.service_table import SERVICES
 from procsv.base.system.atomic_file import set_aside
 from procsv.base.system.locks import FileLock, Holder

@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from procsv.base.run.log_follower import LogFollower
+from procsv.base.run.logs import LogFollower
 from procsv.base.terminal import OutputFilter, printable
 
 POLL_S = 0.1  # how late the trainer's output may appear

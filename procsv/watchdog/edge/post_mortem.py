@@ -5,7 +5,6 @@ Whatever is not there, or is cut short, is nothing.
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import msgspec
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.json_data import decode_json
 from procsv.base.outcome import NO_STEP, LastWords
-from procsv.base.run.log_tail import last_lines
+from procsv.base.run.logs import last_lines, read_end
 from procsv.base.run.paths import RunPaths
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.ipc.shm.slot_file import scan_slots
@@ -44,7 +43,16 @@ class PostMortem:
             return Ended(task, number, dead.exit, beat, words, self.snapshot_step(task), stacks, oom)
         log = self._paths.log(task, number)
         said = tuple(last_lines(log, SERVICE_LINES_SHOWN))
-        return Ended(task, number, dead.exit, beat, stacks=_read_end(log), oom=oom, log=str(log), last_lines=said)
+        return Ended(
+            task,
+            number,
+            dead.exit,
+            beat,
+            stacks=read_end(log, LOG_BYTES_MAX).decode(errors="replace"),
+            oom=oom,
+            log=str(log),
+            last_lines=said,
+        )
 
     def clear(self, dead: Dead) -> None:
         """Removes words and stacks, once the report of the crash is written: one of each a crash would pile up for months."""
@@ -71,14 +79,5 @@ def _read(path: Path, bytes_max: int) -> str:
     try:
         with path.open("rb") as file:
             return file.read(bytes_max).decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _read_end(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES_MAX))
-            return file.read().decode(errors="replace")
     except OSError:
         return ""

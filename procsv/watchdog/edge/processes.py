@@ -19,7 +19,7 @@ import psutil
 
 from procsv.base.clock import Clock
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
-from procsv.base.run.log_follower import older_part
+from procsv.base.run.logs import older_part
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.locks import FileLock
 from procsv.base.system.processes import Child, process_state, spawn, thread_states

@@ -16,7 +16,7 @@ from procsv.base.clock import Clock
 from procsv.base.identity import TaskId, attempt_name
 from procsv.base.outcome import LastWords
 from procsv.base.run import journal
-from procsv.base.run.log_tail import last_lines
+from procsv.base.run.logs import last_lines
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.atomic_file import replace_file

@@ -19,7 +19,7 @@ import msgspec
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.base.system import disk
-from procsv.base.system.atomic_file import fsync_dir, replace_file
+from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.services.checkpoint.store.intent import INTENT, Intent, read_intent, write_intent
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, encode_manifest, read_manifest, verify_file
@@ -57,10 +57,10 @@ class Workshop:
         OSError passes through; everything is as it was before then.
         """
         try:
-            fsync_dir(staging)  # the names of the files: no loss of power leaves an intent without them
+            disk.fsync_path(staging)  # the names of the files: no loss of power leaves an intent without them
             # killed here: no intent, so the next start sweeps the directory
             write_intent(staging, intent)
-            fsync_dir(staging.parent)
+            disk.fsync_path(staging.parent)
         except BaseException:
             disk.try_to_remove_tree(staging)
             raise
@@ -153,7 +153,7 @@ class Workshop:
         for stale in _stale_files(intent):
             disk.unlink_if_there(stale)  # of the old checkpoint of this name, linked in `replaced`
         failpoint("checkpoint.before_directory_fsync")
-        fsync_dir(intent.directory)
+        disk.fsync_path(intent.directory)
         # killed here: complete but on no list; TensorFlow still reads the one before
         failpoint("checkpoint.before_manifest")
         replace_file(manifest_of(intent.path), encode_manifest(intent.manifest))
@@ -175,7 +175,7 @@ class Workshop:
             with contextlib.suppress(
                 OSError
             ):  # gone, with all that was in it; or on a disk of which the next commit tells
-                fsync_dir(directory)
+                disk.fsync_path(directory)
         return undeleted
 
     def _set_aside(self, intent: Intent) -> None:
@@ -192,10 +192,10 @@ class Workshop:
         for path in old:
             disk.link_or_copy(path, making / path.name)
         disk.fsync_files(making)  # copies, where the filesystem has no links
-        fsync_dir(making)
+        disk.fsync_path(making)
         disk.rename(making, kept)
         # killed here: links to files that are still in place; harmless
-        fsync_dir(self.replaced)
+        disk.fsync_path(self.replaced)
 
     def _undo(self, staging: Path, intent: Intent) -> None:
         """Removes the files that were placed, and restores the older checkpoint of that name."""
@@ -211,7 +211,7 @@ class Workshop:
         if kept.exists():
             for path in kept.iterdir():
                 disk.rename(path, intent.directory / path.name)
-        fsync_dir(intent.directory)
+        disk.fsync_path(intent.directory)
         _put_state_back(Path(intent.state_file), intent.state_before)
         # killed before this: the intent is still there, and does not verify: undone again at the next start
         self._tidy(staging)
@@ -301,7 +301,7 @@ def delete_surely(path: str) -> None:
     for part in (index, [file for file in files if file not in (*index, *manifest)], manifest):
         for file in part:
             disk.unlink_if_there(file)
-        fsync_dir(Path(path).parent)
+        disk.fsync_path(Path(path).parent)
 
 
 def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.clock import FakeClock
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.paths import RunPaths, make_private_dir
@@ -15,6 +14,7 @@ from procsv.ipc.messaging.event_backlog import parcel_name
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.ipc.shm.slot_file import SlotPool
 from tests.ipc.messaging.networks import RUN
+from tests.support.fake_clock import FakeClock
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.clock import FakeClock
 from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.base.run.journal import Journal, read_journal
+from tests.support.fake_clock import FakeClock
 from tests.support.programs import running
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from procsv.base.clock import FakeClock
 from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Received, ServerEndpoint
 from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context
+from tests.support.fake_clock import FakeClock
 from tests.support.memory_transport import FakeClient, FakeNetwork, FakeServer
 
 RUN = "0123456789abcdef"

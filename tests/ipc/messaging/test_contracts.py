@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from procsv.base.clock import FakeClock
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.paths import find_paths, make_private_dir
@@ -21,6 +20,7 @@ from procsv.services.runtime import Tools
 from procsv.services.summary.process import SummaryService
 from procsv.watchdog.core.events import Said
 from tests.support.core_desk import Desk
+from tests.support.fake_clock import FakeClock
 from tests.support.memory_transport import FakeNetwork, FakeServer
 from tests.watchdog.world import World
 

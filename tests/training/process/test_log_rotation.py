@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.clock import FakeClock
 from procsv.base.identity import TRAINER
-from procsv.base.run.log_follower import LINGER_S, LogFollower, older_part
-from procsv.base.run.log_tail import last_lines
+from procsv.base.run.logs import LINGER_S, LogFollower, last_lines, older_part
 from procsv.watchdog.edge.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
+from tests.support.fake_clock import FakeClock
 from tests.support.launched import launched, procsv
 from tests.support.programs import running
 

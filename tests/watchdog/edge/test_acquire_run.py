@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from procsv.base.clock import FakeClock
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.run.manifest import Manifest
@@ -19,6 +18,7 @@ from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.locks import FileLock, Holder
 from procsv.base.system.processes import identify
 from procsv.watchdog.edge.acquire_run import Opened, open_run, remove_run
+from tests.support.fake_clock import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

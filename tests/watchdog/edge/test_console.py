@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from procsv.base.run.log_tail import last_lines
+from procsv.base.run.logs import last_lines
 from procsv.watchdog.edge import console as module
 from procsv.watchdog.edge.console import Console
 

@@ -1,7 +1,7 @@
-"""A log that is still being written, read to its end and through its rotation.
+"""Logs of a run's processes: following one through its rotation, and reading its end.
 
 Rotation: the writer renames `NAME.log` to `NAME.log.1`, replacing an older file of that name, and starts a new `NAME.log`
-(training/process/log_rotation.py).  Used by whoever shows what a process prints while it prints.
+(training/process/log_rotation.py).
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+TAIL_BYTES_MAX = 2**18  # read for the last lines
 LINGER_S = 1.0  # at the end of an old part: its writer may still write to it for a moment
 
 
@@ -76,3 +78,23 @@ class LogFollower:
     def close(self) -> None:
         while self._fds:
             os.close(self._fds.pop())
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """The last lines that say something; a progress line that rewrites itself counts as its last state."""
+    data = read_end(log, TAIL_BYTES_MAX)
+    if len(data) < TAIL_BYTES_MAX:  # just rotated, perhaps
+        data = read_end(older_part(log), TAIL_BYTES_MAX - len(data)) + data
+    text = data.decode(errors="replace")
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return list(deque((line for line in lines if line.strip()), maxlen=count))
+
+
+def read_end(log: Path, bytes_max: int) -> bytes:
+    """The last bytes of a log; none if it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - bytes_max))
+            return file.read()
+    except OSError:
+        return b""
