@@ -1,4 +1,4 @@
-"""JSON files that may have been damaged: one error for whatever is wrong, and a checksum of their own where it matters.
+"""JSON: any text can be written; of a damaged file one error says whatever is wrong, and a checksum where it matters.
 
 Used for every small file that procsv reads.  Who catches the error decides what the file's loss means.
 """
@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 import xxhash
+
+from procsv.base.text import escape_surrogates
 
 T = TypeVar("T")
 
@@ -21,6 +23,19 @@ def decode_json(data: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
+
+
+def encode_json(value: object) -> bytes:
+    """JSON of `value`; characters that no message can carry are written out."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(escape_surrogates(msgspec.to_builtins(value)))
+
+
+def indent_json(value: object) -> str:
+    """JSON of `value` for people to read."""
+    return msgspec.json.format(encode_json(value), indent=2).decode()
 
 
 def seal(data: bytes) -> bytes:

@@ -7,6 +7,11 @@ they are.
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # C0 but for tab and newline, DEL, C1, what turns the direction of writing round, and half surrogates
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -27,6 +32,16 @@ def as_markup(text: str) -> str:
     from rich.markup import escape
 
     return escape(printable(text))
+
+
+def make_table(columns: Iterable[str], right: Container[str] = ()) -> Table:
+    """A table without lines, with the columns of `right` flushed right."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    return table
 
 
 class OutputFilter:

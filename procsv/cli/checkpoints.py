@@ -9,13 +9,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from typing import Any, Literal
+from typing import Any
 
 import click
 import msgspec
 
 from procsv.base.errors import UserError
-from procsv.base.terminal import as_markup
+from procsv.base.json_data import indent_json
+from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration, show_size
 from procsv.ipc.messaging.start import safe_path
 
@@ -38,7 +39,7 @@ def command(directory: str, verify: bool, as_json: bool) -> None:
         raise UserError(done.stderr.decode(errors="replace").strip() or f"{INVENTORY} failed", exit_code=2)
     inventory: dict[str, Any] = msgspec.json.decode(done.stdout)
     if as_json:
-        click.echo(msgspec.json.format(done.stdout.strip(), indent=2).decode())
+        click.echo(indent_json(inventory))
     else:
         show(inventory, verify)
     if not inventory["checkpoints"] and not inventory["error"]:
@@ -50,16 +51,13 @@ def command(directory: str, verify: bool, as_json: bool) -> None:
 def show(inventory: dict[str, Any], verify: bool) -> None:
     """The table for people."""
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False)
     if inventory["error"]:
         console.print(f"[red]{as_markup(inventory['error'])}[/red]")
     if inventory["checkpoints"]:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("step", "checkpoint", "size", "age", "reason", "verified" if verify else "looks"):
-            side: Literal["right", "left"] = "right" if name in ("step", "size", "age") else "left"
-            table.add_column(name, justify=side, overflow="fold")
+        names = ("step", "checkpoint", "size", "age", "reason", "verified" if verify else "looks")
+        table = make_table(names, right=("step", "size", "age"))
         for item in inventory["checkpoints"]:
             table.add_row(*(as_markup(cell) for cell in _row(item, verify)))
         console.print(table)

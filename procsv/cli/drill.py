@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import click
-import msgspec
 
+from procsv.base.json_data import indent_json
 from procsv.cli.plans import make_plan
 from procsv.cli.values import Duration
 
@@ -82,7 +82,7 @@ def command(
     course = Course(Path(logdir), target, own, tuple(options), rtol)
     found = run_drill(course, faults if faults.faults else None, _say)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(as_data(found)), indent=2).decode())
+        click.echo(indent_json(as_data(found)))
     else:
         from rich.console import Console
 

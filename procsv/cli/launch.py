@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,17 @@ from procsv.cli.plans import make_plan
 from procsv.cli.values import CommandLine, Duration, DurationRange, PhaseLimits, Size
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.messaging.start import Start
+
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def _count(flag: str, least: int, default: int, text: str) -> Decorator:
+    return click.option(flag, type=click.IntRange(min=least), default=default, metavar="N", help=text)
+
+
+def _seconds(flag: str, name: str, default: str | None, text: str, *words: str, least_s: float = 0.0) -> Decorator:
+    metavar = "|".join((*words[:1], "S", *words[1:]))
+    return click.option(flag, name, type=Duration(*words, least_s=least_s), default=default, metavar=metavar, help=text)
 
 
 @click.command(
@@ -65,13 +77,7 @@ from procsv.ipc.messaging.start import Start
     help="Keep a process that has imported what the program imports and becomes the trainer at a crash. "
     "hot: it has also run the program up to its session, so the program's start runs twice.",
 )
-@click.option(
-    "--max-failures",
-    type=click.IntRange(min=1),
-    default=5,
-    metavar="N",
-    help="Give up after N failures in a row without a newly saved step.",
-)
+@_count("--max-failures", 1, 5, "Give up after N failures in a row without a newly saved step.")
 @click.option(
     "--backoff",
     type=DurationRange(),
@@ -79,50 +85,26 @@ from procsv.ipc.messaging.start import Start
     metavar="MIN..MAX",
     help="Delay before a restart: MIN at first, doubled with each failure, MAX at most.",
 )
-@click.option(
-    "--early-failures",
-    type=click.IntRange(min=1),
-    default=2,
-    metavar="N",
-    help="Give up after N exceptions or exit codes before the first step ever.",
-)
-@click.option(
-    "--same-failures",
-    type=click.IntRange(min=2),
-    default=3,
-    metavar="N",
-    help="Give up after the same exception at the same step N times.",
-)
-@click.option(
-    "--suspect-crashes",
-    type=click.IntRange(min=1),
-    default=2,
-    metavar="N",
-    help="Resume from the checkpoint before, after N crashes from the same state.",
-)
-@click.option(
-    "--service-failures",
-    type=click.IntRange(min=1),
-    default=5,
-    metavar="N",
-    help="Give up after N failures of one service within --service-period.",
-)
-@click.option(
+@_count("--early-failures", 1, 2, "Give up after N exceptions or exit codes before the first step ever.")
+@_count("--same-failures", 2, 3, "Give up after the same exception at the same step N times.")
+@_count("--suspect-crashes", 1, 2, "Resume from the checkpoint before, after N crashes from the same state.")
+@_count("--service-failures", 1, 5, "Give up after N failures of one service within --service-period.")
+@_seconds(
     "--service-period",
     "service_period_s",
-    type=Duration(least_s=1.0),
-    default="300s",
-    metavar="S",
-    help="Time in which the failures of a service are counted.",
+    "300s",
+    "Time in which the failures of a service are counted.",
+    least_s=1.0,
 )
-@click.option(
+@_seconds(
     "--hang-timeout",
     "hang_timeout_s",
-    type=Duration("auto", "off", least_s=0.1),
-    default="auto",
-    metavar="auto|S|off",
-    help="Longest time that one step may take; then the program is ended and restarted. auto: 20 times the median "
+    "auto",
+    "Longest time that one step may take; then the program is ended and restarted. auto: 20 times the median "
     "step, at least 2 minutes and at most 30. procsv.extend(seconds) in the program adds to it.",
+    "auto",
+    "off",
+    least_s=0.1,
 )
 @click.option(
     "--hang-limits",
@@ -157,27 +139,19 @@ from procsv.ipc.messaging.start import Start
     help="Command to run at a crash, a hang, a failed checkpoint, a preemption and the end, with the event as JSON on its "
     "standard input. It is split as a shell would split it, but run without a shell.",
 )
-@click.option(
+@_seconds(
     "--on-event-timeout",
     "on_event_s",
-    type=Duration(least_s=0.1),
-    default="30s",
-    metavar="S",
-    help="Longest time that the command of --on-event may take; then it is killed.",
+    "30s",
+    "Longest time that the command of --on-event may take; then it is killed.",
+    least_s=0.1,
 )
 @click.option(
     "--detach",
     is_flag=True,
     help="Return as soon as the program has started, and let the run go on without this terminal.",
 )
-@click.option(
-    "--grace",
-    "grace_s",
-    type=Duration(least_s=1.0),
-    default="25s",
-    metavar="S",
-    help="Time that a stop may take, everything included.",
-)
+@_seconds("--grace", "grace_s", "25s", "Time that a stop may take, everything included.", least_s=1.0)
 @click.option(
     "--fault",
     multiple=True,
@@ -185,19 +159,14 @@ from procsv.ipc.messaging.start import Start
     help="Inject this fault (repeatable), for example 'kill trainer at step 50'.",
 )
 @click.option("--plan", type=click.Path(dir_okay=False), metavar="FILE", help="Fault plan (TOML).")
-@click.option(
+@_seconds(
     "--preempt-every",
-    type=Duration(least_s=0.1),
-    metavar="S",
-    help="Preempt the program at random intervals of this mean: notice, grace, kill, restart.",
+    "preempt_every",
+    None,
+    "Preempt the program at random intervals of this mean: notice, grace, kill, restart.",
+    least_s=0.1,
 )
-@click.option(
-    "--preempt-grace",
-    type=Duration(),
-    default="30s",
-    metavar="S",
-    help="Time from the notice to the kill, with --preempt-every.",
-)
+@_seconds("--preempt-grace", "preempt_grace", "30s", "Time from the notice to the kill, with --preempt-every.")
 @click.option(
     "--preempt-signal",
     type=click.Choice(("SIGTERM", "SIGUSR1", "SIGUSR2"), case_sensitive=False),

@@ -9,25 +9,23 @@ import sys
 from dataclasses import asdict
 
 import click
-import msgspec
 
 from procsv.base.errors import UserError
+from procsv.base.json_data import indent_json
 from procsv.base.run.run_file import is_run_active
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import printable
 from procsv.base.units import show_duration
 from procsv.cli.query import find_run
 from procsv.cli.values import Duration
-from procsv.drill.preemption import Outcome
-
-PROFILE_NAMES = ("gcp-spot", "aws-spot", "slurm", "k8s")
+from procsv.drill.preemption import PROFILES, Outcome, Profile, preempt
 
 
 @click.command("preempt", context_settings={"show_default": True})
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option(
     "--profile",
-    type=click.Choice(PROFILE_NAMES),
+    type=click.Choice(tuple(PROFILES)),
     default="gcp-spot",
     help="Platform to imitate. gcp-spot: SIGTERM to all, off after 30 s; aws-spot: notice 120 s ahead; slurm: SIGTERM to "
     "all, 60 s; k8s: SIGTERM to the first process, 30 s.",
@@ -41,15 +39,12 @@ def command(directory: str, profile: str, grace: float | None, as_json: bool) ->
 
     Exit code 0 if every step was saved in time, 1 if not. The launch command that started the run resumes it.
     """
-    from procsv.drill.preemption import preempt
-    from procsv.drill.profiles import PROFILES
-
     run = find_run(directory)
     if run.ended_at is not None or not is_run_active(run):
         raise UserError(f"no run is active in {run.logdir}; there is nothing to preempt", exit_code=1)
     chosen = PROFILES[profile]
     if grace is not None:
-        chosen = type(chosen)(grace, chosen.notifies_all, chosen.what)
+        chosen = Profile(grace, chosen.notifies_all)
     if not as_json:
         click.echo(
             f"{profile}: notice to {printable(run.target)} (process {run.pid}), {show_duration(chosen.grace_s)} of grace …",
@@ -57,13 +52,8 @@ def command(directory: str, profile: str, grace: float | None, as_json: bool) ->
         )
     outcome = preempt(run, profile, chosen, SystemClock())
     if as_json:
-        shown = {
-            **asdict(outcome),
-            "lost_steps": outcome.lost_steps,
-            "in_time": outcome.in_time,
-            "margin": outcome.margin,
-        }
-        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+        more = {"lost_steps": outcome.lost_steps, "in_time": outcome.in_time, "margin": outcome.margin}
+        click.echo(indent_json(asdict(outcome) | more))
     else:
         click.echo(printable(_sentence(outcome)))
     sys.exit(0 if outcome.in_time else 1)

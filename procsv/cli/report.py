@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from procsv.base.errors import UserError
+from procsv.base.json_data import indent_json
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.system_clock import SystemClock
 
@@ -35,7 +35,7 @@ def command(directory: str, as_json: bool, html: str | None) -> None:
     if html is not None:
         _write(Path(html), make_page(story).encode())
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(as_data(story)), indent=2).decode())
+        click.echo(indent_json(as_data(story)))
     elif html is not None:
         click.echo(f"wrote {html}")
     else:

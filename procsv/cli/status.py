@@ -11,9 +11,10 @@ import click
 import msgspec
 
 from procsv.base.identity import TRAINER
+from procsv.base.json_data import indent_json
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.run_file import FINAL_STATES, RunFile, is_run_active
-from procsv.base.terminal import as_markup
+from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration, show_size
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import Status, StatusRequest
@@ -21,7 +22,6 @@ from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from procsv.ipc.shm.slot_file import scan_slots
 
 INTERRUPTED = "interrupted"  # whoever ran it is dead, and could not say how it ended
-_NOT_SHOWN = ("version", "run_dir", "shm_dir", "started", "boot")
 
 
 @click.command("status")
@@ -31,7 +31,7 @@ def command(directory: str, as_json: bool) -> None:
     """Show the state of the run in DIR: steps, restarts, snapshots, and each process."""
     status = read_status(find_run(directory))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(status), indent=2).decode())
+        click.echo(indent_json(status))
     else:
         show(status)
 
@@ -43,9 +43,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
     if isinstance(answer, Status):
         status: dict[str, Any] = msgspec.json.decode(answer.json)
         return status
-    shown: dict[str, Any] = {"running": alive and run.ended_at is None, **msgspec.to_builtins(run)}
-    for name in _NOT_SHOWN:
-        del shown[name]
+    shown: dict[str, Any] = {"running": alive and run.ended_at is None, **run.as_status()}
     shown |= {"processes": [], "snapshots": None}
     if shown["running"]:
         shown |= _seen_from_outside(run)
@@ -78,57 +76,48 @@ def show(status: dict[str, Any]) -> None:
 
     console = Console(highlight=False)
     facts = Table.grid(padding=(0, 2))
-    for name, value in _facts(status):
+    for name, value in _facts(status).items():
         facts.add_row(name, as_markup(value))
     console.print(facts)
     if status["processes"]:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("role", "pid", "state", "phase", "up", "memory", "cpu"):
-            table.add_column(name, justify="right" if name in ("pid", "up", "memory", "cpu") else "left")
+        names = ("role", "pid", "state", "phase", "up", "memory", "cpu")
+        table = make_table(names, right=("pid", "up", "memory", "cpu"))
         for process in status["processes"]:
             table.add_row(*map(as_markup, _row(process)))
         console.print()
         console.print(table)
 
 
-def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
-    facts = [("state", status["state"] if status["running"] else f"{status['state']} (not running)")]
-    facts.append(("target", " ".join((status["target"], *status["args"]))))
-    facts.append(("logdir", status["logdir"]))
-    facts.append(
-        (
-            "step",
-            f"{_step(status['step'])}   on disk {_step(status['durable_step'])}   in memory {_step(status['memory_step'])}",
-        )
+def _facts(status: dict[str, Any]) -> dict[str, str]:
+    steps = (
+        f"{_step(status['step'])}   on disk {_step(status['durable_step'])}   in memory {_step(status['memory_step'])}"
     )
+    facts = {
+        "state": status["state"] if status["running"] else f"{status['state']} (not running)",
+        "target": " ".join((status["target"], *status["args"])),
+        "logdir": status["logdir"],
+        "step": steps,
+    }
     if status["snapshots"] is not None:
-        facts.append(("snapshots", _spacing(status["snapshots"])))
-    tries = f"{status['incarnation']}, restarted {status['restarts']} times in this launch"
+        facts["snapshots"] = _spacing(status["snapshots"])
+    facts["incarnation"] = f"{status['incarnation']}, restarted {status['restarts']} times in this launch"
     if status["no_progress_count"]:
-        tries += f", {status['no_progress_count']} failures without progress"
-    facts.append(("incarnation", tries))
-    last = status["last_exit"]
-    if last is not None:
-        facts.append(("last exit", f"{last['cause']}: {last['evidence']}, at step {_step(last['step'])}"))
+        facts["incarnation"] += f", {status['no_progress_count']} failures without progress"
+    if (last := status["last_exit"]) is not None:
+        facts["last exit"] = f"{last['cause']}: {last['evidence']}, at step {_step(last['step'])}"
     if status["next_restart_in"] is not None:
-        facts.append(("next start", f"in {show_duration(status['next_restart_in'])}"))
+        facts["next start"] = f"in {show_duration(status['next_restart_in'])}"
     if status["save_error"] is not None:
         again = status["next_save_in"]
         when = f"; next try in {show_duration(again)}" if status["running"] and again is not None else ""
-        facts.append(("not saved", status["save_error"] + when))
+        facts["not saved"] = status["save_error"] + when
     if status["exit_code"] is not None:
-        facts.append(("exit code", str(status["exit_code"])))
-    if status.get("dropped_messages"):
-        facts.append(
-            ("dropped", f"{status['dropped_messages']} messages that were garbled, outdated or of another run")
-        )
-    if "memory" in status:
-        memory = status["memory"]
-        facts.append(
-            ("memory", f"{show_size(memory['available'])} of {show_size(memory['total'])} free on this machine")
-        )
-    facts.append(("goodput", f"{status['goodput']:.1%}"))
-    return facts
+        facts["exit code"] = str(status["exit_code"])
+    if count := status.get("dropped_messages"):
+        facts["dropped"] = f"{count} messages that were garbled, outdated or of another run"
+    if (memory := status.get("memory")) is not None:
+        facts["memory"] = f"{show_size(memory['available'])} of {show_size(memory['total'])} free on this machine"
+    return facts | {"goodput": f"{status['goodput']:.1%}"}
 
 
 def _spacing(snapshots: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from procsv.base.terminal import as_markup
+from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration
 from procsv.drill.findings import Findings, Trial
 
@@ -57,12 +57,9 @@ def _trial(trial: Trial) -> dict[str, Any]:
 
 def show(found: Findings, console: Console) -> None:
     """The table, then the verdict."""
-    from rich.table import Table
-
     if found.blows:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("fault", "at step", "trainer", "went on from", "steps lost", "down"):
-            table.add_column(name, justify="right" if name in ("at step", "steps lost", "down") else "left")
+        names = ("fault", "at step", "trainer", "went on from", "steps lost", "down")
+        table = make_table(names, right=("at step", "steps lost", "down"))
         for blow in found.blows:
             went_on = blow.source or ("-" if blow.ended_trainer else "went on")
             table.add_row(

@@ -19,9 +19,24 @@ from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.journal import read_journal
 from procsv.base.run.run_file import RunFile, is_run_active, read_run
-from procsv.drill.profiles import Profile
 
 LOOK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How a platform preempts, by its own documents."""
+
+    grace_s: float  # from the notice to the kill
+    notifies_all: bool  # the notice, SIGTERM, goes to every process of the run, not only to the first
+
+
+PROFILES: dict[str, Profile] = {
+    "gcp-spot": Profile(30.0, True),  # an ACPI signal: init sends SIGTERM to all; 30 s later the machine is off
+    "aws-spot": Profile(120.0, False),  # a notice in the instance's metadata, which handlers turn into SIGTERM
+    "slurm": Profile(60.0, True),  # SIGCONT and SIGTERM to the job's steps, SIGKILL after GraceTime, usually 60 s
+    "k8s": Profile(30.0, False),  # SIGTERM to the first process, SIGKILL after terminationGracePeriodSeconds
+}
 
 
 @dataclass(slots=True)

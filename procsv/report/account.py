@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from procsv.base import exit_codes
+from procsv.base.outcome import NO_STEP
 
 Kind = Literal["kept", "redone", "down", "starting", "stalled", "stopped"]
 KINDS: tuple[Kind, ...] = ("kept", "redone", "starting", "down", "stalled", "stopped")
-
-NO_STEP = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +55,33 @@ class Training:
         return [span for span in both if span.seconds > 0]
 
 
-@dataclass(slots=True)
-class Incarnation:
+class Incarnation(msgspec.Struct):
     """One start of the program.  Times are Unix seconds; a step is NO_STEP where there was none."""
 
-    number: int
+    number: int = msgspec.field(name="incarnation")
     pid: int
-    start_s: float
-    is_promoted: bool = False  # a standby became it
-    ready_s: float | None = None
-    end_s: float | None = None
+    start_s: float = msgspec.field(name="started_at")
+    is_promoted: bool = msgspec.field(default=False, name="promoted")  # a standby became it
+    ready_s: float | None = msgspec.field(default=None, name="ready_at")
+    end_s: float | None = msgspec.field(default=None, name="ended_at")
     source: str = ""  # memory, checkpoint, fresh
-    origin: str = ""
+    origin: str = msgspec.field(default="", name="from")
     restored_step: int = NO_STEP
     recovery_seconds: float | None = None  # from the death before to the end of the first new step
     last_step: int = NO_STEP
+    lost_steps: int = 0
+    lost_sessions: int = 0  # of a trainer that went on: the connection to a server was lost
     code: int | None = None
     signal: str | None = None
     cause: str = ""
     evidence: str = ""
-    lost_steps: int = 0
-    lost_sessions: int = 0  # of a trainer that went on: the connection to a server was lost
     lost_with_sessions: int = 0  # of the lost steps
+
+    def as_data(self) -> dict[str, Any]:
+        """As `procsv report --json` shows it."""
+        data: dict[str, Any] = msgspec.to_builtins(self)
+        del data["lost_with_sessions"]
+        return data
 
     @property
     def ended_with_watchdog(self) -> bool:

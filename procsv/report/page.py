@@ -10,12 +10,13 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from statistics import median
 
+from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_duration, show_size
-from procsv.report.account import KINDS, NO_STEP, Account, Incarnation, Remark
+from procsv.report.account import KINDS, Account, Incarnation, Remark
 from procsv.report.drawing import draw_steps, draw_timeline
 from procsv.report.reading import Story
 from procsv.report.style import STYLE
-from procsv.report.text import MEANING, clock_time, headline
+from procsv.report.text import MEANING, clock_time, headline, incarnation_row
 
 ROWS_MAX = 500  # of any table: the last ones; the journal has them all
 
@@ -108,22 +109,9 @@ def _incarnations(incarnations: Sequence[Incarnation]) -> str:
 
 
 def _incarnation(one: Incarnation) -> tuple[str, ...]:
-    origin = {"fresh": "the beginning", "memory": "memory", "checkpoint": "a checkpoint"}.get(one.source, "-")
-    if one.restored_step > 0:
-        origin += f", step {one.restored_step}"
-    if one.is_promoted:
-        origin += ", by a standby"
-    ended = f"{one.cause}: {one.evidence}" if one.cause else "runs" if one.end_s is None else "with its watchdog"
+    *cells, ended, lost = map(escape, incarnation_row(one))
     mark = '&nbsp;<i class="crash"></i>' if one.is_failure or one.ended_with_watchdog else ""
-    return (
-        str(one.number),
-        escape(clock_time(one.start_s)),
-        escape(show_duration(one.recovery_seconds)) if one.recovery_seconds is not None else "-",
-        escape(origin),
-        str(one.last_step) if one.last_step >= 0 else "-",
-        escape(ended) + mark,
-        str(one.lost_steps) if one.lost_steps else "-",
-    )
+    return *cells, ended + mark, lost
 
 
 def _left_out(count: int) -> str:

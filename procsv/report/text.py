@@ -9,9 +9,10 @@ import datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from procsv.base.terminal import as_markup
+from procsv.base.outcome import NO_STEP
+from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration
-from procsv.report.account import KINDS, NO_STEP, Account, Incarnation, Kind
+from procsv.report.account import KINDS, Account, Incarnation, Kind
 from procsv.report.reading import Story
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def as_data(story: Story) -> dict[str, Any]:
         "step": account.last_step,
         "durable_step": account.durable_step,
         "damaged_lines": story.damaged_lines,
-        "incarnations": [_incarnation_data(incarnation) for incarnation in account.incarnations],
+        "incarnations": [one.as_data() for one in account.incarnations],
         "timeline": [
             {"kind": s.kind, "start": round(s.start_s, 3), "seconds": round(s.seconds, 3), "incarnation": s.incarnation}
             for s in account.spans
@@ -63,28 +64,6 @@ def as_data(story: Story) -> dict[str, Any]:
             {"time": r.time_s, "event": r.event, "role": r.role, "incarnation": r.incarnation, **r.fields}
             for r in account.remarks
         ],
-    }
-
-
-def _incarnation_data(one: Incarnation) -> dict[str, Any]:
-    return {
-        "incarnation": one.number,
-        "pid": one.pid,
-        "promoted": one.is_promoted,
-        "started_at": one.start_s,
-        "ready_at": one.ready_s,
-        "ended_at": one.end_s,
-        "source": one.source,
-        "from": one.origin,
-        "restored_step": one.restored_step,
-        "recovery_seconds": one.recovery_seconds,
-        "last_step": one.last_step,
-        "lost_steps": one.lost_steps,
-        "lost_sessions": one.lost_sessions,
-        "code": one.code,
-        "signal": one.signal,
-        "cause": one.cause,
-        "evidence": one.evidence,
     }
 
 
@@ -108,7 +87,6 @@ def headline(account: Account) -> str:
 
 def show(story: Story, console: Console) -> None:
     """The report for people."""
-
     account = story.account
     console.print(
         f"[bold]{as_markup(' '.join((story.target, *story.args)) or story.logdir)}[/bold]  {as_markup(story.logdir)}"
@@ -126,11 +104,7 @@ def show(story: Story, console: Console) -> None:
 
 
 def _show_ledger(account: Account, console: Console) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name, side in (("time", "left"), ("", "right"), ("share", "right"), ("what it is", "left")):
-        table.add_column(name, justify=side)  # type: ignore[arg-type]
+    table = make_table(("time", "", "share", "what it is"), right=("", "share"))
     for kind in KINDS:
         seconds = account.totals[kind]
         share = seconds / account.wall_s if account.wall_s > 0 else 0.0
@@ -157,28 +131,24 @@ _GLYPHS: dict[Kind, str] = {"kept": "█", "redone": "▒", "starting": "▄", "
 
 
 def _show_incarnations(account: Account, console: Console) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    right = ("start", "at", "after", "to step", "lost")
-    for name in ("start", "at", "after", "from", "to step", "ended", "lost"):
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    names = ("start", "at", "back after", "from", "to step", "ended", "steps lost")
+    table = make_table(names, right=("start", "at", "back after", "to step", "steps lost"))
     for one in account.incarnations:
-        table.add_row(*(as_markup(cell) for cell in _incarnation_row(one)))
+        table.add_row(*(as_markup(cell) for cell in incarnation_row(one)))
     console.print(table)
 
 
-def _incarnation_row(one: Incarnation) -> tuple[str, ...]:
+def incarnation_row(one: Incarnation) -> tuple[str, ...]:
+    """Start, time, recovery, origin, last step, end and lost steps of one start of the program."""
     after = show_duration(one.recovery_seconds) if one.recovery_seconds is not None else "-"
     origin = {"fresh": "the beginning", "memory": "memory", "checkpoint": "a checkpoint"}.get(one.source, "-")
     if one.restored_step > 0:
         origin += f", step {one.restored_step}"
     if one.is_promoted:
-        origin += " (standby)"
+        origin += ", by a standby"
     ended = f"{one.cause}: {one.evidence}" if one.cause else "runs" if one.end_s is None else "with its watchdog"
     reached = str(one.last_step) if one.last_step >= 0 else "-"
-    lost = f"{one.lost_steps} steps" if one.lost_steps else "-"
-    return str(one.number), clock_time(one.start_s), after, origin, reached, ended, lost
+    return str(one.number), clock_time(one.start_s), after, origin, reached, ended, str(one.lost_steps or "-")
 
 
 def clock_time(time_s: float) -> str:

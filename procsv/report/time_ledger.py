@@ -20,7 +20,8 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from procsv.report.account import NO_STEP, Account, Incarnation, Kind, Remark, Span, Training
+from procsv.base.outcome import NO_STEP
+from procsv.report.account import Account, Incarnation, Kind, Remark, Span, Training
 
 Entry = dict[str, Any]
 
@@ -45,7 +46,8 @@ class Book:
     def __init__(self, keeps_remarks: bool = True) -> None:
         """Without remarks the book of a long run stays small."""
         self._keeps_remarks = keeps_remarks
-        self._account: Account | None = None
+        self._account = Account(0.0, 0.0)
+        self._is_empty = True
         self._trainings: list[Training] = []
         self._other: list[Span] = []
         self._kind: Kind = "stopped"
@@ -58,7 +60,8 @@ class Book:
     def enter(self, entry: Entry) -> None:
         self._heard_s = self._time_s
         event, now_s = entry.get("event", ""), self._correct(float(entry.get("time", 0.0)))
-        if self._account is None:
+        if self._is_empty:
+            self._is_empty = False
             since_s = self._asked_s(entry, now_s) if event == "run_started" else now_s
             self._account = Account(since_s, since_s)
             self._since_s = since_s
@@ -81,7 +84,6 @@ class Book:
 
     # -- launches --------------------------------------------------------------------------------------------
     def _launched(self, entry: Entry, now_s: float) -> None:
-        assert self._account is not None
         self._account.launches += 1
         if self._is_open:  # the watchdog before was killed: the run went on until it was seen last
             seen_s = min(max(self._heard_s, float(entry.get("seen_until") or 0.0) + self._set_back_s), now_s)
@@ -99,7 +101,6 @@ class Book:
         return min(max(asked_s, self._since_s), now_s)
 
     def _launch_ended(self, event: str, entry: Entry, now_s: float) -> None:
-        assert self._account is not None
         if not self._is_open:
             return
         self._end_trainer(now_s, entry.get("step"))
@@ -111,9 +112,7 @@ class Book:
     def _spawned(self, entry: Entry, now_s: float) -> None:
         if entry.get("role") != "trainer":
             return
-        assert self._account is not None
-        last = self._last()
-        if last is not None and last.number == entry["incarnation"] and last.end_s is None:
+        if (last := self._running(entry)) is not None:
             last.pid = entry.get("pid", last.pid)  # promoted: said already
             return
         self._end_trainer(now_s, None)
@@ -121,14 +120,9 @@ class Book:
         self._account.incarnations.append(Incarnation(entry["incarnation"], entry.get("pid", 0), now_s))
 
     def _promoted(self, entry: Entry, now_s: float) -> None:
-        last = self._last()
-        if last is not None and last.number == entry["incarnation"] and last.end_s is None:
-            last.is_promoted = True
-            return
-        self._spawned({**entry, "role": "trainer"}, now_s)
-        last = self._last()
-        if last is not None:
-            last.is_promoted = True
+        if self._running(entry) is None:
+            self._spawned({**entry, "role": "trainer"}, now_s)
+        self._account.incarnations[-1].is_promoted = True
 
     def _ready(self, entry: Entry, now_s: float) -> None:
         last = self._last()
@@ -144,7 +138,6 @@ class Book:
             return
         last.source, last.origin = entry.get("source", ""), entry.get("from", "")
         last.restored_step, last.recovery_seconds = entry.get("step", NO_STEP), entry.get("seconds")
-        assert self._account is not None
         before = self._account.incarnations[:-1]
         if before and last.restored_step > before[-1].last_step:
             self._was_further(before[-1], last.restored_step)
@@ -166,8 +159,7 @@ class Book:
 
     def _session_lost(self, entry: Entry, now_s: float) -> None:
         """The connection to a server is gone; the trainer lives, and makes another session."""
-        last = self._last()
-        if last is None or last.end_s is not None or last.number != entry.get("incarnation"):
+        if (last := self._running(entry)) is None:
             return
         last.lost_sessions += 1
         if self._training is not None:
@@ -176,8 +168,7 @@ class Book:
         self._turn("down", now_s)
 
     def _session_recovered(self, entry: Entry, now_s: float) -> None:
-        last = self._last()
-        if last is None or last.end_s is not None or last.number != entry.get("incarnation"):
+        if (last := self._running(entry)) is None:
             return
         restored_step, lost = max(entry.get("step", NO_STEP), 0), entry.get("lost_steps", 0)
         last.lost_with_sessions += lost
@@ -188,15 +179,16 @@ class Book:
             self._training = Training(last.number, now_s, entry.get("at", restored_step))
 
     def _hangs(self, entry: Entry, now_s: float) -> None:
-        training = self._training
-        if training is None:
-            since_s = max(self._since_s, now_s - float(entry.get("seconds") or 0.0))
-            self._turn("stalled", since_s)
-            return
+        since_s = now_s - float(entry.get("seconds") or 0.0)
+        if self._training is None:
+            self._turn("stalled", max(self._since_s, since_s))
+        else:
+            self._stall(self._training, entry, since_s)
+
+    def _stall(self, training: Training, entry: Entry, since_s: float) -> None:
         training.last_step = max(entry.get("step", NO_STEP), training.first_step)
-        since_s = max(training.start_s, now_s - float(entry.get("seconds") or 0.0))
-        self._end_training(since_s)
-        self._turn("stalled", since_s)
+        self._end_training(max(training.start_s, since_s))
+        self._turn("stalled", self._since_s)
 
     def _goes_on(self, entry: Entry, now_s: float) -> None:
         """What hung, and was not ended, makes progress again."""
@@ -214,16 +206,12 @@ class Book:
         training, last = self._training, self._last()
         if training is None or last is None or last.number != entry.get("incarnation"):
             return
-        since_s = max(training.start_s, now_s - float(entry.get("seconds") or 0.0))
-        training.last_step = max(entry.get("step", NO_STEP), training.first_step)
-        self._end_training(since_s)
-        self._turn("stalled", since_s)
+        self._stall(training, entry, now_s - float(entry.get("seconds") or 0.0))
         self._turn("kept", now_s)
         self._training = Training(last.number, now_s, training.last_step)
 
     def _exited(self, entry: Entry, now_s: float) -> None:
-        last = self._last()
-        if last is None or entry.get("incarnation") != last.number or last.end_s is not None:
+        if (last := self._running(entry)) is None:
             return
         last.code, last.signal = entry.get("code"), entry.get("signal")
         last.cause, last.evidence = entry.get("cause", ""), entry.get("evidence", "")
@@ -253,7 +241,13 @@ class Book:
 
     # -- the rest --------------------------------------------------------------------------------------------
     def _last(self) -> Incarnation | None:
-        return self._account.incarnations[-1] if self._account is not None and self._account.incarnations else None
+        return self._account.incarnations[-1] if self._account.incarnations else None
+
+    def _running(self, entry: Entry) -> Incarnation | None:
+        """The trainer that `entry` is about, if it has not ended."""
+        last = self._last()
+        is_its_own = last is not None and last.end_s is None and last.number == entry.get("incarnation")
+        return last if is_its_own else None
 
     def _turn(self, kind: Kind, now_s: float) -> None:
         """The time since the last turn was of the kind it was; from `now_s` on it is `kind`."""
@@ -264,7 +258,6 @@ class Book:
         self._kind, self._since_s = kind, max(now_s, self._since_s)
 
     def _remark(self, entry: Entry, now_s: float) -> None:
-        assert self._account is not None
         fields = {key: value for key, value in entry.items() if key not in ("time", "event", "role", "incarnation")}
         remark = Remark(now_s, entry["event"], entry.get("role", ""), entry.get("incarnation", 0), fields)
         self._account.remarks.append(remark)
@@ -275,7 +268,7 @@ class Book:
 
     def close(self, until_s: float | None, step: int, is_running: bool) -> Account | None:
         account = self._account
-        if account is None:
+        if self._is_empty:
             return None
         account.end_s = self._since_s
         if self._is_open:

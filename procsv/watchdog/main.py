@@ -36,7 +36,7 @@ from procsv.watchdog.edge.observed.observed_program import ObservedProgram
 from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Argv, Processes
-from procsv.watchdog.edge.resources.free_memory import MachineMemory
+from procsv.watchdog.edge.resources.memory import MachineMemory
 from procsv.watchdog.edge.run_records import RunRecords
 from procsv.watchdog.edge.signals import Signals
 from procsv.watchdog.edge.sockets import RunSockets

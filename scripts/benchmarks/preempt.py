@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from procsv.drill.profiles import PROFILES
+from procsv.drill.preemption import PROFILES
 from procsv.testing.run import start
 from scripts.benchmarks.figures import Column, Figure, Table
 from scripts.benchmarks.processes import (

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from procsv.cli.preempt import PROFILE_NAMES
-from procsv.drill.profiles import PROFILES
 from procsv.testing import Launch
 from tests.support.launched import procsv
 
@@ -25,10 +23,6 @@ def _preempt(logdir: Path, *options: str, code: int) -> dict[str, Any]:
     assert done.returncode == code, done.stdout + done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     return said
-
-
-def test_the_profiles_of_the_command_line_are_those_that_there_are() -> None:
-    assert set(PROFILE_NAMES) == set(PROFILES)
 
 
 STUBBORN = """

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from procsv.drill.profiles import PROFILES
+from procsv.drill.preemption import PROFILES
 from procsv.testing import Launch
 from procsv.testing.run import Run, news_s_max
 from tests.support.launched import environment

@@ -16,9 +16,8 @@ import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
-from procsv.base.json_data import decode_json
+from procsv.base.json_data import decode_json, encode_json
 from procsv.base.outcome import NO_STEP
-from procsv.base.text import escape_surrogates
 
 
 class Journal:
@@ -37,10 +36,7 @@ class Journal:
     def append(self, event: str, task: TaskId, incarnation: int, **fields: Any) -> dict[str, Any]:
         """One line: `time` (Unix seconds), `event`, `role`, `incarnation` and the event's own fields.  What it holds."""
         line = {"time": round(self._clock.wall(), 6), "event": event, "role": str(task), "incarnation": incarnation}
-        try:
-            data = msgspec.json.encode(line | fields)
-        except UnicodeEncodeError:  # a file name that is not UTF-8, in the text of an error say
-            data = msgspec.json.encode(escape_surrogates(line | fields))
+        data = encode_json(line | fields)
         ending = b"\n" if self._is_torn else b""  # the line before was cut short by a full disk: it ends here
         written = os.write(self._fd, ending + data + b"\n")
         self._is_torn = written < len(ending) + len(data) + 1

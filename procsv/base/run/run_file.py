@@ -7,15 +7,16 @@ Never says whether the run is active: its writer may have been killed since, so 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from procsv.base.json_data import decode_sealed, seal
+from procsv.base.json_data import decode_sealed, encode_json, seal
 from procsv.base.outcome import NO_STEP, LastExit
 from procsv.base.run.paths import RunPaths, local_home
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.processes import Identity
-from procsv.base.text import escape_surrogates, is_remote
+from procsv.base.text import is_remote
 
 VERSION = 1
 
@@ -62,6 +63,13 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     def watchdog(self) -> Identity:
         return Identity(self.pid, self.started, self.boot)
 
+    def as_status(self) -> dict[str, Any]:
+        """The part that `procsv status` shows: where files lie, and how a process is told apart, is the run's own business."""
+        shown: dict[str, Any] = msgspec.to_builtins(self)
+        for name in ("version", "run_dir", "shm_dir", "started", "boot"):
+            del shown[name]
+        return shown
+
 
 def read_run(path: Path) -> RunFile | None:
     """The run in `path`; None if there is no such file, or it is not one of ours (another version, garbled)."""
@@ -91,11 +99,8 @@ def find_run_in(paths: RunPaths) -> RunFile | None:
 
 def write_run(path: Path, run: RunFile, durable: bool) -> None:
     """Replaces `path`.  `durable` at changes of state; a lost step number is read again anyway."""
-    try:
-        data = msgspec.json.encode(run)
-    except UnicodeEncodeError:  # an argument that is not UTF-8, say
-        data = msgspec.json.encode(escape_surrogates(msgspec.to_builtins(run)))
-    replace_file(path, msgspec.json.format(seal(data), indent=2) + b"\n", durable=durable)
+    data = msgspec.json.format(seal(encode_json(run)), indent=2)
+    replace_file(path, data + b"\n", durable=durable)
 
 
 def is_run_active(run: RunFile) -> bool:

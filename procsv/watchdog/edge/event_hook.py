@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import msgspec
-
 from procsv.base import exit_codes
+from procsv.base.json_data import encode_json
 from procsv.base.system.processes import Child, spawn
-from procsv.base.text import escape_surrogates
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.edge.console import Console
 
@@ -78,13 +76,9 @@ class EventHook:
         """An event, as it stands in the journal."""
         if not self._argv or not concerns(entry["event"], entry):
             return
-        try:
-            data = msgspec.json.encode(entry)
-        except UnicodeEncodeError:
-            data = msgspec.json.encode(escape_surrogates(entry))
         if len(self._waiting) == WAITING_MAX:
             self._complain("waits", f"too many events wait for --on-event {self._argv[0]}: the oldest are dropped")
-        self._waiting.append((entry["event"], data + b"\n"))
+        self._waiting.append((entry["event"], encode_json(entry) + b"\n"))
         self.tick(now_s)
 
     def tick(self, now_s: float) -> None:

@@ -55,7 +55,7 @@ from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.edge.environment import Dead, Environment, FaultReach
 from procsv.watchdog.edge.event_hook import LAST_S_MAX
-from procsv.watchdog.edge.resources.oom import over_limit
+from procsv.watchdog.edge.resources.memory import over_limit
 from procsv.watchdog.edge.status import Facts, run_file, status_object
 
 HEARD_MAX = 1000  # messages at the control socket in one turn of the loop; then everything else has its own

@@ -14,6 +14,7 @@ import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId, attempt_name
+from procsv.base.json_data import indent_json
 from procsv.base.outcome import LastWords
 from procsv.base.run import journal
 from procsv.base.run.logs import last_lines
@@ -101,9 +102,8 @@ class RunRecords:
     def _write_crash(self, crash: CrashReport, task: TaskId) -> None:
         crashes = self._paths.crashes
         crashes.mkdir(parents=True, exist_ok=True)
-        data = msgspec.json.format(msgspec.json.encode(crash), indent=2) + b"\n"
         name = attempt_name(task, crash.incarnation)
-        replace_file(crashes / f"{name}.json", data, durable=False)
+        replace_file(crashes / f"{name}.json", indent_json(crash).encode() + b"\n", durable=False)
         replace_file(crashes / f"{name}.txt", _as_text(crash).encode(errors="replace"), durable=False)
         self._prune(crashes)
 

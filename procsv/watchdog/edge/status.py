@@ -9,17 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from procsv.base.identity import STANDBY, WATCHDOG, TaskId
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.run import Core
-
-# What of run.json is not for `status`: where things lie is the run's own business.
-_NOT_SHOWN = ("version", "run_dir", "shm_dir", "started", "boot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +70,7 @@ def status_object(
 ) -> dict[str, Any]:
     """What `procsv status --json` prints.  `usage` has uptime, rss and cpu of every process, by task; `memory` the
     machine's."""
-    shown: dict[str, Any] = {"running": True, **msgspec.to_builtins(run)}
-    for field in _NOT_SHOWN:
-        del shown[field]
+    shown: dict[str, Any] = {"running": True, **run.as_status()}
     rows = [(WATCHDOG, run.pid, "running", "")]
     for name, task in core.tasks.items():
         word = "suspect" if task.is_suspect(now_s) else task.life.state.word

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from procsv.watchdog.edge.resources.gpu import LEAVE_S_MAX, Gpus
+from procsv.watchdog.edge.resources.memory import MachineMemory, over_limit
 from procsv.watchdog.edge.resources.oom import (
     KillCounters,
     find_counters,
-    host_memory,
-    over_limit,
     read_kills,
-    tree_rss,
 )
 
 V2 = "low 0\nhigh 12\nmax 40\noom 3\noom_kill {}\noom_group_kill 0\n"
@@ -59,13 +57,14 @@ def test_row_13_files_that_say_nothing_are_no_evidence(tmp_path: Path) -> None:
 
 
 def test_the_limit_counts_the_whole_tree_and_is_told_in_words() -> None:
-    own = tree_rss(os.getpid())
+    memory = MachineMemory()
+    own = memory.tree_rss(os.getpid())
 
     assert own > 2**20
-    assert tree_rss(2**22 + 1) == 0  # nobody
+    assert memory.tree_rss(2**22 + 1) == 0  # nobody
     assert over_limit(own, 0) == over_limit(own, own) == ""
     assert over_limit(3 * 2**30, 2**30) == "it uses 3.0 GiB of memory, and may use 1.0 GiB"
-    assert 0 < host_memory()["available"] <= host_memory()["total"]
+    assert 0 < memory.host_memory()["available"] <= memory.host_memory()["total"]
 
 
 NVML = """

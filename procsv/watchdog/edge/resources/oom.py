@@ -1,17 +1,12 @@
-"""Memory limits: detect kills by the kernel for lack of memory, and a trainer above its limit.
+"""Kills by the kernel for lack of memory, from the kernel's own counters.
 
-Used by event_loop.py.  Reads the kernel's own counters; decides nothing about restarts.  An exit by SIGKILL alone is no
-proof of anything: without a counter that rose, the sender is unknown.
+Used by post_mortem.py.  An exit by SIGKILL alone is no proof of anything: without a counter that rose, the sender is unknown.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import psutil
-
-from procsv.base.units import show_size
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -75,32 +70,3 @@ class KillCounters:
             if before is not None and now > before and not told:
                 told = f"killed by the kernel (oom_kill {before} -> {now} in {counter})"
         return told
-
-
-def tree_rss(pid: int) -> int:
-    """Resident bytes of a process and all that descends from it."""
-    total = 0
-    try:
-        process = psutil.Process(pid)
-        members = [process, *process.children(recursive=True)]
-    except (psutil.Error, OSError):
-        return 0
-    for member in members:
-        try:
-            total += member.memory_info().rss
-        except (psutil.Error, OSError):
-            continue
-    return total
-
-
-def host_memory() -> dict[str, int]:
-    """Bytes of the machine's memory: all of it, and what is to be had."""
-    memory = psutil.virtual_memory()
-    return {"total": memory.total, "available": memory.available}
-
-
-def over_limit(rss: int, limit: int) -> str:
-    """Why a trainer is to be restarted, or "" if it keeps to its limit (0: there is none)."""
-    if not limit or rss <= limit:
-        return ""
-    return f"it uses {show_size(rss)} of memory, and may use {show_size(limit)}"

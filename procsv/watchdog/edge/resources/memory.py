@@ -1,0 +1,66 @@
+"""Memory: the use of a process tree, and what is free on the machine or, if that is less, in the control group.
+
+Used by event_loop.py.  A limit that cannot be read is no limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import psutil
+
+from procsv.base.units import show_size
+
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+class MachineMemory:
+    """The watchdog's port to the memory of the machine."""
+
+    def tree_rss(self, pid: int) -> int:
+        """Resident bytes of a process and all that descends from it."""
+        total = 0
+        with contextlib.suppress(psutil.Error, OSError):
+            process = psutil.Process(pid)
+            for member in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.Error, OSError):
+                    total += member.memory_info().rss
+        return total
+
+    def room_for_standby(self, trainer_pid: int, limit: int) -> int:
+        """Free bytes; what the trainer may still use of its limit (0: it has none) counts as used."""
+        free = min([psutil.virtual_memory().available, *_free_in_groups()])
+        return free - (max(0, limit - self.tree_rss(trainer_pid)) if limit else 0)
+
+    def host_memory(self) -> dict[str, int]:
+        """Bytes of the machine's memory: all of it, and what is available."""
+        memory = psutil.virtual_memory()
+        return {"total": memory.total, "available": memory.available}
+
+
+def over_limit(rss: int, limit: int) -> str:
+    """Why a trainer is to be restarted, or "" if it keeps to its limit (0: there is none)."""
+    if not limit or rss <= limit:
+        return ""
+    return f"it uses {show_size(rss)} of memory, and may use {show_size(limit)}"
+
+
+def _free_in_groups() -> list[int]:
+    """Free bytes in our control group (version 2) and in each above it that has a limit."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        name = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
+        group = _GROUPS / name.lstrip("/")
+        for directory in (group, *group.parents):
+            if directory.is_relative_to(_GROUPS):
+                with contextlib.suppress(OSError, ValueError):  # "max" is no number, and the root has no such file
+                    found.append(_free_in(directory))
+    return found
+
+
+def _free_in(group: Path) -> int:
+    limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return limit - used + int(stat.get("inactive_file", 0))  # cached files make way
