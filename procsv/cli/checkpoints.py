@@ -49,7 +49,6 @@ def command(directory: str, verify: bool, as_json: bool) -> None:
 
 
 def show(inventory: dict[str, Any], verify: bool) -> None:
-    """The table for people."""
     from rich.console import Console
 
     console = Console(highlight=False)

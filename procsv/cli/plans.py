@@ -27,7 +27,6 @@ def make_plan(
 
 
 def read_plan(path: str) -> Plan:
-    """The plan in a TOML file."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:

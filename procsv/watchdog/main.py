@@ -22,7 +22,7 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
-from procsv.watchdog.core.events import Quit
+from procsv.watchdog.core.actions import Quit
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.acquire_run import Opened, Unwanted, open_run, remove_run

@@ -15,7 +15,8 @@ from procsv.ipc.messaging.messages import Durable
 from procsv.services.checkpoint.core.restore_choice import Restoring
 from procsv.services.summary.core import SummaryCore
 from procsv.watchdog.core import trainer
-from procsv.watchdog.core.events import Ended, KillTree
+from procsv.watchdog.core.actions import KillTree
+from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restart_policy import Cause, History
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.trainer import TrainerSupervisor

@@ -13,7 +13,8 @@ from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.shm.heartbeat import Heartbeat
-from procsv.watchdog.core.events import Ended, Promoted, Report, StandbySaid, StopAsked
+from procsv.watchdog.core.actions import Report
+from procsv.watchdog.core.events import Ended, Promoted, StandbySaid, StopAsked
 from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, Sockets
 
 

@@ -34,7 +34,8 @@ from procsv.ipc.messaging.messages import (
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.events import Action, Event, Journal, Promoted, Quit, Report, StandbySaid, StopAsked
+from procsv.watchdog.core.actions import Action, Journal, Quit, Report
+from procsv.watchdog.core.events import Event, Promoted, StandbySaid, StopAsked
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.event_loop import TICK_S, Reactor

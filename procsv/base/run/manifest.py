@@ -21,8 +21,6 @@ Reason = Literal["start", "periodic", "final", "crash", "preempt", "manual"]  # 
 
 
 class FileSum(msgspec.Struct, frozen=True):
-    """What one file must look like."""
-
     size: int  # bytes
     xxh3_128: str  # hex
 

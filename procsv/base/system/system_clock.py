@@ -6,8 +6,6 @@ import time
 
 
 class SystemClock:
-    """The machine's clocks."""
-
     def monotonic(self) -> float:
         return time.monotonic()
 

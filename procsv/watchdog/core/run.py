@@ -22,42 +22,8 @@ from procsv.base.grace import SERVICES_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.messages import (
-    Ack,
-    Durable,
-    Finish,
-    FlushDone,
-    Rejected,
-    SaveFailed,
-    ServiceLost,
-    TrainerExited,
-    Unwritable,
-)
-from procsv.watchdog.core.events import (
-    Action,
-    Ended,
-    Event,
-    Journal,
-    KillTree,
-    NotPromoted,
-    NotSpawned,
-    PreemptAsked,
-    Promoted,
-    Quit,
-    RecycleAsked,
-    Said,
-    Say,
-    ServiceReady,
-    Signal,
-    Spawn,
-    Spawned,
-    StandbySaid,
-    StopAsked,
-    Tell,
-    Ticked,
-    TreeGone,
-    WriteRun,
-)
+from procsv.ipc.messaging import messages
+from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.save_status import Saves
 from procsv.watchdog.core.service import ServiceState, ServiceSupervisor, supervise_service
@@ -72,7 +38,7 @@ class Core:
     def __init__(self, settings: Settings, first_incarnation: int, rng: Random, now_s: float) -> None:
         self.settings = settings
         self.started_s = now_s
-        self._out: list[Action] = []
+        self._out: list[actions.Action] = []
         self.standby = Standby(settings.launch.standby, self._out)
         self.tasks = {
             task: TrainerSupervisor(task, first_incarnation, settings, rng, now_s, self.standby, self._out)
@@ -104,50 +70,50 @@ class Core:
             return "stopping"
         return self.chief.life.state.word
 
-    def start(self, now_s: float) -> list[Action]:
+    def start(self, now_s: float) -> list[actions.Action]:
         """The first actions: the services, then the tasks."""
         for service in self.services.values():
-            self._out.append(Spawn(service.task, service.start(now_s)))
+            self._out.append(actions.Spawn(service.task, service.start(now_s)))
         for task in self.tasks.values():
             task.start(now_s)
         return self._take()
 
-    def handle(self, event: Event, now_s: float) -> list[Action]:
+    def handle(self, event: events.Event, now_s: float) -> list[actions.Action]:
         """What is to be done about `event`."""
         match event:
-            case Spawned():
+            case events.Spawned():
                 self._spawned(event)
-            case NotSpawned():
+            case events.NotSpawned():
                 self._not_spawned(event, now_s)
-            case Ended(task=name) if name in self.tasks:
+            case events.Ended(task=name) if name in self.tasks:
                 self._task_ended(self.tasks[name], event, now_s)
-            case Ended(task=name) if name == STANDBY:
+            case events.Ended(task=name) if name == STANDBY:
                 self.standby.died(event, now_s)
-            case Ended():
+            case events.Ended():
                 self._service_ended(event, now_s)
-            case TreeGone(name, incarnation):
+            case events.TreeGone(name, incarnation):
                 self.tasks[name].tree_gone(incarnation, now_s)
-            case Said(task=name) if name in self.tasks:
+            case events.Said(task=name) if name in self.tasks:
                 self.tasks[name].said(event, now_s)
-            case Said():
+            case events.Said():
                 self._service_said(event, now_s)
-            case ServiceReady(name, incarnation):
+            case events.ServiceReady(name, incarnation):
                 self.services[name].ready(incarnation)
-            case Ticked():
+            case events.Ticked():
                 self._ticked(event, now_s)
-            case StandbySaid():
+            case events.StandbySaid():
                 self.standby.said(event, now_s)
-            case Promoted():
+            case events.Promoted():
                 self._promoted(event, now_s)
-            case NotPromoted():
+            case events.NotPromoted():
                 self.standby.not_promoted(event, now_s)
                 self.tasks[event.task].not_promoted(now_s)
-            case StopAsked():
+            case events.StopAsked():
                 self._stop_asked(event, now_s)
-            case RecycleAsked(why, by_hand, name):
+            case events.RecycleAsked(why, by_hand, name):
                 for task in self._restartable(name):
                     task.recycle(why, by_hand, now_s)
-            case PreemptAsked(grace_s, source, name):
+            case events.PreemptAsked(grace_s, source, name):
                 for task in self._restartable(name):
                     task.preempt(grace_s, source, now_s)
         self._go_on(now_s)
@@ -163,10 +129,10 @@ class Core:
         ]
         return min((due for due in dues if due is not None), default=None)
 
-    def _take(self) -> list[Action]:
-        actions = list(self._out)
+    def _take(self) -> list[actions.Action]:
+        taken = list(self._out)
         self._out.clear()
-        return actions
+        return taken
 
     def _restartable(self, name: TaskId | None) -> list[TrainerSupervisor]:
         """The tasks that are meant (None: all) and may be ended to be started again."""
@@ -179,8 +145,8 @@ class Core:
         return [task for task in self.tasks.values() if not task.ends_run]
 
     # -- processes -----------------------------------------------------------------------------------------
-    def _spawned(self, event: Spawned) -> None:
-        self._out.append(Journal("spawned", event.task, event.incarnation, {"pid": event.pid}))
+    def _spawned(self, event: events.Spawned) -> None:
+        self._out.append(actions.Journal("spawned", event.task, event.incarnation, {"pid": event.pid}))
         if event.task in self.tasks:
             self.tasks[event.task].pid = event.pid
             return
@@ -189,35 +155,35 @@ class Core:
             return
         self.services[event.task].pid = event.pid
         if event.incarnation > 1:
-            self._out.append(Journal("service_restarted", event.task, event.incarnation, {"pid": event.pid}))
+            self._out.append(actions.Journal("service_restarted", event.task, event.incarnation, {"pid": event.pid}))
 
-    def _not_spawned(self, event: NotSpawned, now_s: float) -> None:
+    def _not_spawned(self, event: events.NotSpawned, now_s: float) -> None:
         if event.task in self.tasks:
             self.tasks[event.task].not_spawned(event.error, now_s)
         elif event.task == STANDBY:
             self.standby.not_spawned(event, now_s)
         else:
             text = f"cannot start the {event.task} service: {event.error}; trying again"
-            self._out.append(Say(text, is_bad=True))
+            self._out.append(actions.Say(text, is_bad=True))
             self.services[event.task].not_spawned(now_s)
 
-    def _promoted(self, event: Promoted, now_s: float) -> None:
+    def _promoted(self, event: events.Promoted, now_s: float) -> None:
         self.standby.promoted(event, now_s)
         fields = {"pid": event.pid, "standby": event.number}
-        self._out.append(Journal("promoted", event.task, event.incarnation, fields))
-        self._spawned(Spawned(event.task, event.incarnation, event.pid))
+        self._out.append(actions.Journal("promoted", event.task, event.incarnation, fields))
+        self._spawned(events.Spawned(event.task, event.incarnation, event.pid))
 
-    def _task_ended(self, task: TrainerSupervisor, event: Ended, now_s: float) -> None:
+    def _task_ended(self, task: TrainerSupervisor, event: events.Ended, now_s: float) -> None:
         """A standby that had not answered yet was no trainer, unless somebody had asked the trainer to end."""
         if self.standby.is_becoming(event.task, event.incarnation):
             if task.life.state is State.PENDING:
                 self.standby.died(event, now_s)
                 task.not_promoted(now_s)
                 return
-            self._promoted(Promoted(self.standby.number, event.task, event.incarnation, self.standby.pid), now_s)
+            self._promoted(events.Promoted(self.standby.number, event.task, event.incarnation, self.standby.pid), now_s)
         task.died(event, now_s)
 
-    def _service_ended(self, event: Ended, now_s: float) -> None:
+    def _service_ended(self, event: events.Ended, now_s: float) -> None:
         service = self.services[event.task]
         if event.incarnation != service.incarnation:
             return
@@ -227,14 +193,14 @@ class Core:
             self._told_ended = 0
         fields = service.exited_fields(event, service.cause(event))
         service.ended(event.exit, self._is_needed(service, now_s), now_s)
-        self._out.append(Journal("exited", event.task, event.incarnation, fields))
+        self._out.append(actions.Journal("exited", event.task, event.incarnation, fields))
         if service.state is ServiceState.LOST:
             why = f"{service.why_lost}; what it said: {event.log}"
-            self._out += [Tell(task, ServiceLost(service.task, why)) for task in self.tasks]
+            self._out += [actions.Tell(task, messages.ServiceLost(service.task, why)) for task in self.tasks]
             self._service_lost(service, why, now_s, event.last_lines)
         elif service.restart_s is not None:
             text = f"the {service.task} service ended ({event.exit}); starting it again, training goes on"
-            self._out.append(Say(text, is_bad=True))
+            self._out.append(actions.Say(text, is_bad=True))
 
     def _is_needed(self, service: ServiceSupervisor, now_s: float) -> bool:
         """Whether a service that has just died is started again."""
@@ -245,44 +211,46 @@ class Core:
         return now_s < self._end_s and not self._has_nothing_to_do(service)
 
     # -- news of the services ------------------------------------------------------------------------------
-    def _service_said(self, said: Said, now_s: float) -> None:
+    def _service_said(self, said: events.Said, now_s: float) -> None:
         service = self.services[said.task]
         if said.incarnation != service.incarnation:
             return
         match said.body:
-            case Durable() as news:
+            case messages.Durable() as news:
                 self._durable(news, service)
-            case SaveFailed() as news:
+            case messages.SaveFailed() as news:
                 self._out += self.saves.failed(news, service.incarnation, now_s)
-            case Unwritable() as news:
+            case messages.Unwritable() as news:
                 self._out += self.saves.unwritable(news, service.incarnation, self.chief.step)
-            case Rejected(path, why) as news:
+            case messages.Rejected(path, why) as news:
                 fields = {"path": path, "why": why}
-                self._out.append(Journal("checkpoint_rejected", service.task, service.incarnation, fields))
+                self._out.append(actions.Journal("checkpoint_rejected", service.task, service.incarnation, fields))
                 self.chief.rejected(news)
-            case FlushDone() as news:
+            case messages.FlushDone() as news:
                 self.settled_step = max(self.settled_step, news.step)
                 self._settled(news, said.answers, now_s)
-            case Ack():
+            case messages.Ack():
                 pass
             case body:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
 
-    def _durable(self, news: Durable, service: ServiceSupervisor) -> None:
+    def _durable(self, news: messages.Durable, service: ServiceSupervisor) -> None:
         if self.saves.is_news(news):
             service.history.worked()
             self._out += self.saves.durable(news, service.incarnation)
             for task in self.tasks.values():
                 task.durable(news)
 
-    def _settled(self, news: FlushDone, answers: TrainerExited | Finish | None, now_s: float) -> None:
-        if isinstance(answers, TrainerExited):
+    def _settled(
+        self, news: messages.FlushDone, answers: messages.TrainerExited | messages.Finish | None, now_s: float
+    ) -> None:
+        if isinstance(answers, messages.TrainerExited):
             self.chief.settled(news, answers, now_s)
         elif news.error and not self.chief.unsaved:
             self.chief.unsaved = news.error
 
     # -- time ----------------------------------------------------------------------------------------------
-    def _ticked(self, event: Ticked, now_s: float) -> None:
+    def _ticked(self, event: events.Ticked, now_s: float) -> None:
         for name, service in self.services.items():
             if (beat := event.beats.get(name)) is not None:
                 service.beat(beat)
@@ -298,19 +266,19 @@ class Core:
             task.tick(now_s)
         self.standby.tick(now_s, event.room_bytes)
 
-    def _stop_asked(self, event: StopAsked, now_s: float) -> None:
+    def _stop_asked(self, event: events.StopAsked, now_s: float) -> None:
         again = bool(self.stop_source)
         self.stop_source = self.stop_source or event.source
         if not again:
             self._stop_s = now_s
-            self._out.append(WriteRun())  # before any signal: nothing is started again from here on
+            self._out.append(actions.WriteRun())  # before any signal: nothing is started again from here on
             self._wake_services()
             if event.is_notice:
                 fields = {"grace": self.settings.launch.grace_s, "source": event.source}
-                self._out.append(Journal("preempt_notice", self.chief.task, self.chief.incarnation, fields))
+                self._out.append(actions.Journal("preempt_notice", self.chief.task, self.chief.incarnation, fields))
             if self._running_on():
                 how = "now" if event.now else f"at its next step, {show_duration(self.chief.stop_s)} at most"
-                self._out.append(Say(f"{event.source}: stopping the program {how}"))
+                self._out.append(actions.Say(f"{event.source}: stopping the program {how}"))
         if self._end_s is not None:  # it is over already; the services get no longer than a stop would give them
             self._end_s = min(self._end_s, self._services_end_s(now_s))
         elif event.now or not again:
@@ -325,13 +293,15 @@ class Core:
         """
         said = "\n".join(f"  {line}" for line in last_lines)
         if self.settings.observes or not service.spec.is_critical:
-            self._out.append(Say(f"{why}; it is not started again, the program goes on", is_bad=True, traceback=said))
+            self._out.append(
+                actions.Say(f"{why}; it is not started again, the program goes on", is_bad=True, traceback=said)
+            )
             return
         self.failure = self.failure or why
-        self._out.append(Say(f"giving up: {why}", is_bad=True, traceback=said))
+        self._out.append(actions.Say(f"giving up: {why}", is_bad=True, traceback=said))
         if not self.is_ending:
             self.stop_source, self._stop_s = "a lost service", now_s
-            self._out.append(WriteRun())
+            self._out.append(actions.WriteRun())
             for task in self._running_on():
                 task.stop(service is self._keeper and task.life.state in BEFORE_ITS_STATE, why, now_s)
 
@@ -343,7 +313,7 @@ class Core:
             self.chief.unsettled = None
         elif ended is not None and self._keeper.is_up and self._told_ended != ended.incarnation:
             self._told_ended = ended.incarnation
-            self._out.append(Tell(self._keeper.task, ended))
+            self._out.append(actions.Tell(self._keeper.task, ended))
         running_on = self._running_on()
         is_over = self.chief.ends_run or any(task.gave_up for task in self.tasks.values())
         if is_over and running_on and not self.is_ending:
@@ -356,13 +326,13 @@ class Core:
             self._end(now_s)
         for service in self.services.values():
             if service.is_due(now_s):
-                self._out.append(Spawn(service.task, service.start(now_s)))
+                self._out.append(actions.Spawn(service.task, service.start(now_s)))
 
     def _end(self, now_s: float) -> None:
         """One more step of the end of the run."""
         if self._end_s is None:
             self._end_s = self._services_end_s(now_s) if self.stop_source else now_s + self._finish_s_max
-            self._out.append(WriteRun())
+            self._out.append(actions.WriteRun())
             self._wake_services()
         is_late = now_s >= self._end_s
         for service in self.services.values():
@@ -370,11 +340,11 @@ class Core:
                 continue
             if is_late or self._has_nothing_to_do(service):
                 if service.pid:
-                    self._out.append(KillTree(service.task, service.incarnation))
+                    self._out.append(actions.KillTree(service.task, service.incarnation))
                     service.kill("it was not done in time" if is_late else "it had nothing to do yet")
                 service.drop()
             elif service.state is ServiceState.SERVING and self._may_finish(service):
-                self._out.append(Tell(service.task, Finish()))
+                self._out.append(actions.Tell(service.task, messages.Finish()))
                 service.finish()
         is_hopeless = now_s >= self._end_s + TREE_S_MAX  # killed, and still there
         if is_hopeless or self._are_all_gone():
@@ -391,7 +361,7 @@ class Core:
         """One that is stopped (SIGSTOP) would not hear that the run ends; to any other SIGCONT says nothing."""
         for service in self.services.values():
             if service.pid:
-                self._out.append(Signal(service.task, service.incarnation, signal.SIGCONT))
+                self._out.append(actions.Signal(service.task, service.incarnation, signal.SIGCONT))
 
     def _are_all_gone(self) -> bool:
         return not self.standby.pid and all(service.is_over and not service.pid for service in self.services.values())
@@ -415,19 +385,19 @@ class Core:
         if why:
             self.exit_code = exit_codes.GAVE_UP
             if not any(task.gave_up for task in self.tasks.values()):
-                self._out.append(Journal("gave_up", task.task, task.incarnation, {"why": why}))
+                self._out.append(actions.Journal("gave_up", task.task, task.incarnation, {"why": why}))
                 if why != self.failure:
-                    self._out.append(Say(f"gave up: {why}", is_bad=True))
+                    self._out.append(actions.Say(f"gave up: {why}", is_bad=True))
         elif task.life.state is State.DONE:
             self.exit_code = exit_codes.DONE
             done = {"step": task.step, "goodput": goodput}
-            self._out.append(Journal("run_completed", task.task, task.incarnation, done))
+            self._out.append(actions.Journal("run_completed", task.task, task.incarnation, done))
         else:
             self.exit_code = exit_codes.RESUMABLE
             source = self.stop_source or "the program itself"
             stopped = {"step": task.step, "durable_step": task.durable_step, "source": source}
-            self._out.append(Journal("stopped", task.task, task.incarnation, stopped))
-        self._out.append(Quit(self.exit_code, keep_memory=bool(task.unsaved)))
+            self._out.append(actions.Journal("stopped", task.task, task.incarnation, stopped))
+        self._out.append(actions.Quit(self.exit_code, keep_memory=bool(task.unsaved)))
 
     def _why_failed(self) -> str:
         """Why the run ends with exit code 70; "" if it does not."""

@@ -14,7 +14,8 @@ from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP, Exit
 from procsv.base.service_table import ServiceSpec
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.events import AT_DISK, STOPPED, Action, Ended, KillTree
+from procsv.watchdog.core.actions import Action, KillTree
+from procsv.watchdog.core.events import AT_DISK, STOPPED, Ended
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.stack_parser import where_it_crashed

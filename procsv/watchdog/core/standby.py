@@ -3,12 +3,6 @@
 Used by core.py (its events and deadlines) and by trainer.py (whether the next trainer is there already).  Pure: a table from
 (state, event) to (state, actions), and beside it who waits for what.  A missing row is a bug and raises.
 
-    ABSENT       there is none; one is made once the trainer trains
-    IMPORTING    started; imports what the trainer had imported
-    WAITING      ready to become the trainer
-    PROMOTING    told to; has not answered yet
-    LEAVING      killed because nobody needs it
-
 A standby that dies costs nobody anything: the trainer's failures are not charged with it, and a start that was to come
 from it is made cold instead, at once.
 """
@@ -23,20 +17,7 @@ from procsv.base.errors import ProcsvBug
 from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.units import show_duration, show_size
 from procsv.ipc.messaging.standby_messages import Waiting
-from procsv.watchdog.core.events import (
-    Action,
-    Ended,
-    Journal,
-    KillTree,
-    NotPromoted,
-    NotSpawned,
-    Promote,
-    Promoted,
-    Say,
-    Spawn,
-    Spawned,
-    StandbySaid,
-)
+from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.restart_policy import Cause, find_cause
 
 ROOM_BYTES_MIN = 2**30  # free memory; a standby takes about half of it.  With less, none is made
@@ -48,11 +29,11 @@ DEATHS_SAID = 4  # within that time: then it is said
 
 
 class State(Enum):
-    ABSENT = auto()
-    IMPORTING = auto()
-    WAITING = auto()
-    PROMOTING = auto()
-    LEAVING = auto()
+    ABSENT = auto()  # one is made once the trainer trains
+    IMPORTING = auto()  # started; imports what the trainer had imported
+    WAITING = auto()  # ready to become the trainer
+    PROMOTING = auto()  # told to; has not answered yet
+    LEAVING = auto()  # killed because nobody needs it
 
     @property
     def word(self) -> str:
@@ -105,7 +86,7 @@ class Standby:
     """The standby of the run, through all its processes, which have numbers of their own.  `out` takes the actions."""
 
     mode: str  # off, warm or hot
-    out: list[Action]
+    out: list[actions.Action]
     state: State = State.ABSENT
     number: int = 0  # of the newest process; `incarnation` in the journal and in its log's name
     pid: int = 0
@@ -123,15 +104,15 @@ class Standby:
         """Whether the next trainer is there already."""
         return self.state is State.WAITING
 
-    def start_of(self, task: TaskId, incarnation: int, now_s: float) -> Action:
+    def start_of(self, task: TaskId, incarnation: int, now_s: float) -> actions.Action:
         """What starts a task: the standby's promotion, or a cold start."""
         if not self.is_ready:
             if self.mode == "hot":  # it runs the program as that trainer, and would be another one by now
                 self.unwanted(now_s, "the trainer was started without it")
-            return Spawn(task, incarnation)
+            return actions.Spawn(task, incarnation)
         self._becomes, self._late_s = (task, incarnation), now_s + PROMOTE_S_MAX
         self._handle(Event.TAKEN, now_s)
-        return Promote(self.number, task, incarnation)
+        return actions.Promote(self.number, task, incarnation)
 
     def is_becoming(self, task: TaskId, incarnation: int) -> bool:
         """Whether that process is a standby that has not answered yet."""
@@ -180,58 +161,60 @@ class Standby:
         if not self._is_short:
             self._is_short = True
             text = f"no standby: {show_size(room_bytes)} of memory are free, and it would take {show_size(ROOM_BYTES_MIN // 2)}"
-            self.out.append(Say(text))
+            self.out.append(actions.Say(text))
 
-    def spawned(self, event: Spawned) -> None:
+    def spawned(self, event: events.Spawned) -> None:
         self.pid = event.pid
 
-    def not_spawned(self, event: NotSpawned, now_s: float) -> None:
+    def not_spawned(self, event: events.NotSpawned, now_s: float) -> None:
         self._handle(Event.NOT_SPAWNED, now_s)
 
-    def said(self, said: StandbySaid, now_s: float) -> None:
+    def said(self, said: events.StandbySaid, now_s: float) -> None:
         if said.number == self.number and isinstance(said.word, Waiting) and self.state is not State.PROMOTING:
             self._handle(Event.IMPORTED, now_s)
             fields = {"pid": self.pid, "modules": said.word.modules, "seconds": said.word.seconds}
-            self.out.append(Journal("standby_ready", STANDBY, self.number, fields))
+            self.out.append(actions.Journal("standby_ready", STANDBY, self.number, fields))
 
-    def promoted(self, event: Promoted, now_s: float) -> None:
+    def promoted(self, event: events.Promoted, now_s: float) -> None:
         """It is the trainer, and no standby any more."""
         self.pid, self._late_s = 0, None
         self._handle(Event.BEGUN, now_s)
 
-    def not_promoted(self, event: NotPromoted, now_s: float) -> None:
+    def not_promoted(self, event: events.NotPromoted, now_s: float) -> None:
         """It could not be told; its process is as it was."""
         self._late_s = None
         self._why_killed = event.error
         self._handle(Event.NOT_SENT, now_s)
-        self.out.append(Say(f"the standby cannot become the trainer: {event.error}; a cold start instead", is_bad=True))
+        self.out.append(
+            actions.Say(f"the standby cannot become the trainer: {event.error}; a cold start instead", is_bad=True)
+        )
 
-    def died(self, ended: Ended, now_s: float) -> None:
+    def died(self, ended: events.Ended, now_s: float) -> None:
         """Its process is dead, as a standby or on its way to be the trainer."""
         was, cause = self.state, self._cause(ended)
         fields = {"pid": self.pid, "code": ended.exit.code, "signal": ended.exit.signal_name}
         fields |= {"cause": cause.word, "step": -1, "evidence": cause.evidence}
-        self.out.append(Journal("exited", STANDBY, self.number, fields))
+        self.out.append(actions.Journal("exited", STANDBY, self.number, fields))
         self.pid, self._late_s = 0, None
         self._handle(Event.DIED, now_s)
         if was is State.PROMOTING:
             text = f"the standby ended ({ended.exit}) when it was to become the trainer: a cold start instead"
-            self.out.append(Say(text, is_bad=True))
+            self.out.append(actions.Say(text, is_bad=True))
         elif self.mode == "hot" and was is State.IMPORTING and ended.exit.code is not None:
             self.mode = "warm"
             text = (
                 f"no hot standby: the program ended ({ended.exit}) before its session, see procsv/logs/"
                 f"standby.{self.number}.log; a warm one instead"
             )
-            self.out.append(Say(text, is_bad=True))
+            self.out.append(actions.Say(text, is_bad=True))
         elif was is not State.LEAVING and len(self._deaths_s) == DEATHS_SAID:
             text = (
                 f"the standby ends again and again ({cause.evidence}), see procsv/logs/standby.{self.number}.log; "
                 "training goes on without it for a while"
             )
-            self.out.append(Say(text, is_bad=True))
+            self.out.append(actions.Say(text, is_bad=True))
 
-    def _cause(self, ended: Ended) -> Cause:
+    def _cause(self, ended: events.Ended) -> Cause:
         return find_cause(ended.exit, None, stop_asked=False, we_killed=self._why_killed)
 
     # -- what follows --------------------------------------------------------------------------------------
@@ -239,16 +222,16 @@ class Standby:
         row = TRANSITIONS.get((self.state, event))
         if row is None:
             raise ProcsvBug(f"standby {self.number}: {event.name} in {self.state.name}")
-        self.state, actions = row
-        for action in actions:
+        self.state, todo = row
+        for action in todo:
             match action:
                 case StandbyAction.SPAWN:
                     self.number += 1
                     self._why_killed = ""
-                    self.out.append(Spawn(STANDBY, self.number, self.mode))
+                    self.out.append(actions.Spawn(STANDBY, self.number, self.mode))
                 case StandbyAction.KILL:
                     task, number = self._becomes if event is Event.LATE else (STANDBY, self.number)
-                    self.out.append(KillTree(task, number))
+                    self.out.append(actions.KillTree(task, number))
                 case StandbyAction.COUNT:
                     self._count(now_s)
 

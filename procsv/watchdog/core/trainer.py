@@ -18,33 +18,11 @@ from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP, LastExit, LastWords
 from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.messages import (
-    Ack,
-    Durable,
-    FirstStepDone,
-    FlushDone,
-    Hello,
-    Loaded,
-    Note,
-    Rejected,
-    StopTraining,
-    TrainerExited,
-)
+from procsv.ipc.messaging import messages
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core import wording
-from procsv.watchdog.core.events import (
-    Action,
-    ClearTree,
-    Ended,
-    Journal,
-    KillTree,
-    Report,
-    Said,
-    Say,
-    Signal,
-    Tell,
-    WriteRun,
-)
+from procsv.watchdog.core.actions import Action, ClearTree, Journal, KillTree, Report, Say, Signal, Tell, WriteRun
+from procsv.watchdog.core.events import Ended, Said
 from procsv.watchdog.core.goodput import Goodput
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
@@ -104,7 +82,7 @@ class TrainerSupervisor:
         self.was_connected = False  # one of this launch has introduced itself: it may have left something to save
         self.ends_run = False
         self.gave_up = ""  # why
-        self.unsettled: TrainerExited | None = None  # what the checkpoint service has still to answer
+        self.unsettled: messages.TrainerExited | None = None  # what the checkpoint service has still to answer
         self.unsaved = ""  # why the newest state of the last trainer is not on disk
         self.restart_s: float | None = None  # monotonic time of the next start
         self._keeps_state = task == settings.tasks[0]  # of the others nothing is saved
@@ -164,23 +142,23 @@ class TrainerSupervisor:
         if said.incarnation != self.incarnation or not self.pid:
             return
         match said.body:
-            case Hello():
+            case messages.Hello():
                 self.was_connected = True
                 self._handle(LifecycleEvent.HELLO, now_s)
-            case FirstStepDone() as recovered:
+            case messages.FirstStepDone() as recovered:
                 self._recovered(recovered, now_s)
-            case Loaded():
+            case messages.Loaded():
                 self._standby.wanted()
-            case Note("preempt_notice") if self._stop_is_told:
+            case messages.Note("preempt_notice") if self._stop_is_told:
                 pass  # the signal that it has heard was ours
-            case Note(event, fields):
+            case messages.Note(event, fields):
                 self._out.append(Journal(event, self.task, self.incarnation, dict(fields)))
-            case Ack():
+            case messages.Ack():
                 pass
             case body:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
 
-    def _recovered(self, recovered: FirstStepDone, now_s: float) -> None:
+    def _recovered(self, recovered: messages.FirstStepDone, now_s: float) -> None:
         self.step = self._own_step = max(self._own_step, recovered.step)
         if recovered.source == "checkpoint":
             self.durable_step = recovered.restored_step
@@ -222,7 +200,7 @@ class TrainerSupervisor:
         self.hanging.end()
         self._death_s, self.pid, self._last_death = now_s, 0, ended
         clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
-        self.unsettled = TrainerExited(self.incarnation, clean, task=self.task) if self._keeps_state else None
+        self.unsettled = messages.TrainerExited(self.incarnation, clean, task=self.task) if self._keeps_state else None
         self._handle(_DEATHS.get(kind, LifecycleEvent.CRASHED), now_s, f"{ended.exit} at step {self._own_step}")
 
     def tree_gone(self, incarnation: int, now_s: float) -> None:
@@ -230,15 +208,15 @@ class TrainerSupervisor:
             self._tree_is_gone, self._killed_s = True, None
             self._handle(LifecycleEvent.TREE_GONE, now_s)
 
-    def durable(self, news: Durable) -> None:
+    def durable(self, news: messages.Durable) -> None:
         if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # else a later state was there already
             self.durable_step = news.step
         self.history.durable(news.step)
 
-    def rejected(self, news: Rejected) -> None:
+    def rejected(self, news: messages.Rejected) -> None:
         self._out.append(Say(f"{news.path} is invalid, skipping: {news.why}", is_bad=True))
 
-    def settled(self, news: FlushDone, of: TrainerExited | None, now_s: float) -> None:
+    def settled(self, news: messages.FlushDone, of: messages.TrainerExited | None, now_s: float) -> None:
         """What the dead trainer left is on disk, or cannot be."""
         if self.unsettled is None or of is None or of.incarnation != self.unsettled.incarnation:
             return
@@ -398,7 +376,7 @@ class TrainerSupervisor:
 
     def _tell_stop(self, now_s: float) -> None:
         self.hanging.end()
-        self._out.append(Tell(self.task, StopTraining(self.stop_s, self._stop_reason)))
+        self._out.append(Tell(self.task, messages.StopTraining(self.stop_s, self._stop_reason)))
         if not self._stop_is_told:
             self._stop_is_told = True
             self._kill_at_s = now_s + self.stop_s
@@ -433,7 +411,7 @@ class TrainerSupervisor:
         """What resumed from that state crashed again and again: the next trainer gets the one before."""
         step = self._resumed_step
         assert self.unsettled is not None, "weighed, and nothing to settle"
-        self.unsettled = TrainerExited(self.incarnation, False, step, self.task)
+        self.unsettled = messages.TrainerExited(self.incarnation, False, step, self.task)
         suspected = Journal("state_suspected", self.task, self.incarnation, {"step": step})
         self._out += [Say(wording.going_back(step), is_bad=True), suspected]
 

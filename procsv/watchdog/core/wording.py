@@ -6,7 +6,7 @@ from procsv.base.identity import TaskId
 from procsv.base.outcome import LastExit
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import FirstStepDone
-from procsv.watchdog.core.events import Journal, Say
+from procsv.watchdog.core.actions import Journal, Say
 
 _VERBS = {
     "killed": "was killed by",
@@ -23,7 +23,6 @@ def sentence(cause: str, evidence: str, step: int) -> str:
 
 
 def where_from(memory_step: int, durable_step: int) -> str:
-    """What the next trainer goes on from."""
     step = max(memory_step, durable_step)
     if step < 0:
         return "from the beginning"
@@ -31,12 +30,10 @@ def where_from(memory_step: int, durable_step: int) -> str:
 
 
 def going_back(step: int) -> str:
-    """The state of `step` is suspect."""
     return f"what resumed from step {step} has crashed again and again: going back to the checkpoint before it"
 
 
 def gave_up(why: str, last: LastExit | None) -> str:
-    """The end of a run that is given up."""
     told = f"gave up: {why}"
     return told if last is None else f"{told}. The last time: {sentence(last.cause, last.evidence, last.step)}"
 
@@ -58,7 +55,6 @@ def restarting_fields(delay_s: float, lost_steps: int, why: str) -> dict[str, st
 
 
 def starting_again(delay_s: float, memory_step: int, durable_step: int) -> str:
-    """What happens next, after a death."""
     when = f"in {show_duration(delay_s)}" if delay_s else "at once"
     return f"starting it again {when}, {where_from(memory_step, durable_step)}"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import sys
 import threading
 from pathlib import Path
 
@@ -118,9 +117,3 @@ class Console:
                 threading.Event().wait(0.02)
             except OSError:  # closed: the log file has it all
                 self._broken.add(fd)
-
-
-def complain(text: str) -> None:
-    """One line before there is a console, or without one."""
-    with contextlib.suppress(OSError, ValueError):
-        print(f"procsv: {text}", file=sys.stderr, flush=True)

@@ -17,7 +17,8 @@ from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
 from procsv.ipc.messaging.messages import Message, RunMetrics
 from procsv.ipc.shm.heartbeat import Heartbeat
-from procsv.watchdog.core.events import Ended, Promoted, Report, StandbySaid, StopAsked
+from procsv.watchdog.core.actions import Report
+from procsv.watchdog.core.events import Ended, Promoted, StandbySaid, StopAsked
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,6 @@ class EventHook:
 
     @staticmethod
     def of(start: Start, console: Console, environment: Mapping[str, str]) -> EventHook:
-        """As `procsv launch` was told."""
         known = {"PROCSV_LOGDIR": start.logdir, "PROCSV_RUN": start.run}
         log, told = start.paths.logs / "on-event.log", start.settings
         return EventHook(told.on_event, log, {**environment, **known}, lambda t: console.say(t, True), told.on_event_s)

@@ -13,44 +13,9 @@ import msgspec
 from procsv.base.identity import COMMAND_LINE, STANDBY, WATCHDOG, TaskId
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
+from procsv.ipc.messaging import messages
 from procsv.ipc.messaging.endpoint import ClientEndpoint, Received
-from procsv.ipc.messaging.messages import (
-    CannotRestart,
-    Finish,
-    FlushDone,
-    Hello,
-    Message,
-    RestartTrainer,
-    Status,
-    StatusRequest,
-    StopRun,
-    TrainerExited,
-)
-from procsv.watchdog.core.events import (
-    Action,
-    ClearTree,
-    Event,
-    Journal,
-    KillTree,
-    NotPromoted,
-    NotSpawned,
-    PreemptAsked,
-    Promote,
-    Quit,
-    RecycleAsked,
-    Report,
-    Said,
-    Say,
-    ServiceReady,
-    Signal,
-    Spawn,
-    Spawned,
-    StopAsked,
-    Tell,
-    Ticked,
-    TreeGone,
-    WriteRun,
-)
+from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.edge.environment import Dead, Environment, FaultReach
@@ -75,18 +40,18 @@ class Reactor:
         self._clock, self._processes = environment.clock, environment.processes
         self._sockets, self._heartbeats = environment.sockets, environment.heartbeats
         self._paths = facts.start.paths
-        self._asked: dict[TaskId, dict[int, Message]] = {
+        self._asked: dict[TaskId, dict[int, messages.Message]] = {
             task: {} for task in core.services
         }  # what FlushDone will answer
         self._clearing: dict[TaskId, int] = {}  # the incarnations whose trees are being cleared
-        self._quit: Quit | None = None
+        self._quit: actions.Quit | None = None
         self._quit_s = 0.0
         self._tick_s = self._run_json_s = self._clock.monotonic()
         self._socket_s = self._tick_s + SOCKET_S
         self._injector = environment.make_injector(FaultReach(self._tell, self._journal, self._preempt))
 
     # -- the loop ------------------------------------------------------------------------------------------
-    def run(self) -> Quit:
+    def run(self) -> actions.Quit:
         """Runs the run to its end; how it is to be left."""
         self.start()
         while (quit := self.result) is None:
@@ -113,7 +78,7 @@ class Reactor:
         self._injector.tick(self._clock.monotonic(), self._core.chief.step)
 
     @property
-    def result(self) -> Quit | None:
+    def result(self) -> actions.Quit | None:
         """How the run is to be left, once it is over and nothing remains to be done."""
         return None if self._quit is None or self._has_remains() else self._quit
 
@@ -132,7 +97,7 @@ class Reactor:
             dues.append(now_s + CLEAR_S)
         return max(WAIT_S_MIN, min(dues) - now_s)
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         self._perform(self._core.handle(event, self._clock.monotonic()))
 
     def _tick(self) -> None:
@@ -157,14 +122,14 @@ class Reactor:
             if self._sockets.restore_server():
                 self._env.console.say("something deleted the control socket; made it again", is_bad=True)
 
-    def _reading(self) -> Ticked:
+    def _reading(self) -> events.Ticked:
         """The heartbeats and the memory as they are now."""
         core, room = self._core, None
         if core.standby.is_due(self._clock.monotonic()):
             room = self._env.resources.room_for_standby(core.chief.pid, core.settings.launch.memory_limit)
         doing = {task: self._processes.doing(task) for task, service in core.services.items() if service.is_quiet}
         stopped = frozenset(task for task in core.tasks if self._processes.is_stopped(task))
-        return Ticked(
+        return events.Ticked(
             self._heartbeats.read(), self._env.post_mortem.snapshot_step(core.chief.task), stopped, room, doing
         )
 
@@ -173,7 +138,7 @@ class Reactor:
         for name, task in self._core.tasks.items():
             used = self._env.resources.tree_rss(task.pid) if limit and task.life.state is State.RUNNING else 0
             if why := over_limit(used, limit):
-                self.handle(RecycleAsked(why, False, name))
+                self.handle(events.RecycleAsked(why, False, name))
 
     # -- processes -----------------------------------------------------------------------------------------
     def _process_ended(self, dead: Dead) -> None:
@@ -190,7 +155,7 @@ class Reactor:
         for task, incarnation in list(self._clearing.items()):
             if self._processes.clear_tree(task):
                 del self._clearing[task]
-                self.handle(TreeGone(task, incarnation))
+                self.handle(events.TreeGone(task, incarnation))
 
     def _spawn(self, task: TaskId, incarnation: int, standby: str) -> None:
         if task != STANDBY:
@@ -199,10 +164,10 @@ class Reactor:
             pid = self._processes.spawn(task, incarnation, standby)
         except OSError as error:
             self._heartbeats.drop(task)
-            self.handle(NotSpawned(task, incarnation, str(error)))
+            self.handle(events.NotSpawned(task, incarnation, str(error)))
             return
         self._show_log(task, incarnation)
-        self.handle(Spawned(task, incarnation, pid))
+        self.handle(events.Spawned(task, incarnation, pid))
 
     def _promote(self, number: int, task: TaskId, incarnation: int) -> None:
         self._heartbeats.follow(task, incarnation)
@@ -210,7 +175,7 @@ class Reactor:
             self._env.standby.promote(number, task, incarnation)
         except OSError as error:
             self._heartbeats.drop(task)
-            self.handle(NotPromoted(number, task, incarnation, str(error)))
+            self.handle(events.NotPromoted(number, task, incarnation, str(error)))
             return
         self._show_log(task, incarnation)
 
@@ -232,39 +197,41 @@ class Reactor:
 
     def _greet(self, client: ClientEndpoint) -> None:
         if client.tick():
-            client.send_reliable(Hello(self._facts.watchdog.pid))
+            client.send_reliable(messages.Hello(self._facts.watchdog.pid))
 
     def _heard_at_control(self, received: Received) -> None:
         match received.body:
-            case StatusRequest():
+            case messages.StatusRequest():
                 self.handle(self._reading())
-                self._sockets.server.send(received.who, Status(msgspec.json.encode(self._status())), re=received.seq)
-            case RestartTrainer() if self._core.settings.observes:
-                self._sockets.server.send(received.who, CannotRestart(), re=received.seq)
-            case RestartTrainer():
-                self.handle(RecycleAsked("procsv restart", by_hand=True))
+                self._sockets.server.send(
+                    received.who, messages.Status(msgspec.json.encode(self._status())), re=received.seq
+                )
+            case messages.RestartTrainer() if self._core.settings.observes:
+                self._sockets.server.send(received.who, messages.CannotRestart(), re=received.seq)
+            case messages.RestartTrainer():
+                self.handle(events.RecycleAsked("procsv restart", by_hand=True))
                 self._sockets.server.acknowledge(received)
-            case StopRun(now):
-                self.handle(StopAsked("procsv stop", now))
+            case messages.StopRun(now):
+                self.handle(events.StopAsked("procsv stop", now))
                 self._sockets.server.acknowledge(received)  # what it asks for is written down by now
             case body:
                 if received.task in self._core.tasks:
-                    self.handle(Said(received.task, received.incarnation, body))
+                    self.handle(events.Said(received.task, received.incarnation, body))
                 self._sockets.server.acknowledge(received)
 
     def _heard_from_service(self, task: TaskId, client: ClientEndpoint, received: Received) -> None:
         answered = received.answers
-        if isinstance(answered, Hello):
-            self.handle(ServiceReady(task, received.incarnation))
+        if isinstance(answered, messages.Hello):
+            self.handle(events.ServiceReady(task, received.incarnation))
         asked = None
-        if isinstance(received.body, FlushDone):
+        if isinstance(received.body, messages.FlushDone):
             found = self._asked[task].pop(received.re, None)
-            asked = found if isinstance(found, TrainerExited | Finish) else None
-        self.handle(Said(task, received.incarnation, received.body, asked))
+            asked = found if isinstance(found, messages.TrainerExited | messages.Finish) else None
+        self.handle(events.Said(task, received.incarnation, received.body, asked))
         client.acknowledge(received)
 
-    def _tell(self, task: TaskId, body: Message) -> None:
-        if isinstance(body, Finish) and self._core.services[task].spec.takes_events:
+    def _tell(self, task: TaskId, body: messages.Message) -> None:
+        if isinstance(body, messages.Finish) and self._core.services[task].spec.takes_events:
             self._say_figures(math.inf)  # the last ones: after these it ends
         if task in self._core.tasks:
             self._sockets.server.broadcast(body, task)
@@ -272,7 +239,7 @@ class Reactor:
             self._asked[task][self._sockets.clients[task].send_reliable(body)] = body
 
     def _preempt(self, grace_s: float) -> None:
-        self.handle(PreemptAsked(grace_s, "a fault of the plan"))
+        self.handle(events.PreemptAsked(grace_s, "a fault of the plan"))
 
     def _say_figures(self, now_s: float) -> None:
         figures = self._env.records.metrics_due(now_s, self._core.chief.step)
@@ -281,36 +248,36 @@ class Reactor:
                 self._sockets.clients[task].send(figures)
 
     # -- what the core says --------------------------------------------------------------------------------
-    def _perform(self, actions: list[Action]) -> None:
+    def _perform(self, todo: list[actions.Action]) -> None:
         """Does it, in order; what a Spawn leads to is done before the action after it."""
-        for action in actions:
+        for action in todo:
             self._perform_one(action)
 
-    def _perform_one(self, action: Action) -> None:
+    def _perform_one(self, action: actions.Action) -> None:
         match action:
-            case Spawn(task, incarnation, standby):
+            case actions.Spawn(task, incarnation, standby):
                 self._spawn(task, incarnation, standby)
-            case Promote(number, task, incarnation):
+            case actions.Promote(number, task, incarnation):
                 self._promote(number, task, incarnation)
-            case Signal(task, incarnation, number):
+            case actions.Signal(task, incarnation, number):
                 failpoint("watchdog.mid_stop")
                 self._processes.signal(task, incarnation, number)
-            case KillTree(task, incarnation):
+            case actions.KillTree(task, incarnation):
                 self._processes.kill_tree(task, incarnation)
-            case ClearTree(task, incarnation):
+            case actions.ClearTree(task, incarnation):
                 self._clearing[task] = incarnation
                 self._look_at_tree()
-            case Tell(task, body):
+            case actions.Tell(task, body):
                 self._tell(task, body)
-            case Journal(event, task, incarnation, fields):
+            case actions.Journal(event, task, incarnation, fields):
                 self._journal(event, task, incarnation, fields)
-            case WriteRun():
+            case actions.WriteRun():
                 self._write_run()
-            case Report() as report:
+            case actions.Report() as report:
                 self._env.records.write_report(report, self._run_file())
-            case Say(text, is_bad, traceback):
+            case actions.Say(text, is_bad, traceback):
                 self._env.console.say(text, is_bad, traceback)
-            case Quit() as quit:
+            case actions.Quit() as quit:
                 self._quit, self._quit_s = quit, self._clock.monotonic()
             case _:
                 assert_never(action)

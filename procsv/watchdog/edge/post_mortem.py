@@ -68,7 +68,6 @@ class PostMortem:
             return NO_STEP
 
     def _last_words(self, task: TaskId, incarnation: int) -> LastWords | None:
-        """What its excepthook wrote of the exception that ended it."""
         try:
             return decode_json(self._paths.last_words(task, incarnation).read_bytes(), LastWords)
         except (OSError, msgspec.DecodeError):

@@ -47,8 +47,6 @@ class WriterLockHeld(OSError):
 
 @dataclass(slots=True)
 class Running:
-    """One process that was started."""
-
     task: TaskId
     incarnation: int
     child: Child | ObservedProgram

@@ -22,7 +22,7 @@ from procsv.base.run.paths import RunPaths
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.atomic_file import replace_file
 from procsv.ipc.messaging.messages import RunMetrics
-from procsv.watchdog.core.events import Report
+from procsv.watchdog.core.actions import Report
 from procsv.watchdog.edge.time_metrics import FigureBook
 
 LOG_LINES_SHOWN = 50
@@ -74,7 +74,6 @@ class RunRecords:
         self._try(lambda: write_run(self._paths.run_json, run, durable))
 
     def write_report(self, report: Report, run: RunFile) -> None:
-        """Both forms of a crash report."""
         ended, cause, words = report.ended, report.cause, report.ended.words or LastWords()
         log = self._paths.log(ended.task, ended.incarnation)
         crash = CrashReport(

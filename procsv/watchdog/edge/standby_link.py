@@ -24,7 +24,6 @@ class StandbyLink:
         self._number = 0  # of the standby that is to be a task
 
     def hear(self) -> list[StandbySaid | Promoted]:
-        """What it has said by now."""
         heard: list[StandbySaid | Promoted] = []
         for running in self._processes.running.values():
             try:

@@ -27,7 +27,6 @@ class Facts:
 
 
 def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
-    """The contents of run.json now."""
     start, task, is_over = facts.start, core.chief, core.exit_code is not None
     waits = task.restart_s is not None and not core.is_ending
     return RunFile(

@@ -15,15 +15,12 @@ _WORTH_A_POINT = frozenset({"ready", "exited", "run_completed", "stopped", "gave
 
 
 class FigureBook:
-    """The book of one logdir."""
-
     def __init__(self) -> None:
         self._book = Book(keeps_remarks=False)
         self._next_s = 0.0
         self._second = -1
 
     def enter(self, entry: dict[str, Any]) -> None:
-        """A line of the journal."""
         self._book.enter(entry)
         if entry.get("event") in _WORTH_A_POINT:
             self._next_s = 0.0

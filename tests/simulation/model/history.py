@@ -8,7 +8,8 @@ from typing import Any
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import Durable
-from procsv.watchdog.core.events import Action, Event
+from procsv.watchdog.core.actions import Action
+from procsv.watchdog.core.events import Event
 
 
 @dataclass(frozen=True, slots=True)

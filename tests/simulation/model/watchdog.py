@@ -17,7 +17,8 @@ from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import Durable, StatusRequest
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.core.events import Action, Event, PreemptAsked, Quit, RecycleAsked, StopAsked
+from procsv.watchdog.core.actions import Action, Quit
+from procsv.watchdog.core.events import Event, PreemptAsked, RecycleAsked, StopAsked
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.acquire_run import LEFTOVER_MARGIN_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from procsv.base.text import gist
 from procsv.ipc.messaging.messages import Durable, SaveFailed, Unwritable
-from procsv.watchdog.core.events import Action, Journal, Say
+from procsv.watchdog.core.actions import Action, Journal, Say
 from procsv.watchdog.core.save_status import REMEMBERED_MAX, Saves
 
 

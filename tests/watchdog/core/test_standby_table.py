@@ -11,7 +11,8 @@ from procsv.base.errors import ProcsvBug
 from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.watchdog.core.events import Action, NotSpawned
+from procsv.watchdog.core.actions import Action
+from procsv.watchdog.core.events import NotSpawned
 from procsv.watchdog.core.lifecycle import State as Life
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.standby import (

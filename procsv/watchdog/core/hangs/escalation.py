@@ -11,8 +11,8 @@ Used by trainer.py for the trainer, by service.py for a service.  Pure.  The lad
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit
@@ -20,23 +20,15 @@ from procsv.base.signals import DUMP_SIGNAL
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat
-from procsv.watchdog.core.events import Action, Journal, Say, Signal
+from procsv.watchdog.core.actions import Action, Journal, Say, Signal
+from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.stack_parser import where_it_stood
-from procsv.watchdog.core.hangs.trainer_liveness import Hang
+from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness
 
 ENDED_BY_US = (signal.SIGABRT, signal.SIGKILL, DUMP_SIGNAL)  # the last: before the bootstrap had armed faulthandler
 
 
-class LivenessT(Protocol):
-    """What judges a process: trainer_liveness.py a trainer, service_liveness.py a service."""
-
-    def begin(self, now_s: float) -> None: ...
-    def look(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None: ...
-    def hang(self, now_s: float) -> Hang | None: ...
-    def found(self, hang: Hang) -> None: ...
-
-
-L = TypeVar("L", bound=LivenessT)
+L = TypeVar("L", Liveness, ServiceLiveness)  # of a trainer, of a service
 
 
 @dataclass(slots=True)
@@ -52,7 +44,7 @@ class HangEscalation(Generic[L]):
     _found_s: float = 0.0
     _abort_s: float | None = None
     _kill_s: float | None = None
-    _watches: bool = field(default=False)
+    _watches: bool = False
 
     def begin(self, now_s: float) -> None:
         """A new process."""

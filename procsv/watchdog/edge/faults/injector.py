@@ -28,8 +28,6 @@ _SIGNALS = {"kill": signal.SIGKILL, "segfault": signal.SIGSEGV, "stop": signal.S
 
 
 class Injector:
-    """One launch's faults."""
-
     def __init__(self, plan: Plan, paths: RunPaths, processes: Processes, reach: FaultReach, now_s: float) -> None:
         self._paths, self._processes, self._reach = paths, processes, reach
         done = count_done(plan, read_journal(paths.journal))

@@ -1,0 +1,95 @@
+"""Actions that the watchdog's core decides on, and event_loop.py carries out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from procsv.base.identity import TaskId
+from procsv.ipc.messaging.messages import Message
+from procsv.watchdog.core.events import Ended
+from procsv.watchdog.core.restart_policy import Cause
+
+
+class Spawn(msgspec.Struct, frozen=True):
+    task: TaskId
+    incarnation: int
+    standby: str = ""  # of a standby: warm or hot
+
+
+class Promote(msgspec.Struct, frozen=True):
+    """Standby `number` is to be this task.  Answered by Promoted or NotPromoted, or it dies."""
+
+    number: int
+    task: TaskId
+    incarnation: int
+
+
+class Signal(msgspec.Struct, frozen=True):
+    """To that process alone."""
+
+    task: TaskId
+    incarnation: int
+    number: int
+
+
+class KillTree(msgspec.Struct, frozen=True):
+    """SIGKILL to the process, its group and all that descends from it."""
+
+    task: TaskId
+    incarnation: int
+
+
+class ClearTree(msgspec.Struct, frozen=True):
+    """The trainer is dead: kill what is left of its tree; TreeGone when the writer's lock is free."""
+
+    task: TaskId
+    incarnation: int
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Reliably, to the newest incarnation of `task`."""
+
+    task: TaskId
+    body: Message
+
+
+class Journal(msgspec.Struct, frozen=True):
+    event: str
+    task: TaskId
+    incarnation: int
+    fields: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class WriteRun(msgspec.Struct, frozen=True):
+    """run.json: the state has changed (a changed step is written at the reactor's own pace)."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A crash report is to be written."""
+
+    ended: Ended
+    cause: Cause
+    sentence: str  # the cause, for people
+    step: int
+    lost_steps: int
+    resume_step: int  # NO_STEP: from the beginning
+
+
+class Say(msgspec.Struct, frozen=True):
+    """One message to the terminal; `traceback` follows it as it is."""
+
+    text: str
+    is_bad: bool = False
+    traceback: str = ""
+
+
+class Quit(msgspec.Struct, frozen=True):
+    """The run is over: clear up and exit."""
+
+    exit_code: int
+    keep_memory: bool  # snapshots that could not be saved stay for the next launch
+
+
+Action = Spawn | Promote | Signal | KillTree | ClearTree | Tell | Journal | WriteRun | Report | Say | Quit
