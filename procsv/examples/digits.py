@@ -170,7 +170,7 @@ def train(sv: Any, sess: Any, network: Network, images: Images, test: Images, ar
         progress.show(step, f"loss {loss:.4f}")
         if args.step_ms:
             sv.coord.wait_for_stop(args.step_ms / 1000)
-    progress.end()
+    progress.end_line()
     return step
 
 

@@ -41,7 +41,7 @@ class Progress:
             print(line, flush=True)
             self._next_s = now_s + LINE_S
 
-    def end(self) -> None:
+    def end_line(self) -> None:
         """Leaves the terminal on a line of its own."""
         if self._width:
             print(flush=True)

@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
                 if args.step_ms:
                     sv.coord.wait_for_stop(args.step_ms / 1000)
             seconds = max(time.monotonic() - begin_s, 1e-9)
-            progress.end()
+            progress.end_line()
             held = check_values(sess, model)
             done = step - first_step
             print(

@@ -36,7 +36,7 @@ def take_account(
     """
     book = Book()
     for entry in entries:
-        book.enter(entry)
+        book.enter_event(entry)
     return book.close(until_s, step, is_running)
 
 
@@ -57,7 +57,7 @@ class Book:
         self._training: Training | None = None  # of the trainer that runs
         self._is_open = False  # a launch has begun and not ended
 
-    def enter(self, entry: Entry) -> None:
+    def enter_event(self, entry: Entry) -> None:
         self._heard_s = self._time_s
         event, now_s = entry.get("event", ""), self._correct(float(entry.get("time", 0.0)))
         if self._is_empty:
@@ -88,8 +88,8 @@ class Book:
         if self._is_open:  # the watchdog before was killed: the run went on until it was seen last
             seen_s = min(max(self._heard_s, float(entry.get("seen_until") or 0.0) + self._set_back_s), now_s)
             self._end_trainer(seen_s, None)
-            self._turn("stopped", seen_s)
-        self._turn("starting", self._asked_s(entry, now_s))
+            self._switch_to("stopped", seen_s)
+        self._switch_to("starting", self._asked_s(entry, now_s))
         self._is_open = True
         self._account.outcome = ""
         if entry.get("role") == "trainer":  # a Supervisor without a watchdog: nobody has started it
@@ -104,7 +104,7 @@ class Book:
         if not self._is_open:
             return
         self._end_trainer(now_s, entry.get("step"))
-        self._turn("stopped", now_s)
+        self._switch_to("stopped", now_s)
         self._account.outcome = {"run_completed": "completed", "gave_up": "gave up"}.get(event, "stopped")
         self._is_open = False
 
@@ -116,7 +116,7 @@ class Book:
             last.pid = entry.get("pid", last.pid)  # promoted: said already
             return
         self._end_trainer(now_s, None)
-        self._turn("starting", now_s)
+        self._switch_to("starting", now_s)
         self._account.incarnations.append(Incarnation(entry["incarnation"], entry.get("pid", 0), now_s))
 
     def _promoted(self, entry: Entry, now_s: float) -> None:
@@ -129,7 +129,7 @@ class Book:
         if last is None or last.end_s is not None or self._training is not None:
             return
         last.ready_s = now_s
-        self._turn("kept", now_s)  # the kind is known when it is over
+        self._switch_to("kept", now_s)  # the kind is known when it is over
         self._training = Training(last.number, now_s, entry.get("step", 0))
 
     def _recovered(self, entry: Entry, now_s: float) -> None:
@@ -165,7 +165,7 @@ class Book:
         if self._training is not None:
             self._training.last_step = max(entry.get("step", NO_STEP), self._training.first_step)
             self._end_training(now_s)
-        self._turn("down", now_s)
+        self._switch_to("down", now_s)
 
     def _session_recovered(self, entry: Entry, now_s: float) -> None:
         if (last := self._running(entry)) is None:
@@ -175,20 +175,20 @@ class Book:
         last.lost_steps += lost
         self._lose(restored_step, [])
         if self._training is None:
-            self._turn("kept", now_s)
+            self._switch_to("kept", now_s)
             self._training = Training(last.number, now_s, entry.get("at", restored_step))
 
     def _hangs(self, entry: Entry, now_s: float) -> None:
         since_s = now_s - float(entry.get("seconds") or 0.0)
         if self._training is None:
-            self._turn("stalled", max(self._since_s, since_s))
+            self._switch_to("stalled", max(self._since_s, since_s))
         else:
             self._stall(self._training, entry, since_s)
 
     def _stall(self, training: Training, entry: Entry, since_s: float) -> None:
         training.last_step = max(entry.get("step", NO_STEP), training.first_step)
         self._end_training(max(training.start_s, since_s))
-        self._turn("stalled", self._since_s)
+        self._switch_to("stalled", self._since_s)
 
     def _goes_on(self, entry: Entry, now_s: float) -> None:
         """What hung, and was not ended, makes progress again."""
@@ -196,9 +196,9 @@ class Book:
         if last is None or last.end_s is not None or self._kind != "stalled" or self._training is not None:
             return
         if last.ready_s is None:
-            self._turn("starting", now_s)
+            self._switch_to("starting", now_s)
             return
-        self._turn("kept", now_s)
+        self._switch_to("kept", now_s)
         self._training = Training(last.number, now_s, entry.get("step", 0))
 
     def _frozen(self, entry: Entry, now_s: float) -> None:
@@ -207,7 +207,7 @@ class Book:
         if training is None or last is None or last.number != entry.get("incarnation"):
             return
         self._stall(training, entry, now_s - float(entry.get("seconds") or 0.0))
-        self._turn("kept", now_s)
+        self._switch_to("kept", now_s)
         self._training = Training(last.number, now_s, training.last_step)
 
     def _exited(self, entry: Entry, now_s: float) -> None:
@@ -216,7 +216,7 @@ class Book:
         last.code, last.signal = entry.get("code"), entry.get("signal")
         last.cause, last.evidence = entry.get("cause", ""), entry.get("evidence", "")
         self._end_trainer(now_s, entry.get("step"))
-        self._turn("down", now_s)
+        self._switch_to("down", now_s)
 
     def _end_trainer(self, now_s: float, step: int | None) -> None:
         last = self._last()
@@ -249,7 +249,7 @@ class Book:
         is_its_own = last is not None and last.end_s is None and last.number == entry.get("incarnation")
         return last if is_its_own else None
 
-    def _turn(self, kind: Kind, now_s: float) -> None:
+    def _switch_to(self, kind: Kind, now_s: float) -> None:
         """The time since the last turn was of the kind it was; from `now_s` on it is `kind`."""
         last = self._last()
         if now_s > self._since_s and self._training is None:
@@ -296,7 +296,7 @@ class Book:
             if last is not None:
                 last.last_step = self._trainings[-1].last_step
         else:
-            self._turn(self._kind, end_s)
+            self._switch_to(self._kind, end_s)
 
 
 _OF_TRAINER = {

@@ -75,7 +75,7 @@ def _open(start: Start, clock: Clock, signals: Signals, console: Console, observ
         if observed is not None and observed.wait(seconds):
             raise Unwanted("the program has ended")
         if signals.wait(seconds if observed is None else 0.0):
-            raise Unwanted(signals.take()[0].source)
+            raise Unwanted(signals.take_requests()[0].source)
 
     what = f"{'python' if start.observes else 'procsv launch'} {shlex.join((start.target, *start.args))}"
     us = Holder(start.observes or os.getpid(), what)

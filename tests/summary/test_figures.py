@@ -46,9 +46,9 @@ def test_figures_are_said_at_turns_of_the_run_and_once_a_minute() -> None:
     book = FigureBook()
     assert book.due(0.0, 1000.0, 5) is None, "nothing has happened"
     entry = {"time": 1000.0, "role": "watchdog", "incarnation": 1}
-    book.enter({**entry, "event": "run_started"})
-    book.enter({**entry, "event": "spawned", "role": "trainer"})
-    book.enter({**entry, "event": "ready", "role": "trainer", "time": 1010.0, "step": 1})
+    book.enter_event({**entry, "event": "run_started"})
+    book.enter_event({**entry, "event": "spawned", "role": "trainer"})
+    book.enter_event({**entry, "event": "ready", "role": "trainer", "time": 1010.0, "step": 1})
     said = book.due(1.0, 1040.0, 61)
     assert said is not None
     assert {f"procsv/seconds/{kind}" for kind in KINDS} < set(said.values)
@@ -56,7 +56,7 @@ def test_figures_are_said_at_turns_of_the_run_and_once_a_minute() -> None:
     assert said.values["procsv/goodput"] == pytest.approx(0.75)
     assert book.due(2.0, 1041.0, 62) is None
     assert book.due(1.0 + EVERY_S, 1100.0, 99) is not None
-    book.enter({**entry, "event": "exited", "role": "trainer", "time": 1101.0, "step": 99, "cause": "killed"})
+    book.enter_event({**entry, "event": "exited", "role": "trainer", "time": 1101.0, "step": 99, "cause": "killed"})
     after = book.due(2.0 + EVERY_S, 1102.0, 99)
     assert after is not None
     assert after.values["procsv/failures"] == 1

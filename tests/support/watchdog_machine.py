@@ -100,7 +100,7 @@ class MachineInMemory(Generic[ChildT]):
         words, self.standby_words = self.standby_words, []
         return words
 
-    def take(self) -> list[StopAsked]:
+    def take_requests(self) -> list[StopAsked]:
         asked, self.asked = self.asked, []
         return asked
 
@@ -121,7 +121,9 @@ class MachineInMemory(Generic[ChildT]):
     def _nothing(self, *_: object, **__: object) -> None:
         """No files, no terminal, no commands, no plan of faults."""
 
-    reap_strays = follow = clear = offer = tick = close = next_due_s = metrics_due = _nothing
+    reap_strays = follow = clear = offer_event = run_commands = inject_due_faults = close = next_due_s = metrics_due = (
+        _nothing
+    )
 
     def say(self, text: str, is_bad: bool = False, traceback: str = "") -> None: ...
     def write_run(self, run: RunFile, durable: bool) -> None: ...

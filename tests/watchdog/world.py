@@ -197,9 +197,9 @@ class World(MachineInMemory[Process]):
 
     def _turn(self) -> None:
         """The event loop comes round until it has heard everything."""
-        self.reactor.turn()
+        self.reactor.run_once()
         while self.quit is None and (self.dead or self.asked or self.standby_words or self._sockets.has_news):
-            self.reactor.turn()
+            self.reactor.run_once()
 
     def _hear(self, task: TaskId, body: Body, re: int = 0, answers: Message | None = None) -> None:
         """A process that is alive has said this."""

@@ -39,7 +39,7 @@ def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def _take(fd: int) -> bool:
+def _lock_exclusively(fd: int) -> bool:
     """Locks `fd` exclusively; False if somebody holds it so.  Who only looks (`is_held`) is in the way for an instant."""
     pause = threading.Event()
     for tries in range(YIELDS_MAX + PAUSES_MAX):
@@ -69,7 +69,7 @@ class FileLock:
         """
         while True:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if not _take(fd):
+            if not _lock_exclusively(fd):
                 os.close(fd)
                 return False
             # The holder before us unlinks the file as it lets go: what we locked must still be what is there.

@@ -16,10 +16,10 @@ class Goodput:
     _ready_s: float | None = None  # when the trainer that now runs had ended its first step
     _first_step: int = 0
 
-    def ready(self, ended_s: float, step: int) -> None:
+    def start_training(self, ended_s: float, step: int) -> None:
         self._ready_s, self._first_step = ended_s, step
 
-    def ended(self, now_s: float, last_step: int, resume_step: int) -> None:
+    def end_training(self, now_s: float, last_step: int, resume_step: int) -> None:
         """The trainer is dead; steps after `resume_step` will be made again."""
         if self._ready_s is None:
             return

@@ -76,7 +76,7 @@ class Core:
             self._out.append(actions.Spawn(service.task, service.start(now_s)))
         for task in self.tasks.values():
             task.start(now_s)
-        return self._take()
+        return self._take_actions()
 
     def handle(self, event: events.Event, now_s: float) -> list[actions.Action]:
         """What is to be done about `event`."""
@@ -117,7 +117,7 @@ class Core:
                 for task in self._restartable(name):
                     task.preempt(grace_s, source, now_s)
         self._go_on(now_s)
-        return self._take()
+        return self._take_actions()
 
     def next_due_s(self) -> float | None:
         """When a Ticked will have something to do, whatever else happens."""
@@ -129,7 +129,7 @@ class Core:
         ]
         return min((due for due in dues if due is not None), default=None)
 
-    def _take(self) -> list[actions.Action]:
+    def _take_actions(self) -> list[actions.Action]:
         taken = list(self._out)
         self._out.clear()
         return taken
@@ -263,8 +263,8 @@ class Core:
         for name, service in self.services.items():
             service.watch(event.beats.get(name), event.doing.get(name, ""), now_s)
         for task in self.tasks.values():
-            task.tick(now_s)
-        self.standby.tick(now_s, event.room_bytes)
+            task.check_deadlines(now_s)
+        self.standby.check_deadlines(now_s, event.room_bytes)
 
     def _stop_asked(self, event: events.StopAsked, now_s: float) -> None:
         again = bool(self.stop_source)
@@ -323,12 +323,12 @@ class Core:
         if self.is_ending or is_over:
             self.standby.unwanted(now_s, "the run ends")
         if not running_on and self.exit_code is None:
-            self._end(now_s)
+            self._end_run(now_s)
         for service in self.services.values():
             if service.is_due(now_s):
                 self._out.append(actions.Spawn(service.task, service.start(now_s)))
 
-    def _end(self, now_s: float) -> None:
+    def _end_run(self, now_s: float) -> None:
         """One more step of the end of the run."""
         if self._end_s is None:
             self._end_s = self._services_end_s(now_s) if self.stop_source else now_s + self._finish_s_max

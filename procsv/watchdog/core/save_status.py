@@ -1,6 +1,6 @@
 """Status of saving, from the checkpoint service's messages: for the journal, the terminal and `status`.
 
-Used by core.py.  Pure.  A failing save is tried again and again; it is journaled and said once for each change of what is
+Used by run.py.  Pure.  A failing save is tried again and again; it is journaled and said once for each change of what is
 wrong, and shown in `status` until a save succeeds.
 """
 

@@ -1,6 +1,6 @@
 """Keeps one service alive: when to start it, when it hangs, when its death counts, when it has finished.
 
-Used by core.py, one ServiceSupervisor a service.  Pure.
+Used by run.py, one ServiceSupervisor a service.  Pure.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ServiceSupervisor:
     def start(self, now_s: float) -> int:
         """A new process is asked for; its incarnation."""
         self.incarnation += 1
-        self.hanging.begin(now_s)
+        self.hanging.start_watch(now_s)
         self.state, self.restart_s = ServiceState.STARTING, None
         self._work, self._phase = 0, Phase.IDLE
         return self.incarnation
@@ -95,7 +95,7 @@ class ServiceSupervisor:
         if not self.pid:
             return
         if self.hanging.is_found(beat, doing == STOPPED, now_s, doing == AT_DISK):
-            self.hanging.begin_ladder(self.incarnation, now_s)
+            self.hanging.start_escalation(self.incarnation, now_s)
         if self.hanging.is_to_be_killed(self.incarnation, now_s):
             self.hanging.out.append(KillTree(self.task, self.incarnation))
 
@@ -152,7 +152,7 @@ class ServiceSupervisor:
     def ended(self, exit: Exit, needed: bool, now_s: float) -> None:
         """It is dead: wait for the next start, be over, or be lost."""
         was, self.pid = self.state, 0
-        self.hanging.end()
+        self.hanging.end_watch()
         if not needed or (was is ServiceState.FINISHING and exit.code == 0):
             self.state = ServiceState.ENDED
             return

@@ -1,6 +1,6 @@
 """The standby as the watchdog sees it: when to make one, when it becomes the trainer, what its death means.
 
-Used by core.py (its events and deadlines) and by trainer.py (whether the next trainer is there already).  Pure: a table from
+Used by run.py (its events and deadlines) and by trainer.py (whether the next trainer is there already).  Pure: a table from
 (state, event) to (state, actions), and beside it who waits for what.  A missing row is a bug and raises.
 
 A standby that dies costs nobody anything: the trainer's failures are not charged with it, and a start that was to come
@@ -138,12 +138,12 @@ class Standby:
         return self._is_wanted and self.state is State.ABSENT and now_s >= self._due_s
 
     def next_due_s(self) -> float | None:
-        """When `tick` will have something to do."""
+        """When `check_deadlines` will have something to do."""
         if self.state is State.PROMOTING:
             return self._late_s
         return self._due_s if self._is_wanted and self.state is State.ABSENT else None
 
-    def tick(self, now_s: float, room_bytes: int | None) -> None:
+    def check_deadlines(self, now_s: float, room_bytes: int | None) -> None:
         """`room_bytes`: free memory, if it was looked at."""
         if self._late_s is not None and now_s >= self._late_s and self.state is State.PROMOTING:
             self._late_s = None

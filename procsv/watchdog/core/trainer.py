@@ -1,6 +1,6 @@
 """One task of a run: a trainer, through all its incarnations, from its first start to its end.
 
-Used by core.py; a run has a list of tasks (today of one).  Feeds the lifecycle table and carries its actions out as
+Used by run.py; a run has a list of tasks (today of one).  Feeds the lifecycle table and carries its actions out as
 actions for the reactor.  Pure: time and facts are arguments, actions are appended to a list.
 """
 
@@ -166,7 +166,7 @@ class TrainerSupervisor:
         self.history.ready(recovered.restored_step)
         if self._reported_ready != self.incarnation:
             self._reported_ready = self.incarnation
-            self.goodput.ready(recovered.ended_s, recovered.step)
+            self.goodput.start_training(recovered.ended_s, recovered.step)
             fields = wording.recovered_fields(recovered, self._death_s)
             ready = Journal("ready", self.task, self.incarnation, {"step": recovered.step})
             self._out += [ready, Journal("recovered", self.task, self.incarnation, fields)]
@@ -190,14 +190,14 @@ class TrainerSupervisor:
         fields = {"pid": self.pid, **msgspec.structs.asdict(self.last_exit)}
         self._out.append(Journal("exited", self.task, self.incarnation, fields))
         kind = classify(ended.exit)
-        self.goodput.ended(now_s, self._own_step, self._own_step if kind is Kind.DONE else self.resume_step)
+        self.goodput.end_training(now_s, self._own_step, self._own_step if kind is Kind.DONE else self.resume_step)
         if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED:
             what = wording.sentence(cause.word, cause.evidence, self._own_step)
             sentence = f"{self.task} {self.incarnation} (pid {self.pid}) {what}"
             if not (self._observes and ended.words):  # of what it has printed itself, its terminal needs no more
                 self._out.append(Say(sentence, is_bad=True))
             self._out.append(Report(ended, cause, sentence, self._own_step, self.lost_steps, self.resume_step))
-        self.hanging.end()
+        self.hanging.end_watch()
         self._death_s, self.pid, self._last_death = now_s, 0, ended
         clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
         self.unsettled = messages.TrainerExited(self.incarnation, clean, task=self.task) if self._keeps_state else None
@@ -276,7 +276,7 @@ class TrainerSupervisor:
         self._out.append(Journal("frozen", self.task, self.incarnation, {"seconds": seconds, "step": self._own_step}))
         self._out.append(Say(f"the program goes on: a signal had stopped it for {show_duration(seconds)}"))
 
-    def tick(self, now_s: float) -> None:
+    def check_deadlines(self, now_s: float) -> None:
         if self.life.state is State.HUNG and self.hanging.is_to_be_killed(self.incarnation, now_s):
             self._do((LifecycleAction.KILL_TREE,), now_s)
         late = {State.STOPPING: LifecycleEvent.KILL_ASKED, State.RECYCLING: LifecycleEvent.RECYCLE_LATE}.get(
@@ -300,7 +300,7 @@ class TrainerSupervisor:
         return is_due and self._tree_is_gone and self.life.state is State.BACKOFF
 
     def next_due_s(self) -> float | None:
-        """When `tick` will have something to do."""
+        """When `check_deadlines` will have something to do."""
         restart_s = self.restart_s if self._tree_is_gone else None
         killed_s = None if self._killed_s is None else self._killed_s + TREE_S_MAX
         dues = (restart_s, self._kill_at_s, killed_s, self.hanging.next_due_s())
@@ -339,7 +339,7 @@ class TrainerSupervisor:
                 case LifecycleAction.SPAWN:
                     self._spawn(now_s)
                 case LifecycleAction.DUMP_STACKS:
-                    self.hanging.begin_ladder(self.incarnation, now_s)
+                    self.hanging.start_escalation(self.incarnation, now_s)
                 case LifecycleAction.REPORT_HANG:
                     self.hanging.report_hang(self.incarnation, now_s, "it was not started by procsv, and is left alone")
                 case LifecycleAction.REPORT_PROGRESS:
@@ -349,7 +349,7 @@ class TrainerSupervisor:
                 case LifecycleAction.KILL_TREE:
                     self._out.append(KillTree(self.task, self.incarnation))
                     self._killed_s, self._kill_at_s = now_s, None
-                    self.hanging.end()
+                    self.hanging.end_watch()
                 case LifecycleAction.CLEAN_UP:
                     self._tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
                     self._out.append(ClearTree(self.task, self.incarnation))
@@ -371,11 +371,11 @@ class TrainerSupervisor:
             self.restarts += 1
         self._we_killed, self._recycled, self._stop_is_told = "", "", False
         self._stop_reason, self._own_grace_s = "final", None
-        self.hanging.begin(now_s)
+        self.hanging.start_watch(now_s)
         self._out.append(self._standby.start_of(self.task, self.incarnation, now_s))
 
     def _tell_stop(self, now_s: float) -> None:
-        self.hanging.end()
+        self.hanging.end_watch()
         self._out.append(Tell(self.task, messages.StopTraining(self.stop_s, self._stop_reason)))
         if not self._stop_is_told:
             self._stop_is_told = True

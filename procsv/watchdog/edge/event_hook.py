@@ -71,16 +71,16 @@ class EventHook:
     def is_busy(self) -> bool:
         return bool(self._running or self._waiting)
 
-    def offer(self, entry: dict[str, Any], now_s: float) -> None:
+    def offer_event(self, entry: dict[str, Any], now_s: float) -> None:
         """An event, as it stands in the journal."""
         if not self._argv or not concerns(entry["event"], entry):
             return
         if len(self._waiting) == WAITING_MAX:
             self._complain("waits", f"too many events wait for --on-event {self._argv[0]}: the oldest are dropped")
         self._waiting.append((entry["event"], encode_json(entry) + b"\n"))
-        self.tick(now_s)
+        self.run_commands(now_s)
 
-    def tick(self, now_s: float) -> None:
+    def run_commands(self, now_s: float) -> None:
         """Buries those that are done, kills those that take too long, starts those that wait."""
         for command in list(self._running):
             if command.child.has_ended():

@@ -56,13 +56,13 @@ class Reactor:
         self.start()
         while (quit := self.result) is None:
             self._sockets.wait_for_news(self.pause_s())
-            self.turn()
+            self.run_once()
         return quit
 
     def start(self) -> None:
         self._perform(self._core.start(self._clock.monotonic()))
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """One round: hears all that has happened."""
         for (
             event
@@ -70,12 +70,12 @@ class Reactor:
             self.handle(event)
         for dead in self._processes.ended():
             self._process_ended(dead)
-        for asked in self._env.signals.take():
+        for asked in self._env.signals.take_requests():
             self.handle(asked)
         self._hear()
         self._look_at_tree()
-        self._tick()
-        self._injector.tick(self._clock.monotonic(), self._core.chief.step)
+        self._check_deadlines()
+        self._injector.inject_due_faults(self._clock.monotonic(), self._core.chief.step)
 
     @property
     def result(self) -> actions.Quit | None:
@@ -100,13 +100,13 @@ class Reactor:
     def handle(self, event: events.Event) -> None:
         self._perform(self._core.handle(event, self._clock.monotonic()))
 
-    def _tick(self) -> None:
+    def _check_deadlines(self) -> None:
         now_s = self._clock.monotonic()
         due_s = self._core.next_due_s()
         if now_s < self._tick_s and (due_s is None or now_s < due_s):
             return
         self._tick_s = now_s + TICK_S
-        self._env.event_hook.tick(now_s)
+        self._env.event_hook.run_commands(now_s)
         for client in self._sockets.clients.values():
             self._greet(client)
         self._sockets.server.tick()
@@ -287,7 +287,7 @@ class Reactor:
         if event == "restarting":
             failpoint("watchdog.back_off")
         entry = {"time": self._clock.wall(), "event": event, "role": str(task), "incarnation": incarnation, **fields}
-        self._env.event_hook.offer(entry, self._clock.monotonic())
+        self._env.event_hook.offer_event(entry, self._clock.monotonic())
 
     def _write_run(self) -> None:
         """Not fsynced: while a checkpoint goes to a busy disk, that would keep `status` and the dead waiting."""

@@ -112,7 +112,7 @@ class Processes:
             fds.append(lock.fd)
         try:
             failpoint("watchdog.before_exec")
-            warm = self.warm.take(str(task), start.text()) if self.warm is not None else None
+            warm = self.warm.take_process(str(task), start.text()) if self.warm is not None else None
             child = Child(warm) if warm else spawn(self.argv(start), env=environment, log=log, pass_fds=fds)
         except OSError:
             if line is not None:

@@ -60,11 +60,11 @@ class RunRecords:
         self._failing = ""
         self._figures = FigureBook()
         for entry in journal.read_journal(paths.journal):
-            self._figures.enter(entry)
+            self._figures.enter_event(entry)
         self._journal = journal.Journal(paths.journal, clock)
 
     def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
-        self._try(lambda: self._figures.enter(self._journal.append(event, task, incarnation, **fields)))
+        self._try(lambda: self._figures.enter_event(self._journal.append(event, task, incarnation, **fields)))
 
     def metrics_due(self, now_s: float, step: int) -> RunMetrics | None:
         """What became of the time so far, if it is time to say so."""

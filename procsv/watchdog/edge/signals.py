@@ -27,7 +27,7 @@ class Signals:
             signal.signal(number, _nothing)
         self._count = 0
 
-    def take(self) -> list[StopAsked]:
+    def take_requests(self) -> list[StopAsked]:
         """The signals that came since the last call.  The second that a person sends means: now."""
         try:
             data = os.read(self.fd, 64)

@@ -20,8 +20,8 @@ class FigureBook:
         self._next_s = 0.0
         self._second = -1
 
-    def enter(self, entry: dict[str, Any]) -> None:
-        self._book.enter(entry)
+    def enter_event(self, entry: dict[str, Any]) -> None:
+        self._book.enter_event(entry)
         if entry.get("event") in _WORTH_A_POINT:
             self._next_s = 0.0
 

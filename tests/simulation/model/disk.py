@@ -158,7 +158,7 @@ class SimDisk:
         self.files = dict(self.durable)
         self.version += 1
 
-    def spoil(self, path: str) -> None:
+    def corrupt_newest(self, path: str) -> None:
         """Bits flip."""
         node = self.files[path]
         node.content = node.synced = ("spoilt",)

@@ -196,7 +196,7 @@ def _spoil(run: Run, path: str) -> bool:
     if name not in run.world.disk.files or path in account.spoilt or path not in account.acknowledged:
         return False
     run.checker.account.spoilt.add(path)
-    run.world.disk.spoil(name)
+    run.world.disk.corrupt_newest(name)
     return True
 
 

@@ -87,7 +87,7 @@ class Watchdog(Process):
     def turn(self) -> None:
         if self.core is None and not self._open():
             return
-        self.reactor.turn()
+        self.reactor.run_once()
         self.quit = self.reactor.result
         if self.quit is not None:
             self._leave(self.quit)
@@ -172,6 +172,6 @@ class Preemptions:
     def next_due_s(self, now_s: float) -> None:
         """At once."""
 
-    def tick(self, now_s: float, step: int) -> None:
+    def inject_due_faults(self, now_s: float, step: int) -> None:
         while self.graces_s:
             self._reach.preempt(self.graces_s.pop(0))

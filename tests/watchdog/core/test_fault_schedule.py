@@ -7,7 +7,7 @@ import pytest
 from procsv.faults.plan import Plan
 from procsv.faults.plan_parser import parse_fault
 from procsv.watchdog.core.fault_schedule import Schedule
-from procsv.watchdog.edge.faults.corrupt_checkpoint import newest_files, spoil
+from procsv.watchdog.edge.faults.corrupt_checkpoint import corrupt_newest, newest_files
 
 
 def _schedule(*texts: str, done: list[int] | None = None, seed: int = 0) -> Schedule:
@@ -90,7 +90,7 @@ def logdir(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("how", ["flip", "truncate", "delete"])
 def test_only_the_newest_checkpoint_is_spoiled(logdir: Path, how: str) -> None:
     victim = logdir / "model.ckpt-10.data-00000-of-00001"
-    assert spoil(logdir, how) == victim
+    assert corrupt_newest(logdir, how) == victim
     if how == "delete":
         assert not victim.exists()
     elif how == "truncate":
@@ -103,4 +103,4 @@ def test_only_the_newest_checkpoint_is_spoiled(logdir: Path, how: str) -> None:
 
 def test_a_logdir_without_checkpoints_has_nothing_to_spoil(tmp_path: Path) -> None:
     assert newest_files(tmp_path) == []
-    assert spoil(tmp_path, "flip") is None
+    assert corrupt_newest(tmp_path, "flip") is None

@@ -133,7 +133,7 @@ class Watched:
 
     def __init__(self, launch: LaunchSettings | None = None) -> None:
         self.liveness, self.now_s = ServiceLiveness(launch or LaunchSettings()), 0.0
-        self.liveness.begin(0.0)
+        self.liveness.start_watch(0.0)
 
     def show(self, beat: Heartbeat | None, seconds: float, beats: bool = False, at_disk: bool = False) -> str:
         """For so long; `beats`: the loop comes round.  What is found wrong, and nothing if that is nothing."""
@@ -142,7 +142,7 @@ class Watched:
             self.now_s += 0.5
             if beats and beat is not None:
                 beat = replace(beat, beat_s=self.now_s)
-            self.liveness.look(beat, self.now_s, at_disk)
+            self.liveness.read_heartbeat(beat, self.now_s, at_disk)
             if (hang := self.liveness.hang(self.now_s)) is not None:
                 return hang.told
         return ""

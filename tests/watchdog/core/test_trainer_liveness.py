@@ -17,12 +17,12 @@ class Trainer:
     def __init__(self, launch: LaunchSettings | None = None, known_s: float = 0.0) -> None:
         self.now_s = 1000.0
         self.liveness = Liveness(launch or LaunchSettings(), StepTimes(known_s))
-        self.liveness.begin(self.now_s)
+        self.liveness.start_watch(self.now_s)
         self.beat: Heartbeat | None = None
 
     def says(self, phase: Phase, step: int = -1, work: int = 0, extended_s: float = 0.0) -> Trainer:
         self.beat = Heartbeat(phase, step, work, self.now_s, extended_s)
-        self.liveness.look(self.beat, self.now_s)
+        self.liveness.read_heartbeat(self.beat, self.now_s)
         return self
 
     def passes(self, seconds: float, every_s: float = 0.5) -> Hang | None:
@@ -30,7 +30,7 @@ class Trainer:
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             self.now_s = min(until_s, self.now_s + every_s)
-            self.liveness.look(self.beat, self.now_s)
+            self.liveness.read_heartbeat(self.beat, self.now_s)
             if (hang := self.liveness.hang(self.now_s)) is not None:
                 return hang
         return None
@@ -120,7 +120,7 @@ def test_calls_that_end_are_progress_though_the_step_stands_still() -> None:
 
 def test_the_step_time_outlives_the_trainer_and_the_launch() -> None:
     trainer = Trainer().trains(10, 10.0)
-    trainer.liveness.begin(trainer.now_s)
+    trainer.liveness.start_watch(trainer.now_s)
 
     assert trainer.liveness.limit_s(Phase.STEP) == pytest.approx(200.0)
     assert Trainer(known_s=10.0).liveness.limit_s(Phase.STEP) == pytest.approx(200.0)
@@ -130,7 +130,7 @@ def test_a_new_trainer_owes_nothing_for_the_one_before() -> None:
     trainer = Trainer().trains(10, 1.0)
     assert trainer.passes(119.0) is None
     trainer.beat = None
-    trainer.liveness.begin(trainer.now_s)
+    trainer.liveness.start_watch(trainer.now_s)
 
     assert trainer.passes(299.0) is None
 
@@ -174,9 +174,9 @@ def test_a_trainer_that_was_only_slow_gets_twice_the_time_at_the_next_try_until_
     for _ in range(6):
         hang = trainer.passes(5000.0)
         assert hang is not None
-        trainer.liveness.found(hang)
+        trainer.liveness.count_hang(hang)
         limits_s.append(hang.limit_s)
-        trainer.liveness.begin(trainer.now_s)
+        trainer.liveness.start_watch(trainer.now_s)
         trainer.says(Phase.STEP, 10)
     assert limits_s == [120.0, 240.0, 480.0, 960.0, 1800.0, 1800.0]
 
@@ -190,7 +190,7 @@ def test_what_the_user_has_said_is_not_doubled() -> None:
     trainer = Trainer(LaunchSettings(hang_timeout_s=3.0)).trains(2, 1.0)
     hang = trainer.passes(10.0)
     assert hang is not None
-    trainer.liveness.found(hang)
+    trainer.liveness.count_hang(hang)
 
     assert trainer.liveness.limit_s(Phase.STEP) == 3.0
 
@@ -199,7 +199,7 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     """The watchdog was stopped, or the machine: the trainer gets its chance to show progress."""
     trainer = Trainer().trains(10, 1.0)
     trainer.now_s += 100_000.0
-    trainer.liveness.look(trainer.beat, trainer.now_s)
+    trainer.liveness.read_heartbeat(trainer.beat, trainer.now_s)
 
     assert trainer.liveness.hang(trainer.now_s) is None
     assert trainer.passes(121.0) is not None

@@ -35,7 +35,7 @@ class Desk:
         while self.notices.is_busy:
             assert time.monotonic() < until_s, self.said
             select.select([], [], [], 0.01)
-            self.notices.tick(time.monotonic())
+            self.notices.run_commands(time.monotonic())
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def crash(number: int = 1, **more: Any) -> dict[str, Any]:
 def test_the_command_gets_the_event_as_json_and_its_name_in_the_environment(desk: Desk, tmp_path: Path) -> None:
     received = tmp_path / "heard"
     source = 'import os, sys; open(sys.argv[1], "w").write(os.environ["PROCSV_EVENT"] + " " + sys.stdin.read())'
-    desk.command(source, received).offer(crash(evidence="an 'é' \ud800"), time.monotonic())
+    desk.command(source, received).offer_event(crash(evidence="an 'é' \ud800"), time.monotonic())
     desk.wait()
 
     name, _, text = received.read_text().partition(" ")
@@ -64,8 +64,8 @@ def test_the_command_gets_the_event_as_json_and_its_name_in_the_environment(desk
 def test_one_that_takes_too_long_is_killed_with_its_children_and_it_is_said_once(desk: Desk) -> None:
     source = 'import subprocess, sys; subprocess.run([sys.executable, "-c", "import signal; signal.pause()"])'
     notices = desk.command(source, time_s=1.0)
-    notices.offer(crash(), time.monotonic())
-    notices.offer(crash(2), time.monotonic())
+    notices.offer_event(crash(), time.monotonic())
+    notices.offer_event(crash(2), time.monotonic())
     pids = notices.pids
     assert len(pids) == 2
     desk.wait()
@@ -78,15 +78,15 @@ def test_one_that_takes_too_long_is_killed_with_its_children_and_it_is_said_once
 def test_one_that_fails_or_cannot_be_started_is_said_once_and_its_words_are_kept(desk: Desk, tmp_path: Path) -> None:
     notices = desk.command('print("no such host"); raise SystemExit(3)')
     for number in range(3):
-        notices.offer(crash(number), time.monotonic())
+        notices.offer_event(crash(number), time.monotonic())
     desk.wait()
     assert len(desk.said) == 1
     assert "failed (exit code 3)" in desk.said[0]
     assert "no such host" in desk.log.read_text()
 
     absent = EventHook(str(tmp_path / "absent"), desk.log, os.environ, desk.said.append, 1.0)
-    absent.offer(crash(), time.monotonic())
-    absent.offer(crash(), time.monotonic())
+    absent.offer_event(crash(), time.monotonic())
+    absent.offer_event(crash(), time.monotonic())
     assert "cannot be started" in desk.said[-1]
     assert len(desk.said) == 2
 
@@ -94,7 +94,7 @@ def test_one_that_fails_or_cannot_be_started_is_said_once_and_its_words_are_kept
 def test_a_flood_of_events_neither_starts_many_nor_waits_without_end(desk: Desk) -> None:
     notices = desk.command("import signal; signal.pause()")
     for number in range(WAITING_MAX + 2 * RUNNING_MAX):
-        notices.offer(crash(number), time.monotonic())
+        notices.offer_event(crash(number), time.monotonic())
 
     assert len(notices.pids) == RUNNING_MAX
     assert any("the oldest are dropped" in text for text in desk.said)

@@ -46,13 +46,13 @@ class HangEscalation(Generic[L]):
     _kill_s: float | None = None
     _watches: bool = False
 
-    def begin(self, now_s: float) -> None:
+    def start_watch(self, now_s: float) -> None:
         """A new process."""
-        self.liveness.begin(now_s)
+        self.liveness.start_watch(now_s)
         self.hang, self._watches = None, True
         self._abort_s = self._kill_s = None
 
-    def end(self) -> None:
+    def end_watch(self) -> None:
         """It is dead, or asked to stop, for which there is a deadline of its own."""
         self._watches = False
         self._abort_s = self._kill_s = None
@@ -61,7 +61,7 @@ class HangEscalation(Generic[L]):
         """Looks at the heartbeat; True once, when it is found hanging."""
         if not self._watches or self.hang is not None:
             return False
-        self.liveness.look(beat, now_s, waits_for_disk)
+        self.liveness.read_heartbeat(beat, now_s, waits_for_disk)
         self.hang, self.was_stopped = self.liveness.hang(now_s), is_stopped
         return self.hang is not None
 
@@ -70,7 +70,7 @@ class HangEscalation(Generic[L]):
         hang = self.hang
         if not self._watches or hang is None:
             return None
-        self.liveness.look(beat, now_s)
+        self.liveness.read_heartbeat(beat, now_s)
         if self.liveness.hang(now_s) is not None:
             return None
         self.hang = None
@@ -87,11 +87,11 @@ class HangEscalation(Generic[L]):
         who = f"{self.task} {incarnation}" if self.task.runs_program else f"the {self.task} service"
         self.out.append(Say(f"{who} hangs: {self._what()}; {then}", is_bad=True))
 
-    def begin_ladder(self, incarnation: int, now_s: float) -> None:
+    def start_escalation(self, incarnation: int, now_s: float) -> None:
         hang = self.hang
         assert hang is not None, "a ladder without a hang"
         if not self.was_stopped:  # what somebody has frozen is not slow
-            self.liveness.found(hang)
+            self.liveness.count_hang(hang)
         self.report_hang(incarnation, now_s, "ending it")
         if not self.was_stopped:  # else it would wait, and write into the middle of what SIGABRT writes
             self.out.append(Signal(self.task, incarnation, DUMP_SIGNAL))

@@ -38,7 +38,7 @@ class ServiceLiveness:
     _looked_s: float = 0.0
     _hangs: int = 0  # in a row, with no job done between
 
-    def begin(self, now_s: float) -> None:
+    def start_watch(self, now_s: float) -> None:
         """A new process is started."""
         self._last = None
         self._silent_s = self._still_s = 0.0
@@ -49,7 +49,7 @@ class ServiceLiveness:
         """Whether it is worth looking what its process is doing."""
         return max(self._silent_s, self._still_s) >= QUIET_S_MIN
 
-    def look(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
+    def read_heartbeat(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
         """The heartbeat as it is now, None before the first; and whether a thread of the process is in the disk's hands."""
         passed_s = min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
         self._looked_s, last = now_s, self._last
@@ -76,7 +76,7 @@ class ServiceLiveness:
             return self._found("its job has not moved", self._still_s, still_s)
         return None
 
-    def found(self, hang: Hang) -> None:
+    def count_hang(self, hang: Hang) -> None:
         """A hang is acted upon.  The next process gets twice the time, until one has done a job."""
         self._hangs += 1
 

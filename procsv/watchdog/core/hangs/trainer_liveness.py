@@ -54,7 +54,7 @@ class StepTimes:
     known_s: float = 0.0
     _measured: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_KNOWN_MAX))
 
-    def add(self, seconds: float) -> None:
+    def add_step(self, seconds: float) -> None:
         self._measured.append(seconds)
 
     @property
@@ -85,12 +85,12 @@ class Liveness:
     _hang_step: int = -1  # the highest at which a hang was found
     _hangs: Counter[Phase] = field(default_factory=Counter)  # with no step beyond that one since
 
-    def begin(self, now_s: float) -> None:
+    def start_watch(self, now_s: float) -> None:
         """A new trainer is started: nothing that the one before said counts for it."""
         self._last, self._stepped_s = None, None
         self._quiet_s, self._looked_s = 0.0, now_s
 
-    def look(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
+    def read_heartbeat(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
         """The heartbeat as it is now; None before the first.  A trainer that waits for a disk makes no progress all the same."""
         self._quiet_s += min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
         self._looked_s = now_s
@@ -109,7 +109,7 @@ class Liveness:
         if steps <= 0:
             return
         if self._stepped_s is not None:
-            self.steps.add((now_s - self._stepped_s) / steps)
+            self.steps.add_step((now_s - self._stepped_s) / steps)
         self._stepped_s = now_s
         if beat.step > self._hang_step:
             self._hangs.clear()
@@ -123,7 +123,7 @@ class Liveness:
             return None
         return Hang(phase, self._quiet_s, limit_s, self._last.step if self._last is not None else -1)
 
-    def found(self, hang: Hang) -> None:
+    def count_hang(self, hang: Hang) -> None:
         """A hang is acted upon.  The next try gets twice the time, unless the limit is what the user has said."""
         self._hangs[hang.phase] += 1
         self._hang_step = max(self._hang_step, hang.step)

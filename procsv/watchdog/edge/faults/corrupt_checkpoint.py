@@ -24,7 +24,7 @@ def _literal(name: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
-def spoil(logdir: Path, how: str) -> Path | None:
+def corrupt_newest(logdir: Path, how: str) -> Path | None:
     """Does it to the last data file; which file that was, or None if there is no checkpoint."""
     files = newest_files(logdir)
     if not files:

@@ -20,7 +20,7 @@ from procsv.faults.plan import FAULT_EVENT, Fault, Plan, count_done
 from procsv.ipc.messaging.messages import Inject
 from procsv.watchdog.core.fault_schedule import Schedule
 from procsv.watchdog.edge.environment import FaultReach
-from procsv.watchdog.edge.faults.corrupt_checkpoint import spoil
+from procsv.watchdog.edge.faults.corrupt_checkpoint import corrupt_newest
 from procsv.watchdog.edge.processes import Processes, Running
 
 _WAKE = "import os, signal, sys, threading\nthreading.Event().wait(float(sys.argv[2]))\nos.kill(int(sys.argv[1]), signal.SIGCONT)"
@@ -35,11 +35,11 @@ class Injector:
         self._wake: list[tuple[float, Running]] = []  # what is stopped, and until when
 
     def next_due_s(self, now_s: float) -> float | None:
-        """When `tick` has something to do whatever the step; what waits for a process or a step is looked at anyway."""
+        """When there is something to do whatever the step; what waits for a process or a step is looked at anyway."""
         dues = [self._schedule.next_due_s(), *(until_s for until_s, _ in self._wake)]
         return min((due_s for due_s in dues if due_s is not None and due_s > now_s), default=None)
 
-    def tick(self, now_s: float, step: int) -> None:
+    def inject_due_faults(self, now_s: float, step: int) -> None:
         """Does what is due.  A process that is not there yet has its fault when it is."""
         for until_s, running in list(self._wake):
             if now_s >= until_s:
@@ -70,7 +70,7 @@ class Injector:
 
     def _find_for_logdir(self, fault: Fault) -> Callable[[], object] | None:
         if fault.action == "corrupt":
-            return lambda: spoil(self._paths.logdir, fault.how)
+            return lambda: corrupt_newest(self._paths.logdir, fault.how)
         if any(self._processes.running.get(task) is None for task in SERVICES):
             return None
         return lambda: self._fill(fault.number)

@@ -28,7 +28,7 @@ class WarmServices:
             for role, module in modules.items()
         }
 
-    def take(self, role: str, start: str) -> subprocess.Popen[bytes] | None:
+    def take_process(self, role: str, start: str) -> subprocess.Popen[bytes] | None:
         """The process that is `role` from now on, told so; None if there is none, or it is dead."""
         process = self._processes.pop(role, None)
         if process is None:
