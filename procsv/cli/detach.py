@@ -6,9 +6,7 @@ logs, as always.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import subprocess
 import threading
 from pathlib import Path
@@ -18,6 +16,7 @@ import click
 from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
 from procsv.base.run.journal import read_journal
+from procsv.base.run.logs import newest_number
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.run_file import read_run
 from procsv.ipc.messaging.start import Start
@@ -56,11 +55,7 @@ def _new_log(paths: RunPaths) -> Path:
         paths.logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LogdirLocked(f"the logdir {paths.logdir} cannot be written: {error.strerror}") from error
-    numbers = [0]
-    with contextlib.suppress(OSError):
-        names = [path.name for path in paths.logs.iterdir()]
-        numbers += [int(found[1]) for name in names if (found := re.fullmatch(r"watchdog\.(\d+)\.log", name))]
-    return paths.log(WATCHDOG, max(numbers) + 1)
+    return paths.log(WATCHDOG, newest_number(paths.logs, str(WATCHDOG)) + 1)
 
 
 def _has_begun(start: Start) -> bool:

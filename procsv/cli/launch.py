@@ -23,7 +23,7 @@ from procsv.base.text import is_remote
 from procsv.cli.config import load_config
 from procsv.cli.detach import launch_detached
 from procsv.cli.plans import make_plan
-from procsv.cli.values import CommandLine, Duration, DurationRange, PhaseLimits, Size
+from procsv.cli.values import COMMAND_LINE, DURATION_RANGE, PHASE_LIMITS, SIZE, Duration
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.messaging.start import Start
 
@@ -80,7 +80,7 @@ def _seconds(flag: str, name: str, default: str | None, text: str, *words: str, 
 @_count("--max-failures", 1, 5, "Give up after N failures in a row without a newly saved step.")
 @click.option(
     "--backoff",
-    type=DurationRange(),
+    type=DURATION_RANGE,
     default="1s..60s",
     metavar="MIN..MAX",
     help="Delay before a restart: MIN at first, doubled with each failure, MAX at most.",
@@ -109,7 +109,7 @@ def _seconds(flag: str, name: str, default: str | None, text: str, *words: str, 
 @click.option(
     "--hang-limits",
     "hang_limits_s",
-    type=PhaseLimits(),
+    type=PHASE_LIMITS,
     default=", ".join(f"{phase}={limit_s / 60:g}m" for phase, limit_s in HANG_LIMITS_S.items()),
     metavar="PHASE=S,...",
     help="Longest time that each other phase may go without progress, and a service without completing a loop "
@@ -117,7 +117,7 @@ def _seconds(flag: str, name: str, default: str | None, text: str, *words: str, 
 )
 @click.option(
     "--memory-limit",
-    type=Size(),
+    type=SIZE,
     default="0",
     show_default="none",
     metavar="SIZE",
@@ -125,14 +125,14 @@ def _seconds(flag: str, name: str, default: str | None, text: str, *words: str, 
 )
 @click.option(
     "--log-limit",
-    type=Size(),
+    type=SIZE,
     default="512MiB",
     metavar="SIZE",
     help="Size at which the program's log is rotated; the previous part is kept as NAME.log.1. 0: never.",
 )
 @click.option(
     "--on-event",
-    type=CommandLine(),
+    type=COMMAND_LINE,
     default="",
     show_default="none",
     metavar="CMD",

@@ -6,7 +6,6 @@ Called by main.py.  Reads files only.
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 import threading
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import click
 
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
-from procsv.base.run.logs import LogFollower
+from procsv.base.run.logs import LogFollower, newest_number
 from procsv.base.run.run_file import RunFile, is_run_active
 from procsv.base.terminal import OutputFilter
 from procsv.cli.query import find_run
@@ -64,12 +63,8 @@ def command(directory: str, follow: bool, role: str) -> None:
 
 def newest_log(run: RunFile, task: str) -> Path | None:
     """The log of the highest incarnation."""
-    found = [
-        int(match[1])
-        for path in run.paths.logs.glob("*.log*")
-        if (match := re.fullmatch(rf"{re.escape(task)}\.(\d+)\.log(\.1)?", path.name))
-    ]
-    return run.paths.log(TaskId.parse(task), max(found)) if found else None
+    number = newest_number(run.paths.logs, task)
+    return run.paths.log(TaskId.parse(task), number) if number else None
 
 
 def _follow(run: RunFile, role: str, log: Path, out: Output) -> None:

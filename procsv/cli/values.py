@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,16 +17,12 @@ from procsv.base.units import parse_duration, parse_size
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, Range
 
 if TYPE_CHECKING:  # generic to the checker; in older releases of click it is not
-    _DurationType = click.ParamType[float | str]
-    _RangeType = click.ParamType[Range]
-    _LimitsType = click.ParamType[dict[str, float]]
-    _IntType = click.ParamType[int]
-    _TextType = click.ParamType[str]
+    _ParamType = click.ParamType[Any]
 else:
-    _DurationType = _RangeType = _LimitsType = _IntType = _TextType = click.ParamType
+    _ParamType = click.ParamType
 
 
-class Duration(_DurationType):
+class Duration(_ParamType):
     """`90`, `90s`, `5m`, `2h`, as seconds; or one of `words`, as it is."""
 
     name = "duration"
@@ -49,64 +46,60 @@ class Duration(_DurationType):
         return seconds
 
 
-class Size(_IntType):
-    """`8GiB`; bytes."""
+class Parsed(_ParamType):
+    """A value that `parse` reads from its text, or takes as it is; its ValueError says what is wrong."""
 
-    name = "size"
+    def __init__(self, name: str, parse: Callable[[Any], object]) -> None:
+        self.name, self._parse = name, parse
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
         try:
-            return value if isinstance(value, int) else parse_size(str(value))
+            return self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class CommandLine(_TextType):
-    """`notify --to 'the team'`: split as a shell would; "" is none."""
+def _parse_size(value: int | str) -> int:
+    return value if isinstance(value, int) else parse_size(str(value))
 
-    name = "command"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+def _parse_command(value: object) -> str:
+    try:
+        shlex.split(str(value))
+    except ValueError as error:
+        raise ValueError(f"{value!r} cannot be split into words: {error}") from error
+    return str(value)
+
+
+def _parse_limits(value: dict[str, float] | str) -> dict[str, float]:
+    if isinstance(value, dict):
+        return value
+    found = {}
+    for part in filter(None, (part.strip() for part in str(value).split(","))):
+        phase, _, text = part.partition("=")
+        if phase not in HANG_LIMITS_S:
+            raise ValueError(f"there is no phase {phase!r}; there are: {', '.join(HANG_LIMITS_S)}")
         try:
-            shlex.split(str(value))
+            found[phase] = parse_duration(text)
         except ValueError as error:
-            self.fail(f"{value!r} cannot be split into words: {error}", param, ctx)
-        return str(value)
+            raise ValueError(f"{part!r}: {error}") from error
+    return found
 
 
-class PhaseLimits(_LimitsType):
-    """`import=10m,save=1h`: seconds by phase."""
-
-    name = "limits"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        if isinstance(value, dict):
-            return value
-        found = {}
-        for part in filter(None, (part.strip() for part in str(value).split(","))):
-            phase, _, text = part.partition("=")
-            if phase not in HANG_LIMITS_S:
-                self.fail(f"there is no phase {phase!r}; there are: {', '.join(HANG_LIMITS_S)}", param, ctx)
-            try:
-                found[phase] = parse_duration(text)
-            except ValueError as error:
-                self.fail(f"{part!r}: {error}", param, ctx)
-        return found
+def _parse_range(value: Range | str) -> Range:
+    if isinstance(value, Range):
+        return value
+    first, dots, last = str(value).partition("..")
+    try:
+        found = Range(parse_duration(first), parse_duration(last if dots else first))
+    except ValueError as error:
+        raise ValueError(f"{value!r} is not a range of durations; write 1s..60s") from error
+    if found.least_s > found.most_s:
+        raise ValueError(f"{value!r}: write the smaller duration first")
+    return found
 
 
-class DurationRange(_RangeType):
-    """`1s..60s`."""
-
-    name = "range"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Range:
-        if isinstance(value, Range):
-            return value
-        first, dots, last = str(value).partition("..")
-        try:
-            found = Range(parse_duration(first), parse_duration(last if dots else first))
-        except ValueError:
-            self.fail(f"{value!r} is not a range of durations; write 1s..60s", param, ctx)
-        if found.least_s > found.most_s:
-            self.fail(f"{value!r}: write the smaller duration first", param, ctx)
-        return found
+SIZE = Parsed("size", _parse_size)  # 8GiB: bytes
+COMMAND_LINE = Parsed("command", _parse_command)  # notify --to 'the team': split as a shell would; "" is none
+PHASE_LIMITS = Parsed("limits", _parse_limits)  # import=10m,save=1h: seconds by phase
+DURATION_RANGE = Parsed("range", _parse_range)  # 1s..60s

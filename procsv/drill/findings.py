@@ -158,12 +158,12 @@ def find_missing_tags(wanted: Iterable[str], found: Iterable[str]) -> list[str]:
     return sorted(tag for tag in set(wanted) - set(found) if not tag.startswith(TIMED_TAGS))
 
 
-def judge_findings(found: Findings) -> None:
+def judge_findings(found: Findings) -> Findings:
     """Fill in the problems that a person must know before relying on restarts."""
     problems = found.problems
     if not found.baseline.survived:
         problems.append(f"it does not end well even without faults: {_exits(found.baseline)}")
-        return
+        return found
     if not found.drilled.survived:
         problems.append(f"it did not survive: {_exits(found.drilled)}")
     elif found.variables == "different":
@@ -174,6 +174,7 @@ def judge_findings(found: Findings) -> None:
         problems.append("no fault happened: the training ended before the first was due; let it train longer")
     problems.extend(f"summaries: {problem}" for problem in found.continuity.get("problems", ()))
     problems.extend(f"summaries: {tag} is missing" for tag in found.continuity.get("missing_tags", ()))
+    return found
 
 
 def _exits(trial: Trial) -> str:

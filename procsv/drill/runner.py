@@ -54,7 +54,7 @@ def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
     say("1/2 training without faults")
     baseline = _train(course, BASELINE, Plan(), say)
     if not baseline.survived:
-        return _weighed(Findings(baseline, baseline, [], [], {}, {}, course.rtol))
+        return judge_findings(Findings(baseline, baseline, [], [], {}, {}, course.rtol))
     if plan is None:
         plan = default_plan(baseline.account.last_step)
     say(f"2/2 training with {len(plan.faults)} faults" if len(plan.faults) != 1 else "2/2 training with a fault")
@@ -69,12 +69,7 @@ def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
             say("the variables differ; training without faults once more, to see whether that alone makes a difference")
             again = _train(course, AGAIN, Plan(), say)
             found.is_deterministic = bool(_compare(baseline.logdir, again.logdir, 0.0).get("is_identical"))
-    return _weighed(found)
-
-
-def _weighed(found: Findings) -> Findings:
-    judge_findings(found)
-    return found
+    return judge_findings(found)
 
 
 # -- training ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from procsv.base.errors import UserError
 from procsv.cli import launch
-from procsv.cli.values import Duration, DurationRange
+from procsv.cli.values import DURATION_RANGE, Duration
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.launch_settings import LaunchSettings, Range
 
@@ -172,5 +172,5 @@ def test_values_read_as_people_write_them() -> None:
     assert Duration("auto").convert("auto", None, None) == "auto"
     assert Duration().convert("1.5h", None, None) == 5400.0
     assert Duration().convert(3, None, None) == 3.0
-    assert DurationRange().convert("1..60", None, None) == Range(1.0, 60.0)
-    assert DurationRange().convert("5s", None, None) == Range(5.0, 5.0)
+    assert DURATION_RANGE.convert("1..60", None, None) == Range(1.0, 60.0)
+    assert DURATION_RANGE.convert("5s", None, None) == Range(5.0, 5.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,12 @@ LINGER_S = 1.0  # at the end of an old part: its writer may still write to it fo
 def older_part(log: Path) -> Path:
     """The part of `log` before its last rotation."""
     return log.with_name(f"{log.name}.1")
+
+
+def newest_number(logs: Path, name: str) -> int:
+    """The highest number of the logs NAME.<number>.log in a directory; 0 if there is none."""
+    pattern = re.compile(rf"{re.escape(name)}\.(\d+)\.log(?:\.1)?")
+    return max((int(match[1]) for path in logs.glob("*.log*") if (match := pattern.fullmatch(path.name))), default=0)
 
 
 class LogFollower:
