@@ -47,6 +47,6 @@ def _hash(fd: int, entry: TensorEntry, buffer: memoryview) -> int:
         if not count:
             break
         hasher.update(buffer[:count])
-        progress_counter.move()
+        progress_counter.advance()
         at += count
     return hasher.intdigest()

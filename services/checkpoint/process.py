@@ -184,7 +184,7 @@ class CheckpointService:
         heartbeat.step = self._core.states.newest_step
         # How far the jobs have come, each of which moves the count; 0 if there are none, or none that could.
         is_busy = any(worker.is_busy for worker in (self._disk, self._checker, self._examiner))
-        made = None if is_remote(self._tools.start.logdir) or not is_busy else progress_counter.made()
+        made = None if is_remote(self._tools.start.logdir) or not is_busy else progress_counter.value()
         heartbeat.moved = 0 if made is None else made + 1
 
     # -- actions ----------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def _unseen(job: Callable[[], T]) -> Callable[[], T]:
     """A job that is mostly a disk's, or a network's: nobody can tell from outside whether it gets on."""
 
     def run() -> T:
-        with progress_counter.out_of_sight():
+        with progress_counter.untracked():
             return job()
 
     return run

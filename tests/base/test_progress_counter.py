@@ -10,25 +10,25 @@ from procsv.services.checkpoint.store.manifest import sum_file
 
 def test_whatever_is_done_to_a_disk_moves_the_count_and_so_does_reading_what_is_large(tmp_path: Path) -> None:
     source, target = tmp_path / "a", tmp_path / "b"
-    seen = [progress_counter.made()]
+    seen = [progress_counter.value()]
     disk.write_file(source, (b"x",), durable=False)
-    seen.append(progress_counter.made())
+    seen.append(progress_counter.value())
     disk.fsync_path(source)
-    seen.append(progress_counter.made())
+    seen.append(progress_counter.value())
     disk.rename(source, target)
-    seen.append(progress_counter.made())
+    seen.append(progress_counter.value())
     sum_file(target)
-    seen.append(progress_counter.made())
+    seen.append(progress_counter.value())
     disk.unlink(target)
-    seen.append(progress_counter.made())
+    seen.append(progress_counter.value())
     assert len(set(seen)) == len(seen)
 
 
 def test_within_what_nobody_can_see_into_there_is_no_count(tmp_path: Path) -> None:
-    before = progress_counter.made()
-    with progress_counter.out_of_sight():
-        assert progress_counter.made() is None
-        with progress_counter.out_of_sight():
+    before = progress_counter.value()
+    with progress_counter.untracked():
+        assert progress_counter.value() is None
+        with progress_counter.untracked():
             pass
-        assert progress_counter.made() is None
-    assert progress_counter.made() not in (None, before)
+        assert progress_counter.value() is None
+    assert progress_counter.value() not in (None, before)

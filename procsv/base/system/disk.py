@@ -39,13 +39,13 @@ def create(path: Path, mode: int = 0o666, *, replace: bool = False) -> int:
 def write(fd: int, data: bytes | memoryview) -> int:
     """Appends; how many bytes the system took."""
     failpoint("disk.full")
-    with progress_counter.out_of_sight():
+    with progress_counter.untracked():
         return os.write(fd, data)
 
 
 def fsync(fd: int) -> None:
     """Once it has failed, what was written is lost: the file is thrown away, never synced again."""
-    with progress_counter.out_of_sight():
+    with progress_counter.untracked():
         os.fsync(fd)
 
 
@@ -53,7 +53,7 @@ def fsync_path(path: Path) -> None:
     """Of a file: its contents.  Of a directory: the names in it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with progress_counter.out_of_sight():
+        with progress_counter.untracked():
             os.fsync(fd)
     finally:
         os.close(fd)
@@ -62,7 +62,7 @@ def fsync_path(path: Path) -> None:
 def rename(source: Path, target: Path) -> None:
     """Replaces `target` if it is there."""
     os.rename(source, target)  # noqa: PTH104  the call itself
-    progress_counter.move()
+    progress_counter.advance()
 
 
 def link(source: Path, target: Path) -> None:
@@ -71,7 +71,7 @@ def link(source: Path, target: Path) -> None:
 
 def unlink(path: Path) -> None:
     os.unlink(path)  # noqa: PTH108
-    progress_counter.move()
+    progress_counter.advance()
 
 
 def mkdir(path: Path) -> None:

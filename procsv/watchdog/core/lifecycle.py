@@ -185,9 +185,7 @@ TRANSITIONS: Mapping[tuple[State, LifecycleEvent], Edge] = {
 
 
 class IllegalTransition(ProcsvBug):
-    def __init__(self, state: State, event: LifecycleEvent, story: tuple[str, ...]) -> None:
-        super().__init__(f"{event.name} in {state.name}; story: {' > '.join(story)}")
-        self.state, self.event, self.story = state, event, story
+    """The table has no row for this; the text tells the story so far."""
 
 
 class Lifecycle:
@@ -201,7 +199,7 @@ class Lifecycle:
         """The actions that `event` leads to.  `detail` makes the story readable: an exit, a step."""
         edge = TRANSITIONS.get((self.state, event))
         if edge is None:
-            raise IllegalTransition(self.state, event, tuple(self._story))
+            raise IllegalTransition(f"{event.name} in {self.state.name}; story: {' > '.join(self._story)}")
         if edge.to is not self.state or edge.do:
             told = f"{event.name}({detail})" if detail else event.name
             self._story = [*self._story[1 - STORY_STEPS_MAX :], f"{told} > {edge.to.name}"]

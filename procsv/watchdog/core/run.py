@@ -26,7 +26,7 @@ from procsv.ipc.messaging import messages
 from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.save_status import Saves
-from procsv.watchdog.core.service import ServiceState, ServiceSupervisor, supervise_service
+from procsv.watchdog.core.service import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.standby import Standby
 from procsv.watchdog.core.trainer import TREE_S_MAX, TrainerSupervisor
@@ -45,7 +45,7 @@ class Core:
             for task in settings.tasks
         }
         self.chief = self.tasks[settings.tasks[0]]  # its state is the one that is saved; its end ends the run
-        self.services = {task: supervise_service(spec, settings, self._out) for task, spec in settings.services.items()}
+        self.services = {task: ServiceSupervisor(spec, settings, self._out) for task, spec in settings.services.items()}
         self._keeper = next((service for service in self.services.values() if service.spec.keeps_state), None)
         self.stop_source = ""  # who asked for the end; set before anything is done about it
         self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
@@ -151,7 +151,7 @@ class Core:
             self.tasks[event.task].pid = event.pid
             return
         if event.task == STANDBY:
-            self.standby.spawned(event)
+            self.standby.pid = event.pid
             return
         self.services[event.task].pid = event.pid
         if event.incarnation > 1:

@@ -6,7 +6,6 @@ Used by run.py, one ServiceSupervisor a service.  Pure.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -38,27 +37,20 @@ class ServiceState(Enum):
         return self.name.lower()
 
 
-def supervise_service(spec: ServiceSpec, settings: Settings, out: list[Action]) -> ServiceSupervisor:
-    """Of a service that is still to be started; `out` takes the actions."""
-    hanging = HangEscalation(spec.task, ServiceLiveness(settings.launch), settings.launch, out)
-    return ServiceSupervisor(spec, ServiceHistory(settings.launch), hanging)
-
-
-@dataclass(slots=True)
 class ServiceSupervisor:
-    """One service, through its incarnations.  Its methods answer what is to be done about it."""
+    """One service, through its incarnations.  Its methods answer what is to be done about it; `out` takes the rest."""
 
-    spec: ServiceSpec
-    history: ServiceHistory
-    hanging: HangEscalation[ServiceLiveness]
-    state: ServiceState = ServiceState.WAITING
-    incarnation: int = 0
-    pid: int = 0
-    restart_s: float | None = None  # monotonic time of the next start
-    why_lost: str = ""
-    why_killed: str = ""  # by us
-    _work: int = 0
-    _phase: Phase = Phase.IDLE
+    def __init__(self, spec: ServiceSpec, settings: Settings, out: list[Action]) -> None:
+        self.spec = spec
+        self.history = ServiceHistory(settings.launch)
+        self.hanging = HangEscalation(spec.task, ServiceLiveness(settings.launch), settings.launch, out)
+        self.state = ServiceState.WAITING
+        self.incarnation = self.pid = 0
+        self.restart_s: float | None = None  # monotonic time of the next start
+        self.why_lost = ""
+        self.why_killed = ""  # by us
+        self._work = 0
+        self._phase = Phase.IDLE
 
     @property
     def task(self) -> TaskId:

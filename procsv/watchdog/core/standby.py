@@ -163,9 +163,6 @@ class Standby:
             text = f"no standby: {show_size(room_bytes)} of memory are free, and it would take {show_size(ROOM_BYTES_MIN // 2)}"
             self.out.append(actions.Say(text))
 
-    def spawned(self, event: events.Spawned) -> None:
-        self.pid = event.pid
-
     def not_spawned(self, event: events.NotSpawned, now_s: float) -> None:
         self._handle(Event.NOT_SPAWNED, now_s)
 

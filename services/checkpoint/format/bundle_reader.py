@@ -153,7 +153,7 @@ def _is_intact(fd: int, entry: Any) -> bool:
             return False
         crc = google_crc32c.extend(crc, chunk)
         at += len(chunk)
-        progress_counter.move()
+        progress_counter.advance()
     return bool(mask(crc) == entry.crc32c)
 
 

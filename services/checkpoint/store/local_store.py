@@ -293,7 +293,7 @@ class Store:
         directory = Path(names.absolute_save_path(plan)).parent
         if trouble := trouble_with(directory):
             raise OSError(trouble)  # in the words of a scan: one cause is one piece of news
-        with progress_counter.out_of_sight():
+        with progress_counter.untracked():
             workshop = self._prepare(plan)
         check_room(directory, size)
         return workshop
@@ -302,7 +302,7 @@ class Store:
         self, workshop: Workshop, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, started_s: float
     ) -> Durable:
         """Commits under the lock: nobody else writes the `checkpoint` file meanwhile."""
-        with progress_counter.out_of_sight(), hold_checkpoint_lock(Path(names.absolute_save_path(plan)).parent):
+        with progress_counter.untracked(), hold_checkpoint_lock(Path(names.absolute_save_path(plan)).parent):
             listing = list_checkpoints(plan)
             # A checkpoint that is replaced keeps its owner.
             manifest = msgspec.structs.replace(manifest, is_external=self._rotation.is_known_external(path))

@@ -58,7 +58,7 @@ def sum_file(path: Path) -> FileSum:
         while got := os.readv(fd, [buffer]):
             digest.update(view[:got])
             size += got
-            progress_counter.move()
+            progress_counter.advance()
     finally:
         os.close(fd)
     return FileSum(size, digest.hexdigest())

@@ -39,7 +39,7 @@ def write(contents: Contents, memory: mmap.mmap, prefix: str) -> Written:
     except Unsupported:
         from procsv.services.checkpoint.format import tf_ops_writer
 
-        with progress_counter.out_of_sight():
+        with progress_counter.untracked():
             return Written(tf_ops_writer.write(contents, memory, prefix, _break_in_the_middle))
     bundle = BundleWriter(plan, memory, prefix)
     for number in range(plan.count):
@@ -61,7 +61,7 @@ def read_back(contents: Contents, memory: mmap.mmap, written: Written) -> None:
     if not written.sums:
         from procsv.services.checkpoint.format import tf_ops_writer
 
-        with progress_counter.out_of_sight():
+        with progress_counter.untracked():
             tf_ops_writer.read_back(contents, memory, written.path)
         return
     try:
