@@ -23,10 +23,9 @@ from procsv.base.errors import PeerError, UserError
 from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.base.outcome import LastExit
 from procsv.base.run.journal import Journal, read_journal
-from procsv.base.run.manifest import FileSum, Manifest
+from procsv.base.run.manifest import FileSum, Manifest, saved_step
 from procsv.base.run.paths import RunPaths
-from procsv.base.run.run_file import RunFile, find_run_in, is_run_active, read_run, write_run
-from procsv.base.run.saved_step import saved_step
+from procsv.base.run.run_file import RunFile, find_run_in, read_run, write_run
 from procsv.base.system.locks import FileLock
 from procsv.base.system.system_clock import SystemClock
 from procsv.cli import status
@@ -106,7 +105,7 @@ class Readers:
         def read() -> RunFile | None:
             found = find_run_in(self.paths)
             if found is not None:
-                is_run_active(found)
+                assert found.is_active in (True, False)
                 status.show(status.read_status(found))
             return read_run(self.paths.run_json)
 

@@ -17,7 +17,7 @@ import click
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.base.run.logs import LogFollower, newest_number
-from procsv.base.run.run_file import RunFile, is_run_active
+from procsv.base.run.run_file import RunFile
 from procsv.base.terminal import OutputFilter
 from procsv.cli.query import find_run
 
@@ -74,7 +74,7 @@ def _follow(run: RunFile, role: str, log: Path, out: Output) -> None:
             newest: Path | None = log
             alive = True
             while newest == log and alive:
-                alive = is_run_active(run)  # before the reading: what was printed last is still shown
+                alive = run.is_active  # before the reading: what was printed last is still shown
                 newest = newest_log(run, role)
                 _copy(file, out, is_last=newest != log or not alive)
                 if newest == log and alive:

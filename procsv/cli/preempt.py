@@ -12,7 +12,6 @@ import click
 
 from procsv.base.errors import UserError
 from procsv.base.json_data import indent_json
-from procsv.base.run.run_file import is_run_active
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import printable
 from procsv.base.units import show_duration
@@ -40,7 +39,7 @@ def command(directory: str, profile: str, grace: float | None, as_json: bool) ->
     Exit code 0 if every step was saved in time, 1 if not. The launch command that started the run resumes it.
     """
     run = find_run(directory)
-    if run.ended_at is not None or not is_run_active(run):
+    if run.ended_at is not None or not run.is_active:
         raise UserError(f"no run is active in {run.logdir}; there is nothing to preempt", exit_code=1)
     chosen = PROFILES[profile]
     if grace is not None:

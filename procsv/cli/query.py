@@ -12,7 +12,7 @@ from procsv.base.identity import COMMAND_LINE
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import find_paths
-from procsv.base.run.run_file import FINAL_STATES, RunFile, find_run_in, is_run_active
+from procsv.base.run.run_file import FINAL_STATES, RunFile, find_run_in
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import Body, Message
 
@@ -24,7 +24,7 @@ def find_run(directory: str) -> RunFile:
     path, paths = directory, find_paths(directory)
     run = find_run_in(paths)
     if run is not None:
-        return run if run.state in FINAL_STATES or is_run_active(run) else _after_its_watchdog(run)
+        return run if run.state in FINAL_STATES or run.is_active else _after_its_watchdog(run)
     if not paths.logdir.is_dir():
         raise UserError(
             f"no run of {path} is known on this machine; look on the machine that ran it"

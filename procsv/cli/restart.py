@@ -10,7 +10,7 @@ import threading
 import click
 
 from procsv.base.errors import UserError
-from procsv.base.run.run_file import FINAL_STATES, RunFile, is_run_active
+from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.terminal import printable
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import CannotRestart, RestartTrainer
@@ -24,7 +24,7 @@ LOOK_S = 0.1
 def command(directory: str) -> None:
     """Save the state of the run in DIR, end its program and start it again. Earlier failures are forgiven."""
     run = find_run(directory)
-    if not is_run_active(run) or run.ended_at is not None:
+    if not run.is_active or run.ended_at is not None:
         raise UserError(f"no run is active in {run.logdir} (state: {run.state}); start it with procsv launch", 1)
     answer = ask(run, RestartTrainer(), ASK_S_MAX)
     if isinstance(answer, CannotRestart):
@@ -51,7 +51,7 @@ def _wait_for_next(directory: str, before: RunFile) -> RunFile:
     pause = threading.Event()
     while True:
         run = find_run(directory)
-        is_over = run.state in FINAL_STATES or not is_run_active(before)
+        is_over = run.state in FINAL_STATES or not before.is_active
         if is_over or run.incarnation > before.incarnation:
             return run
         pause.wait(LOOK_S)

@@ -13,7 +13,7 @@ import msgspec
 from procsv.base.identity import TRAINER
 from procsv.base.json_data import indent_json
 from procsv.base.outcome import NO_STEP
-from procsv.base.run.run_file import FINAL_STATES, RunFile, is_run_active
+from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration, show_size
 from procsv.cli.query import ask, find_run
@@ -38,7 +38,7 @@ def command(directory: str, as_json: bool) -> None:
 
 def read_status(run: RunFile) -> dict[str, Any]:
     """The object that `--json` prints.  `running` says whether somebody runs the run now."""
-    alive = is_run_active(run)
+    alive = run.is_active
     answer = ask(run, StatusRequest()) if alive else None
     if isinstance(answer, Status):
         status: dict[str, Any] = msgspec.json.decode(answer.json)

@@ -15,7 +15,7 @@ import click
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
-from procsv.base.run.run_file import RunFile, is_run_active
+from procsv.base.run.run_file import RunFile
 from procsv.base.terminal import printable
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import StopRun
@@ -56,7 +56,7 @@ def _open(run: RunFile) -> int | None:
     """A descriptor of the watchdog, or None if it is dead; never of another process that has its pid now."""
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(run.pid)
-        if is_run_active(run) and run.ended_at is None:
+        if run.is_active and run.ended_at is None:
             return pidfd
         os.close(pidfd)
     return None

@@ -18,7 +18,7 @@ from procsv.base.clock import Clock
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.journal import read_journal
-from procsv.base.run.run_file import RunFile, is_run_active, read_run
+from procsv.base.run.run_file import RunFile, read_run
 
 LOOK_S = 0.05
 
@@ -115,7 +115,7 @@ class _Processes:
         self._run = run
         self._members: dict[int, tuple[int, str]] = {}  # pid -> (pidfd, role)
         self._hold_process(run.pid, "watchdog")
-        if not is_run_active(run):
+        if not run.is_active:
             self.close()
             raise ProcessLookupError(run.pid)
         self._find_children()

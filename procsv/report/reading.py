@@ -13,7 +13,7 @@ from procsv.base.errors import UserError
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import find_paths
-from procsv.base.run.run_file import find_run_in, is_run_active
+from procsv.base.run.run_file import find_run_in
 from procsv.report.account import Account
 from procsv.report.time_ledger import take_account
 
@@ -38,7 +38,7 @@ def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
     run = find_run_in(paths)
     is_running, until_s, step = False, None, NO_STEP
     if run is not None and run.ended_at is None:
-        is_running, step = is_run_active(run), run.step
+        is_running, step = run.is_active, run.step
         until_s = clock.wall() if is_running else paths.run_json.stat().st_mtime  # it is written every second
     damaged: list[bytes] = []
     account = take_account(read_journal(paths.journal, damaged), until_s, step, is_running)

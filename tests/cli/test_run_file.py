@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from procsv.base.outcome import LastExit
-from procsv.base.run.run_file import RunFile, is_run_active, read_run, write_run
+from procsv.base.run.run_file import RunFile, read_run, write_run
 from procsv.base.system.processes import boot_id, identify
 
 if TYPE_CHECKING:
@@ -60,6 +60,6 @@ def test_another_version_reads_as_none(tmp_path: Path) -> None:
 
 
 def test_a_host_is_known_by_more_than_its_pid() -> None:
-    assert is_run_active(a_run())
-    assert not is_run_active(a_run(started=1.0))
-    assert not is_run_active(a_run(boot=f"not {boot_id()}"))
+    assert a_run().is_active
+    assert not a_run(started=1.0).is_active
+    assert not a_run(boot=f"not {boot_id()}").is_active

@@ -1,7 +1,7 @@
 """run.json: the identity and the state of a run, in one small file that is also right when no run is active.
 
 Written by the one process that runs the run, and replaced whole.  Read by the command line, by the next launch and by people.
-Never says whether the run is active: its writer may have been killed since, so `is_run_active` asks the machine.
+Never says whether the run is active: its writer may have been killed since, so `is_active` asks the machine.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     def watchdog(self) -> Identity:
         return Identity(self.pid, self.started, self.boot)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the process that wrote this still runs on this machine, since this boot."""
+        return self.watchdog.is_alive()
+
     def as_status(self) -> dict[str, Any]:
         """The part that `procsv status` shows: where files lie, and how a process is told apart, is the run's own business."""
         shown: dict[str, Any] = msgspec.to_builtins(self)
@@ -101,8 +106,3 @@ def write_run(path: Path, run: RunFile, durable: bool) -> None:
     """Replaces `path`.  `durable` at changes of state; a lost step number is read again anyway."""
     data = msgspec.json.format(seal(encode_json(run)), indent=2)
     replace_file(path, data + b"\n", durable=durable)
-
-
-def is_run_active(run: RunFile) -> bool:
-    """Whether the process that wrote `run` still runs on this machine, since this boot."""
-    return run.watchdog.is_alive()

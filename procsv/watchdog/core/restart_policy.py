@@ -177,17 +177,9 @@ class History:
         kind = classify(death.exit)
         if kind is Kind.CHECKPOINTED:
             return self._weigh_return(RETURNS_AT_ONCE)
-        permanent = self._permanent(death, kind)
-        if permanent:
-            self.no_progress_count += 1
-            return GiveUp(permanent, is_final=True)
         self.no_progress_count += 1
-        early = self._early_failure(death)
-        if early:
-            return GiveUp(early, is_final=True)
-        same = self._same_failure(death)
-        if same:
-            return GiveUp(same, is_final=True)
+        if why := self._permanent(death, kind) or self._early_failure(death) or self._same_failure(death):
+            return GiveUp(why, is_final=True)
         if self.is_spent():
             return GiveUp(self.spent_why(), is_final=False)
         return Restart(0.0 if has_standby and self.no_progress_count == 1 else self.delay_s())
@@ -301,13 +293,14 @@ class ServiceHistory:
         """Seconds until the next start, or None if the run is to fail."""
         if death is ServiceDeath.IDLE:
             return 0.0
-        launch = self.launch
-        period_s = math.inf if death is ServiceDeath.HUNG else launch.service_period_s
+        period_s = math.inf if death is ServiceDeath.HUNG else self.launch.service_period_s
         recent = [death_s for death_s in self._deaths_s.get(death, []) if now_s - death_s < period_s]
         recent.append(now_s)
         self._deaths_s[death] = recent
-        if death is ServiceDeath.HUNG:
-            return 0.1 if len(recent) < launch.service_failures else None
-        if death is ServiceDeath.KILLED:
-            return 0.1 if len(recent) < SERVICE_KILLS * launch.service_failures else None
-        return 0.1 * 4.0 ** (len(recent) - 1) if len(recent) < launch.service_failures else None
+        if len(recent) >= self.deaths_max(death):
+            return None
+        return 0.1 * 4.0 ** (len(recent) - 1) if death is ServiceDeath.FAILED else 0.1
+
+    def deaths_max(self, death: ServiceDeath) -> int:
+        """The number of such deaths that fail the run."""
+        return self.launch.service_failures * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)

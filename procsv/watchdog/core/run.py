@@ -222,10 +222,10 @@ class Core:
                 self._out += self.saves.failed(news, service.incarnation, now_s)
             case messages.Unwritable() as news:
                 self._out += self.saves.unwritable(news, service.incarnation, self.chief.step)
-            case messages.Rejected(path, why) as news:
+            case messages.Rejected(path, why):
                 fields = {"path": path, "why": why}
                 self._out.append(actions.Journal("checkpoint_rejected", service.task, service.incarnation, fields))
-                self.chief.rejected(news)
+                self._out.append(actions.Say(f"{path} is invalid, skipping: {why}", is_bad=True))
             case messages.FlushDone() as news:
                 self.settled_step = max(self.settled_step, news.step)
                 self._settled(news, said.answers, now_s)

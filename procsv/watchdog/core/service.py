@@ -18,7 +18,7 @@ from procsv.watchdog.core.events import AT_DISK, STOPPED, Ended
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
-from procsv.watchdog.core.restart_policy import SERVICE_KILLS, Cause, ServiceDeath, ServiceHistory, find_cause
+from procsv.watchdog.core.restart_policy import Cause, ServiceDeath, ServiceHistory, find_cause
 from procsv.watchdog.core.settings import Settings
 
 NOT_SPAWNED_S = 1.0  # until the next try, where the system would not start a process
@@ -167,9 +167,8 @@ class ServiceSupervisor:
         delay_s = self.history.died(death, now_s)
         if delay_s is None:
             self.state = ServiceState.LOST
-            launch = self.history.launch
-            times = launch.service_failures * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)
-            within = f"failed {times} times within {launch.service_period_s:.0f} s"
+            times = self.history.deaths_max(death)
+            within = f"failed {times} times within {self.history.launch.service_period_s:.0f} s"
             what = f"hung {times} times with no job done" if death is ServiceDeath.HUNG else within
             self.why_lost = f"the {self.task} service {what} (the last time: {how})"
         else:

@@ -213,9 +213,6 @@ class TrainerSupervisor:
             self.durable_step = news.step
         self.history.durable(news.step)
 
-    def rejected(self, news: messages.Rejected) -> None:
-        self._out.append(Say(f"{news.path} is invalid, skipping: {news.why}", is_bad=True))
-
     def settled(self, news: messages.FlushDone, of: messages.TrainerExited | None, now_s: float) -> None:
         """What the dead trainer left is on disk, or cannot be."""
         if self.unsettled is None or of is None or of.incarnation != self.unsettled.incarnation:

@@ -23,7 +23,7 @@ from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import RunPaths, check_socket_paths, make_private_dir
-from procsv.base.run.run_file import RunFile, find_run_in, is_run_active, read_run
+from procsv.base.run.run_file import RunFile, find_run_in, read_run
 from procsv.base.service_table import SERVICES
 from procsv.base.system.atomic_file import set_aside
 from procsv.base.system.locks import FileLock, Holder
@@ -86,7 +86,7 @@ def _read_run_before(paths: RunPaths, say: Callable[[str], None]) -> RunFile | N
 
 
 def _is_run_elsewhere(before: RunFile | None) -> bool:
-    return before is not None and before.ended_at is None and before.pid != os.getpid() and is_run_active(before)
+    return before is not None and before.ended_at is None and before.pid != os.getpid() and before.is_active
 
 
 def _seen_until(paths: RunPaths, before: RunFile | None) -> float | None:
