@@ -26,13 +26,13 @@ MEANING: dict[Kind, str] = {
     "stalled": "a trainer that hung, or that a signal had stopped",
     "stopped": "no run was active: between two launches",
 }
-COLORS: dict[Kind, str] = {
-    "kept": "green",
-    "redone": "yellow",
-    "starting": "blue",
-    "down": "red",
-    "stalled": "magenta",
-    "stopped": "bright_black",
+LOOKS: dict[Kind, tuple[str, str]] = {  # colour and glyph
+    "kept": ("green", "█"),
+    "redone": ("yellow", "▒"),
+    "starting": ("blue", "▄"),
+    "down": ("red", "x"),
+    "stalled": ("magenta", "?"),
+    "stopped": ("bright_black", "·"),
 }
 
 
@@ -108,7 +108,7 @@ def _show_ledger(account: Account, console: Console) -> None:
     for kind in KINDS:
         seconds = account.totals[kind]
         share = seconds / account.wall_s if account.wall_s > 0 else 0.0
-        table.add_row(f"[{COLORS[kind]}]■[/] {kind}", show_duration(seconds), f"{share:.1%}", MEANING[kind])
+        table.add_row(f"[{LOOKS[kind][0]}]■[/] {kind}", show_duration(seconds), f"{share:.1%}", MEANING[kind])
     console.print(table)
 
 
@@ -122,12 +122,9 @@ def _show_bar(account: Account, console: Console) -> None:
         shares = dict.fromkeys(KINDS, 0.0)
         for span in account.spans:
             shares[span.kind] += max(0.0, min(span.end_s, end_s) - max(span.start_s, start_s))
-        kind = max(KINDS, key=lambda kind: shares[kind])
-        cells.append(f"[{COLORS[kind]}]{_GLYPHS[kind]}[/]")
+        colour, glyph = LOOKS[max(KINDS, key=lambda kind: shares[kind])]
+        cells.append(f"[{colour}]{glyph}[/]")
     console.print("".join(cells))
-
-
-_GLYPHS: dict[Kind, str] = {"kept": "█", "redone": "▒", "starting": "▄", "down": "x", "stalled": "?", "stopped": "·"}
 
 
 def _show_incarnations(account: Account, console: Console) -> None:

@@ -132,7 +132,13 @@ def _build_environment(
     """The machine, as the event loop uses it."""
     paths, waiter = start.paths, processes.waiter
     waiter.add(signals.fd)
-    event_hook = EventHook.of(start, console, os.environ)
+    event_hook = EventHook(
+        start.settings.on_event,
+        paths.logs / "on-event.log",
+        {**os.environ, "PROCSV_LOGDIR": start.logdir, "PROCSV_RUN": start.run},
+        lambda text: console.say(text, is_bad=True),
+        start.settings.on_event_s,
+    )
     processes.helpers = lambda: event_hook.pids
     return Environment(
         clock=clock,

@@ -18,8 +18,6 @@ from typing import IO, Any
 from procsv.base import exit_codes
 from procsv.base.json_data import encode_json
 from procsv.base.system.processes import Child, spawn
-from procsv.ipc.messaging.start import Start
-from procsv.watchdog.edge.console import Console
 
 RUNNING_MAX = 4
 WAITING_MAX = 100
@@ -55,12 +53,6 @@ class EventHook:
         self._waiting: collections.deque[tuple[str, bytes]] = collections.deque(maxlen=WAITING_MAX)
         self._running: list[_Command] = []
         self._said: set[str] = set()
-
-    @staticmethod
-    def of(start: Start, console: Console, environment: Mapping[str, str]) -> EventHook:
-        known = {"PROCSV_LOGDIR": start.logdir, "PROCSV_RUN": start.run}
-        log, told = start.paths.logs / "on-event.log", start.settings
-        return EventHook(told.on_event, log, {**environment, **known}, lambda t: console.say(t, True), told.on_event_s)
 
     @property
     def pids(self) -> set[int]:

@@ -251,36 +251,33 @@ class Reactor:
     def _perform(self, todo: list[actions.Action]) -> None:
         """Does it, in order; what a Spawn leads to is done before the action after it."""
         for action in todo:
-            self._perform_one(action)
-
-    def _perform_one(self, action: actions.Action) -> None:
-        match action:
-            case actions.Spawn(task, incarnation, standby):
-                self._spawn(task, incarnation, standby)
-            case actions.Promote(number, task, incarnation):
-                self._promote(number, task, incarnation)
-            case actions.Signal(task, incarnation, number):
-                failpoint("watchdog.mid_stop")
-                self._processes.signal(task, incarnation, number)
-            case actions.KillTree(task, incarnation):
-                self._processes.kill_tree(task, incarnation)
-            case actions.ClearTree(task, incarnation):
-                self._clearing[task] = incarnation
-                self._look_at_tree()
-            case actions.Tell(task, body):
-                self._tell(task, body)
-            case actions.Journal(event, task, incarnation, fields):
-                self._journal(event, task, incarnation, fields)
-            case actions.WriteRun():
-                self._write_run()
-            case actions.Report() as report:
-                self._env.records.write_report(report, self._run_file())
-            case actions.Say(text, is_bad, traceback):
-                self._env.console.say(text, is_bad, traceback)
-            case actions.Quit() as quit:
-                self._quit, self._quit_s = quit, self._clock.monotonic()
-            case _:
-                assert_never(action)
+            match action:
+                case actions.Spawn(task, incarnation, standby):
+                    self._spawn(task, incarnation, standby)
+                case actions.Promote(number, task, incarnation):
+                    self._promote(number, task, incarnation)
+                case actions.Signal(task, incarnation, number):
+                    failpoint("watchdog.mid_stop")
+                    self._processes.signal(task, incarnation, number)
+                case actions.KillTree(task, incarnation):
+                    self._processes.kill_tree(task, incarnation)
+                case actions.ClearTree(task, incarnation):
+                    self._clearing[task] = incarnation
+                    self._look_at_tree()
+                case actions.Tell(task, body):
+                    self._tell(task, body)
+                case actions.Journal(event, task, incarnation, fields):
+                    self._journal(event, task, incarnation, fields)
+                case actions.WriteRun():
+                    self._write_run()
+                case actions.Report() as report:
+                    self._env.records.write_report(report, self._run_file())
+                case actions.Say(text, is_bad, traceback):
+                    self._env.console.say(text, is_bad, traceback)
+                case actions.Quit() as quit:
+                    self._quit, self._quit_s = quit, self._clock.monotonic()
+                case _:
+                    assert_never(action)
 
     def _journal(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
         self._env.records.append(event, task, incarnation, fields)

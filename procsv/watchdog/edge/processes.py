@@ -231,15 +231,12 @@ class Processes:
 
     def usage(self, task: TaskId) -> dict[str, float | int]:
         """Uptime in seconds, resident bytes, and percent of a core since the last asking."""
-        if task == WATCHDOG:
-            return {"uptime": self._seconds_since(self._started_s), **_measure(self._usage)}
-        running = self.running.get(task)
-        if running is None:
+        started_s, process = self._started_s, self._usage if task == WATCHDOG else None
+        if (running := self.running.get(task)) is not None:
+            started_s, process = running.started_s, running.usage
+        elif task != WATCHDOG:
             return {"uptime": 0.0, "rss": 0, "cpu": 0.0}
-        return {"uptime": self._seconds_since(running.started_s), **_measure(running.usage)}
-
-    def _seconds_since(self, then_s: float) -> float:
-        return round(self.clock.monotonic() - then_s, 1)
+        return {"uptime": round(self.clock.monotonic() - started_s, 1), **_measure(process)}
 
     def close(self) -> None:
         for fd in self._lifeline:
