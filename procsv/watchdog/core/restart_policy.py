@@ -176,7 +176,7 @@ class History:
             return GiveUp(NOT_OURS, is_final=True)
         kind = classify(death.exit)
         if kind is Kind.CHECKPOINTED:
-            return self._weigh_return(RETURNS_AT_ONCE)
+            return Restart(self._return_delay_s(RETURNS_AT_ONCE))
         self.no_progress_count += 1
         if why := self._permanent(death, kind) or self._early_failure(death) or self._same_failure(death):
             return GiveUp(why, is_final=True)
@@ -214,21 +214,19 @@ class History:
         self._crashes_from.clear()
         self._has_gone_back = False
 
-    def weigh_recycle(self) -> Restart:
+    def recycle_delay_s(self) -> float:
         """A planned restart is free; one that follows another with nothing saved between is slowed down."""
-        return self._weigh_return(RECYCLES_AT_ONCE)
+        return self._return_delay_s(RECYCLES_AT_ONCE)
 
-    def not_spawned(self) -> Restart:
+    def not_spawned_delay_s(self) -> float:
         """The system would not start a process (EAGAIN, ENOMEM): not the trainer's failure."""
-        return Restart(self._jittered(self.launch.backoff.least_s))
+        return self._jittered(self.launch.backoff.least_s)
 
-    def _weigh_return(self, at_once: int) -> Restart:
-        """Exit 75 is free and immediate; a program that goes on saving nothing new and comes back is slowed down."""
+    def _return_delay_s(self, at_once: int) -> float:
+        """Exit 75 is free and immediate; a program that saves nothing new and comes back again is slowed down."""
         self._idle_returns += 1
         late = self._idle_returns - at_once
-        if late <= 0:
-            return Restart(0.0)
-        return Restart(self._jittered(self.launch.backoff.least_s * 2 ** min(late - 1, 32)))
+        return 0.0 if late <= 0 else self._jittered(self.launch.backoff.least_s * 2 ** min(late - 1, 32))
 
     def _jittered(self, delay_s: float) -> float:
         return min(delay_s, self.launch.backoff.most_s) * self.rng.uniform(1 - JITTER, 1 + JITTER)

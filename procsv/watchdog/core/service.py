@@ -148,9 +148,9 @@ class ServiceSupervisor:
         if not needed or (was is ServiceState.FINISHING and exit.code == 0):
             self.state = ServiceState.ENDED
             return
-        self._start_again(self._weigh(was, exit), str(exit), now_s)
+        self._start_again(self._classify_death(was, exit), str(exit), now_s)
 
-    def _weigh(self, was: ServiceState, exit: Exit) -> ServiceDeath:
+    def _classify_death(self, was: ServiceState, exit: Exit) -> ServiceDeath:
         """SIGKILL comes from outside, whatever the service was at, and so does SIGSTOP; a hang is its own."""
         if self.hanging.evidence(exit, ""):
             return ServiceDeath.KILLED if self.hanging.was_stopped else ServiceDeath.HUNG

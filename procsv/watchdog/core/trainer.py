@@ -112,7 +112,7 @@ class TrainerSupervisor:
 
     def not_spawned(self, error: str, now_s: float) -> None:
         self._out.append(Say(f"cannot start the {self.task}: {error}; trying again", is_bad=True))
-        self.restart_s = now_s + self.history.not_spawned().delay_s
+        self.restart_s = now_s + self.history.not_spawned_delay_s()
         self.life.handle(LifecycleEvent.NOT_SPAWNED, error)
 
     def not_promoted(self, now_s: float) -> None:
@@ -223,7 +223,7 @@ class TrainerSupervisor:
             if self.history.is_spent():
                 self._give_up(verdict.why, now_s)
             else:
-                self._restart(Restart(max(0.0, self.history.delay_s() - (now_s - self._death_s))), now_s)
+                self._restart(max(0.0, self.history.delay_s() - (now_s - self._death_s)), now_s)
 
     def stop(self, now: bool, why: str, now_s: float, reason: Reason = "final") -> None:
         """The run is to end.  `now`: without waiting for the program.  `reason`: of its last checkpoint."""
@@ -351,7 +351,7 @@ class TrainerSupervisor:
                     self._tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
                     self._out.append(ClearTree(self.task, self.incarnation))
                 case LifecycleAction.DECIDE_RESTART:
-                    self._weigh(now_s)
+                    self._decide_restart(now_s)
                 case LifecycleAction.ALERT:
                     text = (
                         f"processes of {self.task} {self.incarnation} do not die; nothing else may write to the logdir"
@@ -382,23 +382,23 @@ class TrainerSupervisor:
             self._out.append(Signal(self.task, self.incarnation, signal.SIGTERM))
             self._out.append(Signal(self.task, self.incarnation, signal.SIGCONT))  # a stopped one would not hear it
 
-    def _weigh(self, now_s: float) -> None:
+    def _decide_restart(self, now_s: float) -> None:
         ended = self._last_death
-        assert ended is not None, "weighed without a death"
+        assert ended is not None, "a restart to decide on, and no death"
         if self.ends_run:
             return
         if self._observes and ended.exit.code in (exit_codes.RESUMABLE, exit_codes.INTERRUPTED):
             self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))  # by itself, or by the user's Ctrl-C
             return
         if self._recycled and (self._we_killed or classify(ended.exit) is Kind.CHECKPOINTED):
-            self._restart(self.history.weigh_recycle(), now_s)
+            self._restart(self.history.recycle_delay_s(), now_s)
             return
         death = Death(ended.exit, ended.words, self._own_step)
         verdict = self.history.decide_restart(death, self._standby.is_ready)
         if self._keeps_state and self.history.suspects(death, self._resumed_step, self.resume_step):
             self._go_back()
         if isinstance(verdict, Restart):
-            self._restart(verdict, now_s)
+            self._restart(verdict.delay_s, now_s)
         elif verdict.is_final or not self._keeps_state:
             self._give_up(verdict.why, now_s)
         else:
@@ -407,16 +407,16 @@ class TrainerSupervisor:
     def _go_back(self) -> None:
         """What resumed from that state crashed again and again: the next trainer gets the one before."""
         step = self._resumed_step
-        assert self.unsettled is not None, "weighed, and nothing to settle"
+        assert self.unsettled is not None, "a suspect state, and nothing to settle"
         self.unsettled = messages.TrainerExited(self.incarnation, False, step, self.task)
         suspected = Journal("state_suspected", self.task, self.incarnation, {"step": step})
         self._out += [Say(wording.going_back(step), is_bad=True), suspected]
 
-    def _restart(self, verdict: Restart, now_s: float) -> None:
-        self.restart_s = now_s + verdict.delay_s
-        fields = wording.restarting_fields(verdict.delay_s, self.lost_steps, self._recycled)
+    def _restart(self, delay_s: float, now_s: float) -> None:
+        self.restart_s = now_s + delay_s
+        fields = wording.restarting_fields(delay_s, self.lost_steps, self._recycled)
         self._out.append(Journal("restarting", self.task, self.incarnation, fields))
-        self._out.append(Say(wording.starting_again(verdict.delay_s, self.memory_step, self.durable_step)))
+        self._out.append(Say(wording.starting_again(delay_s, self.memory_step, self.durable_step)))
 
     def _give_up(self, why: str, now_s: float) -> None:
         self.gave_up = why

@@ -302,10 +302,10 @@ def test_by_hand_everything_is_forgiven() -> None:
 def test_planned_restarts_are_free_but_a_loop_of_them_is_slowed_down() -> None:
     past = trained()
 
-    assert past.weigh_recycle().delay_s == 0.0
-    assert past.weigh_recycle().delay_s > 0.0
+    assert past.recycle_delay_s() == 0.0
+    assert past.recycle_delay_s() > 0.0
     past.durable(5)
-    assert past.weigh_recycle().delay_s == 0.0
+    assert past.recycle_delay_s() == 0.0
     assert past.no_progress_count == 0
 
 
