@@ -20,7 +20,6 @@ _NOT_IN_A_FILE = ("config", "help")
 
 
 def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Puts the file's options in the place of the defaults."""
     path, table = (Path(value), "") if value else (Path("pyproject.toml"), "tool.procsv")
     if value or path.is_file():
         defaults = _check(_read(path, table), ctx, path, table)

@@ -62,7 +62,6 @@ def command(directory: str, follow: bool, role: str) -> None:
 
 
 def newest_log(run: RunFile, task: str) -> Path | None:
-    """The log of the highest incarnation."""
     number = newest_number(run.paths.logs, task)
     return run.paths.log(TaskId.parse(task), number) if number else None
 

@@ -32,8 +32,6 @@ COMMANDS = {  # name -> (module, what it does); in the order of the help
 
 
 class LazyGroup(click.Group):
-    """A group that loads a command when it is called."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 

@@ -31,8 +31,6 @@ ENDS_THE_TRAINER = frozenset({"kill", "segfault", "raise", "exit", "hang", "pree
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One training, with faults or without."""
-
     logdir: str
     exit_codes: tuple[int, ...]  # of each launch; negative: killed by that signal
     account: Account

@@ -56,7 +56,6 @@ def _trial(trial: Trial) -> dict[str, Any]:
 
 
 def show(found: Findings, console: Console) -> None:
-    """The table, then the verdict."""
     if found.blows:
         names = ("fault", "at step", "trainer", "went on from", "steps lost", "down")
         table = make_table(names, right=("at step", "steps lost", "down"))

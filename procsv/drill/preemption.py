@@ -172,7 +172,6 @@ class _Processes:
 
 
 def _role(argv: list[str]) -> str:
-    """The role of a process, by its command line."""
     for word in argv:
         if word.startswith("procsv.services."):
             return word.rpartition(".")[2]

@@ -37,8 +37,6 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What is drilled, and how."""
-
     directory: Path
     target: str
     args: tuple[str, ...]

@@ -106,8 +106,6 @@ class Remark:
 
 @dataclass(slots=True)
 class Account:
-    """All that is known of a run."""
-
     start_s: float
     end_s: float
     launches: int = 0

@@ -22,7 +22,6 @@ ROWS_MAX = 500  # of any table: the last ones; the journal has them all
 
 
 def make_page(story: Story) -> str:
-    """The whole page."""
     account = story.account
     title = " ".join((story.target, *story.args)) or story.logdir
     return f"""<!doctype html>

@@ -20,8 +20,6 @@ from procsv.report.time_ledger import take_account
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A run and its account."""
-
     logdir: str
     target: str
     args: tuple[str, ...]

@@ -86,7 +86,6 @@ def headline(account: Account) -> str:
 
 
 def show(story: Story, console: Console) -> None:
-    """The report for people."""
     account = story.account
     console.print(
         f"[bold]{as_markup(' '.join((story.target, *story.args)) or story.logdir)}[/bold]  {as_markup(story.logdir)}"

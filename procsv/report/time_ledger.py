@@ -41,8 +41,6 @@ def take_account(
 
 
 class Book:
-    """Takes the entries in, one after the other."""
-
     def __init__(self, keeps_remarks: bool = True) -> None:
         """Without remarks the book of a long run stays small."""
         self._keeps_remarks = keeps_remarks

@@ -11,8 +11,6 @@ from procsv.faults.plan import Fault, Plan, interval_s
 
 
 class Schedule:
-    """The faults that are still to come."""
-
     def __init__(self, plan: Plan, done: list[int], now_s: float) -> None:
         """`done`: how often each has happened in the life of the logdir.  `now_s`: the start of this launch."""
         self._plan, self._done = plan, list(done)
@@ -47,7 +45,6 @@ class Schedule:
         return now_s >= self._due_s[number]
 
     def happened(self, number: int, now_s: float) -> None:
-        """It was carried out."""
         self._done[number] += 1
         self._plan_next(number, self._plan.faults[number], now_s)
 

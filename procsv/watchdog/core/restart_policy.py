@@ -33,8 +33,6 @@ _CRASH_SIGNALS = frozenset(
 
 
 class Kind(Enum):
-    """The classes of exits."""
-
     DONE = auto()
     CHECKPOINTED = auto()
     PERMANENT = auto()
@@ -191,7 +189,6 @@ class History:
         return f"{self.no_progress_count} failures in a row with no newly durable step"
 
     def delay_s(self) -> float:
-        """The delay after the failures so far."""
         return self._jittered(self.launch.backoff.least_s * 2 ** min(max(self.no_progress_count - 1, 0), 32))
 
     def suspects(self, death: Death, resumed_step: int, newest_step: int) -> bool:
@@ -284,7 +281,6 @@ class ServiceHistory:
     _deaths_s: dict[ServiceDeath, list[float]] = field(default_factory=dict)
 
     def worked(self) -> None:
-        """It has completed a job."""
         self._deaths_s.clear()
 
     def died(self, death: ServiceDeath, now_s: float) -> float | None:

@@ -79,7 +79,6 @@ class Core:
         return self._take_actions()
 
     def handle(self, event: events.Event, now_s: float) -> list[actions.Action]:
-        """What is to be done about `event`."""
         match event:
             case events.Spawned():
                 self._spawned(event)
@@ -141,7 +140,6 @@ class Core:
         return [task for task in self._running_on() if name in (None, task.task)]
 
     def _running_on(self) -> list[TrainerSupervisor]:
-        """The tasks that have not come to their end."""
         return [task for task in self.tasks.values() if not task.ends_run]
 
     # -- processes -----------------------------------------------------------------------------------------

@@ -20,8 +20,6 @@ REMEMBERED_MAX = 1000  # checkpoints that are in the journal already
 
 @dataclass(slots=True)
 class Saves:
-    """The news of one run's checkpoints."""
-
     try_s: float | None = None  # monotonic time of the next try, while saves fail
     _error: str = ""
     _trouble: str = ""

@@ -108,7 +108,6 @@ class ServiceSupervisor:
         return True
 
     def finish(self) -> None:
-        """It has been told to finish."""
         if self.is_up:
             self.state = ServiceState.FINISHING
 
@@ -123,7 +122,6 @@ class ServiceSupervisor:
         self.state, self.why_killed = ServiceState.ENDED, why
 
     def cause(self, event: Ended) -> Cause:
-        """Why its process has died."""
         if event.exit.code == 0 and self.state is not ServiceState.FINISHING:
             return Cause("exit-code", "exit code 0, although nobody had told it to finish")
         hang = "" if self.why_killed else self.hanging.evidence(event.exit, event.stacks)

@@ -101,7 +101,6 @@ class Standby:
     # -- for the task --------------------------------------------------------------------------------------
     @property
     def is_ready(self) -> bool:
-        """Whether the next trainer is there already."""
         return self.state is State.WAITING
 
     def start_of(self, task: TaskId, incarnation: int, now_s: float) -> actions.Action:
@@ -173,7 +172,6 @@ class Standby:
             self.out.append(actions.Journal("standby_ready", STANDBY, self.number, fields))
 
     def promoted(self, event: events.Promoted, now_s: float) -> None:
-        """It is the trainer, and no standby any more."""
         self.pid, self._late_s = 0, None
         self._handle(Event.BEGUN, now_s)
 

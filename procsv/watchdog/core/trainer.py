@@ -173,7 +173,6 @@ class TrainerSupervisor:
         self._handle(LifecycleEvent.READY, now_s)
 
     def died(self, ended: Ended, now_s: float) -> None:
-        """The trainer is dead and reaped."""
         if ended.incarnation != self.incarnation:
             return
         self._standby.trainer_died()

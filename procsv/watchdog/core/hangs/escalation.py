@@ -47,7 +47,6 @@ class HangEscalation(Generic[L]):
     _watches: bool = False
 
     def start_watch(self, now_s: float) -> None:
-        """A new process."""
         self.liveness.start_watch(now_s)
         self.hang, self._watches = None, True
         self._abort_s = self._kill_s = None

@@ -39,7 +39,6 @@ class ServiceLiveness:
     _hangs: int = 0  # in a row, with no job done between
 
     def start_watch(self, now_s: float) -> None:
-        """A new process is started."""
         self._last = None
         self._silent_s = self._still_s = 0.0
         self._looked_s = now_s
