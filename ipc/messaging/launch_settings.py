@@ -58,6 +58,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     on_event: str = ""  # command line; "": none
     on_event_s: float = 30.0  # then the command is killed
     detach: bool = False  # the watchdog's terminal is a log
+    group_readable: bool = False  # run.json, journal, logs and crash reports: for the logdir's group, too
     preempt_signal: Literal["SIGTERM", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
     plan: str = ""  # JSON of a fault plan (procsv/faults/plan.py); "": no faults
 

@@ -18,6 +18,7 @@ import procsv
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.paths import RunPaths, local_home
+from procsv.base.run.records import open_record
 from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 
@@ -104,7 +105,7 @@ def _wait_for_start() -> Start:
     if not text:
         raise SystemExit(0)  # nobody needs it
     start = msgspec.convert(json.loads(text), Start)
-    log = os.open(start.paths.log(start.task, start.incarnation), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = open_record(start.paths.log(start.task, start.incarnation), os.O_WRONLY | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for fd, standard in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(fd, standard)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import click
 
-from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
 from procsv.base.run.journal import read_journal
 from procsv.base.run.logs import newest_number
 from procsv.base.run.paths import RunPaths
+from procsv.base.run.records import make_home, open_record
 from procsv.base.run.run_file import read_run
 from procsv.ipc.messaging.start import Start
 
@@ -26,8 +26,9 @@ LOOK_S = 0.05
 
 def launch_detached(start: Start) -> int:
     """Exit code: 0 as soon as the program has been started, or the watchdog's own if it has ended before."""
+    make_home(start.paths, group_readable=start.settings.group_readable)
     log = _new_log(start.paths)
-    with log.open("ab") as output:
+    with os.fdopen(open_record(log, os.O_WRONLY | os.O_APPEND), "ab") as output:
         process = subprocess.Popen(
             start.argv(),
             env=start.environment(os.environ),
@@ -51,10 +52,6 @@ def launch_detached(start: Start) -> int:
 
 
 def _new_log(paths: RunPaths) -> Path:
-    try:
-        paths.logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LogdirLocked(f"the logdir {paths.logdir} cannot be written: {error.strerror}") from error
     return paths.log(WATCHDOG, newest_number(paths.logs, str(WATCHDOG)) + 1)
 
 

@@ -147,6 +147,11 @@ def _seconds(flag: str, name: str, default: str | None, text: str, *words: str, 
     least_s=0.1,
 )
 @click.option(
+    "--group-readable",
+    is_flag=True,
+    help="Let the group of the logdir read run.json, journal, logs and crash reports; else they are yours alone.",
+)
+@click.option(
     "--detach",
     is_flag=True,
     help="Return as soon as the program has started, and let the run go on without this terminal.",

@@ -10,11 +10,14 @@ import difflib
 import importlib
 import os
 import sys
+from pathlib import Path
 
 import click
 
 from procsv import __version__
+from procsv.base import exit_codes
 from procsv.base.errors import UserError
+from procsv.base.run.records import whose
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import printable
 
@@ -71,6 +74,13 @@ def main(argv: list[str] | None = None) -> None:
     except UserError as error:
         click.echo(f"procsv: {printable(str(error))}", err=True)
         sys.exit(error.exit_code)
+    except PermissionError as error:  # mostly of a run that is another user's
+        if error.filename is None:
+            raise
+        click.echo(
+            f"procsv: {printable(str(error.filename))}: permission denied{whose(Path(error.filename))}", err=True
+        )
+        sys.exit(exit_codes.USAGE)
 
 
 def _have_standard_streams() -> None:

@@ -5,6 +5,9 @@ Used by status, stop and logs.  Every query has a time limit; a missing answer i
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import msgspec
 
 from procsv.base.errors import UserError
@@ -22,6 +25,8 @@ ASK_S_MAX = 0.7  # `status` answers within one second, whatever the trainer does
 def find_run(directory: str) -> RunFile:
     """The run in `directory`; UserError if there has never been one."""
     path, paths = directory, find_paths(directory)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        paths.run_json.open("rb").close()  # another user's: PermissionError, not "there is none"
     run = find_run_in(paths)
     if run is not None:
         return run if run.state in FINAL_STATES or run.is_active else _after_its_watchdog(run)
@@ -50,8 +55,8 @@ def ask(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | N
     from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 
     socket_path = run.paths.control_socket
-    if not socket_path.exists():
-        return None
+    if not os.access(socket_path, os.W_OK):
+        return None  # there is none, or it is another user's
     clock, context = SystemClock(), new_context()
     client = Client(context, socket_path, Address("", COMMAND_LINE, 1), clock)
     try:

@@ -12,9 +12,11 @@ import signal
 import sys
 
 import click
+import psutil
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
+from procsv.base.run.records import user_name
 from procsv.base.run.run_file import RunFile
 from procsv.base.terminal import printable
 from procsv.cli.query import ask, find_run
@@ -38,6 +40,9 @@ def command(directory: str, now: bool) -> None:
     if pidfd is None:
         click.echo(printable(f"no run is active in {run.logdir}: {_how(run)}"))
         return
+    owner = psutil.Process(run.pid).uids().effective
+    if owner != os.geteuid() != 0:
+        raise UserError(f"the run in {run.logdir} is {user_name(owner)}'s; only they can end it", exit_code=1)
     try:
         _ask(run, now, pidfd)
         click.echo(printable(f"stopping {run.target} (process {run.pid}){' now' if now else ''} …"))

@@ -79,7 +79,9 @@ def _open(start: Start, clock: Clock, signals: Signals, console: Console, observ
 
     what = f"{'python' if start.observes else 'procsv launch'} {shlex.join((start.target, *start.args))}"
     us = Holder(start.observes or os.getpid(), what)
-    return open_run(start.paths, clock, start.settings.grace_s, wait, console.say, us)
+    return open_run(
+        start.paths, clock, start.settings.grace_s, wait, console.say, us, group_readable=start.settings.group_readable
+    )
 
 
 def _run(

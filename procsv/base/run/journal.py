@@ -18,16 +18,17 @@ from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
 from procsv.base.json_data import decode_json, encode_json
 from procsv.base.outcome import NO_STEP
+from procsv.base.run.records import make_record_dir, open_record
 
 
 class Journal:
     """Appends; each line is one write, so that two writers can never mix within a line."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_record_dir(path.parent)
         self.path = path
         self._clock = clock
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = open_record(path, os.O_RDWR | os.O_APPEND)
         self._is_torn = False
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":

@@ -14,6 +14,7 @@ import msgspec
 from procsv.base.json_data import decode_sealed, encode_json, seal
 from procsv.base.outcome import NO_STEP, LastExit
 from procsv.base.run.paths import RunPaths, local_home
+from procsv.base.run.records import record_mode
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.processes import Identity
 from procsv.base.text import is_remote
@@ -105,4 +106,4 @@ def find_run_in(paths: RunPaths) -> RunFile | None:
 def write_run(path: Path, run: RunFile, durable: bool) -> None:
     """Replaces `path`.  `durable` at changes of state; a lost step number is read again anyway."""
     data = msgspec.json.format(seal(encode_json(run)), indent=2)
-    replace_file(path, data + b"\n", durable=durable)
+    replace_file(path, data + b"\n", durable=durable, mode=record_mode(path.parent))

@@ -8,7 +8,7 @@ from pathlib import Path
 from procsv.base.system import disk
 
 
-def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True) -> None:
+def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True, mode: int = 0o644) -> None:
     """Puts `data`, or all its pieces, at `path` by write, fsync, rename and fsync of the directory.
 
     Killed at any line: the old file stands whole, with perhaps a dot-file beside it that the next call replaces.
@@ -18,7 +18,7 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True
     temporary = path.with_name(f".{path.name}.new")
     try:
         pieces = (data,) if isinstance(data, bytes) else data
-        disk.write_file(temporary, pieces, 0o644, durable=durable, replace=True)
+        disk.write_file(temporary, pieces, mode, durable=durable, replace=True)
         disk.rename(temporary, path)
     except BaseException:
         disk.unlink_if_there(temporary)

@@ -31,9 +31,15 @@ CALLS = ("create", "write", "fsync", "fsync_path", "rename", "link", "unlink", "
 
 # -- operations -----------------------------------------------------------------------------------------------
 def create(path: Path, mode: int = 0o666, *, replace: bool = False) -> int:
-    """A new file's descriptor, for writing; with `replace` an older one is emptied, without it FileExistsError."""
+    """A new file's descriptor, for writing; with `replace` an older one goes, without it FileExistsError.
+
+    Never through a symbolic link: in a directory that others can write to, it might lead anywhere.
+    """
     failpoint("disk.full")
-    return os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL) | os.O_CLOEXEC, mode)
+    if replace:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
 def write(fd: int, data: bytes | memoryview) -> int:

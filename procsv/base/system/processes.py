@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from procsv.base.outcome import Exit
+from procsv.base.run.records import make_record_dir, open_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +178,8 @@ def spawn(
     """
     output: int | None = None
     if log is not None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        make_record_dir(log.parent)
+        output = open_record(log, os.O_WRONLY | os.O_APPEND)
     try:
         process = subprocess.Popen(
             list(argv),

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from procsv.base.run.logs import older_part
+from procsv.base.run.records import open_record
 
 CHECK_S = 5.0
 OUTPUTS = (1, 2)
@@ -42,7 +43,7 @@ class LogRotation:
         self._log.replace(older)
         # killed here: the log has its older name, and readers find no log
         try:
-            new = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            new = open_record(self._log, os.O_WRONLY | os.O_APPEND)
         except OSError:
             older.replace(self._log)
             raise

@@ -23,6 +23,7 @@ from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import RunPaths, check_socket_paths, make_private_dir
+from procsv.base.run.records import make_home
 from procsv.base.run.run_file import RunFile, find_run_in, read_run
 from procsv.base.service_table import SERVICES
 from procsv.base.system.atomic_file import set_aside
@@ -45,11 +46,18 @@ class Opened:
 
 
 def open_run(
-    paths: RunPaths, clock: Clock, grace_s: float, wait: Wait, say: Callable[[str], None], us: Holder
+    paths: RunPaths,
+    clock: Clock,
+    grace_s: float,
+    wait: Wait,
+    say: Callable[[str], None],
+    us: Holder,
+    *,
+    group_readable: bool = False,
 ) -> Opened:
     """Makes the logdir ours, or LogdirLocked saying who has it."""
     check_socket_paths(paths)
-    _make_home(paths)
+    make_home(paths, group_readable=group_readable)
     for _ in range(TRIES_MAX):
         lock = _take_lock(paths, clock, us)
         before = _read_run_before(paths, say)
@@ -93,16 +101,6 @@ def _seen_until(paths: RunPaths, before: RunFile | None) -> float | None:
     if before is None or before.ended_at is not None:
         return None
     return paths.run_json.stat().st_mtime
-
-
-def _make_home(paths: RunPaths) -> None:
-    try:
-        paths.logs.mkdir(parents=True, exist_ok=True)
-        probe = paths.home / f".probe.{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise LogdirLocked(f"the logdir {paths.logdir} cannot be written: {error.strerror}") from error
 
 
 def _take_lock(paths: RunPaths, clock: Clock, us: Holder) -> FileLock:

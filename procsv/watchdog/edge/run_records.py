@@ -19,6 +19,7 @@ from procsv.base.outcome import LastWords
 from procsv.base.run import journal
 from procsv.base.run.logs import last_lines
 from procsv.base.run.paths import RunPaths
+from procsv.base.run.records import make_record_dir, record_mode
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.atomic_file import replace_file
 from procsv.ipc.messaging.messages import RunMetrics
@@ -100,10 +101,10 @@ class RunRecords:
 
     def _write_crash(self, crash: CrashReport, task: TaskId) -> None:
         crashes = self._paths.crashes
-        crashes.mkdir(parents=True, exist_ok=True)
-        name = attempt_name(task, crash.incarnation)
-        replace_file(crashes / f"{name}.json", indent_json(crash).encode() + b"\n", durable=False)
-        replace_file(crashes / f"{name}.txt", _as_text(crash).encode(errors="replace"), durable=False)
+        make_record_dir(crashes)
+        name, mode = attempt_name(task, crash.incarnation), record_mode(crashes)
+        replace_file(crashes / f"{name}.json", indent_json(crash).encode() + b"\n", durable=False, mode=mode)
+        replace_file(crashes / f"{name}.txt", _as_text(crash).encode(errors="replace"), durable=False, mode=mode)
         self._prune(crashes)
 
     def _prune(self, crashes: Path) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import os
 
 from procsv.base.identity import STANDBY, TaskId
+from procsv.base.run.records import open_record
 from procsv.base.system.locks import FileLock
 from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Word
 from procsv.watchdog.core.events import Promoted, StandbySaid
@@ -51,7 +52,7 @@ class StandbyLink:
             raise ProcessLookupError("it is gone")
         log_path, lock = paths.log(task, incarnation), FileLock(paths.writer_lock(task))
         prune_logs(paths.logs, task, log_path)
-        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        log = open_record(log_path, os.O_WRONLY | os.O_APPEND)
         try:
             if not lock.try_acquire(f"{task} {incarnation}", processes.clock.wall()):
                 raise WriterLockHeld("an older trainer's processes still hold the logdir")
