@@ -9,7 +9,7 @@ from procsv.ipc.messaging.messages import RunMetrics
 from procsv.report.account import KINDS
 from procsv.services.summary.event_file import read_records
 from procsv.services.summary.metrics_file import MetricsFile
-from procsv.watchdog.edge.time_metrics import EVERY_S, FigureBook
+from procsv.watchdog.edge.time_metrics import EVERY_S, MetricsBook
 
 
 def test_a_figure_is_a_scalar_of_its_step(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_disk_that_does_not_take_figures_is_said_once(tmp_path: Path, capfd: p
 
 
 def test_figures_are_said_at_turns_of_the_run_and_once_a_minute() -> None:
-    book = FigureBook()
+    book = MetricsBook()
     assert book.due(0.0, 1000.0, 5) is None, "nothing has happened"
     entry = {"time": 1000.0, "role": "watchdog", "incarnation": 1}
     book.enter_event({**entry, "event": "run_started"})

@@ -116,7 +116,7 @@ class Reactor:
         if now_s >= self._run_json_s:
             self._write_run()
             self._look_at_memory()
-        self._say_figures(now_s)
+        self._send_metrics(now_s)
         if now_s >= self._socket_s:
             self._socket_s = now_s + SOCKET_S
             if self._sockets.restore_server():
@@ -180,7 +180,6 @@ class Reactor:
         self._show_log(task, incarnation)
 
     def _show_log(self, task: TaskId, incarnation: int) -> None:
-        """The terminal shows what the chief prints."""
         if task == self._core.chief.task:
             self._env.console.follow(self._paths.log(task, incarnation))
 
@@ -232,7 +231,7 @@ class Reactor:
 
     def _tell(self, task: TaskId, body: messages.Message) -> None:
         if isinstance(body, messages.Finish) and self._core.services[task].spec.takes_events:
-            self._say_figures(math.inf)  # the last ones: after these it ends
+            self._send_metrics(math.inf)  # the last ones: after these it ends
         if task in self._core.tasks:
             self._sockets.server.broadcast(body, task)
         else:
@@ -241,11 +240,11 @@ class Reactor:
     def _preempt(self, grace_s: float) -> None:
         self.handle(events.PreemptAsked(grace_s, "a fault of the plan"))
 
-    def _say_figures(self, now_s: float) -> None:
-        figures = self._env.records.metrics_due(now_s, self._core.chief.step)
+    def _send_metrics(self, now_s: float) -> None:
+        metrics = self._env.records.metrics_due(now_s, self._core.chief.step)
         for task, service in self._core.services.items():
-            if figures is not None and service.spec.takes_events:
-                self._sockets.clients[task].send(figures)
+            if metrics is not None and service.spec.takes_events:
+                self._sockets.clients[task].send(metrics)
 
     # -- what the core says --------------------------------------------------------------------------------
     def _perform(self, todo: list[actions.Action]) -> None:

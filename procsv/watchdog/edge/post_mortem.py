@@ -27,8 +27,6 @@ SERVICE_LINES_SHOWN = 10  # of a service's log, when it has died for good
 
 
 class PostMortem:
-    """The evidence in one run's directories, and in the kernel's counters."""
-
     def __init__(self, paths: RunPaths) -> None:
         self._paths, self._kills = paths, KillCounters.of_this_process()
 

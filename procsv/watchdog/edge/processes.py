@@ -156,7 +156,6 @@ class Processes:
             running.child.signal_tree(signal.SIGKILL)
 
     def ended(self) -> list[Dead]:
-        """Those that have died; they are reaped, and no longer in the table."""
         dead = []
         for running in [running for running in self.running.values() if running.child.has_ended()]:
             del self.running[running.task]

@@ -24,7 +24,7 @@ from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.atomic_file import replace_file
 from procsv.ipc.messaging.messages import RunMetrics
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.edge.time_metrics import FigureBook
+from procsv.watchdog.edge.time_metrics import MetricsBook
 
 LOG_LINES_SHOWN = 50
 CRASHES_KEPT_MAX = 1000  # reports; the oldest go first
@@ -59,17 +59,17 @@ class RunRecords:
         self._clock = clock
         self._say = say
         self._failing = ""
-        self._figures = FigureBook()
+        self._metrics = MetricsBook()
         for entry in journal.read_journal(paths.journal):
-            self._figures.enter_event(entry)
+            self._metrics.enter_event(entry)
         self._journal = journal.Journal(paths.journal, clock)
 
     def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
-        self._try(lambda: self._figures.enter_event(self._journal.append(event, task, incarnation, **fields)))
+        self._try(lambda: self._metrics.enter_event(self._journal.append(event, task, incarnation, **fields)))
 
     def metrics_due(self, now_s: float, step: int) -> RunMetrics | None:
         """What became of the time so far, if it is time to say so."""
-        return self._figures.due(now_s, self._clock.wall(), step)
+        return self._metrics.due(now_s, self._clock.wall(), step)
 
     def write_run(self, run: RunFile, durable: bool) -> None:
         self._try(lambda: write_run(self._paths.run_json, run, durable))

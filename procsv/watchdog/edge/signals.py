@@ -42,7 +42,6 @@ class Signals:
         return found
 
     def wait(self, timeout_s: float) -> bool:
-        """True as soon as one has come."""
         return bool(select.select([self.fd], [], [], timeout_s)[0])
 
     def close(self) -> None:

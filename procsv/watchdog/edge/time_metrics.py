@@ -14,7 +14,7 @@ EVERY_S = 60.0
 _WORTH_A_POINT = frozenset({"ready", "exited", "run_completed", "stopped", "gave_up"})
 
 
-class FigureBook:
+class MetricsBook:
     def __init__(self) -> None:
         self._book = Book(keeps_remarks=False)
         self._next_s = 0.0
