@@ -68,22 +68,23 @@ class FileLock:
         `pid`: for whom it is held, where that is not us.
         """
         while True:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if not _lock_exclusively(fd):
-                os.close(fd)
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if not _lock_exclusively(self.fd):
+                self.let_go()
                 return False
-            # The holder before us unlinks the file as it lets go: what we locked must still be what is there.
-            try:
-                same = os.path.samestat(os.fstat(fd), self.path.stat())
-            except FileNotFoundError:
-                same = False
-            if same:
+            if self.is_in_place():  # the holder before us unlinks the file as it lets go
                 break
-            os.close(fd)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, msgspec.json.encode(Holder(pid or os.getpid(), what, wall_s)), 0)
-        self.fd = fd
+            self.let_go()
+        os.ftruncate(self.fd, 0)
+        os.pwrite(self.fd, msgspec.json.encode(Holder(pid or os.getpid(), what, wall_s)), 0)
         return True
+
+    def is_in_place(self) -> bool:
+        """Whether the file that we have locked is still what lies at its path."""
+        try:
+            return os.path.samestat(os.fstat(self.fd), self.path.stat())
+        except FileNotFoundError:
+            return False
 
     def also_lock(self, directory: Path) -> bool:
         """Locks `directory` itself too, which leaves no file, for as long as this lock is held; False if somebody has it.

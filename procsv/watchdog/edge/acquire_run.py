@@ -69,7 +69,7 @@ def open_run(
                 raise LogdirLocked(f"the logdir {paths.logdir} is in use: another launch has just begun there")
             raise LogdirLocked(_in_use(paths, before.pid, before.started_at, before.target))
         _wait_for_leftovers(paths, before, clock, grace_s, wait, say)
-        if _is_in_place(lock):
+        if lock.is_in_place():
             break
         lock.let_go()  # the services of the run before have removed the run directory under us
     else:
@@ -125,13 +125,6 @@ def _in_use(paths: RunPaths, pid: int, since: float, what: str) -> str:
         f"the logdir {paths.logdir} is in use: process {pid} ({what}) runs it since {when}; "
         f"look at it with `procsv status {paths.logdir}`, end it with `procsv stop {paths.logdir}`"
     )
-
-
-def _is_in_place(lock: FileLock) -> bool:
-    try:
-        return os.path.samestat(os.fstat(lock.fd), lock.path.stat())
-    except FileNotFoundError:
-        return False
 
 
 # -- what is still alive ---------------------------------------------------------------------------------------
