@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.holders import holders
 from tests.support.launched import Launched, launched
 
 pytestmark = pytest.mark.fault
@@ -148,6 +149,8 @@ def test_a_standby_becomes_the_trainer_and_neither_the_program_nor_its_result_ca
             assert (promoted["role"], promoted["pid"], promoted["incarnation"]) == ("trainer", waiting["pid"], kill + 1)
             run.wait_event("ready", kill + 1)
             assert (row(run, "trainer")["pid"], run.pid("trainer")) == (waiting["pid"], waiting["pid"])
+            lock = Path(file(run)["run_dir"]) / "writer.lock"
+            assert holders(lock, run.process.pid) == {waiting["pid"]}, "who became the trainer was given its lock"
             shown = psutil.Process(run.pid("trainer")).cmdline()
             assert shown[shown.index("procsv.training") + 1] == "trainer"
         let_go(tmp_path / "kills", 300)

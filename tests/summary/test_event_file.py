@@ -76,6 +76,7 @@ def test_a_torn_tail_is_cut_off_and_whole_records_before_it_are_kept(tmp_path: P
 
     repaired = EventFile(path, noted)
     assert repaired.repair() == 2
+    assert path.stat().st_size == repaired.offset, "a shorter record would leave the end of the torn one"
     repaired.append([event(5)], 6.0)
     assert steps_in(path) == [1, 2, 3, 4, 5]
     repaired.close()
@@ -93,6 +94,7 @@ def test_a_changed_byte_behind_the_note_ends_what_is_taken_over(tmp_path: Path) 
 
     repaired = EventFile(path, noted)
     assert repaired.repair() == 1
+    assert path.stat().st_size == repaired.offset
     assert steps_in(path) == [1, 2, 3]
     repaired.close()
 

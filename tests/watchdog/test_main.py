@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from procsv.base.identity import COMMAND_LINE
+from procsv.base.identity import COMMAND_LINE, TRAINER
 from procsv.base.run.journal import read_journal
 from procsv.base.run.run_file import RunFile, read_run
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.launch_settings import Range
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
+from tests.support.holders import holders
 from tests.support.launched import settings_text
 
 if TYPE_CHECKING:
@@ -165,6 +166,17 @@ def test_a_killed_trainer_is_noticed_at_once_and_started_again(tmp_path: Path) -
             noticed_s.append(ended["time"] - killed_at)
         assert min(noticed_s) < 0.5  # no tick is waited for; 50 ms on a machine that is not busy with tests
         assert others == [run.pid("checkpoint"), run.pid("summary")]
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+
+
+def test_row_10_the_trainer_holds_the_writer_s_lock_and_the_watchdog_does_not(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE) as run:
+        for number in (1, 2):
+            run.begun(number)
+            assert holders(run.file().paths.writer_lock(TRAINER), run.process.pid) == {run.pid("trainer")}
+            if number == 1:
+                psutil.Process(run.pid("trainer")).kill()
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 75
 

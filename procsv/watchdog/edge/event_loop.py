@@ -60,6 +60,7 @@ class Reactor:
         return quit
 
     def start(self) -> None:
+        self._write_run()  # whoever hears that the run has begun finds it
         self._perform(self._core.start(self._clock.monotonic()))
 
     def run_once(self) -> None:

@@ -97,6 +97,29 @@ def test_the_socket_is_for_its_owner_alone(ends: Ends, path: Path) -> None:
     assert stat.S_IMODE(info.st_mode) == 0o600
 
 
+STRANGER = """
+    import os, sys, zmq
+    from zmq.utils.monitor import recv_monitor_message
+    socket = zmq.Context().socket(zmq.DEALER)
+    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+    os.setresuid(54321, 54321, 54321)
+    socket.connect("ipc://" + sys.argv[1])
+    event = recv_monitor_message(monitor)["event"]
+    print("accepted" if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else "refused")
+    os._exit(0)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_row_32_another_user_is_refused_whatever_the_modes_allow(ends: Ends, path: Path) -> None:
+    server = ends.server()
+    for place in (path, path.parent, path.parent.parent):
+        place.chmod(0o777)
+    with running(STRANGER, path) as stranger:
+        stranger.wait_said("refused")
+    assert server.receive() is None
+
+
 @pytest.mark.parametrize("what", ["file", "directory", "link"])
 def test_what_is_no_socket_in_its_place_is_an_error_and_stays(ends: Ends, path: Path, what: str) -> None:
     if what == "file":

@@ -1,0 +1,20 @@
+"""Which processes of a tree have a file open: who holds a lock that is inherited."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import psutil
+
+
+def holders(path: Path, root: int) -> set[int]:
+    """The pids in the tree of `root` that have `path` open."""
+    found = set()
+    for process in [psutil.Process(root), *psutil.Process(root).children(recursive=True)]:
+        for fd in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile: not a file that is held
+                if os.readlink(fd) == str(path):  # noqa: PTH115
+                    found.add(process.pid)
+    return found
