@@ -266,6 +266,7 @@ class Readers:
 CHECKED = {"run.json", "model.ckpt-7.manifest.json", "intent.json", "checkpoints.json", "slot.1.0", "events.1-x.pos"}
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # of protobuf, which goes on
 def test_row_39_no_damage_of_any_file_is_a_traceback_or_a_wrong_value(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
