@@ -13,8 +13,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
@@ -56,8 +57,7 @@ class Service(Protocol):
         """The last call: let go of what is held."""
 
 
-@dataclass(slots=True)
-class Tools:
+class Tools(msgspec.Struct):
     """What the skeleton gives to its service."""
 
     start: Start

@@ -5,14 +5,15 @@ Declared by every class in messages.py, checked by endpoint.py on both ends, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from procsv.base.service_table import SERVICES
 
 if TYPE_CHECKING:
     from procsv.base.identity import TaskId
-    from procsv.ipc.messaging.messages import Message
+    from procsv.ipc.messaging.messages import Message  # noqa: TC004  it imports this; nothing here is decoded
 
 Parties = frozenset[str]
 
@@ -27,8 +28,7 @@ COMMAND_LINE: Parties = frozenset({"cli"})
 ANY = PROGRAM | SERVICE | WATCHDOG | COMMAND_LINE
 
 
-@dataclass(frozen=True, slots=True)
-class Contract:
+class Contract(msgspec.Struct, frozen=True):
     """A reliable message is sent again until an answer or an Ack comes; one that is not may be lost."""
 
     senders: Parties

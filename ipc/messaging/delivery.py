@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import bisect
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 from procsv.base.errors import ProcsvBug
 from procsv.ipc.messaging.messages import Message
@@ -16,8 +17,7 @@ RESEND_S = 1.0  # an unacknowledged message is sent again after this long
 UNACKED_MAX = 10_000  # messages to one peer; more is our own bug: bulk goes by EventBacklog or by file
 
 
-@dataclass(slots=True)
-class _Pending:
+class _Pending(msgspec.Struct):
     body: Message
     re: int
     sent_s: float

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import dataclass, field
 from enum import Enum, auto
+
+import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError, ProcsvBug
@@ -24,8 +25,7 @@ REPEATED = "seen before"  # the only reason that is everyday life
 GARBAGE_MAX = 200  # in a row, in one call of `receive`: who floods us does not keep us from our work
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """Who speaks: run id, task and incarnation; the endpoint checks the first, deduplication uses the others."""
 
     run: str
@@ -33,19 +33,17 @@ class Address:
     incarnation: int
 
 
-@dataclass(slots=True)
-class Peer:
+class Peer(msgspec.Struct):
     """What is known of the other end of one connection."""
 
-    outbox: Outbox = field(default_factory=Outbox)
-    inbox: Inbox = field(default_factory=Inbox)
+    outbox: Outbox = msgspec.field(default_factory=Outbox)
+    inbox: Inbox = msgspec.field(default_factory=Inbox)
     task: TaskId | None = None  # None: it has not spoken yet
     incarnation: int = 0
     is_reachable: bool = True  # as far as the last send to it could tell
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """A message that is news: from whom (`who`, the key to answer with), and what."""
 
     who: bytes

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
+
+import msgspec
 
 from procsv.ipc.messaging.messages import CloseWriter, OpenWriter
 
@@ -42,8 +43,7 @@ def parcel_writer(name: str) -> str:
     return name.removeprefix("event.").rpartition(".")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """Records `first`, `first` + 1, … to be sent now."""
 
     writer: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+import msgspec
 
 LOOP_AT_DISK = 2**64 - 1  # as `moved`: the main loop is blocked on disk I/O
 
@@ -33,8 +34,7 @@ class Spacing(IntEnum):
     CHECKPOINTS = 6  # one for each checkpoint
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshots:
+class Snapshots(msgspec.Struct, frozen=True):
     """How a trainer spaces its snapshots, and what they cost the training thread (stall) and all in all."""
 
     spacing: Spacing = Spacing.NONE
@@ -77,8 +77,7 @@ class Snapshots:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(msgspec.Struct, frozen=True):
     phase: Phase
     step: int  # global step as last read; -1 before the first reading
     work: int  # what it has got done: runs of the session, durable checkpoints, records written

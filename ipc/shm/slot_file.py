@@ -13,7 +13,6 @@ the file, exclusive and shared, which the kernel lets go when its process dies.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import mmap
 import os
@@ -123,7 +122,9 @@ class SlotReader:
             except BlockingIOError:
                 raise PeerError(f"slot {info.path.name} is being written again") from None
             now = _unpack(info.path, os.pread(self._fd, HEADER_BYTES, 0))
-            if now is None or now != dataclasses.replace(info, state=next_state(info.state, SlotEvent.READER_OPENS)):
+            if now is None or now != msgspec.structs.replace(
+                info, state=next_state(info.state, SlotEvent.READER_OPENS)
+            ):
                 raise PeerError(f"slot {info.path.name} no longer holds snapshot {info.sequence}")
             # Private: what happens to the file later changes nothing that was read, and writes stay here.
             self.map = mmap.mmap(self._fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -207,7 +208,7 @@ class SlotWriter:
         self._slot.sequence = sequence
         self._slot.unlock()
         failpoint("trainer.after_publish")
-        return dataclasses.replace(info, state=self._slot.state)
+        return msgspec.structs.replace(info, state=self._slot.state)
 
     def abandon(self) -> None:
         """Gives the slot back unpublished."""

@@ -11,9 +11,10 @@ Beyond the table, slot_file.py keeps the newest READY slot from being written be
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from pathlib import Path
+
+import msgspec
 
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import TaskId
@@ -28,8 +29,7 @@ class SlotState(IntEnum):
     REMOVED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class SlotInfo:
+class SlotInfo(msgspec.Struct, frozen=True):
     """A slot's header, verified."""
 
     path: Path

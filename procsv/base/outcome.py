@@ -6,15 +6,13 @@ Made by processes.py from an exit status, judged by the watchdog's core, written
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 
 import msgspec
 
 NO_STEP = -1  # of a step: there is none yet
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(msgspec.Struct, frozen=True):
     """How a process ended: by `code`, or by `signal`; neither is known of one that is no child of ours."""
 
     code: int | None

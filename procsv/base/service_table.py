@@ -5,13 +5,12 @@ Read by the watchdog, by tasks, services and the command line.  A new service is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceSpec:
+class ServiceSpec(msgspec.Struct, frozen=True):
     """One service.  Each keeps a lock, a socket and a heartbeat by its task's name."""
 
     task: TaskId

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import click
+import msgspec
 
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
@@ -25,8 +25,7 @@ POLL_S = 0.2
 CHUNK_BYTES = 2**16
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True):
     """Where a log is shown; a terminal is spared what it would obey."""
 
     stream: BinaryIO

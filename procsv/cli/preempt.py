@@ -6,9 +6,9 @@ Called by main.py.
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 
 import click
+from msgspec.structs import asdict
 
 from procsv.base.errors import UserError
 from procsv.base.json_data import indent_json

@@ -6,8 +6,9 @@ Used by `procsv drill`.  runner.py reads the results that are compared here.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from procsv.faults.plan import FAULT_EVENT, Fault, describe
 from procsv.report.account import Account, Incarnation, Remark
@@ -29,8 +30,7 @@ NOT_DETERMINISTIC = (
 ENDS_THE_TRAINER = frozenset({"kill", "segfault", "raise", "exit", "hang", "preempt"})
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(msgspec.Struct, frozen=True):
     logdir: str
     exit_codes: tuple[int, ...]  # of each launch; negative: killed by that signal
     account: Account
@@ -41,8 +41,7 @@ class Trial:
         return bool(self.exit_codes) and self.exit_codes[-1] == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Blow:
+class Blow(msgspec.Struct, frozen=True):
     """A fault that happened, and what it cost."""
 
     fault: str
@@ -55,8 +54,7 @@ class Blow:
     source: str  # memory, checkpoint, fresh: what the next trainer went on from
 
 
-@dataclass(slots=True)
-class Findings:
+class Findings(msgspec.Struct):
     """The result of a drill.  `held`: no problem was found."""
 
     baseline: Trial
@@ -67,7 +65,7 @@ class Findings:
     continuity: dict[str, Any]
     rtol: float
     is_deterministic: bool | None = None  # None: not tried, for there was no need
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = msgspec.field(default_factory=list)
 
     @property
     def held(self) -> bool:

@@ -5,8 +5,9 @@ Used by `procsv drill`.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration

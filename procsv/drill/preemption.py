@@ -10,8 +10,8 @@ import contextlib
 import os
 import select
 import signal
-from dataclasses import dataclass, field
 
+import msgspec
 import psutil
 
 from procsv.base.clock import Clock
@@ -23,8 +23,7 @@ from procsv.base.run.run_file import RunFile, read_run
 LOOK_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True):
     """How a platform preempts, by its own documents."""
 
     grace_s: float  # from the notice to the kill
@@ -39,8 +38,7 @@ PROFILES: dict[str, Profile] = {
 }
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct):
     """The outcome of a preemption.  Durations in seconds from the notice."""
 
     profile: str
@@ -51,7 +49,7 @@ class Outcome:
     saved_after: float | None  # when that checkpoint was durable; None: there was none after the notice
     ended_after: float | None  # when all processes were gone by themselves; None: they were killed
     exit_code: int | None
-    killed: list[str] = field(default_factory=list)  # roles that were still alive when the grace was over
+    killed: list[str] = msgspec.field(default_factory=list)  # roles that were still alive when the grace was over
 
     @property
     def lost_steps(self) -> int:

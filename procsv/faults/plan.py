@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -24,8 +23,7 @@ FAULT_EVENT = "fault"  # of a journal line
 TRAINER_AND_SERVICES = (str(TRAINER), *map(str, SERVICES))
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """An action: its possible targets, and the argument that it takes."""
 
     targets: tuple[str, ...]

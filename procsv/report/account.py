@@ -5,7 +5,6 @@ Filled in by time_ledger.py; shown by text.py and page.py.  Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -17,8 +16,7 @@ Kind = Literal["kept", "redone", "down", "starting", "stalled", "stopped"]
 KINDS: tuple[Kind, ...] = ("kept", "redone", "starting", "down", "stalled", "stopped")
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """A piece of the run's time.  `start_s` and `end_s` are Unix seconds, corrected for a clock set back."""
 
     kind: Kind
@@ -31,8 +29,7 @@ class Span:
         return self.end_s - self.start_s
 
 
-@dataclass(slots=True)
-class Training:
+class Training(msgspec.Struct):
     """The steps that one incarnation made after its first."""
 
     incarnation: int
@@ -93,8 +90,7 @@ class Incarnation(msgspec.Struct):
         return self.cause not in ("", "completed", "stopped") and self.code != exit_codes.RESUMABLE
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
+class Remark(msgspec.Struct, frozen=True):
     """Something that happened, for the list of events."""
 
     time_s: float
@@ -104,15 +100,14 @@ class Remark:
     fields: dict[str, Any]
 
 
-@dataclass(slots=True)
-class Account:
+class Account(msgspec.Struct):
     start_s: float
     end_s: float
     launches: int = 0
     outcome: str = ""  # completed, stopped, gave up, running, interrupted
-    spans: list[Span] = field(default_factory=list)
-    incarnations: list[Incarnation] = field(default_factory=list)
-    remarks: list[Remark] = field(default_factory=list)
+    spans: list[Span] = msgspec.field(default_factory=list)
+    incarnations: list[Incarnation] = msgspec.field(default_factory=list)
+    remarks: list[Remark] = msgspec.field(default_factory=list)
     last_step: int = NO_STEP
     durable_step: int = NO_STEP
 

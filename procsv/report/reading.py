@@ -6,7 +6,8 @@ Used by the command line and by drills.  Changes nothing; a run may go on meanwh
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+
+import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
@@ -18,8 +19,7 @@ from procsv.report.account import Account
 from procsv.report.time_ledger import take_account
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
+class Story(msgspec.Struct, frozen=True):
     logdir: str
     target: str
     args: tuple[str, ...]

@@ -10,8 +10,9 @@ late on the way, each record is written once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from procsv.base.errors import PeerError
 from procsv.base.identity import TaskId, parse_attempt
@@ -20,8 +21,7 @@ from procsv.ipc.messaging.messages import CloseWriter, OpenWriter, Records, Writ
 UNKNOWN = -1  # Written.through for a stream that is not open here
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(msgspec.Struct, frozen=True):
     """A stream begins; its file is made with its first record."""
 
     writer: str
@@ -29,8 +29,7 @@ class Open:
     suffix: str
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(msgspec.Struct, frozen=True):
     """Write these, all or nothing, and report back with `appended` or `failed`.  A Path names a parcel."""
 
     who: bytes
@@ -38,30 +37,26 @@ class Append:
     records: tuple[bytes | Path, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(msgspec.Struct, frozen=True):
     """A stream ends: close its file and forget it."""
 
     writer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(msgspec.Struct, frozen=True):
     """These parcels are in the file: remove them."""
 
     parcels: tuple[Path, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(msgspec.Struct, frozen=True):
     """Remove what this task's attempts before `incarnation` have left in the shared memory."""
 
     task: TaskId
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     who: bytes
     body: Written
 
@@ -69,21 +64,19 @@ class Reply:
 Action = Open | Append | Close | Discard | Sweep | Reply
 
 
-@dataclass(slots=True)
-class _Stream:
+class _Stream(msgspec.Struct):
     through: int = 0
     error: str = ""  # why the last batch did not get to the file
 
 
-@dataclass(slots=True)
-class SummaryCore:
+class SummaryCore(msgspec.Struct):
     """The streams of one run, by name.  A name is "<attempt of its task>-<anything>"."""
 
     parcel_dirs: tuple[Path, ...]  # where a parcel may lie; any other is none of ours, and is not read
     records_written: int = 0
-    _newest: dict[TaskId, int] = field(default_factory=dict)  # the incarnation of each task
-    _streams: dict[str, _Stream] = field(default_factory=dict)
-    _closed: dict[str, int] = field(default_factory=dict)  # of the newest attempts; how far each had got
+    _newest: dict[TaskId, int] = msgspec.field(default_factory=dict)  # the incarnation of each task
+    _streams: dict[str, _Stream] = msgspec.field(default_factory=dict)
+    _closed: dict[str, int] = msgspec.field(default_factory=dict)  # of the newest attempts; how far each had got
 
     # -- messages -----------------------------------------------------------------------------------------
     def recovered(self, writer: str, through: int) -> None:

@@ -20,7 +20,6 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -48,8 +47,7 @@ class Position(msgspec.Struct, frozen=True):
     offset: int
 
 
-@dataclass(slots=True)
-class Stream:
+class Stream(msgspec.Struct):
     """One stream: its event file, and the last record in it."""
 
     paths: RunPaths

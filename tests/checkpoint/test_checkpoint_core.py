@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from procsv.base.identity import TRAINER, WATCHDOG, TaskId
@@ -245,7 +244,7 @@ def test_a_service_that_follows_a_dead_one_saves_at_once_what_was_not_saved() ->
 
 def test_slots_of_another_task_are_neither_saved_nor_removed() -> None:
     desk = Desk().begun()
-    foreign = dataclasses.replace(slot(9, 90), task=TaskId("ps", 0))
+    foreign = msgspec.structs.replace(slot(9, 90), task=TaskId("ps", 0))
     desk.ready(foreign)
     assert desk.after(10_000.0) == []
     desk.snapshot(slot(1, 10))

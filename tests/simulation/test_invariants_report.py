@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER
 from procsv.ipc.messaging.delivery import Inbox
@@ -102,7 +102,7 @@ def _writes_a_batch_that_is_said_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def _quits_before_the_services_have_ended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Core, "_end", lambda self, now_s: self._quit(now_s))
+    patch.setattr(Core, "_end_run", lambda self, now_s: self._quit(now_s))
 
 
 def _says_the_wrong_cause(patch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ import hashlib
 import os
 import stat
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
@@ -27,8 +28,7 @@ SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un.sun_path less its NUL; a longer path 
 SHM_ROOT = Path("/dev/shm")
 
 
-@dataclass(frozen=True, slots=True)
-class RunPaths:
+class RunPaths(msgspec.Struct, frozen=True):
     """Every path of one run, as a function of the logdir and the two roots."""
 
     logdir: Path

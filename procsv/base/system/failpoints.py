@@ -20,7 +20,8 @@ import re
 import signal
 import sys
 import threading
-from dataclasses import dataclass
+
+import msgspec
 
 _TASK = re.compile(r"^(?:(\d+(?:\.\d+)?)%)?(?:(\d+)\*)?([a-z]+)(?:\(([^)]*)\))?$")
 _ACTIONS = {"off", "kill", "segv", "exit", "raise", "sleep", "hang", "gil", "stop", "eio", "enospc", "torn"}
@@ -32,8 +33,7 @@ class FailpointRaised(Exception):
     """What `raise` raises."""
 
 
-@dataclass(slots=True)
-class _Task:
+class _Task(msgspec.Struct):
     chance: float
     left: int  # -1: without end
     action: str

@@ -12,17 +12,16 @@ import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from procsv.base.outcome import Exit
 from procsv.base.run.records import make_record_dir, open_record
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """A process that is not confused with a later one of the same pid."""
 
     pid: int

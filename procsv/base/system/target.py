@@ -11,11 +11,12 @@ import difflib
 import sys
 import zipfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Literal
+
+import msgspec
 
 from procsv.base.errors import UserError
 
@@ -23,8 +24,7 @@ FORMS = "write pkg.module, path/to/train.py or pkg.module:function"
 _PATH_SUFFIXES = (".py", ".pyc", ".pyz", ".zip")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """A program.  `module` for kinds module and function, `path` (absolute) for kind path; the others are ""."""
 
     kind: Literal["module", "path", "function"]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import tensorflow as tf
 
 from procsv.training.graph.saver_ops import RestoreGraph, Unsupported, read_restore_graph, read_save_graph
@@ -20,8 +20,7 @@ NAMES_MAX = 10  # of each kind that are named; of the others the number
 Specs = Mapping[tuple[str, str], Any]  # tf.TensorSpec by key and slice ("" where the whole is meant)
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(msgspec.Struct, frozen=True):
     """What is in a graph and not so in a saved state."""
 
     missing: list[str]

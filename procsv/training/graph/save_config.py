@@ -6,7 +6,6 @@ the program nor anything that is written of the graph shows it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ log = tf1.logging
 SNAPSHOT_SECS_DEFAULT = 0  # as everywhere in TensorFlow's signatures: `--snapshot-secs` decides, which is auto
 
 
-@dataclass(slots=True)
-class SaveConfig:
+class SaveConfig(msgspec.Struct):
     """The Saver's plan, and the capture that serves it (None: by the Saver's own op, for the reason `why_not`)."""
 
     saver: Any

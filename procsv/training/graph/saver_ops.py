@@ -9,9 +9,9 @@ From `saver_def.save_tensor_name` back to the SaveV2 ops: inputs are file name, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import tensorflow as tf
 
 from procsv.ipc.shm.slot_index import Format
@@ -45,8 +45,7 @@ class Unsupported(Exception):
     """This Saver can only be run by its own op.  The text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedTensor:
+class SavedTensor(msgspec.Struct, frozen=True):
     """One tensor that a save op writes."""
 
     key: str
@@ -55,8 +54,7 @@ class SavedTensor:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
-class SaveGraph:
+class SaveGraph(msgspec.Struct, frozen=True):
     """What the Saver writes: as many shards as it has save ops, in the order of their numbers."""
 
     format: Format
@@ -64,8 +62,7 @@ class SaveGraph:
     shards: tuple[tuple[SavedTensor, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreGraph:
+class RestoreGraph(msgspec.Struct, frozen=True):
     """How the Saver's restore can be fed: the outputs of its restore ops, and the op that assigns them."""
 
     restore_op: Any  # tf.Operation

@@ -7,7 +7,7 @@ cores and memory bandwidth from the step.  What was chosen, and why, goes into t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from procsv.ipc.shm.heartbeat import Snapshots, Spacing
 
@@ -17,8 +17,7 @@ INTERVAL_S_MAX = 600.0  # whatever a snapshot costs, more than this is not put a
 SMOOTHING = 0.3  # weight of the newest measurement
 
 
-@dataclass(slots=True)
-class Cadence:
+class Cadence(msgspec.Struct):
     """`fixed_s` None means auto; 0.0 means no snapshots but those that are asked for.
 
     `at_most_s` is the time between checkpoints (0.0: none by time): there is a snapshot for each of them.

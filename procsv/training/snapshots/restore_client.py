@@ -5,9 +5,10 @@ Called before the first step.  It never starts from step 0 when there are checkp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
+
+import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.errors import PeerError, UserError
@@ -25,8 +26,7 @@ ANSWER_S_MAX = 600.0  # the service may first have to save what the last trainer
 declare("trainer.restore")
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """Where a state came from, for the journal."""
 
     source: Source

@@ -8,8 +8,9 @@ its bytes.  Every tensor begins at a multiple of 64 bytes, in a pack, too.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from procsv.ipc.shm.slot_file import HEADER_BYTES
 from procsv.ipc.shm.slot_index import align
@@ -19,8 +20,7 @@ PACK_BYTES_MAX = 1 << 20  # so long one call may keep other Python threads waiti
 UNKNOWN = -1  # the place of a tensor whose size is not known beforehand: behind all others, anew for each snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Pack:
+class Pack(msgspec.Struct, frozen=True):
     """Small tensors that are neighbours in the slot."""
 
     members: list[int]  # their numbers
@@ -47,8 +47,7 @@ class Pack:
         return b"".join(items)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """`offsets` by number; `end` is the first byte after all tensors whose place is known."""
 
     offsets: list[int]

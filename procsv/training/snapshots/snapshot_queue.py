@@ -10,9 +10,10 @@ would take its place, except for a stop, when the last state is what counts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
+
+import msgspec
 
 from procsv.base.run.manifest import Reason
 from procsv.training.snapshots.cadence import Cadence
@@ -38,8 +39,7 @@ class Work(Enum):
     END = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotRequest:
+class SnapshotRequest(msgspec.Struct, frozen=True):
     """A snapshot that somebody wants, whoever it is: the cadence, a save, a stop, the end of the session."""
 
     want: Want = ""  # the reason for which the service saves it at once; "": in its own time (the cadence's)
@@ -49,8 +49,7 @@ class SnapshotRequest:
     for_stop: bool = False  # the program is to end; its reason is known for certain only when it is captured
 
 
-@dataclass(slots=True, eq=False)
-class Record:
+class Record(msgspec.Struct, eq=False):
     """One request on its way.  Those that one capture serves share its sequence number."""
 
     request: SnapshotRequest
@@ -62,12 +61,13 @@ class Record:
     failure: Exception | None = None  # why it never came as far as the service
 
 
-@dataclass(slots=True)
-class SnapshotQueue:
+class SnapshotQueue(msgspec.Struct):
     """All snapshots of one session that are under way."""
 
     cadence: Cadence
-    records: list[Record] = field(default_factory=list)  # in the order of asking, until they are durable or lost
+    records: list[Record] = msgspec.field(
+        default_factory=list
+    )  # in the order of asking, until they are durable or lost
     asked: Record | None = None  # the newest capture that somebody asked for
     is_stopping: bool = False  # the run is to end, or this process is
     closed: Exception | None = None  # why nothing is captured any more

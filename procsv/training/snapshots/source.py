@@ -7,9 +7,10 @@ Everything in this package is done for a StateSource and knows nothing else of i
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
 
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import SlotReader
@@ -18,8 +19,7 @@ from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.slot_layout import Layout
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One entry of the checkpoint."""
 
     key: str
@@ -28,8 +28,7 @@ class Entry:
     number: int  # of the captured array that holds it; what is saved under two keys is captured once
 
 
-@dataclass(frozen=True, slots=True)
-class StateSpec:
+class StateSpec(msgspec.Struct, frozen=True):
     """What a snapshot of a source holds, and how its checkpoint is written."""
 
     plan: CheckpointPlan  # how checkpoints are named and kept
@@ -46,8 +45,7 @@ class StateSpec:
         return 4096 + 2 * sum(64 + len(item.key) + len(item.slice) for shard in self.shards for item in shard)
 
 
-@dataclass(slots=True)
-class Captured:
+class Captured(msgspec.Struct):
     """What one capture took: arrays by number, and the global step (-1: there is none)."""
 
     arrays: list[Any]  # numpy arrays that do not change any more; of a copied one only the shape is kept

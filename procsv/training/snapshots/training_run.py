@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
@@ -37,8 +38,7 @@ READ_EVERY_S = 0.5  # the step for the heartbeat; the contract is "at least once
 FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last checkpoint
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True):
     """The session before this one, in the same process, whose connection was lost."""
 
     at_s: float  # monotonic

@@ -9,9 +9,9 @@ in a histogram) fails alone, and no step is lost for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import tensorflow as tf
 
 from procsv.training.summaries.graph_walk import (
@@ -51,8 +51,7 @@ _HARMLESS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(msgspec.Struct, frozen=True):
     """A computation in two parts: what the program's run fetches, and what is fed to the run after it."""
 
     along: tuple[Any, ...]  # tensors; or the op itself, without a second run

@@ -6,11 +6,10 @@ leaves out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(slots=True)
-class Goodput:
+class Goodput(msgspec.Struct):
     started_s: float  # of the run
     _kept_s: float = 0.0
     _ready_s: float | None = None  # when the trainer that now runs had ended its first step

@@ -7,8 +7,9 @@ bug and raises with the story so far; "nothing to do" is a row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
+
+import msgspec
 
 from procsv.base.errors import ProcsvBug
 
@@ -79,8 +80,7 @@ class LifecycleAction(Enum):
     END_RUN = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(msgspec.Struct, frozen=True):
     to: State
     do: tuple[LifecycleAction, ...] = ()
 

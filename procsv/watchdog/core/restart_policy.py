@@ -12,8 +12,9 @@ import random
 import re
 import signal
 from collections import Counter
-from dataclasses import dataclass, field
 from enum import Enum, auto
+
+import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.outcome import NO_STEP, Exit, LastWords
@@ -39,8 +40,7 @@ class Kind(Enum):
     FAILURE = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """Why a process ended, for the journal and for people; "unknown" is better than a guess."""
 
     word: str  # completed, stopped, exception, exit-code, killed, oom, crashed, hang, unknown
@@ -102,8 +102,7 @@ def _first_line(text: str) -> str:
 
 
 # -- the trainer ---------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Death:
+class Death(msgspec.Struct, frozen=True):
     """One end of a trainer that was not asked for."""
 
     exit: Exit
@@ -111,13 +110,11 @@ class Death:
     step: int  # as last read; NO_STEP if it never said one
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(msgspec.Struct, frozen=True):
     delay_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(msgspec.Struct, frozen=True):
     """`is_final` False: a step that is being saved right now may yet count as progress; look again then."""
 
     why: str
@@ -127,8 +124,7 @@ class GiveUp:
 Verdict = Restart | GiveUp
 
 
-@dataclass(slots=True)
-class History:
+class History(msgspec.Struct):
     """What counts of a task's past, within one launch."""
 
     launch: LaunchSettings
@@ -139,8 +135,8 @@ class History:
     was_ready: bool = False  # a first step has ended in this launch
     _idle_returns: int = 0  # exits 75 in a row with no progress between
     _early: int = 0
-    _same: Counter[tuple[str, str, int]] = field(default_factory=Counter)
-    _crashes_from: Counter[int] = field(default_factory=Counter)  # by the step that was resumed from
+    _same: Counter[tuple[str, str, int]] = msgspec.field(default_factory=Counter)
+    _crashes_from: Counter[int] = msgspec.field(default_factory=Counter)  # by the step that was resumed from
     _has_gone_back: bool = False  # before a suspect state, and no newer step has become durable since
 
     def ready(self, restored_step: int) -> None:
@@ -273,12 +269,11 @@ class ServiceDeath(Enum):
     HUNG = auto()  # ended by us, as it got nowhere: counted however long ago it is, until a job is done
 
 
-@dataclass(slots=True)
-class ServiceHistory:
+class ServiceHistory(msgspec.Struct):
     """The deaths of one service that count, each kind in a window of `service_period_s`."""
 
-    launch: LaunchSettings = field(default_factory=LaunchSettings)
-    _deaths_s: dict[ServiceDeath, list[float]] = field(default_factory=dict)
+    launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)
+    _deaths_s: dict[ServiceDeath, list[float]] = msgspec.field(default_factory=dict)
 
     def worked(self) -> None:
         self._deaths_s.clear()

@@ -7,8 +7,9 @@ wrong, and shown in `status` until a save succeeds.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from procsv.base.identity import CHECKPOINT
 from procsv.base.text import gist
@@ -18,13 +19,12 @@ from procsv.watchdog.core.actions import Action, Journal, Say
 REMEMBERED_MAX = 1000  # checkpoints that are in the journal already
 
 
-@dataclass(slots=True)
-class Saves:
+class Saves(msgspec.Struct):
     try_s: float | None = None  # monotonic time of the next try, while saves fail
     _error: str = ""
     _trouble: str = ""
-    _said: set[str] = field(default_factory=set)  # gists of what was journaled since saving last worked
-    _known: OrderedDict[SavedKey, None] = field(default_factory=OrderedDict)
+    _said: set[str] = msgspec.field(default_factory=set)  # gists of what was journaled since saving last worked
+    _known: OrderedDict[SavedKey, None] = msgspec.field(default_factory=OrderedDict)
 
     @property
     def error(self) -> str:

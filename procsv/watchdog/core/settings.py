@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from procsv.base.identity import TRAINER, TaskId
 from procsv.base.outcome import NO_STEP
@@ -11,13 +12,12 @@ from procsv.base.service_table import SERVICES, ServiceSpec
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """What the watchdog was told, and what an earlier launch in this logdir has left."""
 
-    launch: LaunchSettings = field(default_factory=LaunchSettings)
+    launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)
     learned_step_s: float = 0.0  # the median of an earlier launch; 0.0: none is known
     saved_step: int = NO_STEP  # the newest step that is on disk, as far as can be seen
     observes: bool = False  # the program was started by somebody else: it is neither ended nor started again
     tasks: tuple[TaskId, ...] = (TRAINER,)  # the first is the chief: its state is the one that is saved
-    services: Mapping[TaskId, ServiceSpec] = field(default_factory=lambda: SERVICES)
+    services: Mapping[TaskId, ServiceSpec] = msgspec.field(default_factory=lambda: SERVICES)

@@ -10,8 +10,9 @@ from it is made cold instead, at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum, auto
+
+import msgspec
 
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import STANDBY, TRAINER, TaskId
@@ -81,8 +82,7 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[StandbyAction, ...]
 }
 
 
-@dataclass(slots=True)
-class Standby:
+class Standby(msgspec.Struct):
     """The standby of the run, through all its processes, which have numbers of their own.  `out` takes the actions."""
 
     mode: str  # off, warm or hot
@@ -95,7 +95,7 @@ class Standby:
     _becomes: tuple[TaskId, int] = (TRAINER, 0)  # the task and incarnation that it is to be
     _late_s: float | None = None
     _why_killed: str = ""
-    _deaths_s: list[float] = field(default_factory=list)
+    _deaths_s: list[float] = msgspec.field(default_factory=list)
     _is_short: bool = False  # of memory; said once
 
     # -- for the task --------------------------------------------------------------------------------------

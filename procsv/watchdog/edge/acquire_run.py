@@ -12,8 +12,9 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
@@ -36,8 +37,7 @@ TRIES_MAX = 100  # to get a lock file that stays; each loss means that another p
 Wait = Callable[[float], None]  # waits that long, or raises because the run is not wanted any more
 
 
-@dataclass(slots=True)
-class Opened:
+class Opened(msgspec.Struct):
     lock: FileLock
     first_incarnation: int
     seen_until: float | None  # Unix time: the run before was killed, and wrote run.json then for the last time

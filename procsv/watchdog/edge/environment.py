@@ -6,9 +6,10 @@ main.py builds one of the machine's parts, tests build one in memory.  A port ac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
@@ -21,8 +22,7 @@ from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, Promoted, StandbySaid, StopAsked
 
 
-@dataclass(frozen=True, slots=True)
-class Dead:
+class Dead(msgspec.Struct, frozen=True):
     """A process that has ended, and was reaped."""
 
     task: TaskId
@@ -138,8 +138,7 @@ class FaultInjector(Protocol):
     def inject_due_faults(self, now_s: float, step: int) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class FaultReach:
+class FaultReach(msgspec.Struct, frozen=True):
     """What the event loop lets a fault of the plan do."""
 
     tell: Callable[[TaskId, Message], None]
@@ -147,8 +146,7 @@ class FaultReach:
     preempt: Callable[[float], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(msgspec.Struct, frozen=True):
     clock: Clock
     processes: ProcessTable
     standby: StandbyPort

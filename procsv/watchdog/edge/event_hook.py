@@ -11,9 +11,10 @@ import os
 import shlex
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.json_data import encode_json
@@ -34,8 +35,7 @@ def concerns(event: str, fields: Mapping[str, Any]) -> bool:
     return event in _ALWAYS
 
 
-@dataclass(slots=True)
-class _Command:
+class _Command(msgspec.Struct):
     child: Child
     event: str
     until_s: float

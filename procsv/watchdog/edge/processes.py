@@ -11,7 +11,6 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -45,8 +44,7 @@ class WriterLockHeld(OSError):
     """Something of an older trainer's tree is still alive."""
 
 
-@dataclass(slots=True)
-class Running:
+class Running(msgspec.Struct):
     task: TaskId
     incarnation: int
     child: Child | ObservedProgram
@@ -55,8 +53,7 @@ class Running:
     line: StandbyChannel | None = None  # to a standby
 
 
-@dataclass(slots=True)
-class Processes:
+class Processes(msgspec.Struct):
     """The children of this watchdog, by task."""
 
     start: Start  # the watchdog's own; the others' are made from it
@@ -67,9 +64,9 @@ class Processes:
     observed: ObservedProgram | None = None  # the trainer, where somebody else has started it
     warm: WarmServices | None = None
     helpers: Callable[[], set[int]] = set  # pids of children of ours that are none of the run
-    running: dict[TaskId, Running] = field(default_factory=dict)
-    _gpus: Gpus = field(default_factory=Gpus)
-    _usage: psutil.Process = field(default_factory=psutil.Process)  # our own
+    running: dict[TaskId, Running] = msgspec.field(default_factory=dict)
+    _gpus: Gpus = msgspec.field(default_factory=Gpus)
+    _usage: psutil.Process = msgspec.field(default_factory=psutil.Process)  # our own
     _started_s: float = 0.0
     _lifeline: tuple[int, int] = (-1, -1)
     _innocent: frozenset[tuple[int, float]] = frozenset()

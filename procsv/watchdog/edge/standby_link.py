@@ -6,8 +6,9 @@ however it comes to be, starts only when the old one's tree has let go.
 
 from __future__ import annotations
 
-import dataclasses
 import os
+
+import msgspec
 
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.run.records import open_record
@@ -62,5 +63,5 @@ class StandbyLink:
             lock.let_go()  # from now on it is held by the trainer's tree alone
         del processes.running[STANDBY]
         now_s = processes.clock.monotonic()
-        promoted = dataclasses.replace(running, task=task, incarnation=incarnation, started_s=now_s)
+        promoted = msgspec.structs.replace(running, task=task, incarnation=incarnation, started_s=now_s)
         processes.running[task], self._number = promoted, number

@@ -6,8 +6,9 @@ Used by event_loop.py.  Pure: what is measured of processes is handed in.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from procsv.base.identity import STANDBY, WATCHDOG, TaskId
 from procsv.base.run.run_file import RunFile
@@ -17,8 +18,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.run import Core
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True):
     """What does not change while a run lasts."""
 
     start: Start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.endpoint import Received
@@ -11,28 +11,24 @@ from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.facts import Sighting, State, Verified
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
+class Acknowledge(msgspec.Struct, frozen=True):
     to: Received
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """Answers reliably."""
 
     to: Received
     body: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
+class Announce(msgspec.Struct, frozen=True):
     """Tells every trainer and watchdog, reliably."""
 
     body: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Persist:
+class Persist(msgspec.Struct, frozen=True):
     """Answered by `saved`, `save_failed` or `save_lost`."""
 
     state: State
@@ -40,62 +36,53 @@ class Persist:
     plan: CheckpointPlan
 
 
-@dataclass(frozen=True, slots=True)
-class TakeStock:
+class TakeStock(msgspec.Struct, frozen=True):
     """Answered by `stocked`."""
 
     plan: CheckpointPlan
 
 
-@dataclass(frozen=True, slots=True)
-class VerifySlot:
+class VerifySlot(msgspec.Struct, frozen=True):
     """Answered by `slot_verified` or `verify_lost`."""
 
     state: State
 
 
-@dataclass(frozen=True, slots=True)
-class Find:
+class Find(msgspec.Struct, frozen=True):
     """Answered by `found`.  `before`: only checkpoints of an earlier step will do (-1: any)."""
 
     plan: CheckpointPlan
     before: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(msgspec.Struct, frozen=True):
     """Nobody restores from a checkpoint any more: old ones may be deleted again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retire:
+class Retire(msgspec.Struct, frozen=True):
     """Unlinks a slot that nobody needs."""
 
     slot: SlotInfo
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveStaged:
+class RemoveStaged(msgspec.Struct, frozen=True):
     state: State
 
 
-@dataclass(frozen=True, slots=True)
-class ScanDirectory:
+class ScanDirectory(msgspec.Struct, frozen=True):
     """Scans the directory for external checkpoints.  Answered by `scanned` or `scan_failed`."""
 
     plan: CheckpointPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Examine:
+class Examine(msgspec.Struct, frozen=True):
     """Reads what somebody else has saved.  Answered by `examined`."""
 
     sighting: Sighting
     plan: CheckpointPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Adopt:
+class Adopt(msgspec.Struct, frozen=True):
     """Gives it a manifest, and a place on the list if it is to have one.  Answered by `adopted` or `adopt_failed`.
 
     `own`: the supervised Saver has saved it, so that it is counted and is deleted when `max_to_keep` asks for it.
@@ -106,8 +93,7 @@ class Adopt:
     plan: CheckpointPlan
 
 
-@dataclass(frozen=True, slots=True)
-class MakeOwn:
+class MakeOwn(msgspec.Struct, frozen=True):
     """What was adopted as another Saver's is the supervised one's after all: the trainer's report came late."""
 
     path: str

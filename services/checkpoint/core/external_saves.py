@@ -9,7 +9,8 @@ writer is known to be done, then adopted; one that fails is left alone until it 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+
+import msgspec
 
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import CheckpointPlan
@@ -23,8 +24,7 @@ CALM_UNNAMED_S = 2.0  # one that it does not name, for so long
 BUSY_S = 0.5  # until the next try, while another Saver holds the lock
 
 
-@dataclass(slots=True)
-class ExternalSaves:
+class ExternalSaves(msgspec.Struct):
     """External checkpoints as the scans have seen them.  Times are monotonic."""
 
     scans_begun: int = 0
@@ -33,11 +33,13 @@ class ExternalSaves:
     _earliest_s: float = 0.0  # and not before, hint or no hint
     _hinted: bool = False  # while one is going on: scan again
     _baseline_s: float | None = None  # Unix seconds: what was saved before is no news; None: what the first scan shows
-    _since: dict[str, tuple[Signature, float]] = field(default_factory=dict)  # the same since; later if not readable
-    _done: dict[str, Signature] = field(default_factory=dict)
-    _told: dict[str, list[Received]] = field(default_factory=dict)
-    _own: set[str] = field(default_factory=set)  # reported by the trainer, not settled yet
-    _unannounced: set[str] = field(default_factory=set)  # adopted before the trainer's report
+    _since: dict[str, tuple[Signature, float]] = msgspec.field(
+        default_factory=dict
+    )  # the same since; later if not readable
+    _done: dict[str, Signature] = msgspec.field(default_factory=dict)
+    _told: dict[str, list[Received]] = msgspec.field(default_factory=dict)
+    _own: set[str] = msgspec.field(default_factory=set)  # reported by the trainer, not settled yet
+    _unannounced: set[str] = msgspec.field(default_factory=set)  # adopted before the trainer's report
     _busy: Sighting | None = None  # being examined or adopted
     _examined: Verified | None = None  # the last that could not be adopted yet
     _writers_are_gone: bool = False  # the trainer is dead: nobody is still writing

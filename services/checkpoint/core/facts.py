@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from procsv.base.run.manifest import FileSum, Manifest
 from procsv.ipc.messaging.messages import Durable, Rejected
@@ -13,8 +13,7 @@ class WriteMismatch(Exception):
     """What was written is not what lies in the slot.  The text names the tensor or the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """A state that can be saved: in a slot, or staged as files by the trainer."""
 
     sequence: int
@@ -33,8 +32,7 @@ class State:
         return str(self.slot.path) if self.slot is not None else self.staged
 
 
-@dataclass(frozen=True, slots=True)
-class DiskState:
+class DiskState(msgspec.Struct, frozen=True):
     """What is on disk when a plan arrives."""
 
     newest_step: int  # of the checkpoint that would be restored; -1 if there is none
@@ -44,8 +42,7 @@ class DiskState:
     run_began: float | None = None  # Unix seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A checkpoint that the files speak of; its step and sequence are what they claim."""
 
     path: str
@@ -54,8 +51,7 @@ class Candidate:
     listed: bool  # in the `checkpoint` file
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """What a search came to: a good checkpoint, or none."""
 
     checkpoint: Candidate | None
@@ -68,8 +64,7 @@ class Found:
 Signature = tuple[tuple[str, int, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(msgspec.Struct, frozen=True):
     """A checkpoint that has no manifest, or an older one: somebody else has written it, or is about to."""
 
     path: str
@@ -78,8 +73,7 @@ class Sighting:
     listed: bool  # in the `checkpoint` file
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(msgspec.Struct, frozen=True):
     """What a scan of the directory shows.  `trouble`: it is gone or cannot be written to."""
 
     external: tuple[Sighting, ...]
@@ -87,8 +81,7 @@ class Scan:
     trouble: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(msgspec.Struct, frozen=True):
     """An external checkpoint that was read whole and is on the disk; or `error` says why it is not."""
 
     path: str
@@ -101,8 +94,7 @@ class Verified:
     is_read: bool = True  # False: it could not be read, which says nothing of what it holds
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(msgspec.Struct, frozen=True):
     """The result of an adoption; `durable` None: it has changed, or another Saver holds the lock."""
 
     examined: Verified

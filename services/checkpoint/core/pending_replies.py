@@ -6,7 +6,7 @@ watchdog: settle what a dead trainer left, or everything at the end of the run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.endpoint import Received
@@ -19,16 +19,14 @@ from procsv.services.checkpoint.core.states import States
 TRIES_AT_END_MAX = 3  # saves of the last state that may fail before the end of the run says so and goes on
 
 
-@dataclass(frozen=True, slots=True)
-class _Want:
+class _Want(msgspec.Struct, frozen=True):
     asker: Received
     sequence: int
     step: int
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class _Ending:
+class _Ending(msgspec.Struct, frozen=True):
     """Somebody waits for FlushDone: after a trainer's death, or (`all_of_it`) at the end of the run."""
 
     asker: Received | None  # None: ourselves
@@ -37,13 +35,12 @@ class _Ending:
     all_of_it: bool
 
 
-@dataclass(slots=True)
-class Waiting:
+class Waiting(msgspec.Struct):
     """The open wishes and endings."""
 
     settled: bool = False  # the run is over and FlushDone has been said
-    _wants: list[_Want] = field(default_factory=list)
-    _endings: list[_Ending] = field(default_factory=list)
+    _wants: list[_Want] = msgspec.field(default_factory=list)
+    _endings: list[_Ending] = msgspec.field(default_factory=list)
 
     def want(self, asker: Received, sequence: int, step: int, reason: Reason) -> None:
         self._wants.append(_Want(asker, sequence, step, reason))

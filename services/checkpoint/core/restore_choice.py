@@ -7,7 +7,8 @@ verified.  Never answers "start from step 0" where there are checkpoints that ca
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+
+import msgspec
 
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import CheckpointPlan, RestoreFrom
@@ -24,8 +25,7 @@ TRIES_FOR_RESTORE_MAX = 3
 QUIET_S_MAX = 1.0
 
 
-@dataclass(slots=True)
-class _Question:
+class _Question(msgspec.Struct):
     asker: Received
     durable_only: bool
     after_scan: int  # the scan that has to end before the answer: what a user has just saved counts
@@ -34,8 +34,7 @@ class _Question:
     searched: Found | None = None
 
 
-@dataclass(slots=True)
-class Restoring:
+class Restoring(msgspec.Struct):
     """The trainer's open question, and what has been verified for it."""
 
     states: States
@@ -47,7 +46,7 @@ class Restoring:
     _question: _Question | None = None
     _searched_at: int = 0  # the durable sequence when the search began
     _verified: State | None = None  # the slot that was last read against its checksums, and good
-    _verifying: set[State] = field(default_factory=set)
+    _verifying: set[State] = msgspec.field(default_factory=set)
 
     @property
     def is_asked(self) -> bool:

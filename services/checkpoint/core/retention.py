@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+
+import msgspec
 
 KEEP_NEVER_HOURS = 10_000.0  # Saver's default for keep_checkpoint_every_n_hours; no run is that long
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     """A checkpoint on the list, and when it was written (Unix seconds)."""
 
     path: str
@@ -24,8 +24,7 @@ class Kept:
     is_external: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """What the Saver asks for."""
 
     max_to_keep: int  # 0: nothing is deleted, and only the newest is listed
@@ -33,8 +32,7 @@ class Rule:
     next_keep: float = math.inf  # Unix seconds; the first checkpoint after it is kept for good
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What a new checkpoint, or a list that somebody else has written, changes."""
 
     listed: tuple[str, ...]  # for the `checkpoint` file, oldest first

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.messages import CheckpointPlan
@@ -25,8 +26,7 @@ def as_reason(want: str) -> Reason | None:
     return next((reason for reason in _RANK if reason == want), None)
 
 
-@dataclass(slots=True)
-class Saving:
+class Saving(msgspec.Struct):
     """The save that runs, and when the next one may and must begin.  Times are monotonic."""
 
     current: Persist | None = None

@@ -7,7 +7,8 @@ disk; a state is *unsaved* if its sequence is higher.  Never decides when anythi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.messages import Durable
@@ -15,8 +16,7 @@ from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.facts import Adopted, DiskState, Found, State
 
 
-@dataclass(slots=True)
-class States:
+class States(msgspec.Struct):
     """What is in memory, and what is known of the disk."""
 
     run: str
@@ -29,8 +29,8 @@ class States:
     kept: tuple[str, ...] = ()
     top_sequence: int = 0  # the highest that was ever heard of
     slots: tuple[SlotInfo, ...] = ()
-    staged: list[State] = field(default_factory=list)
-    _bad: set[tuple[str, int]] = field(default_factory=set)
+    staged: list[State] = msgspec.field(default_factory=list)
+    _bad: set[tuple[str, int]] = msgspec.field(default_factory=set)
 
     # -- what is seen -----------------------------------------------------------------------------------------
     def see(self, slots: Iterable[SlotInfo]) -> None:

@@ -5,8 +5,9 @@ Called by the bundle writer.  Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from procsv.services.checkpoint.format.protos import BundleEntry, BundleHeader
 
@@ -45,8 +46,7 @@ class Unsupported(Exception):
     """TensorFlow has to write this one.  The text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(msgspec.Struct, frozen=True):
     """A part of a partitioned tensor: (start, length) in each dimension of the full shape."""
 
     full_shape: tuple[int, ...]

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import msgspec
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from procsv.base.system import progress_counter
@@ -32,8 +32,7 @@ class BadBundle(Exception):
     """The checkpoint is not whole.  The text says what is wrong with which file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bundle:
+class Bundle(msgspec.Struct, frozen=True):
     """A checkpoint's index."""
 
     prefix: str

@@ -14,11 +14,11 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import msgspec
 import xxhash
 
 from procsv.base.run.manifest import FileSum
@@ -45,12 +45,13 @@ CHUNK_BYTES = 2**20  # fits the processor's cache; crc32c takes only immutable b
 BEHIND_BYTES = 8 * 2**20
 
 
-@dataclass(slots=True)
-class BundlePlan:
+class BundlePlan(msgspec.Struct):
     """What is to be written, all of it thought through."""
 
     shards: tuple[tuple[TensorEntry, ...], ...]
-    slices: dict[tuple[int, int], Slice] = field(default_factory=dict)  # by shard and place in it; full ones are none
+    slices: dict[tuple[int, int], Slice] = msgspec.field(
+        default_factory=dict
+    )  # by shard and place in it; full ones are none
 
     @property
     def count(self) -> int:

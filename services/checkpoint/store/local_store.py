@@ -10,10 +10,10 @@ import contextlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError

@@ -10,7 +10,8 @@ import contextlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from procsv.base.run.manifest import Manifest
 from procsv.ipc.messaging.messages import CheckpointPlan, Rejected

@@ -6,17 +6,16 @@ Called by the store.  Its text is a CheckpointState proto.  Never decides what i
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from google.protobuf import text_format  # type: ignore[import-untyped]
 
 from procsv.base.system.atomic_file import replace_file
 from procsv.services.checkpoint.format.protos import CheckpointState
 
 
-@dataclass(frozen=True, slots=True)
-class StateFile:
+class StateFile(msgspec.Struct, frozen=True):
     """The contents of a `checkpoint` file; paths as they are written there."""
 
     latest: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import glob
 import mmap
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from procsv.base.run.manifest import FileSum
 from procsv.base.system import disk, progress_counter
@@ -24,12 +25,11 @@ from procsv.services.checkpoint.store.manifest import BadCheckpoint, verify_file
 declare("checkpoint.mid_write")
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(msgspec.Struct, frozen=True):
     """Written files, not yet synced."""
 
     path: str  # as Saver.save would have returned it
-    sums: dict[str, FileSum] = field(default_factory=dict)  # by file name; empty where TensorFlow has written
+    sums: dict[str, FileSum] = msgspec.field(default_factory=dict)  # by file name; empty where TensorFlow has written
 
 
 def write(contents: Contents, memory: mmap.mmap, prefix: str) -> Written:

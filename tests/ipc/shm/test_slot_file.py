@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import mmap
@@ -183,7 +182,7 @@ def test_a_reader_is_told_when_its_slot_has_moved_on(shm: Path, pool: SlotPool) 
 def test_a_slot_with_the_same_number_but_another_content_is_not_what_was_announced(pool: SlotPool) -> None:
     info = snapshot(pool, 1)
     with pytest.raises(PeerError, match="no longer holds"):
-        SlotReader(dataclasses.replace(info, incarnation=2))
+        SlotReader(msgspec.structs.replace(info, incarnation=2))
 
 
 # -- damage ----------------------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ def test_a_damaged_header_never_passes_for_another_snapshot(shm: Path, at: int) 
             SlotReader(whole)
         for info in scan_slots(shm, any_state=True):
             assert at in range(STATE_AT, STATE_AT + 4), "only the state may change without the header being torn"
-            assert dataclasses.replace(info, state=SlotState.READY) == whole
+            assert msgspec.structs.replace(info, state=SlotState.READY) == whole
         flip(whole.path, at, mask)
     assert scan_slots(shm) == [whole]
     pool.unlink()
@@ -409,7 +408,7 @@ def test_each_task_has_slots_of_its_own_and_takes_over_no_other_s(shm: Path, poo
 # -- removal -----------------------------------------------------------------------------------------------------
 def test_a_slot_is_removed_if_it_is_still_what_it_was(shm: Path, pool: SlotPool) -> None:
     info = snapshot(pool, 1)
-    assert not remove_slot(info.path, dataclasses.replace(info, sequence=2))
+    assert not remove_slot(info.path, msgspec.structs.replace(info, sequence=2))
     assert remove_slot(info.path, info)
     assert not info.path.exists()
     assert remove_slot(info.path, info), "one that is gone already is removed"

@@ -6,9 +6,10 @@ has the same fields, so that what the checkpoint service compares is the real th
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from procsv.base.identity import TaskId, attempt_name
 from procsv.ipc.messaging.endpoint import Address
@@ -40,7 +41,7 @@ class Slot:
         return bool(self.writer or self.readers)
 
     def move(self, event: SlotEvent) -> None:
-        self.info = dataclasses.replace(self.info, state=next_state(self.info.state, event))
+        self.info = msgspec.structs.replace(self.info, state=next_state(self.info.state, event))
 
 
 class SimMemory:
@@ -70,7 +71,7 @@ class SimMemory:
             raise SlotIsGone(f"slot {info.path.name} is gone")
         if slot.writer:
             raise SlotIsGone(f"slot {info.path.name} is being written again")
-        if slot.info != dataclasses.replace(info, state=SlotState.READY):
+        if slot.info != msgspec.structs.replace(info, state=SlotState.READY):
             raise SlotIsGone(f"slot {info.path.name} no longer holds snapshot {info.sequence}")
         return slot
 
@@ -144,7 +145,7 @@ class SimArena:
 
     def publish(self, slot: Slot, sequence: int, step: int, value: int) -> SlotInfo:
         slot.value, slot.plan, slot.is_good = value, self._plan, True
-        slot.info = dataclasses.replace(slot.info, sequence=sequence, step=step, toc_hash=value)
+        slot.info = msgspec.structs.replace(slot.info, sequence=sequence, step=step, toc_hash=value)
         slot.move(SlotEvent.TRAINER_PUBLISHES)
         slot.writer = 0
         return slot.info

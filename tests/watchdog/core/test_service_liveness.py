@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, TaskId
 from procsv.base.outcome import Exit

@@ -16,7 +16,7 @@ which the watchdog itself did not look.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.launch_settings import LaunchSettings
@@ -27,8 +27,7 @@ QUIET_S_MIN = 2.0  # without a beat, or with a job that stands still: from here 
 DOUBLED_MAX = 6  # times; of a limit
 
 
-@dataclass(slots=True)
-class ServiceLiveness:
+class ServiceLiveness(msgspec.Struct):
     """One service's processes, one after the other.  What is remembered of hangs outlives them, until a job is done."""
 
     launch: LaunchSettings

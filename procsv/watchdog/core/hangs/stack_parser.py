@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 import procsv
 
@@ -21,8 +22,7 @@ _FATAL = re.compile(r"^Fatal Python error: (?P<what>.*)$", re.MULTILINE)
 _LIBRARIES = tuple({*sysconfig.get_paths().values(), str(Path(procsv.__file__).parent), "<frozen", "<string>"})
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     file: str
     line: str
     function: str
@@ -35,8 +35,7 @@ class Frame:
         return not self.file.startswith(_LIBRARIES)
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
+class Stack(msgspec.Struct, frozen=True):
     """One thread's, innermost frame first."""
 
     is_current: bool  # it ran when the dump was made; after a crash, it is the one that crashed

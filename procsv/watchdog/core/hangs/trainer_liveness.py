@@ -23,7 +23,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, deque
-from dataclasses import dataclass, field
+
+import msgspec
 
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
@@ -36,8 +37,7 @@ LOOK_GAP_S_MAX = 5.0  # between two looks; of a longer gap only so much counts
 SILENT_S_MIN = 10.0  # a heartbeat that has not been written for so long makes a trainer suspect, and nothing more
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
+class Hang(msgspec.Struct, frozen=True):
     """No progress for longer than the phase allows."""
 
     phase: Phase
@@ -47,12 +47,11 @@ class Hang:
     told: str = ""  # where there is more to say than the phase
 
 
-@dataclass(slots=True)
-class StepTimes:
+class StepTimes(msgspec.Struct):
     """How long a step takes, by its median; `known_s` is what an earlier launch has learned (0.0: nothing)."""
 
     known_s: float = 0.0
-    _measured: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_KNOWN_MAX))
+    _measured: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=STEPS_KNOWN_MAX))
 
     def add_step(self, seconds: float) -> None:
         self._measured.append(seconds)
@@ -72,8 +71,7 @@ class StepTimes:
         return min(STEP_S_MOST, max(STEP_S_LEAST, STEP_MEDIANS * median_s))
 
 
-@dataclass(slots=True)
-class Liveness:
+class Liveness(msgspec.Struct):
     """One task's trainers, one after the other.  `steps` outlives them, and so does the record of hangs."""
 
     launch: LaunchSettings
@@ -83,7 +81,7 @@ class Liveness:
     _looked_s: float = 0.0
     _stepped_s: float | None = None  # when the step last rose
     _hang_step: int = -1  # the highest at which a hang was found
-    _hangs: Counter[Phase] = field(default_factory=Counter)  # with no step beyond that one since
+    _hangs: Counter[Phase] = msgspec.field(default_factory=Counter)  # with no step beyond that one since
 
     def start_watch(self, now_s: float) -> None:
         """A new trainer is started: nothing that the one before said counts for it."""

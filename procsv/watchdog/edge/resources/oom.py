@@ -5,8 +5,9 @@ Used by post_mortem.py.  An exit by SIGKILL alone is no proof of anything: witho
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -42,12 +43,11 @@ def read_kills(counter: Path) -> int | None:
     return None
 
 
-@dataclass(slots=True)
-class KillCounters:
+class KillCounters(msgspec.Struct):
     """The counters of our cgroups, read before and after: each kill is evidence for one death."""
 
     counters: list[Path]
-    _before: dict[Path, int] = field(default_factory=dict)
+    _before: dict[Path, int] = msgspec.field(default_factory=dict)
 
     @staticmethod
     def of_this_process() -> KillCounters:
