@@ -6,15 +6,16 @@ Called by endpoint.py for every connection.  No socket and no clock inside: time
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 
 import msgspec
 
-from procsv.base.errors import ProcsvBug
 from procsv.ipc.messaging.messages import Message
 
 RESEND_S = 1.0  # an unacknowledged message is sent again after this long
-UNACKED_MAX = 10_000  # messages to one peer; more is our own bug: bulk goes by EventBacklog or by file
+UNACKED_MAX = 10_000  # messages to one peer, one that is stopped for days, say; then the oldest are dropped
+RESENT_MAX = 100  # of them at a time, the oldest first: the rest follows when these are acknowledged
 
 
 class _Pending(msgspec.Struct):
@@ -29,6 +30,7 @@ class Outbox:
     def __init__(self) -> None:
         self._next = 1
         self._pending: dict[int, _Pending] = {}
+        self.dropped = 0  # messages that the peer will never get
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -36,7 +38,8 @@ class Outbox:
     def add_message(self, body: Message, re: int, now_s: float) -> int:
         """Takes charge of `body`; its sequence number.  The caller sends it for the first time."""
         if len(self._pending) >= UNACKED_MAX:
-            raise ProcsvBug(f"{UNACKED_MAX} unacknowledged messages to one peer")
+            del self._pending[next(iter(self._pending))]
+            self.dropped += 1
         seq, self._next = self._next, self._next + 1
         self._pending[seq] = _Pending(body, re, now_s)
         return seq
@@ -58,8 +61,8 @@ class Outbox:
 
     def due(self, now_s: float) -> list[tuple[int, int, Message]]:
         """(seq, re, body) to send again now."""
-        again = []
-        for seq, pending in self._pending.items():
+        again: list[tuple[int, int, Message]] = []
+        for seq, pending in itertools.islice(self._pending.items(), RESENT_MAX):
             if now_s >= pending.sent_s + RESEND_S:
                 pending.sent_s = now_s
                 again.append((seq, pending.re, pending.body))
@@ -72,7 +75,8 @@ class Outbox:
 
     def next_due_s(self) -> float | None:
         """When `due` will have something, or None."""
-        return min((p.sent_s + RESEND_S for p in self._pending.values()), default=None)
+        oldest = itertools.islice(self._pending.values(), RESENT_MAX)
+        return min((pending.sent_s + RESEND_S for pending in oldest), default=None)
 
     def forget(self) -> None:
         """Drops everything: the peer is gone, and its successor is not to get it."""

@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 from procsv.base.errors import UserError
 from procsv.base.json_data import indent_json
+from procsv.base.run.trust import holds_run_lock
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import printable
 from procsv.base.units import show_duration
@@ -39,7 +40,7 @@ def command(directory: str, profile: str, grace: float | None, as_json: bool) ->
     Exit code 0 if every step was saved in time, 1 if not. The launch command that started the run resumes it.
     """
     run = find_run(directory)
-    if run.ended_at is not None or not run.is_active:
+    if run.ended_at is not None or not run.is_active or not holds_run_lock(run):
         raise UserError(f"no run is active in {run.logdir}; there is nothing to preempt", exit_code=1)
     chosen = PROFILES[profile]
     if grace is not None:

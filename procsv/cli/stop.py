@@ -12,12 +12,12 @@ import signal
 import sys
 
 import click
-import psutil
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.run.records import user_name
 from procsv.base.run.run_file import RunFile
+from procsv.base.run.trust import holds_run_lock
 from procsv.base.terminal import printable
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import StopRun
@@ -40,9 +40,6 @@ def command(directory: str, now: bool) -> None:
     if pidfd is None:
         click.echo(printable(f"no run is active in {run.logdir}: {_how(run)}"))
         return
-    owner = psutil.Process(run.pid).uids().effective
-    if owner != os.geteuid() != 0:
-        raise UserError(f"the run in {run.logdir} is {user_name(owner)}'s; only they can end it", exit_code=1)
     try:
         _ask(run, now, pidfd)
         click.echo(printable(f"stopping {run.target} (process {run.pid}){' now' if now else ''} …"))
@@ -61,10 +58,19 @@ def _open(run: RunFile) -> int | None:
     """A descriptor of the watchdog, or None if it is dead; never of another process that has its pid now."""
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(run.pid)
-        if run.is_active and run.ended_at is None:
+        if run.is_active and run.ended_at is None and _is_to_be_ended(run):
             return pidfd
         os.close(pidfd)
     return None
+
+
+def _is_to_be_ended(run: RunFile) -> bool:
+    """Whether that process runs the run; UserError if it is another user's."""
+    try:
+        return holds_run_lock(run)
+    except PermissionError:
+        owner = user_name(run.paths.run_json.stat().st_uid)
+        raise UserError(f"the run in {run.logdir} is {owner}'s; only they can end it", exit_code=1) from None
 
 
 def _ask(run: RunFile, now: bool, pidfd: int) -> None:

@@ -15,6 +15,8 @@ from typing import TypeVar
 
 import psutil
 
+from procsv.base.text import gist
+
 T = TypeVar("T")
 IO_PRIORITY_LAST = 7  # within the class of those that are served as well as can be: after everybody else's
 JOIN_S_MAX = 2.0  # at the end of the process; a job that is still stuck by then ends with it
@@ -45,6 +47,7 @@ class Worker:
         self._niceness = niceness  # of this thread alone, and of those that it starts; with the last place at the disk
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._begun = self._ended = 0  # jobs
+        self._failure, self._repeats = "", 0  # the last one, until a job succeeds, and how often it came again
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -60,14 +63,30 @@ class Worker:
             try:
                 result = job()
             except Exception as error:  # noqa: BLE001  TensorFlow, disks and user data raise anything
-                traceback.print_exc(file=sys.stderr)
+                self._report(error)
                 caught = error.with_traceback(None)  # its frames would keep a slot mapped
                 self._outcomes.post(lambda: failed(caught))
             else:
+                self._failure = ""
                 self._outcomes.post(lambda: then(result))
 
         self._begun += 1
         self._jobs.put(run)
+
+    def _report(self, error: Exception) -> None:
+        """Into the log: a disk that stays full for a week is one traceback, and a line now and then."""
+        failure = f"{type(error).__name__}: {gist(str(error))}"
+        if failure != self._failure:
+            self._failure, self._repeats = failure, 0
+            traceback.print_exception(error, file=sys.stderr)
+            return
+        self._repeats += 1
+        if self._repeats & (self._repeats - 1) == 0:  # 1, 2, 4, 8, …
+            print(
+                f"procsv checkpoint: the same again ({self._repeats} times by now): {error}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _run(self) -> None:
         if self._niceness:

@@ -174,7 +174,7 @@ def test_a_killed_program_is_recorded_with_an_unknown_cause_and_its_services_end
     assert "unknown exit status, at step 7" in program.run.said()
 
 
-def test_a_fork_that_outlives_the_killed_program_does_not_hold_the_run(tmp_path: Path) -> None:
+def test_row_46_a_fork_that_outlives_the_killed_program_does_not_hold_the_run(tmp_path: Path) -> None:
     other = tmp_path / "other"
     os.mkfifo(other)
     with observed(tmp_path) as program:

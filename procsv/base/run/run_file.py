@@ -15,6 +15,7 @@ from procsv.base.json_data import decode_sealed, encode_json, seal
 from procsv.base.outcome import NO_STEP, LastExit
 from procsv.base.run.paths import RunPaths, local_home
 from procsv.base.run.records import record_mode
+from procsv.base.run.trust import believed
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.processes import Identity
 from procsv.base.text import is_remote
@@ -93,7 +94,10 @@ def find_run_in(paths: RunPaths) -> RunFile | None:
     must not be asked or ended in the copy's name.
     """
     run = read_run(paths.run_json)
-    if run is None or is_remote(run.logdir) or run.paths.logdir == paths.logdir:
+    if run is None:
+        return None
+    run = believed(run, paths.run_json)
+    if is_remote(run.logdir) or run.paths.logdir == paths.logdir:
         return run
     here = msgspec.structs.replace(run, logdir=str(paths.logdir))
     there = read_run(run.paths.run_json)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from procsv.base.errors import ProcsvBug
 from procsv.base.identity import TRAINER
-from procsv.ipc.messaging.delivery import RESEND_S, UNACKED_MAX, Inbox, Outbox
+from procsv.ipc.messaging.delivery import RESEND_S, RESENT_MAX, UNACKED_MAX, Inbox, Outbox
 from procsv.ipc.messaging.endpoint import ServerEndpoint
 from procsv.ipc.messaging.messages import Finish, Hello, Rejected, UserSave
 from tests.ipc.messaging.networks import FakeWire, Talk
@@ -71,12 +69,26 @@ def test_sequence_numbers_are_never_used_again() -> None:
     assert outbox.add_message(Finish(), 0, 0.0) > first
 
 
-def test_a_peer_that_acknowledges_nothing_for_ever_is_our_own_bug() -> None:
+def test_row_47_a_peer_that_acknowledges_nothing_for_days_loses_the_oldest_messages() -> None:
     outbox = Outbox()
-    for _ in range(UNACKED_MAX):
+    for number in range(UNACKED_MAX + 3):
+        outbox.add_message(Finish(), number, 0.0)
+    assert (len(outbox), outbox.dropped) == (UNACKED_MAX, 3)
+    assert outbox.find(3) is None
+    assert outbox.find(4) == Finish()
+
+
+def test_row_47_a_peer_that_is_far_behind_is_sent_the_oldest_until_it_acknowledges_them() -> None:
+    outbox = Outbox()
+    for _ in range(3 * RESENT_MAX):
         outbox.add_message(Finish(), 0, 0.0)
-    with pytest.raises(ProcsvBug):
-        outbox.add_message(Finish(), 0, 0.0)
+    got: list[int] = []
+    for second in (1.0, 2.0, 3.0):
+        assert outbox.next_due_s() == (second if second == 1.0 else RESEND_S)
+        for seq, _, _ in outbox.due(second):
+            outbox.acknowledge(seq)
+            got.append(seq)
+    assert got == list(range(1, 3 * RESENT_MAX + 1))
 
 
 # -- the receiver's end ----------------------------------------------------------------------------------------

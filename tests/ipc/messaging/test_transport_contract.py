@@ -12,7 +12,6 @@ import pytest
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import COMMAND_LINE, TRAINER, WATCHDOG, TaskId
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX, encode
-from procsv.ipc.messaging.delivery import UNACKED_MAX
 from procsv.ipc.messaging.endpoint import DROPPED_REASONS_MAX, ClientEndpoint, ServerEndpoint
 from procsv.ipc.messaging.messages import (
     PROTOCOL,
@@ -325,14 +324,6 @@ def test_a_peer_that_is_forgotten_is_told_nothing_more(talk: Talk) -> None:
     server.broadcast(Rejected("p", "w"), TRAINER)
 
     assert (server.peers, server.unsaid(TRAINER)) == ({}, 0)
-
-
-def test_messages_without_end_to_a_peer_that_never_answers_are_our_own_bug() -> None:
-    client = FakeWire().client()
-    for _ in range(UNACKED_MAX):
-        client.send_reliable(note(1))
-    with pytest.raises(ProcsvBug):
-        client.send_reliable(note(1))
 
 
 def envelope(body: Body, seq: int = 1, run: str = RUN, protocol: int = PROTOCOL) -> bytes:

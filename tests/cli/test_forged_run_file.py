@@ -1,0 +1,75 @@
+"""A run.json that somebody else has put into a logdir harms nobody who runs a command there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from procsv.base.run.paths import find_paths
+from procsv.base.run.run_file import find_run_in
+from procsv.base.system.processes import identify
+from tests.cli.test_commands import a_run, procsv
+
+STRANGER = 54321
+COMMANDS = (("stop",), ("stop", "--now"), ("preempt", "--grace", "1s"), ("restart",))
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of ours that is of no run."""
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def forge(logdir: Path, bystander: subprocess.Popen[bytes], **changes: object) -> None:
+    them = identify(bystander.pid)
+    a_run(logdir, pid=them.pid, started=them.started, boot=them.boot, **changes)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_row_45_a_process_that_does_not_hold_the_run_s_lock_is_left_alone(
+    tmp_path: Path, bystander: subprocess.Popen[bytes], command: tuple[str, ...]
+) -> None:
+    forge(tmp_path / "l", bystander)
+    done = procsv(*command, str(tmp_path / "l"))
+    assert "Traceback" not in done.stderr
+    assert bystander.poll() is None
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+def test_row_45_a_file_of_another_user_names_no_process_of_ours(
+    tmp_path: Path, bystander: subprocess.Popen[bytes], command: tuple[str, ...]
+) -> None:
+    forge(tmp_path / "l", bystander)
+    os.chown(tmp_path / "l" / "procsv" / "run.json", STRANGER, STRANGER)
+    run = find_run_in(find_paths(tmp_path / "l"))
+    assert run is not None
+    assert not run.is_active
+    done = procsv(*command, str(tmp_path / "l"))
+    assert "no run is active" in done.stdout + done.stderr
+    assert bystander.poll() is None
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_row_45_directories_that_a_file_names_are_not_touched(
+    tmp_path: Path, bystander: subprocess.Popen[bytes], command: tuple[str, ...]
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir(mode=0o700)
+    for name in ("my.lock", "slot.1.0", "run.lock", "control.sock"):
+        (precious / name).write_text("precious")
+    with (precious / "run.lock").open() as lock:
+        forge(tmp_path / "l", bystander, run_dir=str(precious), shm_dir=str(precious))
+        done = procsv(*command, str(tmp_path / "l"))
+    assert lock.closed
+    assert "no run is active" in done.stdout + done.stderr
+    assert len(list(precious.iterdir())) == 4
+    assert bystander.poll() is None
