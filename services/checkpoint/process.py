@@ -26,6 +26,7 @@ from procsv.ipc.messaging.messages import (
     Snapshot,
     Staged,
     TrainerExited,
+    Unwritable,
 )
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.services.checkpoint.core import actions
@@ -71,6 +72,7 @@ class CheckpointService:
         self._newest_trainer = 0
         self._said: dict[bool, Durable] = {}  # the newest that were announced: a user's save, and one of ours
         self._rejected: list[Rejected] = []  # all that was announced, for who comes later
+        self._unwritable = Unwritable("")  # what was announced of the directory last
         self._finish: Received | None = None
         self._finished_by_s = 0.0
         self._disk.run_job(_unseen(self._store.open), lambda _: None, lambda _: None)
@@ -176,6 +178,8 @@ class CheckpointService:
                 self._tools.server.send_reliable(received.who, said)  # perhaps it was not there when it was said
             for rejected in self._rejected:
                 self._tools.server.send_reliable(received.who, rejected)
+            if self._unwritable.error:
+                self._tools.server.send_reliable(received.who, self._unwritable)
 
     def _beat(self) -> None:
         heartbeat = self._tools.heartbeat
@@ -206,6 +210,8 @@ class CheckpointService:
                     self._said[bool(body.sequence)] = body
                 elif isinstance(body, Rejected) and len(self._rejected) < REJECTED_MAX:
                     self._rejected.append(body)
+                elif isinstance(body, Unwritable):
+                    self._unwritable = body
                 server.broadcast(body)
             case actions.Persist():
                 self._persist(action)

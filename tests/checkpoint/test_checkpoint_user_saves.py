@@ -191,6 +191,25 @@ def test_a_directory_that_is_gone_is_said_and_when_it_is_back_saves_and_hints_wo
     assert snapshot(trainer, 2, 20).step == 20
 
 
+def test_row_48_a_watchdog_that_comes_after_the_directory_was_lost_is_told_all_the_same(
+    run: Any, plan: Any, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run.start_service()
+    trainer = run.trainer(plan=plan(save_path=str(elsewhere / "model.ckpt")))
+    trainer.ask(Restore(False))
+    trainer.ask_ack(Restored())
+    elsewhere.rmdir()
+    lost = trainer.until_body(Unwritable)
+    assert run.watchdog().until_body(Unwritable) == lost
+    elsewhere.mkdir()
+    trainer.until_body(Unwritable, lambda u: not u.error)
+    late = run.trainer(2)
+    late.ask_ack(Restored())
+    assert not [heard.body for heard in late.received if isinstance(heard.body, Unwritable)]
+
+
 def test_while_somebody_has_the_turn_it_may_yet_turn_out_whose_a_checkpoint_is_and_late_word_counts_too(
     run: Any, store: Any, plan: Any, program: Program
 ) -> None:
