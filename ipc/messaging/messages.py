@@ -34,7 +34,9 @@ Source = Literal["memory", "checkpoint", "fresh"]
 
 SavedKey = tuple[int, str, float]
 
-PROTOCOL = 2  # a peer of another protocol is refused, with both numbers in the error
+# A peer of another protocol is refused, with both numbers in the error.  Raise it when a field changes its meaning or goes, so
+# that a service of another version, left by an upgrade in a running logdir, is not misunderstood; not for a new message.
+PROTOCOL = 2
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

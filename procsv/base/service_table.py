@@ -1,6 +1,7 @@
 """Table of the services: what each one is, and how a run treats it.
 
-Read by the watchdog, by tasks, services and the command line.  A new service is a row here and its package.
+Read by the watchdog, by tasks, services and the command line.  A new service is a row here, its
+package, and that package in pyproject.toml; who sends it what is said in ipc/messaging/contract.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class ServiceSpec(msgspec.Struct, frozen=True):
     module: str  # what `python -m` runs
     is_critical: bool  # lost for good, it fails the run; else the run goes on without it
     keeps_state: bool  # hears of each trainer's death, settles what it left, and finishes after that
-    takes_events: bool = False  # of the program's summary writers, and the run's own metrics
+    takes_events: bool = False  # hears the run's own metrics, the last of them before it is told to finish
     finish_s_max: float = 900.0  # from the end of training: big checkpoints on slow disks; then it is killed
 
 

@@ -22,7 +22,7 @@ FAILED = 1  # it did not hold
     "--plan",
     type=click.Path(dir_okay=False),
     metavar="PLAN.toml",
-    show_default="each kind of fault once, spread over the training",
+    show_default="eight faults, spread over the training",
     help="Fault plan (TOML).",
 )
 @click.option(

@@ -1,4 +1,4 @@
-"""The default fault plan of a drill: each kind of fault once, spread over the training.
+"""The default fault plan of a drill: what happens to long runs most often, spread over the training.
 
 Used by runner.py when the training without faults has shown how long it is.  Pure.
 """

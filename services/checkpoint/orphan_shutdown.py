@@ -1,8 +1,8 @@
 """Orphan shutdown: after the watchdog's death, wait for the trainer and remove the run's files.
 
-Called by process.py when the lifeline is cut.  The trainer saves and ends by itself, and is killed if it
-does not within the grace, unless procsv has not started it: that one trains on, and is waited for without end; the summary service ends; then the run's files are removed.  Never touches anything once
-another run has acquired the logdir.
+Called by process.py when the lifeline is cut.  The trainer saves and ends by itself, and is killed if it does not within the
+grace, unless procsv has not started it: that one trains on, and is waited for without end.  The other services end; then the
+run's files are removed.  Never touches anything once another run has acquired the logdir.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import contextlib
 import math
 import signal
 
-from procsv.base.identity import SUMMARY
+from procsv.base.identity import CHECKPOINT
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
+from procsv.base.service_table import SERVICES
 from procsv.base.system.locks import FileLock
 from procsv.base.system.processes import ExternalProcess
 from procsv.ipc.messaging.start import Start
 
 LOOK_AGAIN_S = 0.1
-OTHERS_S_MAX = 5.0  # beyond the grace: for a killed trainer to be gone, and the summary service to end
+OTHERS_S_MAX = 5.0  # beyond the grace: for a killed trainer to be gone, and the other services to end
 
 
 class OrphanShutdown:
@@ -36,7 +37,11 @@ class OrphanShutdown:
 
     def _wake_others(self) -> None:
         """One that is stopped (SIGSTOP) would not hear that it is to end."""
-        FileLock(self._start.paths.service_lock(SUMMARY)).wake()
+        for lock in self._locks_of_others():
+            lock.wake()
+
+    def _locks_of_others(self) -> list[FileLock]:
+        return [FileLock(self._start.paths.service_lock(task)) for task in SERVICES if task != CHECKPOINT]
 
     def may_finish(self, now_s: float) -> bool:
         """True once: when no trainer is left that could still hand over a snapshot."""
@@ -56,9 +61,8 @@ class OrphanShutdown:
         return not is_held and all(trainer.has_ended() for trainer in self._trainers)
 
     def is_alone(self, now_s: float) -> bool:
-        """Whether the summary service is gone as well, or will not go."""
-        is_held = FileLock(self._start.paths.service_lock(SUMMARY)).is_held()
-        return not is_held or now_s >= self._give_up_s
+        """Whether the other services are gone as well, or will not go."""
+        return now_s >= self._give_up_s or not any(lock.is_held() for lock in self._locks_of_others())
 
     def tidy(self, keep_memory: bool, now_wall_s: float) -> None:
         """Removes the run's files, unless a new run has begun; snapshots stay if they could not be saved."""

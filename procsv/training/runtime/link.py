@@ -20,7 +20,21 @@ from procsv.base.errors import PeerError
 from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.messages import Ack, Hello, Message, ServiceLost, Written
+from procsv.ipc.messaging.messages import (
+    Ack,
+    Durable,
+    FlushDone,
+    Hello,
+    Inject,
+    Message,
+    Rejected,
+    RestoreFrom,
+    SaveFailed,
+    ServiceLost,
+    StopTraining,
+    Unwritable,
+    Written,
+)
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 from procsv.training.runtime.event_streams import EventStreams
@@ -30,6 +44,11 @@ TICK_S = 0.2  # between heartbeats; a step in `status` is at most this much olde
 declare("trainer.hello")
 
 Handler = Callable[[Any], None]  # of the body of a message
+# The messages that a training process does something with.  Some have their handler only while a session lasts; any other
+# is refused, and counted.
+HEARD = frozenset(
+    {Durable, FlushDone, Inject, Rejected, RestoreFrom, SaveFailed, ServiceLost, StopTraining, Unwritable, Written}
+)
 
 
 class Link:
@@ -147,6 +166,8 @@ class Link:
                         waiter.remove(thing)
             for peer, client in self._clients.items():
                 while (received := client.receive()) is not None:
+                    if type(received.body) not in HEARD and not isinstance(received.body, Ack):
+                        client.refuse(f"{type(received.body).__name__} has no handler")
                     self._dispatch(peer, received)
                     client.acknowledge(received)
 

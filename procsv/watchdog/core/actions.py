@@ -49,7 +49,7 @@ class ClearTree(msgspec.Struct, frozen=True):
 
 
 class Tell(msgspec.Struct, frozen=True):
-    """Reliably, to the newest incarnation of `task`."""
+    """Reliably, to the newest incarnation of `task`, if that has introduced itself: before its Hello nobody hears it."""
 
     task: TaskId
     body: Message

@@ -13,11 +13,12 @@ from procsv.base.errors import ProcsvBug
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.paths import find_paths, make_private_dir
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.messages import Hello, Inject, Message, StopRun
+from procsv.ipc.messaging.messages import Ack, Hello, Inject, Message, StopRun
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.services.runtime import Tools
 from procsv.services.summary.process import SummaryService
+from procsv.training.runtime.link import HEARD
 from procsv.watchdog.core.events import Said
 from tests.support.core_desk import Desk
 from tests.support.fake_clock import FakeClock
@@ -82,6 +83,15 @@ def test_the_summary_service_handles_all_that_may_be_sent_to_it(sender: TaskId, 
             for path in directory.iterdir():
                 path.unlink()
             directory.rmdir()
+
+
+@pytest.mark.parametrize("sender", [CHECKPOINT, SUMMARY, WATCHDOG])
+def test_a_training_process_hears_all_that_may_be_sent_to_it(sender: TaskId) -> None:
+    assert set(sent(sender, TRAINER)) <= HEARD | {Ack}
+
+
+def test_a_training_process_hears_of_nothing_that_nobody_may_send_it() -> None:
+    assert {*sent(CHECKPOINT, TRAINER), *sent(SUMMARY, TRAINER), *sent(WATCHDOG, TRAINER)} >= HEARD
 
 
 def test_a_message_that_a_core_does_not_know_is_our_own_bug() -> None:

@@ -1,6 +1,6 @@
 """Carries out the faults of a plan that are the watchdog's to carry out: on processes, on messages, on the disk.
 
-Called by event_loop.py in its loop; what is due is decided by faults.py.  Each is written into the journal before it is done, so
+Called by event_loop.py in its loop; what is due is decided by core/fault_schedule.py.  Each is written into the journal before it is done, so
 that a watchdog that kills itself knows of it in its next life.
 """
 
@@ -71,12 +71,12 @@ class Injector:
     def _find_for_logdir(self, fault: Fault) -> Callable[[], object] | None:
         if fault.action == "corrupt":
             return lambda: corrupt_newest(self._paths.logdir, fault.how)
-        if any(self._processes.running.get(task) is None for task in SERVICES):
+        if any(self._processes.running.get(task) is None for task, spec in SERVICES.items() if spec.is_critical):
             return None
         return lambda: self._fill(fault.number)
 
     def _fill(self, seconds: float) -> None:
-        for task in SERVICES:
+        for task in SERVICES.keys() & self._processes.running.keys():
             self._reach.tell(task, Inject("fill", seconds))
 
     def _find_for_process(self, fault: Fault, task: TaskId, running: Running, now_s: float) -> Callable[[], object]:
