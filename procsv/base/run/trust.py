@@ -1,4 +1,4 @@
-"""How far a run.json is believed: whoever can write to a logdir can put one there, and name any process and directory in it.
+"""Trust in a run.json: whoever can write to a logdir can put one there, and name any process and directory in it.
 
 Used wherever a run is looked up.  The directories are those that follow from the logdir, and are their owner's alone; the
 process is the file's owner's.  What acts on a run asks besides that the process holds the run's lock.
