@@ -1,10 +1,11 @@
 """A program without TensorFlow, trained under `procsv launch` with a source of state of its own."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.support.launched import launched
+from tests.support.launched import Launched, launched
 from tests.support.numpy_state import STEP, NumpyState, numpy_plan
 from tests.support.numpy_training import digest, initial, train
 from tests.support.programs import ROOT
@@ -17,6 +18,10 @@ KILLS = 4
 OPTIONS = ("--backoff", "0.05s..0.1s", "--max-failures", "20")
 
 
+def has_snapshot_after(run: Launched, step: int) -> bool:
+    return bool(run.status()["memory_step"] > step)
+
+
 def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undisturbed_one(tmp_path: Path) -> None:
     undisturbed = initial()
     for _ in range(STEPS):
@@ -25,8 +30,10 @@ def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undistu
     logdir = tmp_path / "logdir"
     with launched(logdir, *OPTIONS, PROGRAM, str(STEPS), str(STEP_S), cwd=ROOT) as run:
         for kill in range(KILLS):
-            run.wait_event("recovered", kill + 1)
+            resumed = run.wait_event("recovered", kill + 1)[-1]["step"]
             run.wait_step((kill + 1) * STEPS // (KILLS + 2))
+            # What it was restored from is in no slot any more once that is saved.
+            run.wait_for("a snapshot of its own", partial(has_snapshot_after, run, resumed))
             run.kill("trainer")
             run.wait_event("restarting", kill + 1)
         assert run.wait_end() == 0, run.said()
