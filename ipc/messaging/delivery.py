@@ -15,6 +15,7 @@ from procsv.ipc.messaging.messages import Message
 
 RESEND_S = 1.0  # an unacknowledged message is sent again after this long
 UNACKED_MAX = 10_000  # messages to one peer, one that is stopped for days, say; then the oldest are dropped
+NUMBER_BITS = 40  # of the sequence numbers of one incarnation
 RESENT_MAX = 100  # of them at a time, the oldest first: the rest follows when these are acknowledged
 
 
@@ -27,8 +28,11 @@ class _Pending(msgspec.Struct):
 class Outbox:
     """Messages to one peer that it has not acknowledged, oldest first."""
 
-    def __init__(self) -> None:
-        self._next = 1
+    def __init__(self, incarnation: int = 0) -> None:
+        """`incarnation`: the sender's.  No two of them number alike: an acknowledgement that comes late, of what the one
+        before has sent, must not count for a message of this one that nobody has received yet.
+        """
+        self._next = (incarnation << NUMBER_BITS) + 1
         self._pending: dict[int, _Pending] = {}
         self.dropped = 0  # messages that the peer will never get
 

@@ -36,7 +36,7 @@ class Address(msgspec.Struct, frozen=True):
 class Peer(msgspec.Struct):
     """What is known of the other end of one connection."""
 
-    outbox: Outbox = msgspec.field(default_factory=Outbox)
+    outbox: Outbox
     inbox: Inbox = msgspec.field(default_factory=Inbox)
     task: TaskId | None = None  # None: it has not spoken yet
     incarnation: int = 0
@@ -177,7 +177,7 @@ class ServerEndpoint(Endpoint):
                 continue
             peer = self.peers.get(who)
             if peer is None:
-                peer = Peer()  # remembered below, once it has sent a valid message
+                peer = Peer(Outbox(self.me.incarnation))  # remembered below, once it has sent a valid message
             received = self._open(frames[0], who, peer)
             if received is None:
                 continue
@@ -253,7 +253,7 @@ class ClientEndpoint(Endpoint):
 
     def __init__(self, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
-        self.peer = Peer()
+        self.peer = Peer(Outbox(me.incarnation))
         self.connections = 0  # rises with every (re)connection; the owner then introduces itself again
         self.wants_tick = False  # there is something to send as soon as the owner has introduced itself
 

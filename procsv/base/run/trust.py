@@ -1,6 +1,6 @@
 """Trust in a run.json: whoever can write to a logdir can put one there, and name any process and directory in it.
 
-Used wherever a run is looked up.  The directories are those that follow from the logdir, and are their owner's alone; the
+Used wherever a run is looked up.  The directories are those that follow from the logdir, and nobody else can write there; the
 process is the file's owner's.  What acts on a run asks besides that the process holds the run's lock.
 """
 
@@ -37,7 +37,7 @@ def believed(run: RunFile, run_json: Path) -> RunFile:
 
 
 def _has_own_directories(paths: RunPaths, owner: int) -> bool:
-    """Whether both are named by the logdir, under whatever runtime directory, and open to nobody else."""
+    """Whether both are named by the logdir, under whatever runtime directory, and not to be written by anybody else."""
     name, run_dir, shm_dir = logdir_hash(paths.logdir), paths.run_dir, paths.shm_dir
     is_named = run_dir.is_absolute() and run_dir.name in (f"procsv-{name}", f"procsv-{owner}-{name}")
     is_shm_named = shm_dir in (SHM_ROOT / f"procsv-{owner}-{name}", run_dir / "shm")
@@ -49,7 +49,7 @@ def _is_private(directory: Path, owner: int) -> bool:
         info = directory.lstat()
     except OSError:
         return True  # there is nothing to be misled to
-    return stat.S_ISDIR(info.st_mode) and info.st_uid == owner and not stat.S_IMODE(info.st_mode) & 0o077
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == owner and not stat.S_IMODE(info.st_mode) & 0o022
 
 
 def holds_run_lock(run: RunFile) -> bool:

@@ -60,6 +60,14 @@ def test_what_is_due_is_due_at_the_time_that_was_named(start_s: float, times: in
         assert outbox.due(due_s)
 
 
+def test_an_acknowledgement_of_an_older_incarnation_s_message_counts_for_none_of_this_one() -> None:
+    before, now = Outbox(1), Outbox(2)
+    late = before.add_message(Finish(), 0, 0.0)
+    now.add_message(Finish(), 0, 0.0)
+    assert now.acknowledge(late) is None
+    assert len(now) == 1
+
+
 def test_sequence_numbers_are_never_used_again() -> None:
     outbox = Outbox()
     first = outbox.add_message(Finish(), 0, 0.0)
