@@ -108,11 +108,13 @@ class MonitoredController(SessionController):
 
     def prepare_session(self, creator: Any) -> None:
         """Before each session: enters the run, and has a chief restore from the checkpoint service."""
+        restores = isinstance(creator, tf_monitored.ChiefSessionCreator)
+        if restores:
+            creator._scaffold.finalize()  # beside the services' own start
         self.enter_run()
         self.runtime.phase = Phase.CONNECT
-        if not isinstance(creator, tf_monitored.ChiefSessionCreator):
+        if not restores:
             return
-        creator._scaffold.finalize()
         self._introduce(tf1.get_default_graph())
         if self.manager is None:
             manager = self.manager = session_manager(creator._scaffold, tf1.get_default_graph())
