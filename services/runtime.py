@@ -7,6 +7,7 @@ termination signals are not for services: they outlive the trainer, and the run'
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -33,6 +34,7 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 
 TICK_S_MAX = 1.0  # the loop looks around at least this often
+RESTORE_S = 1.0  # how often it looks whether its socket, lock and heartbeat are still there
 HEARD_MAX = (
     1000  # messages in one loop iteration; then the heartbeat, the service's own work and the lifeline have theirs
 )
@@ -94,7 +96,7 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
     tools = Tools(start, clock, server, heartbeat, lambda: os.eventfd_write(wake_fd, 1))
     service = make(tools)
     try:
-        _loop(service, tools, server, wake_fd)
+        _loop(service, tools, server, lock, wake_fd)
     finally:
         service.close()
         server.close()
@@ -118,11 +120,20 @@ def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, heartbeat: Heartb
         pause.wait(0.02)
 
 
-def _loop(service: Service, tools: Tools, server: Server, wake_fd: int) -> None:
+def _restore_files(server: Server, lock: FileLock, heartbeat: HeartbeatWriter) -> None:
+    """Makes anew what of ours somebody has removed; not as long as its directory is gone, which the watchdog makes anew."""
+    with contextlib.suppress(OSError, UserError):
+        heartbeat.restore()
+        lock.restore()
+        if not server.is_in_place():
+            server.bind()
+
+
+def _loop(service: Service, tools: Tools, server: Server, lock: FileLock, wake_fd: int) -> None:
     waiter = Waiter()
     waiter.add(server)
     waiter.add(wake_fd)
-    lifeline, injected = tools.start.lifeline_fd, Injected()
+    lifeline, injected, restore_s = tools.start.lifeline_fd, Injected(), 0.0
     if lifeline >= 0:
         waiter.add(lifeline)
     while not service.is_finished():
@@ -130,6 +141,9 @@ def _loop(service: Service, tools: Tools, server: Server, wake_fd: int) -> None:
         tools.heartbeat.refused = server.refused
         tools.heartbeat.beat(now_s)
         injected.end_expired(now_s)
+        if now_s >= restore_s:
+            restore_s = now_s + RESTORE_S
+            _restore_files(server, lock, tools.heartbeat)
         pause_s = min(TICK_S_MAX, max(0.0, service.tick(now_s)))
         if service.is_finished():
             break

@@ -76,14 +76,16 @@ class Server(_ZmqEndpoint, ServerEndpoint):
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         try:
-            self._bind()
+            self.bind()
         except BaseException:
             self.socket.close(0)
             raise
-        self._bound = self.path.lstat()
 
-    def _bind(self) -> None:
-        """Binds, having made sure that the bind, which deletes whatever is there, deletes nothing of value."""
+    def bind(self) -> None:
+        """Binds, once more if the file is gone: who is connected stays so, who comes finds the new file.
+
+        Makes sure that the bind, which deletes whatever is there, deletes nothing of value.  OSError if there can be no socket.
+        """
         try:
             if not stat.S_ISSOCK(self.path.lstat().st_mode):
                 raise UserError(
@@ -94,8 +96,11 @@ class Server(_ZmqEndpoint, ServerEndpoint):
         before = os.umask(0o177)
         try:
             self.socket.bind(f"ipc://{self.path}")
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
         finally:
             os.umask(before)
+        self._bound = self.path.lstat()
 
     def is_in_place(self) -> bool:
         """False if somebody has deleted or replaced the socket file (temp sweepers do)."""

@@ -24,13 +24,9 @@ class HeartbeatWriter:
     """The writing end.  One process writes; any of its threads, one at a time."""
 
     def __init__(self, path: Path) -> None:
+        """OSError if there is no room for it."""
         self.path = path
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(fd, mmap.PAGESIZE)
-            self._map = mmap.mmap(fd, mmap.PAGESIZE)
-        finally:
-            os.close(fd)
+        self._map, self._identity = _map_file(path)
         self._guard = 0
         self.phase = Phase.IMPORT
         self.step = -1
@@ -66,8 +62,44 @@ class HeartbeatWriter:
         )
         struct.pack_into("=Q", self._map, 8, self._guard)
 
+    def restore(self) -> None:
+        """Goes on in a new file if somebody has removed ours.  OSError if there can be none; then ours is as it was."""
+        with contextlib.suppress(FileNotFoundError):
+            if _identity(self.path.stat()) == self._identity:
+                return
+        before = self._map
+        self._map, self._identity = _map_file(self.path)
+        self._map[:] = before[:]
+        before.close()
+
     def close(self) -> None:
         self._map.close()
+
+
+def allocate_heartbeat(path: Path) -> int:
+    """A descriptor of the file, which is made if it is not there, with all its room: who writes to it gets no SIGBUS.
+
+    OSError if there is no room.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, mmap.PAGESIZE)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _map_file(path: Path) -> tuple[mmap.mmap, tuple[int, int]]:
+    fd = allocate_heartbeat(path)
+    try:
+        return mmap.mmap(fd, mmap.PAGESIZE), _identity(os.fstat(fd))
+    finally:
+        os.close(fd)
+
+
+def _identity(info: os.stat_result) -> tuple[int, int]:
+    return info.st_dev, info.st_ino
 
 
 class HeartbeatReader:
@@ -75,18 +107,20 @@ class HeartbeatReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._map: mmap.mmap | None = None
+        self._fd = -1
+        self._identity: tuple[int, int] | None = None
         self._last: Heartbeat | None = None
 
     def read(self) -> Heartbeat | None:
         """The last whole beat; None before the first, and if its writer is just in the middle of one: look again."""
-        if self._map is None and not self._open():
-            return self._last
-        assert self._map is not None
+        self._open()
         for _ in range(_READ_TRIES_MAX):
-            fields = _FORMAT.unpack_from(self._map, 0)
+            data = self._read()
+            if len(data) < _FORMAT.size:
+                break
+            fields = _FORMAT.unpack(data)
             magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, spacing, *costs = fields
-            (again,) = struct.unpack_from("=Q", self._map, 8)
+            (again,) = struct.unpack_from("=Q", self._read(), 8)
             # A guard of 0 is no guard: struct clears the place before it writes there.
             if magic == _MAGIC and guard == again != 0 and guard % 2 == 0:
                 with contextlib.suppress(
@@ -98,23 +132,26 @@ class HeartbeatReader:
                 break
         return self._last
 
-    def _open(self) -> bool:
-        """False if the file is not there yet, is not whole, or there is no descriptor left to read it by."""
+    def _read(self) -> bytes:
+        """By a call, and through no mapping: of a file that was cut short, that would end us by SIGBUS."""
         try:
+            return os.pread(self._fd, _FORMAT.size, 0) if self._fd >= 0 else b""
+        except OSError:
+            return b""
+
+    def _open(self) -> None:
+        """Opens what lies at the path, unless it is open; not if that is not whole, or there is no descriptor left."""
+        try:
+            info = self.path.stat()
+            if _identity(info) == self._identity or info.st_size < mmap.PAGESIZE:
+                return
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return False
-        try:
-            if os.fstat(fd).st_size < mmap.PAGESIZE:
-                return False
-            self._map = mmap.mmap(fd, mmap.PAGESIZE, access=mmap.ACCESS_READ)
-        except OSError:
-            return False
-        finally:
-            os.close(fd)
-        return True
+            return  # its writer may have it open, and makes it anew
+        self.close()
+        self._fd, self._identity = fd, _identity(os.fstat(fd))
 
     def close(self) -> None:
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._identity = -1, None

@@ -111,6 +111,8 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         again = status["next_save_in"]
         when = f"; next try in {show_duration(again)}" if status["running"] and again is not None else ""
         facts["not saved"] = status["save_error"] + when
+    if (lost := status.get("ground_error")) is not None:
+        facts["lost"] = lost
     if status["exit_code"] is not None:
         facts["exit code"] = str(status["exit_code"])
     if count := status.get("dropped_messages"):

@@ -36,6 +36,7 @@ from procsv.watchdog.edge.observed.observed_program import ObservedProgram
 from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Argv, Processes
+from procsv.watchdog.edge.resources.ground import RunGround
 from procsv.watchdog.edge.resources.memory import MachineMemory
 from procsv.watchdog.edge.run_records import RunRecords
 from procsv.watchdog.edge.signals import Signals
@@ -102,7 +103,7 @@ def _run(
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
-    environment = _build_environment(start, processes, clock, signals, console)
+    environment = _build_environment(start, opened, core, processes, clock, signals, console)
     reactor = Reactor(core, facts, environment)
     environment.records.append(
         "run_started",
@@ -129,7 +130,13 @@ def _run(
 
 
 def _build_environment(
-    start: Start, processes: Processes, clock: Clock, signals: Signals, console: Console
+    start: Start,
+    opened: Opened,
+    core: Core,
+    processes: Processes,
+    clock: Clock,
+    signals: Signals,
+    console: Console,
 ) -> Environment:
     """The machine, as the event loop uses it."""
     paths, waiter = start.paths, processes.waiter
@@ -142,11 +149,12 @@ def _build_environment(
         start.settings.on_event_s,
     )
     processes.helpers = lambda: event_hook.pids
+    sockets = RunSockets(start, clock, waiter)
     return Environment(
         clock=clock,
         processes=processes,
         standby=StandbyLink(processes),
-        sockets=RunSockets(start, clock, waiter),
+        sockets=sockets,
         signals=signals,
         records=RunRecords(paths, clock, lambda text: console.say(text, is_bad=True)),
         heartbeats=RunHeartbeats(paths),
@@ -154,6 +162,7 @@ def _build_environment(
         resources=MachineMemory(),
         console=console,
         event_hook=event_hook,
+        ground=RunGround(paths, opened.lock, core.services, sockets.server.is_in_place),
         make_injector=lambda reach: Injector(
             Plan.decode(start.settings.plan), paths, processes, reach, clock.monotonic()
         ),

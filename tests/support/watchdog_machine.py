@@ -14,7 +14,7 @@ from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.core.events import Ended, Promoted, StandbySaid, StopAsked
+from procsv.watchdog.core.events import Ended, Promoted, Sight, StandbySaid, StopAsked
 from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, Sockets
 
 
@@ -45,7 +45,7 @@ class MachineInMemory(Generic[ChildT]):
         self, clock: Clock, sockets: Sockets, make_injector: Callable[[FaultReach], FaultInjector] | None = None
     ) -> Environment:
         make = make_injector or (lambda reach: self)
-        return Environment(clock, self, self, sockets, self, self, self, self, self, self, self, make)
+        return Environment(clock, self, self, sockets, self, self, self, self, self, self, self, self, make)
 
     # -- for a subclass to say ---------------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
@@ -116,6 +116,14 @@ class MachineInMemory(Generic[ChildT]):
     def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended:
         words = self.words_of(self._corpses.pop(dead.task))
         return Ended(dead.task, dead.incarnation, dead.exit, beat, words, self.snapshot_step(dead.task), self.stacks)
+
+    # -- the ground --------------------------------------------------------------------------------------------
+    def sights(self) -> tuple[Sight, ...]:
+        """All is well."""
+        return ()
+
+    def restore(self, what: str, path: str) -> None:
+        raise NotImplementedError
 
     # -- what nobody needs here --------------------------------------------------------------------------------
     def _nothing(self, *_: object, **__: object) -> None:

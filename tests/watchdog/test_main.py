@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -274,7 +276,7 @@ def test_the_watchdog_is_small_and_idle(tmp_path: Path) -> None:
 
 
 def test_row_31_a_deleted_control_socket_is_made_again(tmp_path: Path) -> None:
-    with launched(tmp_path, IDLE, env={"STAND_IN_SOCKET_S": "2"}) as run:
+    with launched(tmp_path, IDLE) as run:
         run.begun()
         paths = run.file().paths
         paths.control_socket.unlink()
@@ -302,3 +304,37 @@ def test_row_32_garbage_at_the_control_socket_is_survived(tmp_path: Path) -> Non
         context.term()
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 75
+
+
+# -- the ground ------------------------------------------------------------------------------------------------
+def ask_status(run: Run) -> dict[str, Any]:
+    """As `procsv status --json`, in a process of its own."""
+    command = [sys.executable, "-m", "procsv.cli.main", "status", str(run.logdir), "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_was_in_it(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE, backoff=Range(0.05, 1.0)) as run:
+        run.begun()
+        paths, pids = run.file().paths, {role: run.pid(role) for role in ("trainer", "checkpoint", "summary")}
+        names = {path.name for path in paths.run_dir.iterdir() if not path.name.startswith(("writer", "stacks"))}
+        shutil.rmtree(paths.run_dir)
+        run.until("the loss in the journal", lambda: run.journal("ground_lost"))
+        run.until("the directory in the journal", lambda: run.journal("ground_restored"))
+        assert [(e["what"], e["path"]) for e in run.journal("ground_lost")] == [
+            ("runtime directory", str(paths.run_dir))
+        ]
+        assert names <= {path.name for path in paths.run_dir.iterdir()}
+        assert stat.S_IMODE(paths.run_dir.stat().st_mode) == 0o700
+        shown = ask_status(run)
+        assert shown["ground_error"] is None
+        assert {row["role"]: row["pid"] for row in shown["processes"] if row["role"] in pids} == pids
+        assert run.said().count(str(paths.run_dir)) == 2, "its loss and its return, each said once"
+
+        os.kill(run.pid("trainer"), signal.SIGKILL)
+        run.begun(2).process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+        assert not paths.run_dir.exists()

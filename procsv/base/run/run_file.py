@@ -52,6 +52,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 0.0  # what a step takes, by the median; 0.0 as long as nobody knows
     save_error: str | None = None  # why the newest state could not be saved, as long as that lasts
     next_save_in: float | None = None  # seconds until that is tried again
+    ground_error: str | None = None  # what the run stands on and is lost: directories, sockets, locks
     goodput: float = 0.0  # share of the run's time that went into steps which were kept
     started_at: float
     ended_at: float | None = None

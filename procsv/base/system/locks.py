@@ -21,6 +21,8 @@ from procsv.base.json_data import decode_json
 YIELDS_MAX = 100  # tries at once while somebody looks, which takes microseconds; then that one waits for a core:
 PAUSES_MAX, PAUSE_S = 2000, 0.001  # tries with a pause before each; more means that it was stopped in the middle
 
+_HOLDER_BYTES_MAX = 2**16
+
 
 class Holder(msgspec.Struct, frozen=True):
     """Who holds a lock, for the error that another gets."""
@@ -67,17 +69,26 @@ class FileLock:
 
         `pid`: for whom it is held, where that is not us.
         """
+        if not self._acquire():
+            return False
+        self._write(msgspec.json.encode(Holder(pid or os.getpid(), what, wall_s)))
+        return True
+
+    def _acquire(self) -> bool:
         while True:
             self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if not _lock_exclusively(self.fd):
                 self.let_go()
                 return False
             if self.is_in_place():  # the holder before us unlinks the file as it lets go
-                break
+                return True
             self.let_go()
-        os.ftruncate(self.fd, 0)
-        os.pwrite(self.fd, msgspec.json.encode(Holder(pid or os.getpid(), what, wall_s)), 0)
-        return True
+
+    def _write(self, holder: bytes) -> None:
+        """Says who holds the lock; on a full disk nobody, and it is held all the same."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, holder, 0)
 
     def is_in_place(self) -> bool:
         """Whether the file that we have locked is still what lies at its path."""
@@ -85,6 +96,23 @@ class FileLock:
             return os.path.samestat(os.fstat(self.fd), self.path.stat())
         except FileNotFoundError:
             return False
+
+    def restore(self) -> bool:
+        """Locks what lies at the path now, where the file that we hold was removed or replaced.
+
+        True if the lock is in place; else it is as it was: what lies there is held by another.  OSError if there can be no
+        file.  The file that is gone stays locked by those who have inherited it.
+        """
+        if self.is_in_place():
+            return True
+        held = FileLock(self.path)
+        data = os.pread(self.fd, _HOLDER_BYTES_MAX, 0)
+        if not held._acquire():
+            return False
+        held._write(data)
+        os.close(self.fd)
+        self.fd = held.fd
+        return True
 
     def also_lock(self, directory: Path) -> bool:
         """Locks `directory` itself too, which leaves no file, for as long as this lock is held; False if somebody has it.

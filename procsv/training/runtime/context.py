@@ -33,6 +33,7 @@ from procsv.training.runtime.link import Link
 from procsv.training.runtime.observer import Observer
 
 END_S_MAX = 10.0  # for the last messages
+RESTORE_S = 1.0  # how often it looks whether its heartbeat is still there
 WAIT_S_MAX = 1e8  # three years stand in the heartbeat for a wait without end
 
 
@@ -65,7 +66,7 @@ class Runtime:
         self._peers = peers
         self._link: Link | None = None
         self._heartbeat: HeartbeatWriter | None = None
-        self._extended_s = 0.0
+        self._extended_s = self._restore_s = 0.0
         self._disarm: Callable[[], None] = lambda: None
         self._beating = threading.RLock()
         self._saves = 0  # under way
@@ -155,7 +156,12 @@ class Runtime:
             heartbeat.step, heartbeat.extended_s = self.step, self._extended_s
             heartbeat.snapshots = self.snapshots
             heartbeat.work = len(sys.modules) if self.phase is Phase.IMPORT else self.count_runs()
-            heartbeat.beat(self.clock.monotonic())
+            now_s = self.clock.monotonic()
+            if now_s >= self._restore_s:
+                self._restore_s = now_s + RESTORE_S
+                with contextlib.suppress(OSError):  # its directory is gone, or full: the watchdog sees to that
+                    heartbeat.restore()
+            heartbeat.beat(now_s)
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:

@@ -85,6 +85,13 @@ class Say(msgspec.Struct, frozen=True):
     traceback: str = ""
 
 
+class Restore(msgspec.Struct, frozen=True):
+    """Something of the run's ground is gone: make it anew.  Answered by NotRestored where that fails."""
+
+    what: str
+    path: str
+
+
 class Quit(msgspec.Struct, frozen=True):
     """The run is over: clear up and exit."""
 
@@ -92,4 +99,4 @@ class Quit(msgspec.Struct, frozen=True):
     keep_memory: bool  # snapshots that could not be saved stay for the next launch
 
 
-Action = Spawn | Promote | Signal | KillTree | ClearTree | Tell | Journal | WriteRun | Report | Say | Quit
+Action = Spawn | Promote | Signal | KillTree | ClearTree | Tell | Journal | WriteRun | Report | Say | Restore | Quit

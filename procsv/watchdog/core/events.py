@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from procsv.base.identity import TaskId
+from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.ipc.messaging.messages import Body, Finish, TrainerExited
 from procsv.ipc.messaging.standby_messages import Word
@@ -83,6 +83,29 @@ class Ticked(msgspec.Struct, frozen=True):
     )  # of services that are quiet: AT_DISK, STOPPED or ""
 
 
+class Sight(msgspec.Struct, frozen=True):
+    """What was seen of a path that the run stands on."""
+
+    what: str  # as in ground.py
+    path: str
+    identity: tuple[int, int] | None  # device and inode; None: nothing of ours lies there
+    owner: TaskId = WATCHDOG  # who makes it anew
+    is_said_by_others: bool = False  # if it is lost
+
+
+class GroundSeen(msgspec.Struct, frozen=True):
+    """The run's ground was looked at; a directory comes before what lies in it."""
+
+    sights: tuple[Sight, ...]
+
+
+class NotRestored(msgspec.Struct, frozen=True):
+    """What was lost could not be made anew."""
+
+    path: str
+    error: str
+
+
 class StandbySaid(msgspec.Struct, frozen=True):
     """A standby has said a word on its line."""
 
@@ -140,6 +163,8 @@ Event = (
     | Said
     | ServiceReady
     | Ticked
+    | GroundSeen
+    | NotRestored
     | RecycleAsked
     | StopAsked
     | PreemptAsked

@@ -24,6 +24,7 @@ from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_duration
 from procsv.ipc.messaging import messages
 from procsv.watchdog.core import actions, events
+from procsv.watchdog.core.ground import Ground
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.save_status import Saves
 from procsv.watchdog.core.service import ServiceState, ServiceSupervisor
@@ -56,6 +57,7 @@ class Core:
         self._told_ended = 0  # the chief's incarnation whose death the service that keeps its state was told of
         self._others_are_stopped = False  # the chief's end, or a task that is given up, has ended the other tasks
         self.saves = Saves()
+        self.ground = Ground()
 
     @property
     def is_ending(self) -> bool:
@@ -100,6 +102,10 @@ class Core:
                 self.services[name].ready(incarnation)
             case events.Ticked():
                 self._ticked(event, now_s)
+            case events.GroundSeen(sights):
+                self._ground_seen(sights, now_s)
+            case events.NotRestored(path, error):
+                self._out += self.ground.not_restored(path, error)
             case events.StandbySaid():
                 self.standby.said(event, now_s)
             case events.Promoted():
@@ -263,6 +269,14 @@ class Core:
         for task in self.tasks.values():
             task.check_deadlines(now_s)
         self.standby.check_deadlines(now_s, event.room_bytes)
+
+    def _ground_seen(self, sights: tuple[events.Sight, ...], now_s: float) -> None:
+        """What a service makes is looked at while it serves: it is made when that begins, and removed when it ends."""
+        for service in self.services.values():
+            if service.state is not ServiceState.SERVING:
+                self.ground.forget(service.task, sights)
+                sights = tuple(sight for sight in sights if sight.owner != service.task)
+        self._out += self.ground.look(sights, now_s)
 
     def _stop_asked(self, event: events.StopAsked, now_s: float) -> None:
         again = bool(self.stop_source)

@@ -19,7 +19,7 @@ from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
 from procsv.ipc.messaging.messages import Message, RunMetrics
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.core.events import Ended, Promoted, StandbySaid, StopAsked
+from procsv.watchdog.core.events import Ended, Promoted, Sight, StandbySaid, StopAsked
 
 
 class Dead(msgspec.Struct, frozen=True):
@@ -68,8 +68,8 @@ class Sockets(Protocol):
     @property
     def clients(self) -> Mapping[TaskId, ClientEndpoint]: ...
     def wait_for_news(self, timeout_s: float) -> None: ...
-    def restore_server(self) -> bool:
-        """Binds the control socket again if something has deleted it; whether it had to."""
+    def restore_server(self) -> None:
+        """Binds the control socket again, of which the file is gone.  OSError or UserError if that does not go."""
 
     def close(self) -> None: ...
 
@@ -92,7 +92,7 @@ class Heartbeats(Protocol):
     """The heartbeats of the processes that run."""
 
     def follow(self, task: TaskId, incarnation: int) -> None:
-        """Reads this process's from now on."""
+        """Reads this process's from now on.  OSError if there is no room for it."""
 
     def read(self) -> dict[TaskId, Heartbeat]: ...
     def drop(self, task: TaskId) -> Heartbeat | None:
@@ -133,6 +133,14 @@ class EventCommands(Protocol):
     def close(self) -> None: ...
 
 
+class GroundPort(Protocol):
+    """The directories of the run, and the sockets and locks in them."""
+
+    def sights(self) -> tuple[Sight, ...]: ...
+    def restore(self, what: str, path: str) -> None:
+        """Makes a directory or our lock anew.  OSError or UserError if that does not go."""
+
+
 class FaultInjector(Protocol):
     def next_due_s(self, now_s: float) -> float | None: ...
     def inject_due_faults(self, now_s: float, step: int) -> None: ...
@@ -158,4 +166,5 @@ class Environment(msgspec.Struct, frozen=True):
     resources: Resources
     console: Terminal
     event_hook: EventCommands
+    ground: GroundPort
     make_injector: Callable[[FaultReach], FaultInjector]

@@ -10,12 +10,14 @@ from typing import Any, assert_never
 
 import msgspec
 
+from procsv.base.errors import UserError
 from procsv.base.identity import COMMAND_LINE, STANDBY, WATCHDOG, TaskId
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging import messages
 from procsv.ipc.messaging.endpoint import ClientEndpoint, Received
 from procsv.watchdog.core import actions, events
+from procsv.watchdog.core.ground import SOCKET
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.edge.environment import Dead, Environment, FaultReach
@@ -29,7 +31,7 @@ declare("watchdog.back_off", "watchdog.mid_stop", "watchdog.rewriting_status")
 TICK_S = 0.5  # how often heartbeats are read; a step in `status` is at most this old
 RUN_JSON_S = 1.0  # how often run.json follows the step
 CLEAR_S = 0.02  # how often a dead trainer's tree is looked at until it is gone
-SOCKET_S = 5.0  # how often the control socket is looked at: temp sweepers delete sockets
+GROUND_S = 2.0  # how often the run's directories, sockets and locks are looked at
 REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to be gone
 WAIT_S_MIN = 0.005  # a deadline that is past and changes nothing does not make the loop spin
 
@@ -47,7 +49,7 @@ class Reactor:
         self._quit: actions.Quit | None = None
         self._quit_s = 0.0
         self._tick_s = self._run_json_s = self._clock.monotonic()
-        self._socket_s = self._tick_s + SOCKET_S
+        self._ground_s = self._tick_s
         self._injector = environment.make_injector(FaultReach(self._tell, self._journal, self._preempt))
 
     # -- the loop ------------------------------------------------------------------------------------------
@@ -118,10 +120,9 @@ class Reactor:
             self._write_run()
             self._look_at_memory()
         self._send_metrics(now_s)
-        if now_s >= self._socket_s:
-            self._socket_s = now_s + SOCKET_S
-            if self._sockets.restore_server():
-                self._env.console.say("something deleted the control socket; made it again", is_bad=True)
+        if now_s >= self._ground_s:
+            self._ground_s = now_s + GROUND_S
+            self._look_at_ground()
 
     def _reading(self) -> events.Ticked:
         """The heartbeats and the memory as they are now."""
@@ -141,6 +142,20 @@ class Reactor:
             if why := over_limit(used, limit):
                 self.handle(events.RecycleAsked(why, False, name))
 
+    def _look_at_ground(self) -> None:
+        self.handle(events.GroundSeen(self._env.ground.sights()))
+        if self._core.ground.losses:
+            self._ground_s = 0.0  # at the next tick: what is lost may be back
+
+    def _restore(self, what: str, path: str) -> None:
+        try:
+            if what == SOCKET:
+                self._sockets.restore_server()
+            else:
+                self._env.ground.restore(what, path)
+        except (OSError, UserError) as error:
+            self.handle(events.NotRestored(path, getattr(error, "strerror", None) or str(error)))
+
     # -- processes -----------------------------------------------------------------------------------------
     def _process_ended(self, dead: Dead) -> None:
         beat = self._heartbeats.drop(dead.task)
@@ -159,9 +174,9 @@ class Reactor:
                 self.handle(events.TreeGone(task, incarnation))
 
     def _spawn(self, task: TaskId, incarnation: int, standby: str) -> None:
-        if task != STANDBY:
-            self._heartbeats.follow(task, incarnation)
         try:
+            if task != STANDBY:
+                self._heartbeats.follow(task, incarnation)
             pid = self._processes.spawn(task, incarnation, standby)
         except OSError as error:
             self._heartbeats.drop(task)
@@ -171,8 +186,8 @@ class Reactor:
         self.handle(events.Spawned(task, incarnation, pid))
 
     def _promote(self, number: int, task: TaskId, incarnation: int) -> None:
-        self._heartbeats.follow(task, incarnation)
         try:
+            self._heartbeats.follow(task, incarnation)
             self._env.standby.promote(number, task, incarnation)
         except OSError as error:
             self._heartbeats.drop(task)
@@ -274,6 +289,8 @@ class Reactor:
                     self._env.records.write_report(report, self._run_file())
                 case actions.Say(text, is_bad, traceback):
                     self._env.console.say(text, is_bad, traceback)
+                case actions.Restore(what, path):
+                    self._restore(what, path)
                 case actions.Quit() as quit:
                     self._quit, self._quit_s = quit, self._clock.monotonic()
                 case _:

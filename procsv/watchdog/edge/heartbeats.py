@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import RunPaths
 from procsv.ipc.shm.heartbeat import Heartbeat
-from procsv.ipc.shm.heartbeat_file import HeartbeatReader
+from procsv.ipc.shm.heartbeat_file import HeartbeatReader, allocate_heartbeat
 
 
 class RunHeartbeats:
@@ -14,9 +16,13 @@ class RunHeartbeats:
         self._readers: dict[TaskId, HeartbeatReader] = {}
 
     def follow(self, task: TaskId, incarnation: int) -> None:
-        """Reads this process's from now on; what an earlier launch has left under its name goes."""
+        """Reads this process's from now on; what an earlier launch has left under its name goes.
+
+        Its room is taken here: OSError if there is none, before the process is started that would want it.
+        """
         path = self._paths.heartbeat(task, incarnation)
         path.unlink(missing_ok=True)
+        os.close(allocate_heartbeat(path))
         self._readers[task] = HeartbeatReader(path)
 
     def read(self) -> dict[TaskId, Heartbeat]:

@@ -12,33 +12,23 @@ from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_conte
 
 class RunSockets:
     def __init__(self, start: Start, clock: Clock, waiter: Waiter) -> None:
-        self._me, self._clock, self._paths, self._waiter = Address(start.run, WATCHDOG, 1), clock, start.paths, waiter
+        self._me, self._paths, self._waiter = Address(start.run, WATCHDOG, 1), start.paths, waiter
         self._context = new_context()
-        self.server = self._bind()
+        self.server = Server(self._context, self._paths.control_socket, self._me, clock)
+        waiter.add(self.server)
         self.clients = {
             task: Client(self._context, self._paths.service_socket(task), self._me, clock) for task in SERVICES
         }
         for client in self.clients.values():
             waiter.add(client)
 
-    def _bind(self) -> Server:
-        server = Server(self._context, self._paths.control_socket, self._me, self._clock)
-        self._waiter.add(server)
-        return server
-
     def wait_for_news(self, timeout_s: float) -> None:
         self._waiter.wait(timeout_s)
 
-    def restore_server(self) -> bool:
-        """Binds the control socket again if something has deleted it; peers come back by themselves."""
-        if self.server.is_in_place() or self._paths.control_socket.exists():
-            return False
-        peers, dropped = self.server.peers, self.server.dropped
-        self._waiter.remove(self.server)
-        self.server.close()
-        self.server = self._bind()
-        self.server.peers, self.server.dropped = peers, dropped
-        return True
+    def restore_server(self) -> None:
+        """Binds the control socket again, of which the file is gone.  OSError or UserError if that does not go."""
+        if not self.server.is_in_place():
+            self.server.bind()
 
     def close(self) -> None:
         for client in self.clients.values():

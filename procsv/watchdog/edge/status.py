@@ -51,6 +51,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
         step_s=round(task.hanging.liveness.steps.median_s, 6),
         save_error=core.saves.error or None,
         next_save_in=None if core.saves.try_s is None else round(max(0.0, core.saves.try_s - now_s), 3),
+        ground_error=core.ground.error or None,
         goodput=task.goodput.value(now_s),
         started_at=facts.started_at,
         ended_at=wall_s if is_over else None,

@@ -1,11 +1,10 @@
 """`procsv launch` with a checkpoint service that needs no TensorFlow:  launch.py LOGDIR SETTINGS TARGET [ARGS…]
 
-SETTINGS is a JSON object, read as LaunchSettings.  STAND_IN_SOCKET_S: how often the watchdog looks at its socket.
+SETTINGS is a JSON object, read as LaunchSettings.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ import msgspec
 from procsv.base.identity import CHECKPOINT
 from procsv.cli.launch import make_start
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.watchdog.edge import event_loop
 from procsv.watchdog.main import run
 
 if TYPE_CHECKING:
@@ -32,6 +30,5 @@ def argv(start: Start) -> list[str]:
 
 if __name__ == "__main__":
     _, logdir, text, target, *args = sys.argv
-    event_loop.SOCKET_S = float(os.environ.get("STAND_IN_SOCKET_S", event_loop.SOCKET_S))
     settings = msgspec.json.decode(text, type=LaunchSettings)
     sys.exit(run(make_start(logdir, target, tuple(args), settings), argv))

@@ -1,0 +1,81 @@
+"""The run's three directories, and the sockets and locks in the runtime directory, as they lie there now.
+
+Used by event_loop.py.  Each process makes its own sockets, locks and heartbeats anew, by a look of its own; the directories, and
+the run's lock, are made here.  Never makes the logdir itself: what is missing may be a disk that is to be mounted again.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from procsv.base.identity import TaskId
+from procsv.base.run.paths import RunPaths, make_private_dir
+from procsv.base.run.records import make_home
+from procsv.base.system.locks import FileLock
+from procsv.watchdog.core.events import Sight
+from procsv.watchdog.core.ground import LOCK, LOGDIR, RUN_DIR, SHM_DIR, SOCKET
+
+
+class RunGround:
+    def __init__(
+        self, paths: RunPaths, lock: FileLock, services: Iterable[TaskId], has_socket: Callable[[], bool]
+    ) -> None:
+        """`has_socket`: whether the control socket is in place."""
+        self._paths, self._lock, self._services, self._has_socket = paths, lock, tuple(services), has_socket
+
+    def sights(self) -> tuple[Sight, ...]:
+        paths = self._paths
+        own = {SOCKET: (paths.control_socket, self._has_socket()), LOCK: (paths.run_lock, self._lock.is_in_place())}
+        return (
+            Sight(LOGDIR, str(paths.logdir), _identity(paths.home, stat.S_ISDIR), is_said_by_others=True),
+            Sight(RUN_DIR, str(paths.run_dir), _identity(paths.run_dir, stat.S_ISDIR)),
+            Sight(SHM_DIR, str(paths.shm_dir), _identity(paths.shm_dir, stat.S_ISDIR)),
+            *(
+                Sight(what, str(path), _identity(path, bool) if is_ours else None)
+                for what, (path, is_ours) in own.items()
+            ),
+            *(self._of_service(SOCKET, task) for task in self._services),
+            *(self._of_service(LOCK, task) for task in self._services),
+        )
+
+    def _of_service(self, what: str, task: TaskId) -> Sight:
+        if what == SOCKET:
+            path = self._paths.service_socket(task)
+            return Sight(what, str(path), _identity(path, stat.S_ISSOCK), task)
+        path = self._paths.service_lock(task)
+        return Sight(what, str(path), _identity(path, stat.S_ISREG) if _is_held(path) else None, task)
+
+    def restore(self, what: str, path: str) -> None:
+        """Makes a directory, or the run's lock, anew.  OSError or UserError if that does not go."""
+        paths = self._paths
+        if what == LOCK:
+            self._lock.restore()
+        elif what != LOGDIR:
+            if what == RUN_DIR:
+                paths.run_dir.parent.mkdir(mode=0o700, exist_ok=True)
+            make_private_dir(Path(path))
+            if paths.own_home is not None and what == RUN_DIR:
+                make_home(paths)
+        elif paths.logdir.is_dir():
+            make_home(paths)
+        else:
+            raise FileNotFoundError("it does not exist any more")
+
+
+def _identity(path: Path, is_right: Callable[[int], bool]) -> tuple[int, int] | None:
+    """Device and inode of what lies there, if it is ours and of the right kind."""
+    try:
+        info = path.stat() if is_right is stat.S_ISDIR else path.lstat()
+    except OSError:
+        return None
+    return (info.st_dev, info.st_ino) if is_right(info.st_mode) and info.st_uid == os.getuid() else None
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        return FileLock(path).is_held()
+    except OSError:
+        return True  # no descriptors left: nobody can tell

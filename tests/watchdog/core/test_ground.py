@@ -1,0 +1,97 @@
+"""What is done about lost directories, sockets and locks, said in looks at them."""
+
+from __future__ import annotations
+
+from procsv.base.identity import CHECKPOINT
+from procsv.watchdog.core.actions import Action, Journal, Restore, Say
+from procsv.watchdog.core.events import Sight
+from procsv.watchdog.core.ground import LOCK, LOGDIR, RUN_DIR, SOCKET, Ground
+
+DIRECTORY = Sight(RUN_DIR, "/run/x", (1, 1))
+OURS = Sight(LOCK, "/run/x/run.lock", (1, 2))
+THEIRS = Sight(SOCKET, "/run/x/checkpoint.sock", (1, 3), CHECKPOINT)
+ALL = (DIRECTORY, OURS, THEIRS)
+
+
+def gone(sight: Sight) -> Sight:
+    return Sight(sight.what, sight.path, None, sight.owner, sight.is_said_by_others)
+
+
+def anew(sight: Sight) -> Sight:
+    return Sight(sight.what, sight.path, (2, 9), sight.owner, sight.is_said_by_others)
+
+
+def journaled(actions: list[Action]) -> list[tuple[str, str]]:
+    return [(action.event, action.fields["path"]) for action in actions if isinstance(action, Journal)]
+
+
+def to_restore(actions: list[Action]) -> list[str]:
+    return [action.path for action in actions if isinstance(action, Restore)]
+
+
+def said(actions: list[Action]) -> list[str]:
+    return [action.text for action in actions if isinstance(action, Say)]
+
+
+def seen(*sights: Sight) -> Ground:
+    ground = Ground()
+    assert ground.look(sights, 0.0) == []
+    return ground
+
+
+def test_what_was_never_there_is_not_lost() -> None:
+    assert seen(*map(gone, ALL)).look([gone(sight) for sight in ALL], 2.0) == []
+
+
+def test_what_stays_is_no_news() -> None:
+    ground = seen(*ALL)
+    assert ground.look(ALL, 2.0) == []
+    assert ground.error == ""
+
+
+def test_a_lost_directory_is_one_loss_and_back_when_all_that_was_in_it_is() -> None:
+    ground = seen(*ALL)
+    lost = ground.look([gone(sight) for sight in ALL], 2.0)
+    assert journaled(lost) == [("ground_lost", "/run/x")]
+    assert to_restore(lost) == ["/run/x", "/run/x/run.lock"], "what a service has, it makes itself"
+    assert "/run/x is gone" in ground.error
+    assert journaled(ground.look([anew(DIRECTORY), anew(OURS), gone(THEIRS)], 2.5)) == []
+    back = ground.look([anew(sight) for sight in ALL], 4.0)
+    assert journaled(back) == [("ground_restored", "/run/x")]
+    assert [a.fields["seconds"] for a in back if isinstance(a, Journal)] == [2.0]
+    assert (ground.error, ground.look([anew(sight) for sight in ALL], 6.0)) == ("", [])
+
+
+def test_a_replaced_directory_is_lost_and_restored() -> None:
+    ground = seen(DIRECTORY)
+    assert journaled(ground.look([anew(DIRECTORY)], 2.0)) == [("ground_lost", "/run/x"), ("ground_restored", "/run/x")]
+
+
+def test_a_single_socket_is_a_loss_of_its_own() -> None:
+    ground = seen(*ALL)
+    lost = ground.look([DIRECTORY, OURS, gone(THEIRS)], 2.0)
+    assert (journaled(lost), to_restore(lost)) == ([("ground_lost", THEIRS.path)], [])
+    assert journaled(ground.look([DIRECTORY, OURS, anew(THEIRS)], 3.0)) == [("ground_restored", THEIRS.path)]
+
+
+def test_a_service_that_ends_takes_its_files_along() -> None:
+    ground = seen(*ALL)
+    ground.look([DIRECTORY, OURS, gone(THEIRS)], 2.0)
+    ground.forget(CHECKPOINT, ALL)
+    assert ground.error == ""
+    assert ground.look([DIRECTORY, OURS, anew(THEIRS)], 3.0) == []
+
+
+def test_why_something_cannot_be_made_anew_is_said_once_and_tried_at_each_look() -> None:
+    ground = seen(DIRECTORY)
+    ground.look([gone(DIRECTORY)], 2.0)
+    assert len(said(ground.not_restored("/run/x", "No space left on device"))) == 1
+    assert to_restore(ground.look([gone(DIRECTORY)], 4.0)) == ["/run/x"]
+    assert ground.not_restored("/run/x", "No space left on device") == []
+    assert "No space left on device" in ground.error
+
+
+def test_what_others_say_is_journaled_alone() -> None:
+    logdir = Sight(LOGDIR, "/logdir", (1, 7), is_said_by_others=True)
+    lost = seen(logdir).look([gone(logdir)], 2.0)
+    assert (journaled(lost), said(lost)) == ([("ground_lost", "/logdir")], [])
