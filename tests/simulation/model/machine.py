@@ -105,7 +105,8 @@ class Machine(MachineInMemory[Process]):
         if trainer.is_frozen and not trainer.is_dead:
             if trainer.frozen_until_s > self._world.clock.now_s + PROMOTE_S_MAX - PROMOTION_S:
                 trainer.was_stopped_for_ever = True  # as far as a promotion waits
-            self._world.clock.after(THAW_LOOK_S, lambda: self._has_begun(number, trainer))
+            look_s = min(trainer.frozen_until_s, self._world.clock.now_s + THAW_LOOK_S)
+            self._world.clock.at(look_s, lambda: self._has_begun(number, trainer))
         elif not trainer.is_dead:
             self._standby_said(Promoted(number, trainer.task, trainer.incarnation, trainer.pid))
 
