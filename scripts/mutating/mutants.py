@@ -1,0 +1,94 @@
+"""Mutants of a file, by Cosmic Ray's operators, without those that change nothing or only a limit.
+
+Left out are changes of annotations, which nothing runs, and of the numbers of module constants: another limit is
+as right as the one that was chosen, and tests read it by its name.  An operator is replaced by its neighbour and by its
+opposite only: whoever notices `<=` in the place of `<` notices `**`, too, and a few hundred of those would hide it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import cosmic_ray.plugins
+import msgspec
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+
+NUMBERS = "core/NumberReplacer"
+_COMPARISONS = "Eq_NotEq NotEq_Eq Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Is_IsNot IsNot_Is"
+_ARITHMETIC = (
+    "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_FloorDiv BitOr_BitAnd BitAnd_BitOr LShift_RShift RShift_LShift"
+)
+_OTHERS = (
+    "AddNot ExceptionReplacer RemoveDecorator ReplaceAndWithOr ReplaceBreakWithContinue ReplaceContinueWithBreak "
+    "ReplaceFalseWithTrue ReplaceOrWithAnd ReplaceTrueWithFalse ReplaceUnaryOperator_Delete_Not ZeroIterationForLoop"
+)
+OPERATORS = (
+    *(f"core/ReplaceComparisonOperator_{name}" for name in _COMPARISONS.split()),
+    *(f"core/ReplaceBinaryOperator_{name}" for name in _ARITHMETIC.split()),
+    *(f"core/{name}" for name in _OTHERS.split()),
+    NUMBERS,
+)
+
+Position = tuple[int, int]  # line from 1, column from 0
+Span = tuple[Position, Position]
+
+
+class Mutant(msgspec.Struct, frozen=True):
+    """One change of one file."""
+
+    path: Path  # relative to the root of the tree
+    operator: str
+    occurrence: int
+    line: int
+
+    def apply(self, source: str) -> str:
+        """The text of the file with the change in it."""
+        mutated = mutate_code(source, cosmic_ray.plugins.get_operator(self.operator)(), self.occurrence)
+        assert mutated is not None, f"{self} is of another text"
+        return str(mutated)
+
+
+def find_mutants(root: Path, path: Path) -> Iterator[Mutant]:
+    source = (root / path).read_text()
+    passive, limits = _passive_spans(ast.parse(source)), _limits(ast.parse(source))
+    tree = get_ast(source)
+    for name in OPERATORS:
+        operator, occurrence = cosmic_ray.plugins.get_operator(name)(), -1
+        for node in ast_nodes(tree):
+            for start, end in operator.mutation_positions(node):
+                occurrence += 1
+                left_out = [*passive, *(limits if name == NUMBERS else ())]
+                if not any(first <= start and end <= last for first, last in left_out):
+                    yield Mutant(path, name, occurrence, start[0])
+
+
+def _span(node: ast.expr | ast.stmt) -> Span:
+    return (node.lineno, node.col_offset), (node.end_lineno or node.lineno, node.end_col_offset or 0)
+
+
+def _passive_spans(tree: ast.Module) -> list[Span]:
+    """Annotations."""
+    found: list[ast.expr | None] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.AnnAssign() | ast.arg():
+                found.append(node.annotation)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                found.append(node.returns)
+    return [_span(node) for node in found if node is not None]
+
+
+def _limits(tree: ast.Module) -> list[Span]:
+    """Assignments to module constants."""
+    found: list[Span] = []
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        if names and all(name.isupper() for name in names):
+            found.append(_span(node))
+    return found
