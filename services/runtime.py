@@ -88,9 +88,9 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
         server = Server(
             context, paths.service_socket(start.task), Address(start.run, start.task, start.incarnation), clock
         )
-    except UserError as error:
+    except (OSError, UserError) as error:
         print(f"procsv {start.task}: {error}", file=sys.stderr)
-        return error.exit_code
+        return getattr(error, "exit_code", 1)
     wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     heartbeat.phase = Phase.IDLE
     tools = Tools(start, clock, server, heartbeat, lambda: os.eventfd_write(wake_fd, 1))
@@ -110,7 +110,7 @@ def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, heartbeat: Heartb
     """A service of the run before may still be saving what a killed trainer left: it is given its time."""
     deadline_s = clock.monotonic() + PREDECESSOR_WAIT_S
     pause = threading.Event()
-    while not lock.try_acquire(f"procsv {start.task} service", clock.wall()):
+    while not _try_lock(lock, start, clock):
         if start.lifeline_fd >= 0 and _is_cut(start.lifeline_fd):  # it has served nobody, and another serves by now
             raise SystemExit(f"procsv {start.task}: whoever ran the run is dead")
         heartbeat.beat(clock.monotonic())
@@ -118,6 +118,13 @@ def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, heartbeat: Heartb
             holder = lock.holder()
             raise SystemExit(f"procsv {start.task}: process {holder.pid if holder else '?'} still holds {lock.path}")
         pause.wait(0.02)
+
+
+def _try_lock(lock: FileLock, start: Start, clock: Clock) -> bool:
+    """False as well while there can be no lock: its directory is gone, which the watchdog makes anew, or full."""
+    with contextlib.suppress(OSError):
+        return lock.try_acquire(f"procsv {start.task} service", clock.wall())
+    return False
 
 
 def _restore_files(server: Server, lock: FileLock, heartbeat: HeartbeatWriter) -> None:

@@ -42,7 +42,7 @@ from procsv.services.checkpoint.store.service_state import StoredState
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state, write_state
 from procsv.services.summary.stream_file import Stream
 from procsv.services.summary.stream_store import StreamStore
-from procsv.training.process.import_record import read_loaded, write_loaded
+from procsv.training.process.import_record import ImportRecord, read_loaded
 from tests.ipc.shm.snapshots import RUN, publish
 
 DAMAGES = 10_000
@@ -204,7 +204,7 @@ class Readers:
         return read
 
     def loaded(self) -> Callable[[], Any]:
-        write_loaded(self.paths.loaded, {"A": "é", "B": None}, "train")
+        ImportRecord(self.paths.loaded, {"A": "é", "B": None}, "train").keep(0.0)
 
         def read() -> None:
             with suppress(OSError, msgspec.DecodeError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -341,3 +342,19 @@ def test_a_program_whose_watchdog_is_killed_goes_on_and_ends_with_nothing_left(t
         program.tell("begin")
         assert program.run.status()["incarnation"] == 2
         program.tell("end")
+
+
+def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_for_a_program_without_a_launch(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.tell("step 7")
+        rows = {row["role"]: row["pid"] for row in program.run.status()["processes"]}
+        run_dir = find_paths(program.run.logdir).run_dir
+        shutil.rmtree(run_dir)
+        program.run.wait_event("ground_restored")
+        program.tell("step 8")
+        program.run.wait_for("the new heartbeat", lambda: program.run.status()["step"] == 8)
+        assert {row["role"]: row["pid"] for row in program.run.status()["processes"]} == rows
+        program.tell("end")
+        assert program.run.events("run_completed")[0]["step"] == 8
+        assert not run_dir.exists()

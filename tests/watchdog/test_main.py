@@ -316,11 +316,20 @@ def ask_status(run: Run) -> dict[str, Any]:
     return shown
 
 
+def serve(run: Run) -> None:
+    """Waits until both services serve."""
+
+    def states() -> list[str]:
+        return [row["state"] for row in ask_status(run)["processes"] if row["role"] in ("checkpoint", "summary")]
+
+    run.until("both services", lambda: states() == ["serving"] * 2)
+
+
 def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_was_in_it(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE, backoff=Range(0.05, 1.0)) as run:
-        run.begun()
+        serve(run.begun())
         paths, pids = run.file().paths, {role: run.pid(role) for role in ("trainer", "checkpoint", "summary")}
-        names = {path.name for path in paths.run_dir.iterdir() if not path.name.startswith(("writer", "stacks"))}
+        names = {path.name for path in paths.run_dir.iterdir() if not path.name.startswith("writer")}
         shutil.rmtree(paths.run_dir)
         run.until("the loss in the journal", lambda: run.journal("ground_lost"))
         run.until("the directory in the journal", lambda: run.journal("ground_restored"))
@@ -338,3 +347,44 @@ def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_w
         run.begun(2).process.send_signal(signal.SIGTERM)
         assert run.end() == 75
         assert not paths.run_dir.exists()
+
+
+def test_row_51_sockets_and_locks_that_are_removed_one_by_one_come_back_and_the_next_crash_is_recovered(
+    tmp_path: Path,
+) -> None:
+    with launched(tmp_path, IDLE, backoff=Range(0.05, 1.0)) as run:
+        serve(run.begun())
+        paths, pids = run.file().paths, {role: run.pid(role) for role in ("trainer", "checkpoint", "summary")}
+        swept = [path for path in paths.run_dir.iterdir() if not path.name.startswith("writer")]
+        is_told = {str(path) for path in swept if path.suffix in (".sock", ".lock")}
+        assert len(is_told) == 6, "a socket and a lock of the watchdog's and of each service's"
+        for path in swept:
+            path.unlink()
+        run.until("news of each", lambda: {e["path"] for e in run.journal("ground_restored")} == is_told)
+        assert {e["path"] for e in run.journal("ground_lost")} == is_told
+        run.until("the other files", lambda: all(path.exists() for path in swept))
+        shown = ask_status(run)
+        assert {row["role"]: row["pid"] for row in shown["processes"] if row["role"] in pids} == pids
+        assert run.file().ground_error is None
+
+        for role in ("checkpoint", "trainer"):
+            os.kill(pids[role], signal.SIGKILL)
+        run.until("another service", partial(run.has_another, "checkpoint", pids["checkpoint"]))
+        run.begun(2).process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+        assert not paths.run_dir.exists()
+
+
+def test_row_31_a_file_in_the_place_of_the_control_socket_is_said_and_stays(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE) as run:
+        run.begun()
+        socket = run.file().paths.control_socket
+        socket.unlink()
+        socket.write_text("precious")
+        run.until("word of it", lambda: "is not a socket" in run.said())
+        run.until("the error in run.json", lambda: "is not a socket" in (run.file().ground_error or ""))
+        assert socket.read_text() == "precious"
+        socket.unlink()
+        run.until("the new socket", socket.is_socket)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75

@@ -29,7 +29,7 @@ from procsv.ipc.messaging.messages import Inject, Loaded
 from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.drop_in import install_later
-from procsv.training.process.import_record import EnvironmentRecorder, write_loaded
+from procsv.training.process.import_record import EnvironmentRecorder, ImportRecord
 from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.program import run_program
 from procsv.training.process.standby import Standby
@@ -81,7 +81,7 @@ def _make_runtime(start: Start) -> Runtime:
 
 def _join_run(runtime: Runtime, signals: int, start: Start) -> None:
     """Connects to the run as the trainer; a stop is heard from here on, even while the main thread sits in a C call."""
-    arm(start.paths.stacks(start.task, start.incarnation))
+    runtime.stacks = arm(start.paths.stacks(start.task, start.incarnation))
     runtime.become_trainer(start)
     runtime.acquire_run()
     link = runtime.link
@@ -100,7 +100,9 @@ def _tell_loaded(runtime: Runtime, recorder: EnvironmentRecorder, program: str) 
     """Tells the watchdog that a standby can be made, on a thread of its own beside the first steps."""
 
     def tell() -> None:
-        write_loaded(runtime.paths.loaded, recorder.changes, program)
+        record = ImportRecord(runtime.paths.loaded, recorder.changes, program)
+        record.keep(runtime.clock.monotonic())
+        runtime.link.on_tick.append(record.keep)
         runtime.tell_watchdog(Loaded())
 
     threading.Thread(target=tell, name="procsv-loaded", daemon=True).start()

@@ -11,6 +11,7 @@ began; the standby imports in that environment, then restores its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from procsv.base.system.atomic_file import replace_file
 
 NOT_OURS_TO_IMPORT = frozenset({"__main__", "__mp_main__", "site", "sitecustomize", "usercustomize"})
 
+KEEP_S = 1.0  # between two looks whether the record is there
 SITE_NAMES = ("site-packages", "dist-packages")
 
 
@@ -37,17 +39,31 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def read_loaded(path: Path) -> Loaded:
-    """The last trainer's record, or an empty one if it is damaged; FileNotFoundError if there is none."""
+    """The last trainer's record, or an empty one if it is damaged or lost."""
     try:
         return decode_json(path.read_bytes(), Loaded)
-    except msgspec.DecodeError:
+    except (OSError, msgspec.DecodeError):
         return Loaded()
 
 
-def write_loaded(path: Path, environment: dict[str, str | None], program: str) -> None:
-    """Records what this process has imported.  `program`: top-level name of the target's module, or ""."""
-    modules, own = sort_modules(dict(sys.modules), program)
-    replace_file(path, msgspec.json.encode(Loaded(environment, tuple(modules), tuple(own))), durable=False)
+class ImportRecord:
+    """What this process has imported by now, kept in a file for as long as it lives."""
+
+    def __init__(self, path: Path, environment: dict[str, str | None], program: str) -> None:
+        """`program`: top-level name of the target's module, or ""."""
+        modules, own = sort_modules(dict(sys.modules), program)
+        self._path, self._due_s, self._is_written = path, 0.0, False
+        self._text = msgspec.json.encode(Loaded(environment, tuple(modules), tuple(own)))
+
+    def keep(self, now_s: float) -> None:
+        """Writes it, unless it is there; where there is no room or no directory, some time later."""
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + KEEP_S
+        with contextlib.suppress(OSError):
+            if not (self._is_written and self._path.exists()):
+                replace_file(self._path, self._text, durable=False)
+                self._is_written = True
 
 
 # -- modules -------------------------------------------------------------------------------------------------

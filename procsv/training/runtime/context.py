@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal
 
 from procsv.base.clock import Clock
@@ -19,7 +20,7 @@ from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId, attempt_name
 from procsv.base.run.manifest import Reason
 from procsv.base.run.paths import RunPaths, local_home
-from procsv.base.system.stack_dump import arm_unless_armed
+from procsv.base.system.stack_dump import DumpFile, arm_unless_armed
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.text import is_remote
 from procsv.faults.pending import Injected
@@ -33,7 +34,8 @@ from procsv.training.runtime.link import Link
 from procsv.training.runtime.observer import Observer
 
 END_S_MAX = 10.0  # for the last messages
-RESTORE_S = 1.0  # how often it looks whether its heartbeat is still there
+RESTORE_S = 1.0  # how often it looks whether its files in the runtime directory are still there
+DIRECTORY_TRIES_MAX, DIRECTORY_PAUSE_S = 100, 0.1  # while there is no runtime directory
 WAIT_S_MAX = 1e8  # three years stand in the heartbeat for a wait without end
 
 
@@ -67,7 +69,7 @@ class Runtime:
         self._link: Link | None = None
         self._heartbeat: HeartbeatWriter | None = None
         self._extended_s = self._restore_s = 0.0
-        self._disarm: Callable[[], None] = lambda: None
+        self.stacks: DumpFile | None = None  # what faulthandler writes to, where that is ours
         self._beating = threading.RLock()
         self._saves = 0  # under way
         self._users = 0
@@ -132,12 +134,12 @@ class Runtime:
         link = Link(start, self.clock, self.streams, self._peers)
         attempt = attempt_name(start.task, start.incarnation)
         self.streams.attach_to_run(start.paths.shm_dir, attempt, start.paths.run_dir)
-        self._heartbeat = HeartbeatWriter(start.paths.heartbeat(start.task, start.incarnation))
-        link.on_tick.append(lambda _: self._beat())
+        self._heartbeat = _open_heartbeat(start.paths.heartbeat(start.task, start.incarnation))
+        link.on_tick += [lambda _: self._beat(), self._restore_files]
         link.on(StopTraining, lambda body: self.request_stop(body.reason))
         if self.observer is not None:
             self.observer.attach(link)
-            self._disarm = arm_unless_armed(start.paths.stacks(start.task, start.incarnation))
+            self.stacks = arm_unless_armed(start.paths.stacks(start.task, start.incarnation))
             atexit.register(self._end_at_exit)
         _begun.add(self)
         self._link = link
@@ -156,12 +158,18 @@ class Runtime:
             heartbeat.step, heartbeat.extended_s = self.step, self._extended_s
             heartbeat.snapshots = self.snapshots
             heartbeat.work = len(sys.modules) if self.phase is Phase.IMPORT else self.count_runs()
-            now_s = self.clock.monotonic()
-            if now_s >= self._restore_s:
-                self._restore_s = now_s + RESTORE_S
-                with contextlib.suppress(OSError):  # its directory is gone, or full: the watchdog sees to that
-                    heartbeat.restore()
-            heartbeat.beat(now_s)
+            heartbeat.beat(self.clock.monotonic())
+
+    def _restore_files(self, now_s: float) -> None:
+        """Makes anew what of ours somebody has removed; not as long as its directory is gone, which the watchdog makes anew."""
+        if now_s < self._restore_s:
+            return
+        self._restore_s = now_s + RESTORE_S
+        with self._beating, contextlib.suppress(OSError):
+            if self._heartbeat is not None:
+                self._heartbeat.restore()
+            if self.stacks is not None:
+                self.stacks.restore()
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
@@ -221,7 +229,9 @@ class Runtime:
                     self._heartbeat = None
             if self.observer is not None:
                 atexit.unregister(self._end_at_exit)
-                self._disarm()
+                if self.stacks is not None:
+                    self.stacks.disarm()
+                    self.stacks = None
                 write_last_words(self.start, self.failure, None, self.step)
                 self.observer.close_run(exit_code_of(self.failure))
 
@@ -283,6 +293,16 @@ class Runtime:
             listeners = list(self._stop_listeners)
         for listener in listeners:
             listener(reason)
+
+
+def _open_heartbeat(path: Path) -> HeartbeatWriter:
+    """A directory that was removed is made anew by the watchdog, which takes a moment."""
+    pause = threading.Event()
+    for _ in range(DIRECTORY_TRIES_MAX):
+        with contextlib.suppress(FileNotFoundError):
+            return HeartbeatWriter(path)
+        pause.wait(DIRECTORY_PAUSE_S)
+    return HeartbeatWriter(path)
 
 
 _current: Runtime | None = None

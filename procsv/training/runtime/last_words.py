@@ -5,6 +5,7 @@ Written by the bootstrap, or, without `procsv launch`, when a session ends by an
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from types import TracebackType
 
@@ -24,7 +25,8 @@ def write_last_words(start: Start, error: BaseException | None, trace: Traceback
     permanent = isinstance(error, (ImportError, SyntaxError, UserError)) and step < 0
     lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
     words = LastWords(type(error).__qualname__, str(error), "".join(lines), step, permanent)
-    replace_file(start.paths.last_words(start.task, start.incarnation), msgspec.json.encode(words), durable=False)
+    with contextlib.suppress(OSError):  # no room, or no directory: the log has them, too
+        replace_file(start.paths.last_words(start.task, start.incarnation), msgspec.json.encode(words), durable=False)
 
 
 def exit_code_of(error: BaseException | None) -> int:

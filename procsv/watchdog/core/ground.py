@@ -21,6 +21,7 @@ LOGDIR, RUN_DIR, SHM_DIR, SOCKET, LOCK = "logdir", "runtime directory", "shared 
 class Loss(msgspec.Struct):
     what: str
     since_s: float
+    is_said_by_others: bool
     error: str = ""  # why it cannot be made anew
 
 
@@ -46,7 +47,7 @@ class Ground(msgspec.Struct):
                 out += self._lose(sight, now_s)
             if sight.identity is not None:
                 self.known[sight.path] = sight.identity
-            elif sight.path in self.known and sight.owner == WATCHDOG:
+            elif sight.owner == WATCHDOG:
                 out.append(Restore(sight.what, sight.path))
         for path in [path for path in self.losses if self._is_back(path, sights)]:
             out += self._restore(path, now_s)
@@ -57,6 +58,8 @@ class Ground(msgspec.Struct):
         if loss is None or loss.error == error:
             return []
         loss.error = error
+        if loss.is_said_by_others:
+            return []
         return [Say(f"the {loss.what} {path} cannot be made anew: {error}; trying again", is_bad=True)]
 
     def forget(self, owner: TaskId, sights: Iterable[Sight]) -> None:
@@ -67,12 +70,12 @@ class Ground(msgspec.Struct):
                 self.losses.pop(sight.path, None)
 
     def _is_lost(self, sight: Sight) -> bool:
-        known = self.known.get(sight.path)
-        is_told = sight.path in self.losses or _directory(sight.path) in self.losses
-        return known is not None and sight.identity != known and not is_told
+        if sight.path in self.losses or _directory(sight.path) in self.losses:
+            return False
+        return sight.identity is None or sight.identity != self.known.get(sight.path, sight.identity)
 
     def _lose(self, sight: Sight, now_s: float) -> list[Action]:
-        self.losses[sight.path] = Loss(sight.what, now_s)
+        self.losses[sight.path] = Loss(sight.what, now_s, sight.is_said_by_others)
         fields = {"what": sight.what, "path": sight.path}
         out: list[Action] = [Journal("ground_lost", WATCHDOG, 1, fields)]
         if not sight.is_said_by_others:
@@ -81,15 +84,17 @@ class Ground(msgspec.Struct):
 
     def _is_back(self, path: str, sights: Sequence[Sight]) -> bool:
         """Whether it is there again, and all that was in it."""
-        of_it = [s for s in sights if s.path == path or (_directory(s.path) == path and s.path in self.known)]
-        return all(sight.identity is not None for sight in of_it)
+        return all(sight.identity is not None for sight in sights if path in (sight.path, _directory(sight.path)))
 
     def _restore(self, path: str, now_s: float) -> list[Action]:
         loss = self.losses.pop(path)
         seconds = now_s - loss.since_s
         fields = {"what": loss.what, "path": path, "seconds": round(seconds, 3)}
+        restored = Journal("ground_restored", WATCHDOG, 1, fields)
+        if loss.is_said_by_others:
+            return [restored]
         text = f"the {loss.what} {path} is there again, after {show_duration(seconds)}"
-        return [Journal("ground_restored", WATCHDOG, 1, fields), Say(text)]
+        return [restored, Say(text)]
 
 
 def _directory(path: str) -> str:

@@ -238,6 +238,7 @@ class Reactor:
         answered = received.answers
         if isinstance(answered, messages.Hello):
             self.handle(events.ServiceReady(task, received.incarnation))
+            self._look_at_ground()  # at what it has made: from here on it is missed
         asked = None
         if isinstance(received.body, messages.FlushDone):
             found = self._asked[task].pop(received.re, None)

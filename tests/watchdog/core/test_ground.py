@@ -39,8 +39,8 @@ def seen(*sights: Sight) -> Ground:
     return ground
 
 
-def test_what_was_never_there_is_not_lost() -> None:
-    assert seen(*map(gone, ALL)).look([gone(sight) for sight in ALL], 2.0) == []
+def test_what_is_not_there_at_the_first_look_is_lost() -> None:
+    assert journaled(Ground().look([DIRECTORY, gone(OURS)], 0.0)) == [("ground_lost", OURS.path)]
 
 
 def test_what_stays_is_no_news() -> None:

@@ -28,9 +28,10 @@ class RunGround:
 
     def sights(self) -> tuple[Sight, ...]:
         paths = self._paths
+        logdir = Sight(LOGDIR, str(paths.logdir), _identity(paths.home, stat.S_ISDIR), is_said_by_others=True)
         own = {SOCKET: (paths.control_socket, self._has_socket()), LOCK: (paths.run_lock, self._lock.is_in_place())}
         return (
-            Sight(LOGDIR, str(paths.logdir), _identity(paths.home, stat.S_ISDIR), is_said_by_others=True),
+            *(() if paths.own_home else (logdir,)),  # another run's, which looks after it
             Sight(RUN_DIR, str(paths.run_dir), _identity(paths.run_dir, stat.S_ISDIR)),
             Sight(SHM_DIR, str(paths.shm_dir), _identity(paths.shm_dir, stat.S_ISDIR)),
             *(
