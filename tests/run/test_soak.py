@@ -1,10 +1,12 @@
 """The soak that `scripts/soak` makes as long as one likes, for some seconds: nothing grows, nothing is lost or left."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from scripts.soaking.__main__ import soak
+from scripts.soaking.kills import soak_by_kills
+from scripts.soaking.mixed import soak_by_mixed_trouble
 
 MINUTES = 0.25
 EVERY_S = 2.5
@@ -13,4 +15,11 @@ EVERY_S = 2.5
 @pytest.mark.fault
 @pytest.mark.slow
 def test_nothing_grows_and_nothing_is_lost_while_processes_are_killed_every_few_seconds(tmp_path: Path) -> None:
-    assert soak(tmp_path / "digits", MINUTES, EVERY_S, seed=3) == []
+    assert soak_by_kills(tmp_path / "digits", MINUTES, EVERY_S, seed=3) == []
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_nothing_is_lost_wrong_or_left_after_troubles_of_several_kinds(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="psv-", dir="/tmp") as place:  # short: socket paths have 107 bytes
+        assert soak_by_mixed_trouble(Path(place) / "ground", MINUTES, EVERY_S, seed=5) == []

@@ -1,0 +1,148 @@
+"""Troubles of a run: each begins, lasts some seconds, and ends; what it does is what happens to machines.
+
+A trouble never asks procsv to do anything; it takes processes, files, disks and the clock from under it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from procsv.base.run.paths import find_paths
+from scripts.soaking.ground import Ground, fake_clock
+from tests.support.launched import Launched
+
+ROLES = ("trainer", "trainer", "checkpoint", "summary")
+PIECE = b"\0" * 2**16  # bytes
+HOUR = "-3600"
+
+Trouble = Callable[[Launched, Ground, random.Random], AbstractContextManager[str]]  # gives what it does, in words
+
+
+@contextlib.contextmanager
+def kill_one(run: Launched, ground: Ground, rng: random.Random) -> Iterator[str]:
+    role = rng.choice(ROLES)
+    run.kill(role, signal.SIGKILL)
+    yield f"{role} killed"
+
+
+@contextlib.contextmanager
+def freeze_one(run: Launched, ground: Ground, rng: random.Random) -> Iterator[str]:
+    role = rng.choice((*ROLES, "watchdog"))
+    pid = run.kill(role, signal.SIGSTOP)
+    try:
+        yield f"{role} frozen"
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it was replaced
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def sweep_shared_memory(run: Launched, ground: Ground, rng: random.Random) -> Iterator[str]:
+    shutil.rmtree(find_paths(run.logdir).shm_dir, ignore_errors=True)
+    yield "shared memory swept"
+
+
+@contextlib.contextmanager
+def sweep_runtime(run: Launched, ground: Ground, rng: random.Random) -> Iterator[str]:
+    shutil.rmtree(find_paths(run.logdir).run_dir, ignore_errors=True)
+    yield "runtime directory swept"
+
+
+@contextlib.contextmanager
+def unlink_one(run: Launched, ground: Ground, rng: random.Random) -> Iterator[str]:
+    directory = find_paths(run.logdir).run_dir
+    found = sorted(path for pattern in ("*.sock", "*.lock") for path in directory.glob(pattern))
+    chosen = rng.choice(found) if found else directory / "nothing"
+    chosen.unlink(missing_ok=True)
+    yield f"{chosen.name} unlinked"
+
+
+@contextlib.contextmanager
+def take_logdir_away(run: Launched, ground: Ground, rng: random.Random) -> Iterator[str]:
+    away = ground.disk / "away"
+    ground.logdir.rename(away)
+    try:
+        yield "logdir away"
+    finally:
+        if ground.logdir.exists():  # whoever has made another one there has lost the real one
+            raise AssertionError(f"something has made {ground.logdir} anew: {sorted(ground.logdir.rglob('*'))[:20]}")
+        away.rename(ground.logdir)
+
+
+@contextlib.contextmanager
+def make_logdir_read_only(run: Launched, ground: Ground, rng: random.Random) -> Iterator[str]:
+    _set_modes(ground.logdir, 0o555)
+    try:
+        yield "logdir read-only"
+    finally:
+        _set_modes(ground.logdir, 0o755)
+
+
+def _set_modes(logdir: Path, mode: int) -> None:
+    for directory, _, _ in list(os.walk(logdir)):
+        with contextlib.suppress(FileNotFoundError):  # of a save that ends just now
+            Path(directory).chmod(mode)
+
+
+@contextlib.contextmanager
+def fill_disk(run: Launched, ground: Ground, rng: random.Random) -> Iterator[str]:
+    with _full(ground.disk):
+        yield "disk full"
+
+
+@contextlib.contextmanager
+def fill_runtime(run: Launched, ground: Ground, rng: random.Random) -> Iterator[str]:
+    with _full(ground.runtime):
+        yield "runtime directory full"
+
+
+@contextlib.contextmanager
+def _full(directory: Path) -> Iterator[None]:
+    filler = directory / "filler"
+    try:
+        with filler.open("wb", buffering=0) as stream:
+            size = len(PIECE)
+            while size:
+                try:
+                    stream.write(PIECE[:size])
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    size //= 2
+        yield
+    finally:
+        filler.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def set_clock_back(run: Launched, ground: Ground, rng: random.Random) -> Iterator[str]:
+    ground.set_clock(HOUR)
+    try:
+        yield "clock an hour back"
+    finally:
+        ground.set_clock("+0")
+
+
+def possible_troubles(ground: Ground) -> tuple[list[Trouble], list[str]]:
+    """Those that can be made here, kills the most; and what cannot, in words."""
+    found: list[Trouble] = [kill_one, kill_one, kill_one, kill_one, freeze_one, freeze_one]
+    found += [sweep_shared_memory, sweep_runtime, unlink_one]
+    found += [take_logdir_away, make_logdir_read_only]
+    left_out: list[str] = []
+    if ground.can_fill:
+        found += [fill_disk, fill_runtime]
+    else:
+        left_out.append("full disks: no right to mount")
+    if fake_clock():
+        found.append(set_clock_back)
+    else:
+        left_out.append("the clock: no libfaketime")
+    return found, left_out
