@@ -45,6 +45,10 @@ class NoRoom(Exception):
     """The shared-memory filesystem cannot hold another slot of this size.  The text says how much there is."""
 
 
+class SlotsLost(Exception):
+    """What was written lies in a file that has been unlinked: nobody will find it."""
+
+
 def _pack(info: SlotInfo) -> bytes:
     run, task = (text.encode().ljust(32, b"\0") for text in (info.run, str(info.task)))
     assert len(run) == len(task) == 32, "a run id and the name of a task have at most 32 bytes each"
@@ -223,10 +227,15 @@ class _OwnSlot:
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self.fd = fd
+        self._identity = os.fstat(fd)
         self.sequence = 0  # of what it holds; 0 if nothing whole
         self.map = _map(fd, path)
         header = _unpack(path, self.map[:HEADER_BYTES])
         self.state = header.state if header is not None else SlotState.WRITING  # no whole header: torn
+
+    def is_in_place(self) -> bool:
+        """Whether others find this very file at its path: nobody has unlinked it, or its directory."""
+        return _is_at(self.path, self._identity)
 
     def lock(self) -> bool:
         try:
@@ -254,6 +263,14 @@ class _OwnSlot:
         os.close(self.fd)
 
 
+def _is_at(path: Path, info: os.stat_result) -> bool:
+    """Whether what lies at `path` now is what `info` tells of."""
+    try:
+        return os.path.samestat(info, path.stat())
+    except OSError:
+        return False
+
+
 def _reserve(fd: int, size: int, path: Path) -> None:
     """Makes the memory really ours: a sparse file would end in SIGBUS when the filesystem is full."""
     before = os.fstat(fd).st_size
@@ -261,7 +278,7 @@ def _reserve(fd: int, size: int, path: Path) -> None:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
         os.ftruncate(fd, before)  # what a disk (not tmpfs) had already given would stay taken
-        there = os.statvfs(path.parent)
+        there = os.fstatvfs(fd)  # not of the path: it may have been unlinked
         raise NoRoom(
             f"{path.parent.parent} cannot hold a snapshot of {size} bytes ({error.strerror}; "
             f"{there.f_bavail * there.f_frsize} bytes are free)"
@@ -286,19 +303,34 @@ class SlotPool:
         self.task = task
         self.incarnation = incarnation
         self._slots: list[_OwnSlot] = []
+        self._directory: os.stat_result | None = None  # as it was when slots were got in it
 
     @property
     def paths(self) -> list[Path]:
         return [slot.path for slot in self._slots]
 
-    def reserve(self, size: int, count: int = SLOTS_DEFAULT, never: frozenset[str] = frozenset()) -> None:
-        """Gets `count` slots for `size` bytes of tensors each; NoRoom, with none kept, if it cannot.
+    def find_lost(self) -> list[Path]:
+        """The slots that somebody has unlinked under this trainer, or whose directory."""
+        return [slot.path for slot in self._slots if not slot.is_in_place()]
 
-        Slots that an earlier incarnation left and nobody needs are taken over, memory already touched; those in
-        `never` (paths that this one restored from) and the task's newest READY one are not.
+    def has_lost_directory(self) -> bool:
+        """Whether somebody has removed or replaced the directory since the slots were got."""
+        return self._directory is not None and not _is_at(self.shm_dir, self._directory)
+
+    def reserve(self, size: int, count: int = SLOTS_DEFAULT, never: frozenset[str] = frozenset()) -> list[mmap.mmap]:
+        """Gets `count` slots for `size` bytes of tensors each, but for those that it has; the memory of the new ones.
+
+        NoRoom, with none of the new ones kept, if it cannot.  Slots that were unlinked are let go.  Slots that an earlier
+        incarnation left and nobody needs are taken over, memory already touched; those in `never` (paths that this one
+        restored from) and the task's newest READY one are not.
         """
+        for slot in [slot for slot in self._slots if not slot.is_in_place()]:
+            self._slots.remove(slot)
+            slot.close()
+        had = len(self._slots)
+        self._directory = self.shm_dir.stat()
         ready = [info for info in scan_slots(self.shm_dir) if info.task == self.task]
-        keep = never | {str(info.path) for info in ready[:1]}
+        keep = never | {str(info.path) for info in ready[:1]} | {str(path) for path in self.paths}
         try:
             for path in sorted(path for path in self.shm_dir.glob("slot.*") if _is_slot_of(self.task, path)):
                 if len(self._slots) < count and str(path) not in keep:
@@ -309,8 +341,12 @@ class SlotPool:
                 self._create(self.shm_dir / name, HEADER_BYTES + size)
                 number += 1
         except NoRoom:
-            self.unlink()
+            for slot in self._slots[had:]:
+                slot.path.unlink(missing_ok=True)
+                slot.close()
+            del self._slots[had:]
             raise
+        return [slot.map for slot in self._slots[had:]]
 
     def _adopt(self, path: Path, size: int) -> None:
         try:
@@ -355,10 +391,6 @@ class SlotPool:
         """Writes a header of ours without contents.  Killed within: no header is whole, and nobody reads the slot."""
         head = _pack(SlotInfo(slot.path, slot.state, self.task, self.incarnation, 0, -1, self.run, 0, 0, 0))
         slot.map[: len(head)] = head
-
-    def memories(self) -> list[mmap.mmap]:
-        """The slots' memory, for touching it before first use: the first touch of fresh memory can be slow."""
-        return [slot.map for slot in self._slots]
 
     def begin_snapshot(self) -> SlotWriter | None:
         """A slot to fill, or None if there is none: the service still reads all but the newest READY one."""

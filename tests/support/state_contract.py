@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 import pytest
 
 from procsv.base.identity import TRAINER
-from procsv.ipc.shm.slot_file import SlotPool, SlotReader, scan_slots
+from procsv.ipc.shm.slot_file import SlotPool, SlotReader, SlotsLost, scan_slots
 from procsv.training.snapshots.backends import SlotBackend, StagingBackend
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.restore_client import restore_slot
@@ -120,6 +121,27 @@ def what_is_captured_stays_as_it_was_while_training_goes_on(kind: Kind) -> None:
             reader.close()
 
 
+def a_state_whose_slots_were_removed_is_captured_into_new_ones(kind: Kind) -> None:
+    model = kind.model(1)
+    model.train()
+    with _slots(model.source) as (backend, shm):
+        finish = _snapshot(backend, 1)
+        shutil.rmtree(shm)
+        with pytest.raises(SlotsLost):
+            finish()
+        assert backend.capture(2, "") is None
+        loss = backend.find_loss()
+        assert loss is not None
+        assert not loss.is_alone
+        backend.reserve()
+        assert shm.stat().st_mode & 0o777 == 0o700
+        _snapshot(backend, 3)()
+        reader = SlotReader(scan_slots(shm)[0])
+        reader.verify()
+        assert (reader.info.sequence, reader.info.step) == (3, model.source.read_step())
+        reader.close()
+
+
 def a_restored_state_goes_on_as_the_one_that_was_captured(kind: Kind) -> None:
     model, other = kind.model(1), kind.model(2)
     model.train()
@@ -174,6 +196,7 @@ CONTRACT: list[Callable[[Kind], None]] = [
     steps_are_counted_and_reading_them_is_no_step,
     a_step_ends_at_the_boundary_when_something_is_due,
     what_is_captured_stays_as_it_was_while_training_goes_on,
+    a_state_whose_slots_were_removed_is_captured_into_new_ones,
     a_restored_state_goes_on_as_the_one_that_was_captured,
     a_snapshot_that_lacks_an_entry_is_refused_and_changes_nothing,
     a_checkpoint_that_the_source_writes_itself_restores_the_same_bits,

@@ -17,10 +17,10 @@ from procsv.base.run.manifest import Reason
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.messages import Durable, Message, SaveFailed, Snapshot
 from procsv.ipc.shm.heartbeat import Snapshots
-from procsv.ipc.shm.slot_file import NoRoom, SlotReader
+from procsv.ipc.shm.slot_file import NoRoom, SlotReader, SlotsLost
 from procsv.training.runtime.context import Runtime
 from procsv.training.snapshots import snapshot_queue
-from procsv.training.snapshots.backends import SnapshotBackend, always
+from procsv.training.snapshots.backends import Loss, SnapshotBackend, always
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest, Want
@@ -68,13 +68,19 @@ class Backend(SnapshotBackend):
         self.slots = 9  # that are free
         self.failures: list[BaseException] = []  # of the captures to come
         self.copy_failures: list[Exception] = []
+        self.lost: list[Path] = []  # of its memory, until it gets it anew
         self.may_copy = threading.Event()
         self.may_copy.set()
         self.during_capture: Callable[[], object] = lambda: None
         self.captured_by: list[str] = []
         self.copied_by: list[str] = []
 
-    def reserve(self) -> None: ...
+    def reserve(self) -> None:
+        self.lost.clear()
+
+    def find_loss(self) -> Loss | None:
+        return Loss(self.lost[0], is_alone=True) if self.lost else None
+
     def warm_up(self) -> None: ...
     def prepare(self) -> None: ...
     def close(self) -> None: ...
@@ -82,7 +88,7 @@ class Backend(SnapshotBackend):
     def capture(self, sequence: int, want: Want, is_whole: Callable[[], bool] = always) -> Callable[[], Message] | None:
         if self.failures:
             raise self.failures.pop(0)
-        if not self.slots:
+        if not self.slots or self.lost:
             return None
         step = self.source.step
         self.during_capture()
@@ -136,6 +142,7 @@ class World:
         self.link, self.sequence, self.stop_reason = self, 0, cast("Reason | None", None)
         self.snapshots = Snapshots()
         self.told = list[Snapshot]()
+        self.noted = list[tuple[str, object]]()
         self._news = threading.Condition()
         backends = (self.backend, self.fallback)
         self.snapshotter = Snapshotter(cast(Runtime, self), self.boundary, self.source, backends, Cadence(0.01))
@@ -153,6 +160,9 @@ class World:
 
     def why_lost(self, role: str) -> str:
         return ""
+
+    def note(self, event: str, **fields: object) -> None:
+        self.noted.append((event, fields["what"]))
 
     def tell_checkpoint(self, body: Message) -> None:
         assert isinstance(body, Snapshot)
@@ -364,7 +374,8 @@ def test_a_closed_source_ends_the_cadence_without_a_word(world: World, caplog: p
     while len(world.backend.failures) == 9:
         deadline.wait(0.01)
     with world.snapshotter._changed:
-        assert world.snapshotter._changed.wait_for(lambda: world.snapshotter._queue.wakes_s(0.0) is None, NEWS_S_MAX)
+        queue = world.snapshotter._queue
+        assert world.snapshotter._changed.wait_for(lambda: queue.wakes_s(0.0) == queue.look_s, NEWS_S_MAX)
     assert not caplog.records
 
 
@@ -388,3 +399,33 @@ def test_nobody_waits_for_a_worker_that_has_died(world: World, monkeypatch: pyte
     assert died.wait(NEWS_S_MAX)
     with pytest.raises(RuntimeError, match="ended"):
         world.snapshotter.take_snapshot("final")
+
+
+def test_memory_that_was_removed_is_had_anew_and_what_is_not_durable_captured_again(world: World) -> None:
+    world.train()
+    last = world.snapshotter.take_snapshot("final")
+    world.train()
+    world.backend.lost.append(Path("slot.1.0"))
+    world.snapshotter.on_failed(SaveFailed(last.sequence, 1, "the snapshot is gone"))
+    assert (world.wait_told(2).step, world.told[1].want) == (2, "final")
+    assert world.noted == [("ground_lost", "slot"), ("ground_restored", "slot")]
+    world.save(last.sequence)
+    assert world.snapshotter.wait_durable(last, NEWS_S_MAX)
+
+
+def test_memory_that_is_removed_while_it_is_filled_is_had_anew_and_the_state_captured_again(world: World) -> None:
+    world.backend.may_copy.clear()
+    world.backend.copy_failures = [SlotsLost("slot.1.0 is gone")]
+    world.train(during=lambda: world.snapshotter.request(PINNED))
+    world.backend.lost.append(Path("slot.1.0"))
+    world.backend.may_copy.set()
+    world.train()
+    assert (world.wait_told(1).step, len(world.told)) == (2, 1)
+
+
+def test_snapshots_by_the_cadence_go_on_when_memory_was_removed_and_no_call_comes_by(world: World) -> None:
+    world.snapshotter.start_cadence()
+    world.wait_told(1)
+    world.backend.lost.append(Path("slot.1.0"))
+    assert world.wait_told(len(world.told) + 2).want == ""
+    world.snapshotter.stop_cadence()

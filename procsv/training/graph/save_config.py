@@ -6,6 +6,7 @@ the program nor anything that is written of the graph shows it.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,17 @@ class SaveConfig(msgspec.Struct):
             replace_file(path, self.meta, durable=False)
         return path
 
+    def _keep_meta(self) -> None:
+        """Lays the `.meta` again where it was, if it is gone: its directory was removed under the run."""
+        if self.plan is not None and self.plan.meta_path and not (path := Path(self.plan.meta_path)).exists():
+            with contextlib.suppress(OSError):  # the directory is still away: tried again in some seconds
+                replace_file(path, self.meta, durable=False)
+
     def source_of(self, session: Any) -> GraphState:
         """What is kept of `session`."""
         spec = self.capture.spec(self.plan) if self.capture is not None and self.plan is not None else None
         name = Path(self.plan.save_path).name if self.plan is not None else ""
-        return GraphState(session, self.saver, self.global_step, spec, self.capture, name)
+        return GraphState(session, self.saver, self.global_step, spec, self.capture, name, self._keep_meta)
 
     def cadence(self) -> Cadence | None:
         """The spacing of the snapshots of a session that begins now; None if its state is not saved."""

@@ -40,10 +40,15 @@ class GraphState(StateSource):
         spec: StateSpec | None = None,
         capture: Capture | None = None,
         save_name: str = "model.ckpt",
+        keep_meta: Callable[[], None] = lambda: None,
     ) -> None:
-        """`capture` is what `spec` describes; without one the Saver's own op saves, under `save_name`."""
+        """`capture` is what `spec` describes; without one the Saver's own op saves, under `save_name`.
+
+        `keep_meta` puts the `.meta` back where the checkpoint service finds it.
+        """
         self.session, self.spec = session, spec
         self._saver, self._capture, self._save_name = saver, capture, save_name
+        self._keep_meta = keep_meta
         self._boundary: Boundary | None = None
         self._calls: CallCounter | None = None
         self._read_step: Callable[[], Any] | None = None
@@ -100,6 +105,9 @@ class GraphState(StateSource):
                 write_state=False,
             )
         return str(prefix or _checkpoint_in(directory))
+
+    def keep_files(self) -> None:
+        self._keep_meta()
 
     def count_calls(self) -> int:
         return 0 if self._calls is None else self._calls.count

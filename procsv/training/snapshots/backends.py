@@ -13,18 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from procsv.base.run.paths import make_private_dir
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.messages import Message, Snapshot, Staged
-from procsv.ipc.shm.slot_file import HEADER_BYTES, SLOTS_DEFAULT, SlotPool, SlotWriter
+from procsv.ipc.shm.slot_file import HEADER_BYTES, SLOTS_DEFAULT, SlotPool, SlotsLost, SlotWriter
 from procsv.training.runtime.context import current
 from procsv.training.snapshots.slot_fill import fill_and_publish
 from procsv.training.snapshots.snapshot_queue import Want
 from procsv.training.snapshots.source import Captured, StateSource, StateSpec
 
 PAGE_BYTES = 4096
+TRIES_MAX = 3  # to get slots while somebody removes their directory
 SPARE_SHARE_MAX = 1 / 16  # of the free shared memory: a spare slot up to this size is reserved
 
 declare("trainer.capture")
@@ -34,11 +36,22 @@ def always() -> bool:
     return True
 
 
+class Loss(msgspec.Struct, frozen=True):
+    """What somebody has removed of the memory for snapshots."""
+
+    path: Path
+    is_alone: bool  # else its directory is gone too, of which the watchdog tells
+
+
 class SnapshotBackend:
     """How a snapshot is taken.  `capture` runs with the training thread between two calls, and not beside `reserve`."""
 
     def reserve(self) -> None:
         """Gets the memory that is needed; NoRoom if it cannot be had.  May take seconds; needs no session."""
+
+    def find_loss(self) -> Loss | None:
+        """What of that memory somebody has removed since: `reserve` gets it anew."""
+        return None
 
     def warm_up(self) -> None:
         """Makes the first snapshot cost what the others do."""
@@ -74,13 +87,25 @@ class SlotBackend(SnapshotBackend):
         return self.source.spec
 
     def reserve(self) -> None:
+        for _ in range(TRIES_MAX - 1):
+            with contextlib.suppress(FileNotFoundError):  # it is being removed just now
+                return self._get_slots()
+        return self._get_slots()
+
+    def _get_slots(self) -> None:
+        make_private_dir(self.pool.shm_dir)  # somebody may have removed it under the run
+        with self._beginning:
+            self._drop_next()  # its slot may be one of those that are gone
         size = self._spec.layout.end - HEADER_BYTES + self._spec.toc_size
         # With two, no snapshot can be taken while the service saves one, as the other is the newest and must stay.
         there = os.statvfs(self.pool.shm_dir)
         has_spare = size <= SPARE_SHARE_MAX * there.f_bavail * there.f_frsize
-        self.pool.reserve(size, SLOTS_DEFAULT + has_spare, never=self.never)
-        for memory in self.pool.memories():
+        for memory in self.pool.reserve(size, SLOTS_DEFAULT + has_spare, never=self.never):
             np.frombuffer(memory, np.uint8)[HEADER_BYTES::PAGE_BYTES] = 0  # the first touch is slow: not in a step
+
+    def find_loss(self) -> Loss | None:
+        lost = self.pool.find_lost()
+        return Loss(lost[0], not self.pool.has_lost_directory()) if lost else None
 
     def warm_up(self) -> None:
         self.source.warm_up()
@@ -90,7 +115,9 @@ class SlotBackend(SnapshotBackend):
             self._next = self._next or self.pool.begin_snapshot()
 
     def capture(self, sequence: int, want: Want, is_whole: Callable[[], bool] = always) -> Callable[[], Message] | None:
-        """None if the service still reads every slot but the newest READY one."""
+        """None if the service still reads every slot but the newest READY one, or if slots are lost."""
+        if self.pool.find_lost():
+            return None
         with self._beginning:
             writer, self._next = self._next or self.pool.begin_snapshot(), None
         if writer is None:
@@ -112,13 +139,18 @@ class SlotBackend(SnapshotBackend):
         except BaseException:
             writer.abandon()
             raise
+        if info.path in self.pool.find_lost():
+            raise SlotsLost(f"{info.path} was removed while it was filled")
         return Snapshot(sequence, info.step, want)
 
     def close(self) -> None:
+        self._drop_next()
+        self.pool.close()
+
+    def _drop_next(self) -> None:
         if self._next is not None:
             self._next.abandon()
             self._next = None
-        self.pool.close()
 
 
 @dataclass(slots=True)
@@ -138,6 +170,8 @@ class StagingBackend(SnapshotBackend):
         while True:
             directory = self.directories[0] / f"staged.{sequence}"
             try:
+                if not directory.parent.exists():
+                    make_private_dir(directory.parent)  # somebody has removed it under the run
                 make_private_dir(directory)
                 with contextlib.nullcontext() if runtime is None else runtime.saving():
                     prefix = self.source.save_to(directory, step)

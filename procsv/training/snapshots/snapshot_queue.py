@@ -9,6 +9,7 @@ would take its place, except for a stop, when the last state is what counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Literal
@@ -23,6 +24,7 @@ PATIENCE_S = 1.0  # how long a due snapshot waits for the training thread to com
 STOP_PATIENCE_S = 1.0  # in which most programs that are asked to stop come to their end, which saves a later state
 AGAIN_S = 0.1  # until the next try when no slot is free: the service still reads the other one
 FAILED_PAUSE_S = 10.0  # after a snapshot of the cadence that went wrong
+LOOK_EVERY_S = 2.0  # how often the worker looks whether the memory for snapshots is still there
 
 Want = Reason | Literal[""]
 
@@ -33,6 +35,7 @@ class Work(Enum):
     """What the worker does next."""
 
     COPY = auto()  # the oldest snapshot that is CAPTURED
+    LOOK = auto()  # whether the memory for snapshots is still there
     PREPARE = auto()  # a slot for the cadence's next snapshot, which is due
     CAPTURE = auto()  # by itself: the training thread has not come by
     SLEEP = auto()  # until `wakes_s`, or until something changes
@@ -71,6 +74,9 @@ class SnapshotQueue(msgspec.Struct):
     asked: Record | None = None  # the newest capture that somebody asked for
     is_stopping: bool = False  # the run is to end, or this process is
     closed: Exception | None = None  # why nothing is captured any more
+    look_s: float = (
+        math.inf
+    )  # when the worker looks whether the memory for snapshots is still there; inf: there is none
     _is_spacing: bool = False
     _spaced_s: float | None = None  # when the cadence's next snapshot is due; None: it is under way, or there is none
 
@@ -119,6 +125,8 @@ class SnapshotQueue(msgspec.Struct):
             return Work.COPY
         if self.closed is not None:
             return Work.END
+        if self.look_s <= now_s:
+            return Work.LOOK
         if self._spaced_s is not None and self._spaced_s <= now_s:
             return Work.PREPARE
         if any(record.capture_s <= now_s for record in self._free()):
@@ -128,7 +136,8 @@ class SnapshotQueue(msgspec.Struct):
     def wakes_s(self, now_s: float) -> float | None:
         """When there is something to do though nothing happens; None: never."""
         times = [record.due_s if record.due_s > now_s else record.capture_s for record in self._free()]
-        return min([*times, self._spaced_s] if self._spaced_s is not None else times, default=None)
+        times += [self._spaced_s] if self._spaced_s is not None else []
+        return min([*times, self.look_s] if self.look_s < math.inf else times, default=None)
 
     def next_copy(self) -> int:
         """The sequence number of the oldest snapshot that is CAPTURED."""
@@ -191,6 +200,7 @@ class SnapshotQueue(msgspec.Struct):
         for record in batch:
             record.due_s = now_s + AGAIN_S
             record.capture_s = record.due_s + (0.0 if record.request.for_stop else PATIENCE_S)
+        self.look_soon(now_s)
 
     def missed(self, now_s: float) -> None:
         """The worker could not capture: the training thread is in a call."""
@@ -204,8 +214,30 @@ class SnapshotQueue(msgspec.Struct):
 
     def outgrown(self, sequence: int, now_s: float) -> None:
         """There is no room any more for what was captured: it is captured anew, for the other backend."""
-        for record in self.of(sequence):
-            record.state = next_state(record.state, Event.OUTGROW)
+        self._capture_anew(self.of(sequence), Event.OUTGROW, now_s)
+
+    def lost(self, sequence: int, now_s: float) -> None:
+        """Somebody has removed what was captured while it was copied."""
+        self._capture_anew(self.of(sequence), Event.LOSE, now_s)
+        self.look_soon(now_s)
+
+    def looked(self, now_s: float, is_lost: bool) -> None:
+        """The worker has looked; `is_lost`: it has got the memory anew, and what had been published in the old is gone."""
+        self.look_s = now_s + LOOK_EVERY_S
+        if is_lost:
+            self._capture_anew(
+                [r for r in self.records if r.state in (State.PUBLISHED, State.FAILED)], Event.LOSE, now_s
+            )
+            self._spaced_s = None if self._spaced_s is None else now_s
+
+    def look_soon(self, now_s: float) -> None:
+        """Something speaks for it that the memory is gone."""
+        self.look_s = min(self.look_s, now_s) if self.look_s < math.inf else math.inf
+
+    @staticmethod
+    def _capture_anew(records: list[Record], why: Event, now_s: float) -> None:
+        for record in records:
+            record.state = next_state(record.state, why)
             record.sequence, record.calls, record.due_s, record.capture_s = 0, -1, now_s, now_s + PATIENCE_S
 
     def published(self, sequence: int, now_s: float) -> None:

@@ -35,6 +35,7 @@ class Event(Enum):
     CAPTURE = auto()
     COPY = auto()
     OUTGROW = auto()  # there is no room for it: it goes by the other backend, from a new capture
+    LOSE = auto()  # somebody has removed the memory that it lay in: captured anew
     PUBLISH = auto()
     SAVE = auto()
     FAIL = auto()
@@ -45,12 +46,15 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = {
     (State.REQUESTED, Event.FAIL): State.FAILED,
     (State.CAPTURED, Event.COPY): State.COPIED,
     (State.CAPTURED, Event.OUTGROW): State.REQUESTED,
+    (State.CAPTURED, Event.LOSE): State.REQUESTED,
     (State.CAPTURED, Event.FAIL): State.FAILED,
     (State.COPIED, Event.PUBLISH): State.PUBLISHED,
     (State.COPIED, Event.FAIL): State.FAILED,
     (State.PUBLISHED, Event.SAVE): State.DURABLE,
+    (State.PUBLISHED, Event.LOSE): State.REQUESTED,
     (State.PUBLISHED, Event.FAIL): State.FAILED,
     (State.FAILED, Event.FAIL): State.FAILED,  # the service fails again
+    (State.FAILED, Event.LOSE): State.REQUESTED,
     (State.FAILED, Event.SAVE): State.DURABLE,  # it has succeeded at last, or a newer one is on disk
 }
 

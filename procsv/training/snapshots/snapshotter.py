@@ -15,11 +15,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
+from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.messages import Durable, Message, SaveFailed
 from procsv.ipc.shm.heartbeat import Snapshots
-from procsv.ipc.shm.slot_file import NoRoom
+from procsv.ipc.shm.slot_file import NoRoom, SlotsLost
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.backends import SnapshotBackend, always
@@ -31,6 +32,7 @@ from procsv.training.snapshots.source import StateSource
 
 LOST_S = 0.5  # how soon it is seen that nobody will save any more
 WAIT_S_MAX = 60.0  # how long a caller waits for a slot, and before that for a pinned snapshot
+SLOT = "slot"  # what is lost, in the journal
 NO_SLOT = f"no snapshot slot became free in {WAIT_S_MAX:.0f} s: is the disk very slow?"
 
 Finish = Callable[[], Message]
@@ -96,13 +98,19 @@ class Snapshotter:
             if self._is_reserved:
                 return
             self._is_busy = True
+        self._get_memory()
+
+    def _get_memory(self, is_lost: bool = False) -> None:
+        """`is_lost`: what it had was removed.  Ends with nobody busy."""
         try:
             self._backend.reserve()
-        except (NoRoom, OSError) as failure:
+        except (NoRoom, OSError, UserError) as failure:
             self._fall_back(failure)
         finally:
-            with self._change():
+            self._source.keep_files()  # before anything is captured that needs them
+            with self._change() as queue:
                 self._is_busy, self._is_reserved = False, True
+                queue.looked(self._clock.monotonic(), is_lost)
 
     def _fall_back(self, failure: Exception) -> None:
         """From here on by the other backend; said once."""
@@ -233,6 +241,7 @@ class Snapshotter:
     def on_failed(self, news: SaveFailed) -> None:
         with self._change() as queue:
             queue.save_failed(news.sequence)
+            queue.look_soon(self._clock.monotonic())
             self.last_failure = news
 
     # -- captures --------------------------------------------------------------------------------------------
@@ -289,6 +298,8 @@ class Snapshotter:
             while (work := self._next_work()) is not Work.END:
                 if work is Work.COPY:
                     self._copy()
+                elif work is Work.LOOK:
+                    self._look_at_memory()
                 elif work is Work.PREPARE:
                     self._backend.prepare()
                     with self._change() as queue:
@@ -327,6 +338,27 @@ class Snapshotter:
         with self._changed:
             self._queue.missed(self._clock.monotonic())
 
+    def _look_at_memory(self) -> None:
+        """Gets the memory anew if somebody has removed it, and has what lay in it captured again."""
+        loss, seen_s = self._backend.find_loss(), self._clock.monotonic()
+        if loss is None:
+            self._source.keep_files()
+        with self._changed:
+            if loss is None:
+                self._queue.looked(seen_s, is_lost=False)
+                return
+            self._changed.wait_for(lambda: not self._is_busy)
+            if self._finishes:
+                return  # a capture holds a slot: it is copied first, then this comes again
+            self._is_busy = True
+        log.warning("procsv: %s was removed under the run: snapshots go into new memory", loss.path)
+        if loss.is_alone:
+            self._runtime.note("ground_lost", what=SLOT, path=str(loss.path))
+        self._get_memory(is_lost=True)
+        if loss.is_alone:
+            seconds = round(self._clock.monotonic() - seen_s, 3)
+            self._runtime.note("ground_restored", what=SLOT, path=str(loss.path), seconds=seconds)
+
     def _copy(self) -> None:
         """Copies the oldest capture and publishes it."""
         with self._changed:
@@ -340,6 +372,10 @@ class Snapshotter:
             self._fall_back(no_room)
             with self._change() as queue:
                 queue.outgrown(sequence, self._clock.monotonic())
+            return
+        except SlotsLost:
+            with self._change() as queue:
+                queue.lost(sequence, self._clock.monotonic())
             return
         except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault: reported
             with self._change() as queue:

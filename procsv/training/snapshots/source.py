@@ -92,6 +92,10 @@ class StateSource(Protocol):
     def save_to(self, directory: Path, step: int) -> str:
         """Writes a checkpoint of the state of `step` into the empty `directory`, at the boundary; its path."""
 
+    def keep_files(self) -> None:
+        """Puts back what its checkpoints need besides a slot, if somebody has removed it.  Any thread, every few seconds."""
+        return
+
     def count_calls(self) -> int:
         """Rises with what the training thread does besides passing the boundary: progress for the heartbeat."""
         return 0

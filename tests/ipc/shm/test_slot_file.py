@@ -8,6 +8,7 @@ import fcntl
 import mmap
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -463,3 +464,50 @@ def test_a_slot_that_is_published_cannot_be_published_or_abandoned_again(pool: S
         with pytest.raises(ProcsvBug, match="in READY"):
             wrong()
     assert read(published) == {"w": b"weights"}
+
+
+def test_slots_that_were_unlinked_are_found_and_had_anew_beside_those_that_are_still_there(
+    shm: Path, pool: SlotPool
+) -> None:
+    newest = snapshot(pool, 1)
+    (other,) = (path for path in pool.paths if path != newest.path)
+    assert pool.find_lost() == []
+    other.unlink()
+    assert pool.find_lost() == [other]
+    assert not pool.has_lost_directory()
+    (new,) = pool.reserve(1000)
+    assert pool.find_lost() == []
+    assert scan_slots(shm) == [newest], "what is still there is as it was"
+    assert snapshot(pool, 2).path != newest.path
+    assert len(new) >= HEADER_BYTES + 1000
+
+
+def test_slots_are_lost_with_their_directory_and_with_one_that_takes_its_place(shm: Path, pool: SlotPool) -> None:
+    old = snapshot(pool, 1)
+    shm.rename(shm.with_name("elsewhere"))
+    try:
+        assert pool.find_lost() == pool.paths
+        shm.mkdir(0o700)
+        shutil.copy(shm.with_name("elsewhere") / old.path.name, shm)
+        assert pool.find_lost() == pool.paths, "a copy is another file"
+        assert pool.has_lost_directory()
+        pool.reserve(1000)
+    finally:
+        shutil.rmtree(shm.with_name("elsewhere"))
+    assert pool.find_lost() == []
+    assert snapshot(pool, 2) in scan_slots(shm)
+
+
+def test_a_slot_that_has_to_grow_and_was_unlinked_says_how_much_room_there_is(
+    shm: Path, pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = pool.begin_snapshot()
+    assert writer is not None
+    shutil.rmtree(shm)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(NoRoom, match="bytes are free"):
+        writer.make_room(1 << 20)

@@ -66,7 +66,9 @@ def test_no_sparse_update_changes_what_a_capture_holds(shm: Path) -> None:
             source = config.source_of(session)
             way = SlotBackend(SlotPool(shm, "0123456789abcdef", TRAINER, 1), source, "test")
             way.reserve()
-            memory = way.pool.memories()[0]
+            writer = way.pool.begin_snapshot()
+            assert writer is not None
+            memory = writer.memory
             for name, update in updates.items():
                 session.run(update)  # from here on reads of the table may be copies
                 held = source.capture(memory).arrays[number]

@@ -173,6 +173,28 @@ def test_what_has_outgrown_its_slot_is_not_used_again(queue: SnapshotQueue) -> N
     assert last in queue.choose_batch(1.0, 5)
 
 
+def test_what_lay_in_memory_that_was_removed_is_captured_anew_unless_it_is_durable(queue: SnapshotQueue) -> None:
+    saved, published, failed = (queue.add_request(SAVE, 0.0) for _ in range(3))
+    for sequence, record in enumerate((saved, failed, published), 1):
+        queue.captured([record], sequence, sequence)
+        publish(queue, 0.0)
+    queue.saved(1)
+    queue.save_failed(2)
+    queue.start_cadence(0.0)
+    queue.looked(5.0, is_lost=True)
+    assert (state(saved), state(failed), state(published)) == (State.DURABLE, State.REQUESTED, State.REQUESTED)
+    assert queue.choose_batch(5.0, 3) == [published, failed]
+    assert queue.next_work(5.0) is Work.PREPARE, "the cadence's next snapshot is due at once"
+
+
+def test_the_worker_looks_every_two_seconds_and_at_once_when_something_is_wrong(queue: SnapshotQueue) -> None:
+    queue.looked(0.0, is_lost=False)
+    assert (queue.wakes_s(1.0), queue.next_work(1.9), queue.next_work(2.0)) == (2.0, Work.SLEEP, Work.LOOK)
+    queue.looked(2.0, is_lost=False)
+    queue.put_off([], 2.5)
+    assert queue.next_work(2.5) is Work.LOOK
+
+
 def test_snapshots_are_copied_in_the_order_of_their_capture(queue: SnapshotQueue) -> None:
     for sequence in (1, 2, 3):
         queue.add_request(SAVE, 0.0)
@@ -246,8 +268,12 @@ class World:
                 self.published.append(sequence)
             elif outcome == "no slot":
                 self.queue.outgrown(sequence, self.now_s)
+            elif outcome == "lost":
+                self.queue.lost(sequence, self.now_s)
             else:
                 self.queue.fail(self.queue.of(sequence), OSError(outcome), self.now_s)
+        elif work is Work.LOOK:
+            self.queue.looked(self.now_s, is_lost=False)
         elif work is Work.PREPARE:
             self.queue.add_spaced(self.now_s)
         elif work is Work.CAPTURE:
@@ -270,7 +296,8 @@ OUTCOMES = st.sampled_from(["taken", "taken", "taken", "no slot", "fails"])
 STEPS = st.one_of(
     st.tuples(st.just("ask"), st.sampled_from([SAVE, PINNED, PINNED, STOP, LAST])),
     st.tuples(st.just("call"), OUTCOMES),
-    st.tuples(st.just("work"), OUTCOMES),
+    st.tuples(st.just("work"), OUTCOMES | st.just("lost")),
+    st.tuples(st.just("lost"), st.none()),
     st.tuples(st.just("saved"), st.booleans()),
     st.tuples(st.just("wait"), st.sampled_from([0.05, 0.5, 1.0, 3.0])),
 )
@@ -293,6 +320,8 @@ def test_under_every_interleaving_what_is_asked_for_settles_in_order_and_nothing
                 world.work(how)
             case "saved", bool():
                 (world.queue.saved if how else world.queue.save_failed)(max(world.published, default=0))
+            case "lost", None if not any(record.state is State.CAPTURED for record in world.queue.records):
+                world.queue.looked(world.now_s, is_lost=True)
             case "wait", float():
                 world.now_s += how
     world.settle()

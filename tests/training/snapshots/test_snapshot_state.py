@@ -9,13 +9,13 @@ from procsv.training.snapshots.snapshot_state import Event, State, next_state
 
 # A dot: it cannot happen.
 EXPECTED = """
-            CAPTURE    COPY     OUTGROW    PUBLISH    SAVE     FAIL
-REQUESTED   CAPTURED   .        .          .          .        FAILED
-CAPTURED    .          COPIED   REQUESTED  .          .        FAILED
-COPIED      .          .        .          PUBLISHED  .        FAILED
-PUBLISHED   .          .        .          .          DURABLE  FAILED
-DURABLE     .          .        .          .          .        .
-FAILED      .          .        .          .          DURABLE  FAILED
+            CAPTURE    COPY     OUTGROW    LOSE       PUBLISH    SAVE     FAIL
+REQUESTED   CAPTURED   .        .          .          .          .        FAILED
+CAPTURED    .          COPIED   REQUESTED  REQUESTED  .          .        FAILED
+COPIED      .          .        .          .          PUBLISHED  .        FAILED
+PUBLISHED   .          .        .          REQUESTED  .          DURABLE  FAILED
+DURABLE     .          .        .          .          .          .        .
+FAILED      .          .        .          REQUESTED  .          DURABLE  FAILED
 """
 
 
