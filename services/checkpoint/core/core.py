@@ -93,7 +93,7 @@ class Core:
                 self._on_plan(plan, now_s)
                 self._out.append(Acknowledge(asker))
             case Snapshot(sequence, step, want):
-                self.states.heard_of(sequence)
+                self.states.tell(State(sequence, step, asker.incarnation, self.states.run, None))
                 self._on_want(asker, sequence, step, want)
             case Staged(prefix, sequence, step, want):
                 self.states.take_staged(State(sequence, step, asker.incarnation, self.states.run, None, prefix))
@@ -105,6 +105,7 @@ class Core:
                 self.restoring.ask(asker, durable_only, self._next_scan())
             case Restored():
                 self.restoring.has_restored(asker.incarnation)
+                self.states.restored(asker.incarnation)
                 self.saving.cadence_from_s = now_s
                 self._out += [Acknowledge(asker), Release()]
             case TrainerExited(incarnation, clean, avoid_step):
@@ -187,7 +188,7 @@ class Core:
             self._stock_again_s = now_s + RETRY_S_MIN
             self.saving.failures += 1
             self.saving.last_error = error
-            self._out += self.waiting.settle(self.states, self.saving, after_failure=True)
+            self._out += self.waiting.settle(self.states, self.saving, after_failure=True, is_disk_known=False)
         self._out += self.restoring.search_failed(error)
         return self._decide(now_s)
 
@@ -290,7 +291,12 @@ class Core:
         if self._is_finishing and self.plan is None and self.states.unsaved is not None:
             self.saving.last_error = self.saving.last_error or "nobody has said how its checkpoints are named"
             self._out += self.waiting.settle(self.states, self.saving, is_hopeless=True)
-        self._out += self.waiting.settle(self.states, self.saving, is_adopting=self._is_adopting(now_s))
+        self._out += self.waiting.settle(
+            self.states,
+            self.saving,
+            is_adopting=self._is_adopting(now_s),
+            is_disk_known=self.plan is None or self._is_stocked,
+        )
         self._clear_away()
         out, self._out = self._out, []
         return out

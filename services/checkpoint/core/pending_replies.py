@@ -34,6 +34,9 @@ class _Ending(msgspec.Struct, frozen=True):
     reason: Reason
     all_of_it: bool
 
+    def is_about(self, state: State | None) -> bool:
+        return state is not None and (self.all_of_it or state.incarnation <= self.incarnation)
+
 
 class Waiting(msgspec.Struct):
     """The open wishes and endings."""
@@ -83,26 +86,33 @@ class Waiting(msgspec.Struct):
         after_failure: bool = False,
         is_adopting: bool = False,
         is_hopeless: bool = False,
+        is_disk_known: bool = True,
     ) -> list[Reply]:
         """Answers who waits for a trainer's last state to be on disk.
 
         `is_adopting`: external checkpoints are still being adopted, which the end of the run waits for, too.
-        `is_hopeless`: what is in memory will never be saved.
+        `is_hopeless`: what is in memory will never be saved.  `is_disk_known`: else a state that is not in memory any more
+        may be on disk.
         """
         replies = []
         for ending in list(self._endings):
-            state = states.unsaved
-            mine = state is not None and (ending.all_of_it or state.incarnation <= ending.incarnation)
-            open_yet = mine or saving.current is not None
+            mine, lost = ending.is_about(states.unsaved), ending.is_about(states.lost)
+            open_yet = mine or saving.current is not None or (lost and not is_disk_known)
             if open_yet and not is_hopeless and not (after_failure and _has_tried_enough(ending, saving.failures)):
                 continue
             if ending.all_of_it and is_adopting:
                 continue
             if ending.asker is not None:
-                replies.append(Reply(ending.asker, FlushDone(states.durable_step, saving.last_error if mine else "")))
+                error = _why_lost(states) if lost else saving.last_error if mine else ""
+                replies.append(Reply(ending.asker, FlushDone(states.durable_step, error)))
             self._endings.remove(ending)
             self.settled = self.settled or ending.all_of_it
         return replies
+
+
+def _why_lost(states: States) -> str:
+    assert states.lost is not None
+    return f"step {states.lost.step} was in memory alone, and is lost from there"
 
 
 def _has_tried_enough(ending: _Ending, failures: int) -> bool:

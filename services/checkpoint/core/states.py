@@ -28,6 +28,7 @@ class States(msgspec.Struct):
     newest_step: int = -1  # of the newest checkpoint, as far as its manifest or name says
     kept: tuple[str, ...] = ()
     top_sequence: int = 0  # the highest that was ever heard of
+    told: State | None = None  # the newest of this run that was ever in memory
     slots: tuple[SlotInfo, ...] = ()
     staged: list[State] = msgspec.field(default_factory=list)
     _bad: set[tuple[str, int]] = msgspec.field(default_factory=set)
@@ -37,12 +38,26 @@ class States(msgspec.Struct):
         """The slots that are there now, of whichever task, in whatever state."""
         self.slots = tuple(slot for slot in slots if slot.task == self.chief)
         self.heard_of(max((s.sequence for s in self.slots if self.is_ours(s.run)), default=0))
+        for slot in self.slots:
+            if slot.state is SlotState.READY and slot.run == self.run:
+                self.tell(State.of_slot(slot))
 
     def heard_of(self, sequence: int) -> None:
         self.top_sequence = max(self.top_sequence, sequence)
 
-    def take_staged(self, state: State) -> None:
+    def tell(self, state: State) -> None:
+        """A state of this run that is in memory, or was a moment ago."""
         self.heard_of(state.sequence)
+        if self.told is None or state.sequence > self.told.sequence:
+            self.told = state
+
+    def restored(self, incarnation: int) -> None:
+        """A trainer has its state: what those before it had is not to be saved any more."""
+        if self.told is not None and self.told.incarnation < incarnation:
+            self.told = None
+
+    def take_staged(self, state: State) -> None:
+        self.tell(state)
         if all(state.staged != other.staged for other in self.staged):
             self.staged.append(state)
 
@@ -105,6 +120,13 @@ class States(msgspec.Struct):
     def unsaved(self) -> State | None:
         """The newest state that is in memory and not on disk."""
         return _newest(s for s in self.in_memory() if s.sequence > self.durable_sequence)
+
+    @property
+    def lost(self) -> State | None:
+        """The newest state of all, if it is nowhere: its memory was removed, or damaged, before it was on disk."""
+        told = self.told
+        is_safe = told is None or told.sequence <= max(self.durable_sequence, self.newest_sequence)
+        return None if is_safe else told
 
     @property
     def newest_slot(self) -> State | None:
