@@ -84,8 +84,9 @@ def allocate_heartbeat(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, mmap.PAGESIZE)
-    except BaseException:
+    except OSError as error:
         os.close(fd)
+        error.filename = str(path)
         raise
     return fd
 

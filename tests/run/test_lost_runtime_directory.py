@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from procsv.base.identity import TRAINER
 from procsv.base.run.paths import find_paths
 from tests.support.launched import Launched, launched, procsv
 from tests.support.programs import ROOT
@@ -60,3 +64,62 @@ def test_row_50_training_and_checkpoints_go_on_and_a_crash_is_recovered_when_the
         assert "Traceback" not in run.said()
         for log in (logdir / "procsv" / "logs").iterdir():
             assert "Traceback" not in log.read_text(), log
+
+
+# -- full ------------------------------------------------------------------------------------------------------
+SMALL_BYTES = 2**20
+# `procsv launch`, whose XDG_RUNTIME_DIR is a filesystem of its own that holds SMALL_BYTES, of which FILLER_BYTES are used.
+SMALL = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    f'mount -t tmpfs -o size={SMALL_BYTES} tmpfs "$XDG_RUNTIME_DIR" && '
+    'head -c "$FILLER_BYTES" /dev/zero > "$XDG_RUNTIME_DIR/filler" && exec "$0" -m procsv launch --logdir "$@"',
+    sys.executable,
+)
+only_root_mounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small filesystem")
+
+
+def filler(run: Launched) -> Path:
+    """The file that fills the filesystem, as the watchdog's mount namespace has it."""
+    return Path(f"/proc/{run.process.pid}/root{os.environ['XDG_RUNTIME_DIR']}") / "filler"
+
+
+def fill(run: Launched) -> bool:
+    """Takes whatever room has become free."""
+    with contextlib.suppress(OSError), filler(run).open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(512))
+    return True
+
+
+@only_root_mounts
+def test_row_52_a_full_runtime_directory_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
+    logdir = tmp_path / "logdir"
+    with launched(logdir, *PROGRAM, cwd=ROOT, launcher=SMALL, FILLER_BYTES=str(SMALL_BYTES - 2**12)) as run:
+        assert run.wait_end() == 73
+        assert "No space left on device; make room there, or set XDG_RUNTIME_DIR" in run.said()
+        assert "Traceback" not in run.said()
+        assert run.events("spawned") == []
+
+
+@only_root_mounts
+def test_row_52_a_runtime_directory_that_is_full_later_keeps_a_trainer_waiting_and_nothing_else(tmp_path: Path) -> None:
+    logdir = tmp_path / "logdir"
+    options = ("--standby", "off", "--backoff", "5s..5s")
+    with launched(logdir, *options, *PROGRAM, cwd=ROOT, launcher=SMALL, FILLER_BYTES="0") as run:
+        run.wait_event("checkpoint_durable")
+        fill(run)
+        saves_again(run)
+        run.kill("trainer")
+        run.wait_event("restarting")
+        said = f"cannot start the trainer: [Errno 28] No space left on device: '{find_paths(logdir).heartbeat(TRAINER, 2)}'"
+        run.wait_for("word of it", lambda: fill(run) and said in run.said())
+        assert run.status()["state"] == "backoff"
+        filler(run).unlink()
+        run.wait_event("recovered", 2)
+        saves_again(run)
+        assert procsv("stop", str(logdir)).returncode == 0
+        assert run.wait_end() == 75, run.said()
+        assert "Traceback" not in run.said()

@@ -32,6 +32,7 @@ from procsv.base.system.locks import FileLock, Holder
 from procsv.base.text import is_remote
 
 LEFTOVER_MARGIN_S = 15.0  # beyond the grace: the services of a dead run tidy up after its trainer
+ROOM_BYTES = 2**18  # that a runtime directory must have
 TRIES_MAX = 100  # to get a lock file that stays; each loss means that another process has just tidied up
 
 Wait = Callable[[float], None]  # waits that long, or raises because the run is not wanted any more
@@ -59,7 +60,10 @@ def open_run(
     check_socket_paths(paths)
     make_home(paths, group_readable=group_readable)
     for _ in range(TRIES_MAX):
-        lock = _take_lock(paths, clock, us)
+        try:
+            lock = _take_lock(paths, clock, us)
+        except OSError as error:
+            raise _unusable(paths.run_dir, error) from error
         before = _read_run_before(paths, say)
         if _is_run_elsewhere(before) or not lock.also_lock(paths.home):
             lock.release()  # whoever has it has another runtime directory, or something has deleted its lock file
@@ -75,6 +79,7 @@ def open_run(
     else:
         raise LogdirLocked(f"{paths.run_lock} disappears again and again; does something clean {paths.run_dir.parent}?")
     clear_run_dir(paths, lock)
+    _check_room(paths, lock)
     make_private_dir(paths.shm_dir)
     step_s = before.step_s if before is not None else 0.0
     saved = saved_step(paths.logdir)
@@ -117,6 +122,30 @@ def _take_lock(paths: RunPaths, clock: Clock, us: Holder) -> FileLock:
             if run is not None:
                 raise LogdirLocked(_in_use(paths, run.pid, run.started_at, "procsv"))
     raise LogdirLocked(f"{paths.run_lock} is held by another process")
+
+
+def _check_room(paths: RunPaths, lock: FileLock) -> None:
+    """Room for the heartbeats and the other small files of a run, before anything is started that would miss it."""
+    probe = paths.run_dir / ".probe.new"  # killed here: swept by the next launch
+    try:
+        fd = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, ROOM_BYTES)
+        finally:
+            os.close(fd)
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        lock.release()
+        remove_dirs(paths)
+        raise _unusable(paths.run_dir, error) from error
+
+
+def _unusable(run_dir: Path, error: OSError) -> UserError:
+    return UserError(
+        f"the runtime directory {run_dir} cannot be used: {error.strerror}; make room there, or set XDG_RUNTIME_DIR "
+        "to a directory that has some",
+        exit_code=exit_codes.LOGDIR_UNUSABLE,
+    )
 
 
 def _in_use(paths: RunPaths, pid: int, since: float, what: str) -> str:
