@@ -87,6 +87,27 @@ def _seconds(flag: str, name: str, default: str | None, text: str, *words: str, 
 )
 @_count("--early-failures", 1, 2, "Give up after N exceptions or exit codes before the first step ever.")
 @_count("--same-failures", 2, 3, "Give up after the same exception at the same step N times.")
+@_count(
+    "--repeated-failures",
+    0,
+    5,
+    "Give up after the same failure (exception and frame, signal, hang) N times in a row that leaves less than --min-kept "
+    "of training each. 0: never.",
+)
+@_seconds(
+    "--min-kept",
+    "min_kept_s",
+    "60s",
+    "Training that is kept of an attempt, from which on a failure is no repeated one.",
+)
+@click.option(
+    "--min-goodput",
+    type=click.FloatRange(0.0, 1.0, max_open=True),
+    default=0.05,
+    metavar="SHARE",
+    help="Give up when less than this share of the time of the last --goodput-attempts was training that is kept. 0: never.",
+)
+@_count("--goodput-attempts", 1, 10, "Attempts of which --min-goodput is asked.")
 @_count("--suspect-crashes", 1, 2, "Resume from the checkpoint before, after N crashes from the same state.")
 @_count("--service-failures", 1, 5, "Give up after N failures of one service within --service-period.")
 @_seconds(

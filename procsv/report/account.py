@@ -105,6 +105,7 @@ class Account(msgspec.Struct):
     end_s: float
     launches: int = 0
     outcome: str = ""  # completed, stopped, gave up, running, interrupted
+    gave_up: str = ""  # why
     spans: list[Span] = msgspec.field(default_factory=list)
     incarnations: list[Incarnation] = msgspec.field(default_factory=list)
     remarks: list[Remark] = msgspec.field(default_factory=list)

@@ -39,6 +39,7 @@ def make_page(story: Story) -> str:
 </header>
 {_figures(account)}
 <p>{escape(_sentence(headline(account)))}</p>
+{f"<p>{escape(_sentence(f'it gave up: {account.gave_up}'))}</p>" if account.gave_up else ""}
 <section>
 <h2>What became of the time</h2>
 {draw_timeline(account)}

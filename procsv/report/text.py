@@ -91,6 +91,8 @@ def show(story: Story, console: Console) -> None:
         f"[bold]{as_markup(' '.join((story.target, *story.args)) or story.logdir)}[/bold]  {as_markup(story.logdir)}"
     )
     console.print(as_markup(headline(account)))
+    if account.gave_up:
+        console.print(as_markup(f"it gave up: {account.gave_up}"))
     console.print(f"goodput {account.goodput:.1%} of the time in which the run was active\n")
     _show_ledger(account, console)
     console.print()

@@ -89,7 +89,7 @@ class Book:
             self._switch_to("stopped", seen_s)
         self._switch_to("starting", self._asked_s(entry, now_s))
         self._is_open = True
-        self._account.outcome = ""
+        self._account.outcome = self._account.gave_up = ""
         if entry.get("role") == "trainer":  # a Supervisor without a watchdog: nobody has started it
             self._spawned(entry, now_s)
 
@@ -104,6 +104,7 @@ class Book:
         self._end_trainer(now_s, entry.get("step"))
         self._switch_to("stopped", now_s)
         self._account.outcome = {"run_completed": "completed", "gave_up": "gave up"}.get(event, "stopped")
+        self._account.gave_up = str(entry.get("why", "")) if event == "gave_up" else ""
         self._is_open = False
 
     # -- the trainer -----------------------------------------------------------------------------------------

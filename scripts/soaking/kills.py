@@ -14,7 +14,10 @@ from tests.support.launched import launched, procsv
 ROLES = ("trainer", "trainer", "checkpoint", "summary")
 WATCHDOG_EVERY = 25  # kills
 # A slow machine is killed again and again before its first step: that is no reason to give up here.
-OPTIONS = ("--backoff", "0.2s..1s", "--max-failures", "1000000", "--service-failures", "1000000")
+OPTIONS = (
+    *("--backoff", "0.2s..1s", "--max-failures", "1000000", "--service-failures", "1000000"),
+    *("--repeated-failures", "0", "--min-goodput", "0"),
+)
 
 
 def soak_by_kills(logdir: Path, minutes: float, every_s: float, seed: int) -> list[str]:

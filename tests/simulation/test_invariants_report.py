@@ -17,6 +17,7 @@ from procsv.services.summary.core import SummaryCore
 from procsv.watchdog.core import trainer
 from procsv.watchdog.core.actions import KillTree
 from procsv.watchdog.core.events import Ended
+from procsv.watchdog.core.goodput import Attempts
 from procsv.watchdog.core.restart_policy import Cause, History
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.trainer import TrainerSupervisor
@@ -115,6 +116,7 @@ def _never_answers_restore(patch: pytest.MonkeyPatch) -> None:
 
 def _gives_up_one_failure_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(History, "is_spent", lambda self: self.no_progress_count > self.launch.max_failures)
+    patch.setattr(Attempts, "add", lambda self, attempt: "")  # the same failure is enough by itself
 
 
 def _gives_up_one_failure_early(patch: pytest.MonkeyPatch) -> None:

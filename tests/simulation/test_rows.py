@@ -36,10 +36,25 @@ def test_row_01_a_killed_trainer_costs_one_restart_and_the_steps_since_the_last_
 
 
 def test_row_04_exceptions_at_moving_steps_never_end_a_run_that_progresses() -> None:
-    flaky = {step: ProgramError("ValueError", f"at {step}") for step in range(6, 60, 6)}
+    flaky = {step: ProgramError(f"{'ABC'[step % 3]}Error", f"at {step}") for step in range(6, 60, 5)}
     run = Run(1, Program(flaky=flaky, save_secs=1.0), []).go()
     assert run.exit_code == DONE
-    assert len(journaled(run, "restarting")) == 9
+    assert len(journaled(run, "restarting")) == 11
+
+
+def test_row_55_the_same_exception_after_each_few_steps_is_given_up_the_fifth_time() -> None:
+    flaky = {step: ProgramError("ValueError", f"at {step}") for step in range(6, 60, 6)}
+    run = Run(1, Program(flaky=flaky, save_secs=1.0), []).go()  # launched again and again, it ends all the same
+    [why] = [entry.fields["why"] for entry in journaled(run, "gave_up")]
+    assert why.startswith("no useful progress: ValueError, 5 times in a row, with ")
+    assert (run.launches, run.exit_code) == (2, DONE)
+
+
+def test_row_55_kills_from_outside_every_few_seconds_end_no_run_that_progresses() -> None:
+    kills: Plan = [(float(second), faults.kill(TRAINER)) for second in range(6, 200, 6)]
+    for run in runs(kills, import_s=1.0, compile_s=0.2, snapshot_s=1.0):
+        assert not journaled(run, "gave_up")
+        assert len(journaled(run, "restarting")) > 5
 
 
 def test_row_07_training_that_is_done_ends_in_order_with_its_last_step_on_disk() -> None:

@@ -1,12 +1,17 @@
-"""Goodput: the share of a run's time that went into steps which were kept.
+"""Goodput: the share of a run's time that went into steps which were kept; and whether starting a task again pays.
 
-Used by trainer.py.  Pure.  Starting, restoring, compiling, backing off and steps that were lost with a crash are what it
-leaves out.
+Used by trainer.py and restart_policy.py.  Pure.  Starting, restoring, compiling, backing off and steps that were lost with
+a crash are what goodput leaves out.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
+
 import msgspec
+
+from procsv.base.units import show_duration
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 
 class Goodput(msgspec.Struct):
@@ -18,15 +23,17 @@ class Goodput(msgspec.Struct):
     def start_training(self, ended_s: float, step: int) -> None:
         self._ready_s, self._first_step = ended_s, step
 
-    def end_training(self, now_s: float, last_step: int, resume_step: int) -> None:
-        """The trainer is dead; steps after `resume_step` will be made again."""
+    def end_training(self, now_s: float, last_step: int, resume_step: int) -> float:
+        """The trainer is dead; steps after `resume_step` will be made again.  The seconds of its training that are kept."""
         if self._ready_s is None:
-            return
+            return 0.0
         trained_s = max(0.0, now_s - self._ready_s)
         steps = last_step - self._first_step
         lost = min(steps, last_step - resume_step)
-        self._kept_s += trained_s * (1 - max(0, lost) / steps) if steps > 0 else 0.0
+        kept_s = trained_s * (1 - max(0, lost) / steps) if steps > 0 else 0.0
+        self._kept_s += kept_s
         self._ready_s = None
+        return kept_s
 
     def stood_still(self, seconds: float) -> None:
         """The trainer lived, but did not train for so long."""
@@ -38,3 +45,62 @@ class Goodput(msgspec.Struct):
         going_s = max(0.0, now_s - self._ready_s) if self._ready_s is not None else 0.0
         run_s = now_s - self.started_s
         return round(min(1.0, (self._kept_s + going_s) / run_s), 4) if run_s > 0 else 0.0
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One attempt of a task that has ended."""
+
+    seconds: float = 0.0  # from the end of the attempt before
+    kept_s: float = 0.0  # of them: training whose steps are kept
+    failure: str = (
+        ""  # of the program and where, in the same words for the same one; "": it ended as planned, or was killed
+    )
+    by_kernel: bool = False  # for lack of memory, which somebody else may have taken
+
+
+class Attempts(msgspec.Struct):
+    """The last attempts of a task: newly saved steps forgive a failure, but not one that leaves hardly any training."""
+
+    launch: LaunchSettings
+    _row: list[Attempt] = msgspec.field(default_factory=list)  # the same failure again and again
+    _last: deque[Attempt] = msgspec.field(default_factory=deque)
+
+    def add(self, attempt: Attempt) -> str:
+        """Counts an attempt.  Why another one would be no use, or "".
+
+        What ends as planned, or is killed from outside, says nothing of the program: it is in no row of failures and ends
+        one only by training that is kept, and of goodput it only tells where it is good.
+        """
+        if attempt.kept_s >= self.launch.min_kept_s:
+            self._row.clear()
+        elif attempt.failure and not attempt.by_kernel:
+            self._row = [one for one in self._row if one.failure == attempt.failure] + [attempt]
+        if attempt.failure or attempt.kept_s >= self.launch.min_goodput * attempt.seconds:
+            self._last.append(attempt)  # else it was cut short
+        while len(self._last) > self.launch.goodput_attempts:
+            self._last.popleft()
+        why = (self._repeated() or self._wasted()) if attempt.failure else ""
+        return f"no useful progress: {why}" if why else ""
+
+    def forget(self) -> None:
+        self._row.clear()
+        self._last.clear()
+
+    def _repeated(self) -> str:
+        times = len(self._row)
+        if not 0 < self.launch.repeated_failures <= times:
+            return ""
+        kept_s = sum(attempt.kept_s for attempt in self._row)
+        return f"{self._row[-1].failure}, {times} times in a row, with {show_duration(kept_s)} of training kept in all"
+
+    def _wasted(self) -> str:
+        seconds = sum(attempt.seconds for attempt in self._last)
+        kept_s = sum(attempt.kept_s for attempt in self._last)
+        if len(self._last) < self.launch.goodput_attempts or kept_s >= self.launch.min_goodput * seconds:
+            return ""
+        failures = Counter(attempt.failure for attempt in self._last if attempt.failure)
+        failure, times = failures.most_common(1)[0]
+        return (
+            f"in the last {len(self._last)} attempts {show_duration(kept_s)} of {show_duration(seconds)} were training that "
+            f"is kept; most often, {times} times, they ended with {failure}"
+        )

@@ -2,7 +2,8 @@
 
 Used by trainer.py for the trainer and by service.py for the services.  Pure: time, the random source and every fact are
 arguments.  Failures are counted against progress, which is a newly durable step, never against uptime: a trainer that
-imports for a minute, restores, and dies at the same step every time is no healthier for the minute.
+imports for a minute, restores, and dies at the same step every time is no healthier for the minute.  And progress must pay
+for the restarts that it takes (goodput.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import msgspec
 from procsv.base import exit_codes
 from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.watchdog.core.goodput import Attempt, Attempts
+from procsv.watchdog.core.hangs.stack_parser import where_it_was_raised
 
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
 RETURNS_AT_ONCE = 5  # exits 75 in a row with nothing saved between them that cost no delay; more of them are a loop
@@ -97,6 +100,21 @@ def find_cause(
     return Cause("unknown", str(exit))
 
 
+def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -> str:
+    """What has ended a trainer and where, in the same words whenever it is the same; `hang`: where it hung.
+
+    "" of a kill from outside: a machine that preempts, a chaos test, somebody's hand.
+    """
+    if cause.word in ("stopped", "killed"):
+        return ""
+    if cause.word in ("hang", "oom"):
+        return hang or "SIGKILL by the kernel, for lack of memory"
+    if cause.word == "exception" and words is not None:
+        where = where_it_was_raised(words.traceback)
+        return f"{words.type} in {where}" if where else words.type
+    return str(exit) if cause.word == "exit-code" else cause.evidence
+
+
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0][:300]
 
@@ -108,6 +126,7 @@ class Death(msgspec.Struct, frozen=True):
     exit: Exit
     words: LastWords | None
     step: int  # as last read; NO_STEP if it never said one
+    attempt: Attempt = Attempt()  # what it has been good for
 
 
 class Restart(msgspec.Struct, frozen=True):
@@ -119,6 +138,7 @@ class GiveUp(msgspec.Struct, frozen=True):
 
     why: str
     is_final: bool
+    even_so: str = ""  # why it is given up even if that step counts
 
 
 Verdict = Restart | GiveUp
@@ -138,6 +158,10 @@ class History(msgspec.Struct):
     _same: Counter[tuple[str, str, int]] = msgspec.field(default_factory=Counter)
     _crashes_from: Counter[int] = msgspec.field(default_factory=Counter)  # by the step that was resumed from
     _has_gone_back: bool = False  # before a suspect state, and no newer step has become durable since
+    _attempts: Attempts = msgspec.field(default_factory=lambda: Attempts(LaunchSettings()))
+
+    def __post_init__(self) -> None:
+        self._attempts = Attempts(self.launch)
 
     def ready(self, restored_step: int) -> None:
         """The first step after a restore has ended: what it was restored from is no progress of this launch.
@@ -169,13 +193,16 @@ class History(msgspec.Struct):
         if not self.restarts:
             return GiveUp(NOT_OURS, is_final=True)
         kind = classify(death.exit)
+        useless = self._attempts.add(death.attempt)
         if kind is Kind.CHECKPOINTED:
             return Restart(self._return_delay_s(RETURNS_AT_ONCE))
         self.no_progress_count += 1
         if why := self._permanent(death, kind) or self._early_failure(death) or self._same_failure(death):
             return GiveUp(why, is_final=True)
         if self.is_spent():
-            return GiveUp(self.spent_why(), is_final=False)
+            return GiveUp(self.spent_why(), is_final=False, even_so=useless)
+        if useless:
+            return GiveUp(useless, is_final=True)
         return Restart(0.0 if has_standby and self.no_progress_count == 1 else self.delay_s())
 
     def is_spent(self) -> bool:
@@ -206,9 +233,11 @@ class History(msgspec.Struct):
         self._same.clear()
         self._crashes_from.clear()
         self._has_gone_back = False
+        self._attempts.forget()
 
-    def recycle_delay_s(self) -> float:
+    def recycle_delay_s(self, attempt: Attempt) -> float:
         """A planned restart is free; one that follows another with nothing saved between is slowed down."""
+        self._attempts.add(attempt)
         return self._return_delay_s(RECYCLES_AT_ONCE)
 
     def not_spawned_delay_s(self) -> float:

@@ -23,7 +23,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core import wording
 from procsv.watchdog.core.actions import Action, ClearTree, Journal, KillTree, Report, Say, Signal, Tell, WriteRun
 from procsv.watchdog.core.events import Ended, Said
-from procsv.watchdog.core.goodput import Goodput
+from procsv.watchdog.core.goodput import Attempt, Goodput
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
 from procsv.watchdog.core.hangs.trainer_liveness import Liveness, StepTimes
@@ -37,6 +37,7 @@ from procsv.watchdog.core.restart_policy import (
     Restart,
     classify,
     find_cause,
+    name_failure,
 )
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.standby import Standby
@@ -91,6 +92,7 @@ class TrainerSupervisor:
         self._out = out
         self._death_s = now_s  # of the old trainer; of none, the start of the run
         self._last_death: Ended | None = None
+        self._attempt = Attempt()  # the last one that has ended
         self._own_step = NO_STEP  # as read from the trainer that runs, or ran last; `step` outlives it
         self._reported_ready = 0  # incarnation
         self._tree_is_gone = True
@@ -189,7 +191,7 @@ class TrainerSupervisor:
         fields = {"pid": self.pid, **msgspec.structs.asdict(self.last_exit)}
         self._out.append(Journal("exited", self.task, self.incarnation, fields))
         kind = classify(ended.exit)
-        self.goodput.end_training(now_s, self._own_step, self._own_step if kind is Kind.DONE else self.resume_step)
+        self._attempt = self._end_attempt(ended, cause, kind, now_s)
         if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED:
             what = wording.sentence(cause.word, cause.evidence, self._own_step)
             sentence = f"{self.task} {self.incarnation} (pid {self.pid}) {what}"
@@ -201,6 +203,17 @@ class TrainerSupervisor:
         clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
         self.unsettled = messages.TrainerExited(self.incarnation, clean, task=self.task) if self._keeps_state else None
         self._handle(_DEATHS.get(kind, LifecycleEvent.CRASHED), now_s, f"{ended.exit} at step {self._own_step}")
+
+    def _end_attempt(self, ended: Ended, cause: Cause, kind: Kind, now_s: float) -> Attempt:
+        """What the attempt that has just ended was good for."""
+        hang = self.hanging.name_failure(ended.stacks) if cause.word == "hang" else ""
+        if hang:
+            self.goodput.stood_still(self.hanging.stood_still_s(now_s))
+        kept_step = self._own_step if kind is Kind.DONE else self.resume_step
+        kept_s = self.goodput.end_training(now_s, self._own_step, kept_step)
+        is_planned = kind is Kind.CHECKPOINTED or (self._recycled and self._we_killed)
+        failure = "" if is_planned else name_failure(cause, ended.exit, ended.words, hang)
+        return Attempt(now_s - self._death_s, kept_s, failure, cause.word == "oom")
 
     def tree_gone(self, incarnation: int, now_s: float) -> None:
         if incarnation == self.incarnation and not self._tree_is_gone:
@@ -219,8 +232,8 @@ class TrainerSupervisor:
         self.unsettled, self.unsaved = None, news.error
         if self._verdict is not None:
             verdict, self._verdict = self._verdict, None
-            if self.history.is_spent():
-                self._give_up(verdict.why, now_s)
+            if self.history.is_spent() or verdict.even_so:
+                self._give_up(verdict.why if self.history.is_spent() else verdict.even_so, now_s)
             else:
                 self._restart(max(0.0, self.history.delay_s() - (now_s - self._death_s)), now_s)
 
@@ -390,9 +403,9 @@ class TrainerSupervisor:
             self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))  # by itself, or by the user's Ctrl-C
             return
         if self._recycled and (self._we_killed or classify(ended.exit) is Kind.CHECKPOINTED):
-            self._restart(self.history.recycle_delay_s(), now_s)
+            self._restart(self.history.recycle_delay_s(self._attempt), now_s)
             return
-        death = Death(ended.exit, ended.words, self._own_step)
+        death = Death(ended.exit, ended.words, self._own_step, self._attempt)
         verdict = self.history.decide_restart(death, self._standby.is_ready)
         if self._keeps_state and self.history.suspects(death, self._resumed_step, self.resume_step):
             self._go_back()

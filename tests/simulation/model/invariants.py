@@ -262,7 +262,7 @@ def i8_gives_up_at_the_budget(world: World, account: Account, fact: history.Fact
             account.budget.has_gone_back = True
         case history.Journaled("restarting") if why := _spent(world, account.budget):
             return f"started again, although {why}"
-        case history.Journaled("gave_up", _, _, fields) if "in a row" in fields["why"]:
+        case history.Journaled("gave_up", _, _, fields) if "no newly durable step" in fields["why"]:
             if account.budget.failures != world.settings.launch.max_failures:
                 return f"gave up after {account.budget.failures} failures: {fields['why']}"
         case history.Journaled("gave_up", _, _, fields) if fields["why"].startswith("deterministic"):

@@ -117,6 +117,17 @@ class HangEscalation(Generic[L]):
         where = where_it_stood(stacks)
         return self._what() + (f"; its main thread was in {where}" if where else "") + f"; ended with {exit}"
 
+    def name_failure(self, stacks: str) -> str:
+        """The hang in the same words whenever it is in the same place; "" without one."""
+        if self.hang is None:
+            return ""
+        where = where_it_stood(stacks)
+        return f"a hang in phase {self.hang.phase.name.lower()}" + (f", in {where}" if where else "")
+
+    def stood_still_s(self, now_s: float) -> float:
+        """How long what hangs has made no progress; 0.0 of what does not."""
+        return self.hang.seconds + now_s - self._found_s if self.hang is not None else 0.0
+
     def _what(self) -> str:
         assert self.hang is not None
         phase, limit = self.hang.phase.name.lower(), show_duration(self.hang.limit_s)

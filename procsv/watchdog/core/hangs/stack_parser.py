@@ -1,6 +1,6 @@
-"""Parser of faulthandler's stacks: find the frame of the main thread.
+"""Parser of faulthandler's stacks, and of tracebacks: find the frame that matters.
 
-Used by escalation.py and by crash reports.  Pure: text in, words out.  A dump lists the threads from the newest to the
+Used by escalation.py, restart_policy.py and by crash reports.  Pure: text in, words out.  A dump lists the threads from the newest to the
 oldest, which is the main thread, and each with its innermost frame first.
 """
 
@@ -16,6 +16,8 @@ import procsv
 
 _TITLE = re.compile(r"^(Current thread|Thread) .*\(most recent call first\):$")
 _FRAME = re.compile(r'^ {2}File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_RAISED = "Traceback (most recent call last):\n"
+_FRAME_RAISED = re.compile(r'^ {2}File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$')
 _FATAL = re.compile(r"^Fatal Python error: (?P<what>.*)$", re.MULTILINE)
 
 # Frames in here are not the program's own.
@@ -66,6 +68,17 @@ def where_it_crashed(text: str) -> str:
     """Where the thread was that a fatal signal hit; "" without such a dump."""
     current = [stack for stack in read_stacks(text) if stack.is_current] if _FATAL.search(text) else []
     return _describe(current[0]) if current else ""
+
+
+def where_it_was_raised(traceback: str) -> str:
+    """Where an exception comes from, by its traceback: the program's own innermost frame, or else the innermost one."""
+    frames: list[Frame] = []
+    for line in traceback.rpartition(_RAISED)[2].splitlines():  # the last one, where it has a cause with one of its own
+        if (found := _FRAME_RAISED.match(line)) is not None:
+            frames.insert(0, Frame(found["file"], found["line"], found["function"]))
+        elif frames and not line.startswith("  "):
+            break  # the exception itself; its text may show frames of other things
+    return str(next((frame for frame in frames if frame.is_the_programs), frames[0])) if frames else ""
 
 
 def _describe(stack: Stack) -> str:
