@@ -242,7 +242,7 @@ def command(
 def make_start(logdir: str | None, target: str, args: tuple[str, ...], settings: LaunchSettings) -> Start:
     """What the watchdog is told, having checked the target and the logdir; UserError says what is wrong."""
     found = find_target(target, Path.cwd())
-    paths = find_paths(logdir or Path("runs") / found.name)
+    paths = find_paths(logdir or Path("runs") / found.name, outlives_login=settings.detach)
     check_socket_paths(paths)
     try:
         paths.logdir.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ import pytest
 
 from procsv.base.identity import TRAINER
 from procsv.base.run.paths import find_paths
+from procsv.base.run.run_file import read_run
 from tests.support.launched import Launched, launched, procsv
 from tests.support.programs import ROOT
 
@@ -64,6 +65,24 @@ def test_row_50_training_and_checkpoints_go_on_and_a_crash_is_recovered_when_the
         assert "Traceback" not in run.said()
         for log in (logdir / "procsv" / "logs").iterdir():
             assert "Traceback" not in log.read_text(), log
+
+
+def test_row_50_a_detached_run_does_not_depend_on_what_goes_at_the_last_logout(tmp_path: Path) -> None:
+    logdir, login = tmp_path / "logdir", Path(os.environ["XDG_RUNTIME_DIR"])
+    program = tmp_path / "idle.py"
+    program.write_text("import signal\nsignal.pause()\n")
+    done = procsv("launch", "--detach", "--logdir", str(logdir), "--grace", "4s", str(program))
+    assert done.returncode == 0, done.stderr
+    run = read_run(logdir / "procsv" / "run.json")
+    assert run is not None
+    assert not Path(run.run_dir).is_relative_to(login)
+    shutil.rmtree(login)
+    login.mkdir(mode=0o700)
+    stopped = procsv("stop", str(logdir))
+    assert stopped.returncode == 0, stopped.stderr
+    run = read_run(logdir / "procsv" / "run.json")
+    assert run is not None
+    assert (run.exit_code, run.ground_error) == (75, None)
 
 
 # -- full ------------------------------------------------------------------------------------------------------

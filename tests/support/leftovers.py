@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from procsv.base.run.paths import SHM_ROOT, logdir_hash
+from procsv.base.run.paths import SHM_ROOT, find_paths, logdir_hash
 
 GONE_WITHIN_S = 5.0  # what is ending when the test ends may take so long
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they live as long as this interpreter
@@ -70,7 +70,8 @@ class Leftovers:
     def _directories(self) -> list[Path]:
         logdirs = [Path(directory) for directory, _, _ in os.walk(self._base)]
         shm = [SHM_ROOT / f"procsv-{os.getuid()}-{logdir_hash(logdir)}" for logdir in logdirs]
-        return [*self._runtime.glob("procsv-*"), *(path for path in shm if path.exists())]
+        run_dirs = [find_paths(logdir, outlives_login=True).run_dir for logdir in logdirs]
+        return [*self._runtime.glob("procsv-*"), *(path for path in (*shm, *run_dirs) if path.exists())]
 
     @staticmethod
     def _describe(process: psutil.Process) -> str:

@@ -134,16 +134,16 @@ def logdir_hash(logdir: Path) -> str:
     return hashlib.sha256(os.fsencode(os.path.realpath(logdir))).hexdigest()[:16]
 
 
-def find_paths(logdir: str | os.PathLike[str]) -> RunPaths:
+def find_paths(logdir: str | os.PathLike[str], *, outlives_login: bool = False) -> RunPaths:
     """The places of the run in `logdir`.  Makes nothing.
 
-    The run directory lies under XDG_RUNTIME_DIR, or the temporary directory where there is none; where no
-    shared-memory filesystem is mounted, snapshots lie in the run directory.
+    The run directory lies under XDG_RUNTIME_DIR, which goes at the user's last logout; in the temporary directory where there
+    is none, or the run `outlives_login`.  Where no shared-memory filesystem is mounted, snapshots lie in the run directory.
     """
     real = local_home(os.fspath(logdir))
     name = logdir_hash(real)
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
+    if not outlives_login and runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
         run_dir = Path(runtime) / f"procsv-{name}"
     else:
         run_dir = Path(tempfile.gettempdir()) / f"procsv-{os.getuid()}-{name}"

@@ -79,6 +79,8 @@ def open_run(
     else:
         raise LogdirLocked(f"{paths.run_lock} disappears again and again; does something clean {paths.run_dir.parent}?")
     clear_run_dir(paths, lock)
+    if before is not None and before.paths.run_dir != paths.run_dir:
+        _clear_other_run_dir(before.paths)
     _check_room(paths, lock)
     make_private_dir(paths.shm_dir)
     step_s = before.step_s if before is not None else 0.0
@@ -203,6 +205,13 @@ def clear_run_dir(paths: RunPaths, lock: FileLock) -> None:
     """Removes stale sockets, heartbeats, locks and last words; our lock stays, and so does a file in a socket's place."""
     odd = {path for path in paths.run_dir.glob("*.sock") if not stat.S_ISSOCK(path.lstat().st_mode)}
     remove_run_files(paths, keep=frozenset({lock.path, *odd}))
+
+
+def _clear_other_run_dir(paths: RunPaths) -> None:
+    """What a killed run has left that ran with another runtime directory: detached, say."""
+    with contextlib.suppress(OSError):
+        remove_run_files(paths)
+        paths.run_dir.rmdir()
 
 
 def remove_run(paths: RunPaths, lock: FileLock, keep_memory: bool) -> None:

@@ -234,3 +234,19 @@ def test_a_launch_with_another_runtime_directory_is_refused_although_nothing_spe
     second = open_it(others)
     close_it(others, second)
     assert list(paths.home.iterdir()) == [paths.logs]
+
+
+def test_what_a_killed_run_left_in_another_runtime_directory_is_cleared(paths: RunPaths) -> None:
+    detached = find_paths(paths.logdir, outlives_login=True)
+    assert detached.run_dir != paths.run_dir
+    detached.run_dir.mkdir(mode=0o700)
+    for path in (detached.control_socket, detached.run_lock, detached.heartbeat(TRAINER, 7)):
+        path.touch()
+    paths.home.mkdir(parents=True)
+    write_run(paths.run_json, a_run(detached, boot=""), durable=False)
+
+    opened = open_it(paths)
+
+    assert not detached.run_dir.exists()
+    assert opened.first_incarnation == 8
+    close_it(paths, opened)
