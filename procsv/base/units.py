@@ -50,3 +50,8 @@ def show_size(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def show_count(number: int, noun: str) -> str:
+    """`1 failure`, `2 failures`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -15,7 +15,7 @@ from procsv.base.json_data import indent_json
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.terminal import as_markup, make_table
-from procsv.base.units import show_duration, show_size
+from procsv.base.units import show_count, show_duration, show_size
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import Status, StatusRequest
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
@@ -100,9 +100,9 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     }
     if status["snapshots"] is not None:
         facts["snapshots"] = _spacing(status["snapshots"])
-    facts["incarnation"] = f"{status['incarnation']}, restarted {status['restarts']} times in this launch"
+    facts["incarnation"] = f"{status['incarnation']}, restarted {show_count(status['restarts'], 'time')} in this launch"
     if status["no_progress_count"]:
-        facts["incarnation"] += f", {status['no_progress_count']} failures without progress"
+        facts["incarnation"] += f", {show_count(status['no_progress_count'], 'failure')} without progress"
     if (last := status["last_exit"]) is not None:
         facts["last exit"] = f"{last['cause']}: {last['evidence']}, at step {_step(last['step'])}"
     if status["next_restart_in"] is not None:

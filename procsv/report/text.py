@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from procsv.base.outcome import NO_STEP
 from procsv.base.terminal import as_markup, make_table
-from procsv.base.units import show_duration
+from procsv.base.units import show_count, show_duration
 from procsv.report.account import KINDS, Account, Incarnation, Kind
 from procsv.report.reading import Story
 
@@ -75,9 +75,9 @@ def headline(account: Account) -> str:
     if account.last_step > NO_STEP:
         text += f" at step {account.last_step}"
     failures = account.failures
-    text += f"; {failures} failure{'s' if failures != 1 else ''}" if failures else "; no failure"
+    text += f"; {show_count(failures, 'failure')}" if failures else "; no failure"
     if account.lost_sessions:
-        text += f", {account.lost_sessions} lost session{'s' if account.lost_sessions != 1 else ''}"
+        text += f", {show_count(account.lost_sessions, 'lost session')}"
     if account.lost_steps:
         text += f", {account.lost_steps} steps done again"
     if account.recoveries_s:

@@ -1,6 +1,6 @@
 """Mutants of a file, by Cosmic Ray's operators, without those that change nothing or only a limit.
 
-Left out are changes of annotations, which nothing runs, and of the numbers of module constants: another limit is
+Left out are changes of annotations and of what a class is declared to be, and of the numbers of module constants: another limit is
 as right as the one that was chosen, and tests read it by its name.  An operator is replaced by its neighbour and by its
 opposite only: whoever notices `<=` in the place of `<` notices `**`, too, and a few hundred of those would hide it.
 """
@@ -16,20 +16,19 @@ import msgspec
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 
-NUMBERS = "core/NumberReplacer"
 _COMPARISONS = "Eq_NotEq NotEq_Eq Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Is_IsNot IsNot_Is"
-_ARITHMETIC = (
+_BINARY = (
     "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_FloorDiv BitOr_BitAnd BitAnd_BitOr LShift_RShift RShift_LShift"
 )
 _OTHERS = (
     "AddNot ExceptionReplacer RemoveDecorator ReplaceAndWithOr ReplaceBreakWithContinue ReplaceContinueWithBreak "
     "ReplaceFalseWithTrue ReplaceOrWithAnd ReplaceTrueWithFalse ReplaceUnaryOperator_Delete_Not ZeroIterationForLoop"
 )
+ARITHMETIC = (*(f"core/ReplaceBinaryOperator_{name}" for name in _BINARY.split()), "core/NumberReplacer")
 OPERATORS = (
     *(f"core/ReplaceComparisonOperator_{name}" for name in _COMPARISONS.split()),
-    *(f"core/ReplaceBinaryOperator_{name}" for name in _ARITHMETIC.split()),
     *(f"core/{name}" for name in _OTHERS.split()),
-    NUMBERS,
+    *ARITHMETIC,
 )
 
 Position = tuple[int, int]  # line from 1, column from 0
@@ -60,7 +59,7 @@ def find_mutants(root: Path, path: Path) -> Iterator[Mutant]:
         for node in ast_nodes(tree):
             for start, end in operator.mutation_positions(node):
                 occurrence += 1
-                left_out = [*passive, *(limits if name == NUMBERS else ())]
+                left_out = [*passive, *(limits if name in ARITHMETIC else ())]
                 if not any(first <= start and end <= last for first, last in left_out):
                     yield Mutant(path, name, occurrence, start[0])
 
@@ -70,7 +69,7 @@ def _span(node: ast.expr | ast.stmt) -> Span:
 
 
 def _passive_spans(tree: ast.Module) -> list[Span]:
-    """Annotations."""
+    """Annotations, which nothing runs, and the keywords of classes (frozen, say), which only forbid."""
     found: list[ast.expr | None] = []
     for node in ast.walk(tree):
         match node:
@@ -78,6 +77,8 @@ def _passive_spans(tree: ast.Module) -> list[Span]:
                 found.append(node.annotation)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 found.append(node.returns)
+            case ast.ClassDef():
+                found += [keyword.value for keyword in node.keywords]
     return [_span(node) for node in found if node is not None]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.base.units import parse_duration, parse_size, show_duration, show_size
+from procsv.base.units import parse_duration, parse_size, show_count, show_duration, show_size
 
 SECONDS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES = {"": 1, "k": 10**3, "M": 10**6, "g": 10**9, "T": 10**12, "ki": 2**10, "Mi": 2**20, "Gi": 2**30, "TI": 2**40}
@@ -78,3 +78,7 @@ def test_a_duration_is_shown_for_people(seconds: float, shown: str) -> None:
 )
 def test_a_size_is_shown_for_people(size: float, shown: str) -> None:
     assert show_size(size) == shown
+
+
+def test_one_of_a_thing_is_said_in_the_singular() -> None:
+    assert [show_count(number, "failure") for number in (0, 1, 2)] == ["0 failures", "1 failure", "2 failures"]
