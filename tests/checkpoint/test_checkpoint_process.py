@@ -283,7 +283,7 @@ def test_a_trainer_that_outlives_its_grace_is_killed_by_the_last_one_out(run: An
     assert not run.paths.run_dir.exists()
 
 
-def test_the_pulse_says_what_is_done_and_the_socket_answers_while_saving(run: Any, plan: Any, publish: Any) -> None:
+def test_the_heartbeat_says_what_is_done_and_the_socket_answers_while_saving(run: Any, plan: Any, publish: Any) -> None:
     run.start_service(failpoints="checkpoint.temporary_created=1*sleep(1.5)")
     trainer = run.trainer(plan=plan())
     publish(run.pool(), plan(), VALUES, 1, 7)

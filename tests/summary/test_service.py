@@ -76,7 +76,7 @@ def test_the_service_imports_no_tensorflow_and_no_numpy() -> None:
     assert not {"tensorflow", "numpy", "keras", "psutil"} & set(modules)
 
 
-def test_the_pulse_counts_the_records_that_are_written(run: Run, trainer: Trainer) -> None:
+def test_the_heartbeat_counts_the_records_that_are_written(run: Run, trainer: Trainer) -> None:
     run.start()
     send(trainer, trainer.streams.open_stream(str(run.logdir), ""), 1, 42)
     heartbeat = HeartbeatReader(run.paths.heartbeat(SUMMARY, 1))

@@ -1,4 +1,4 @@
-"""Pulses: read at any time, from any process, whole or not at all."""
+"""Heartbeats: read at any time, from any process, whole or not at all."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_guard_of_zero_is_no_beat(path: Path) -> None:
     writer.close()
 
 
-def test_a_file_of_something_else_is_no_pulse(path: Path) -> None:
+def test_a_file_of_something_else_is_no_heartbeat(path: Path) -> None:
     path.write_bytes(b"\0" * 4096)
     reader = HeartbeatReader(path)
     assert reader.read() is None
@@ -127,7 +127,7 @@ def test_a_closed_reader_may_read_again(path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_a_pulse_is_whole_while_another_process_beats_as_fast_as_it_can_and_outlives_it(path: Path) -> None:
+def test_a_heartbeat_is_whole_while_another_process_beats_as_fast_as_it_can_and_outlives_it(path: Path) -> None:
     source = """
         import sys
         from pathlib import Path

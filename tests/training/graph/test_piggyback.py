@@ -35,7 +35,7 @@ def names(split: Split | None) -> list[str]:
 
 
 def carried(op: Any, fetches: Any, feed_dict: Any = None, runs: int = 1) -> tuple[PendingFetch, list[Any]]:
-    """An errand for `op` that the last of so many runs takes along, and what the runs gave."""
+    """A fetch of `op` that the last of so many runs takes along, and what the runs gave."""
     carrying = PiggybackFetch(op, tf1.get_default_graph())
     pending_fetch = PendingFetch(carrying, lambda: 7)
     with tf1.Session() as session:

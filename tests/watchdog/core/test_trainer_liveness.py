@@ -205,7 +205,7 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     assert trainer.passes(121.0) is not None
 
 
-def test_a_pulse_that_stops_is_suspect_and_nothing_more() -> None:
+def test_a_heartbeat_that_stops_is_suspect_and_nothing_more() -> None:
     trainer = Trainer().trains(10, 1.0)
     assert trainer.passes(9.0) is None
     assert not trainer.liveness.is_silent(trainer.now_s)
