@@ -1,4 +1,4 @@
-"""A program that trains NumPy arrays: `numpy_training.py STEPS [STEP_S]`; prints the hash of what they have become.
+"""A program that trains NumPy arrays: `numpy_training.py STEPS STEP_S [SAVE_S]`; prints the hash of what they have become.
 
 What a step does depends on the state and the step alone, so that a run that was killed ends with the bits of one that was
 not.  Imports no TensorFlow, and says so at its end.
@@ -76,10 +76,10 @@ def state_run(runtime: Runtime, source: StateSource, plan: CheckpointPlan) -> It
         runtime.release_run()
 
 
-def main(steps: int, step_s: float) -> None:
+def main(steps: int, step_s: float, save_s: float = 0.5) -> None:
     runtime = current()
     assert runtime is not None, "start it with `procsv launch`"
-    plan = numpy_plan(runtime.paths.logdir, save_secs=0.5)
+    plan = numpy_plan(runtime.paths.logdir, save_secs=save_s)
     source = NumpyState(initial(), plan)
     with state_run(runtime, source, plan) as training:
         while runtime.stop_reason is None and source.read_step() < steps:
@@ -90,4 +90,4 @@ def main(steps: int, step_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(int(sys.argv[1]), *map(float, sys.argv[2:]))

@@ -1,0 +1,131 @@
+"""The shared memory of a live run is swept: checkpoints go on, a crash is recovered, and nothing is said to be saved that is not."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from procsv.base.run.paths import find_paths
+from procsv.ipc.shm.slot_file import scan_slots
+from tests.support.launched import Launched, launched, procsv
+from tests.support.programs import ROOT
+
+pytestmark = pytest.mark.fault
+
+NUMPY = ("tests.support.numpy_training", "1000000", "0.01")
+DIGITS = ("procsv.examples.digits", "--steps", "1000000", "--save-model-secs", "1", "--step-ms", "5")
+OPTIONS = ("--backoff", "0.05s..0.1s")
+
+
+def shm_of(run: Launched) -> Path:
+    return find_paths(run.logdir).shm_dir
+
+
+def saves_again(run: Launched) -> int:
+    """The step of a checkpoint that is made from now on."""
+    durable = run.events("checkpoint_durable")[-1]["step"]
+    run.wait_for("a later checkpoint", lambda: run.events("checkpoint_durable")[-1]["step"] > durable)
+    return int(run.events("checkpoint_durable")[-1]["step"])
+
+
+def ends_with_its_last_step_on_disk(run: Launched) -> None:
+    assert run.wait_end() == 75, run.said()
+    assert run.events("checkpoint_durable")[-1]["step"] == run.events("exited", "trainer")[-1]["step"]
+    has_no_traceback(run)
+
+
+def has_no_traceback(run: Launched) -> None:
+    assert "Traceback" not in run.said()
+    for log in (run.logdir / "procsv" / "logs").iterdir():
+        assert "Traceback" not in log.read_text(), log
+
+
+def goes_on_without_its_shared_memory(run: Launched) -> None:
+    """The memory is swept under `run`, then its trainer is killed just behind another sweep; then it is stopped."""
+    run.wait_event("recovered")
+    run.wait_event("checkpoint_durable", 2)
+    shutil.rmtree(shm_of(run))
+    saves_again(run)
+    run.wait_event("ground_restored", role="watchdog")
+    assert run.events("ground_lost", "watchdog")[0]["path"] == str(shm_of(run))
+    assert shm_of(run).stat().st_mode & 0o777 == 0o700
+    for slot in shm_of(run).glob("slot.*"):
+        slot.unlink()
+    run.wait_event("ground_restored", role="trainer")
+    assert run.events("ground_lost", "trainer")[0]["what"] == "slot"
+    saves_again(run)
+    shown = run.status()
+    assert (shown["ground_error"], shown["save_error"], shown["restarts"]) == (None, None, 0)
+
+    kept = saves_again(run)
+    shutil.rmtree(shm_of(run))
+    run.kill("trainer")
+    recovered = run.wait_event("recovered", 2)[-1]
+    assert recovered["step"] >= kept
+    assert recovered["source"] in ("memory", "checkpoint")
+    saves_again(run)
+    assert not run.events("state_suspected")
+    assert "no snapshots in memory" not in run.said()
+    assert procsv("stop", str(run.logdir)).returncode == 0
+    ends_with_its_last_step_on_disk(run)
+
+
+def test_row_49_checkpoints_go_on_and_a_crash_is_recovered_when_shared_memory_was_removed(tmp_path: Path) -> None:
+    with launched(tmp_path / "logdir", *OPTIONS, *NUMPY, cwd=ROOT) as run:
+        goes_on_without_its_shared_memory(run)
+
+
+def test_row_49_checkpoints_of_a_graph_session_go_on_and_have_their_meta(tmp_path: Path) -> None:
+    with launched(tmp_path / "logdir", *OPTIONS, *DIGITS) as run:
+        goes_on_without_its_shared_memory(run)
+        for durable in run.events("checkpoint_durable")[-3:]:
+            assert Path(f"{durable['path']}.meta").is_file()
+
+
+def test_row_49_checkpoints_go_on_without_launch(tmp_path: Path) -> None:
+    launcher = (sys.executable, "-m", DIGITS[0], *DIGITS[1:], "--logdir")
+    with launched(tmp_path / "logdir", launcher=launcher) as run:
+        run.wait_event("checkpoint_durable", 2)
+        shutil.rmtree(shm_of(run))
+        saves_again(run)
+        run.wait_event("ground_restored", role="watchdog")
+        saves_again(run)
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        run.wait_end()
+        assert run.events("stopped")[-1]["durable_step"] == run.events("stopped")[-1]["step"]
+        has_no_traceback(run)
+
+
+@pytest.mark.parametrize("program", [NUMPY, DIGITS], ids=["numpy", "graph"])
+def test_row_49_a_stop_just_after_the_removal_saves_the_last_state(tmp_path: Path, program: tuple[str, ...]) -> None:
+    with launched(tmp_path / "logdir", *OPTIONS, *program, cwd=ROOT) as run:
+        run.wait_event("recovered")
+        run.wait_event("checkpoint_durable", 2)
+        shutil.rmtree(shm_of(run))
+        run.kill("watchdog", signal.SIGTERM)
+        ends_with_its_last_step_on_disk(run)
+
+
+def test_row_49_a_state_that_goes_with_the_memory_before_it_is_saved_ends_the_run_with_70_and_is_named(
+    tmp_path: Path,
+) -> None:
+    with launched(tmp_path / "logdir", "--backoff", "60s..60s", *NUMPY, "600", cwd=ROOT) as run:
+        run.wait_for("a snapshot after the first checkpoint", lambda: run.status()["memory_step"] > 10)
+        run.kill("trainer", signal.SIGSTOP)  # else it would capture its state again
+        newest = scan_slots(shm_of(run))[0].step
+        shutil.rmtree(shm_of(run))
+        run.kill("trainer")
+        run.wait_event("restarting")
+        run.kill("watchdog", signal.SIGTERM)
+        assert run.wait_end() == 70, run.said()
+        named = re.search(r"step (\d+) was in memory alone", run.events("gave_up")[-1]["why"])
+        assert named is not None, run.events("gave_up")
+        assert 0 < int(named[1]) <= newest
+        assert named[0] in run.said()
+        assert [entry["step"] for entry in run.events("checkpoint_durable")] == [0]
+        has_no_traceback(run)
