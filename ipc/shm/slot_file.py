@@ -117,7 +117,7 @@ class SlotReader:
     def __init__(self, info: SlotInfo) -> None:
         self.info = info
         try:
-            self._fd = os.open(info.path, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = os.open(info.path, os.O_RDONLY)
         except FileNotFoundError:
             raise PeerError(f"slot {info.path.name} is gone") from None
         try:
@@ -423,7 +423,7 @@ def remove_slot(path: Path, expected: SlotInfo | None = None) -> bool:
     False, too, if its header is no longer `expected`: a new trainer has taken it over in the meantime.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return True
     try:
