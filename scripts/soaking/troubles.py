@@ -15,33 +15,52 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import psutil
+
 from procsv.base.run.paths import find_paths
 from scripts.soaking.ground import Ground, fake_clock
 from tests.support.launched import Launched
 
-ROLES = ("trainer", "trainer", "checkpoint", "summary")
+ROLES = ("trainer or standby", "trainer or standby", "checkpoint", "summary")
+WORDS = {
+    "trainer or standby": "procsv.training",
+    "checkpoint": "procsv.services.checkpoint",
+    "summary": "procsv.services.summary",
+}
 PIECE = b"\0" * 2**16  # bytes
 HOUR = "-3600"
 
 Trouble = Callable[[Launched, Ground, random.Random], AbstractContextManager[str]]  # gives what it does, in words
 
 
+def _signal(run: Launched, role: str, number: int) -> int | None:
+    """Sends it to the process of that role, which the system tells: the journal may be away.  Its pid, if there is one."""
+    with contextlib.suppress(psutil.Error):
+        watchdog = psutil.Process(run.process.pid)
+        for process in [watchdog] if role == "watchdog" else watchdog.children():
+            if role == "watchdog" or WORDS[role] in " ".join(process.cmdline()):
+                process.send_signal(number)
+                return process.pid
+    return None
+
+
 @contextlib.contextmanager
 def kill_one(run: Launched, ground: Ground, rng: random.Random) -> Iterator[str]:
     role = rng.choice(ROLES)
-    run.kill(role, signal.SIGKILL)
+    _signal(run, role, signal.SIGKILL)
     yield f"{role} killed"
 
 
 @contextlib.contextmanager
 def freeze_one(run: Launched, ground: Ground, rng: random.Random) -> Iterator[str]:
     role = rng.choice((*ROLES, "watchdog"))
-    pid = run.kill(role, signal.SIGSTOP)
+    pid = _signal(run, role, signal.SIGSTOP)
     try:
         yield f"{role} frozen"
     finally:
         with contextlib.suppress(ProcessLookupError):  # it was replaced
-            os.kill(pid, signal.SIGCONT)
+            if pid is not None:
+                os.kill(pid, signal.SIGCONT)
 
 
 @contextlib.contextmanager
