@@ -12,9 +12,7 @@ import socket
 
 import msgspec
 
-from procsv.ipc.messaging.start import Start
-
-READ_BYTES = 2**16
+from procsv.ipc.messaging.start import Start, receive_files, send_files
 
 
 class Observe(msgspec.Struct, frozen=True, tag=True):
@@ -24,7 +22,10 @@ class Observe(msgspec.Struct, frozen=True, tag=True):
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> program: the logdir is ours, the services are on their way, and you are trainer `incarnation`."""
+    """Watchdog -> program: the logdir is ours, the services are on their way, and you are trainer `incarnation`.
+
+    Brings the logdir's lock.
+    """
 
     incarnation: int
 
@@ -55,6 +56,7 @@ class ObserverChannel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._read = b""
+        self._files: list[int] = []
 
     @staticmethod
     def pair() -> tuple[ObserverChannel, ObserverChannel]:
@@ -71,16 +73,17 @@ class ObserverChannel:
     def fd(self) -> int:
         return self._socket.fileno()
 
-    def send(self, message: Word) -> None:
+    def send(self, message: Word, files: tuple[int, ...] = ()) -> None:
         """OSError if the other side is gone."""
         # Not msgspec's encoder: arguments that are not UTF-8 must arrive as they were given.
-        self._socket.sendall(json.dumps(msgspec.to_builtins(message)).encode() + b"\n")
+        data = json.dumps(msgspec.to_builtins(message)).encode() + b"\n"
+        send_files(self._socket, data, files)
 
     def receive(self, waits: bool = False) -> Word | None:
         """The next message; None if none is there yet.  EOFError if nothing more will come."""
         while b"\n" not in self._read:
             try:
-                data = self._socket.recv(READ_BYTES, 0 if waits else socket.MSG_DONTWAIT)
+                data, files = receive_files(self._socket, 0 if waits else socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
             except ConnectionError as error:
@@ -88,8 +91,15 @@ class ObserverChannel:
             if not data:
                 raise EOFError
             self._read += data
+            self._files += files
         line, _, self._read = self._read.partition(b"\n")
         return msgspec.convert(json.loads(line), Word)  # type: ignore[no-any-return]
 
+    def take_file(self) -> int:
+        """The open file that came along; children do not inherit it.  -1 if none did."""
+        return self._files.pop() if self._files else -1
+
     def close(self) -> None:
         self._socket.close()
+        while self._files:
+            os.close(self._files.pop())

@@ -1,7 +1,7 @@
 """The channel between the watchdog and its standby: a pair of connected sockets that nobody else has.
 
-Used by the watchdog and by the standby process.  One packet is one message; a promotion brings two open files along:
-the new trainer's log and the writer's lock.  End-of-file: the other side is dead.
+Used by the watchdog and by the standby process.  One packet is one message; a promotion brings three open files along:
+the new trainer's log, the writer's lock and the logdir's.  End-of-file: the other side is dead.
 Not ZeroMQ: that passes no files, and a standby is to sleep in one system call, without a thread.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 from procsv.ipc.messaging.standby_messages import Word
 
 PACKET_BYTES_MAX = 4096
-FILES_MAX = 2
+FILES_MAX = 3
 
 
 _decoder: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)

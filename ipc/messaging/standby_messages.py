@@ -15,7 +15,7 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
 
 
 class BecomeTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> standby: be this task.  Brings log and writer's lock.  Answered by TrainerBegun."""
+    """Watchdog -> standby: be this task.  Brings log, writer's lock and logdir's lock.  Answered by TrainerBegun."""
 
     task: TaskId
     incarnation: int

@@ -6,10 +6,12 @@ takes the variable out of its environment before anything of the user's runs.
 
 from __future__ import annotations
 
+import array
 import json
 import os
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,7 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 VARIABLE = "PROCSV_START"
 TRAINING = "procsv.training"
+READ_BYTES = 2**16
 LATER = "stdin"  # in the variable: the value comes on standard input, once the process is needed
 
 
@@ -99,12 +102,32 @@ def take_start(task: TaskId) -> Start:
     return start
 
 
+def send_files(end: socket.socket, data: bytes, files: Sequence[int]) -> None:
+    """All of `data` on a stream, with its open files.  OSError if the other side is gone."""
+    sent = socket.send_fds(end, [data], files)
+    if sent < len(data):  # else whoever has read all may have closed its end by now, which is no error
+        end.sendall(data[sent:])
+
+
+def receive_files(end: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
+    """What has come on a stream, with the open file that came along, if one did; children do not inherit it."""
+    # Not socket.recv_fds: that passes no flags on.
+    file = array.array("i", [-1])
+    data, extra, _, _ = end.recvmsg(READ_BYTES, socket.CMSG_LEN(file.itemsize), flags | socket.MSG_CMSG_CLOEXEC)
+    files = [array.array("i", content)[0] for _, kind, content in extra if kind == socket.SCM_RIGHTS]
+    return data, files
+
+
 def _wait_for_start() -> Start:
     """The start value of a service that was started before it is needed, all imports done; its log is opened only now."""
-    text = sys.stdin.readline()
-    if not text:
-        raise SystemExit(0)  # nobody needs it
-    start = msgspec.convert(json.loads(text), Start)
+    data = b""
+    with socket.socket(fileno=os.dup(0)) as line:
+        while not data.endswith(b"\n"):
+            more, _ = receive_files(line)  # the logdir's lock comes along: ours until we end
+            if not more:
+                raise SystemExit(0)  # nobody needs it
+            data += more
+    start = msgspec.convert(json.loads(data), Start)
     log = open_record(start.paths.log(start.task, start.incarnation), os.O_WRONLY | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for fd, standard in ((nothing, 0), (log, 1), (log, 2)):

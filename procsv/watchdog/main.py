@@ -11,12 +11,14 @@ import random
 import shlex
 from collections.abc import Mapping
 
+import psutil
+
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG
+from procsv.base.run.lease import Lease, find_place
 from procsv.base.service_table import SERVICES
-from procsv.base.system.locks import Holder
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
 from procsv.faults.plan import Plan
@@ -37,6 +39,7 @@ from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Argv, Processes
 from procsv.watchdog.edge.resources.ground import RunGround
+from procsv.watchdog.edge.resources.logdir_lease import HeldLogdir
 from procsv.watchdog.edge.resources.memory import MachineMemory
 from procsv.watchdog.edge.run_records import RunRecords
 from procsv.watchdog.edge.signals import Signals
@@ -58,7 +61,7 @@ def run(
     try:
         opened = _open(start, clock, signals, console, observed)
         waiter, variables = Waiter(), os.environ if environment is None else environment
-        processes = Processes(start, clock, argv, variables, waiter, observed, warm)
+        processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm)
         return _run(start, opened, processes, clock, signals, console)
     except UserError as error:
         if observed is not None:
@@ -79,9 +82,30 @@ def _open(start: Start, clock: Clock, signals: Signals, console: Console, observ
             raise Unwanted(signals.take_requests()[0].source)
 
     what = f"{'python' if start.observes else 'procsv launch'} {shlex.join((start.target, *start.args))}"
-    us = Holder(start.observes or os.getpid(), what)
     return open_run(
-        start.paths, clock, start.settings.grace_s, wait, console.say, us, group_readable=start.settings.group_readable
+        start.paths,
+        clock,
+        start.settings.grace_s,
+        wait,
+        console.say,
+        _make_lease(start, what, clock.wall()),
+        group_readable=start.settings.group_readable,
+    )
+
+
+def _make_lease(start: Start, what: str, wall_s: float) -> Lease:
+    try:
+        process = identify(start.observes or os.getpid())
+    except psutil.NoSuchProcess:
+        raise Unwanted("the program has ended") from None
+    return Lease(
+        run=start.run,
+        place=find_place(),
+        pid=process.pid,
+        started=process.started,
+        what=what,
+        since=wall_s,
+        renewed=wall_s,
     )
 
 
@@ -120,6 +144,9 @@ def _run(
             "asked_at": start.asked_at or None,
         },
     )
+    if (older := opened.taken_from) is not None:
+        fields = {"host": older.place.host, "pid": older.pid, "run": older.run, "since": older.since}
+        environment.records.append("lease_taken_over", WATCHDOG, 1, fields)
     left = reactor.run()
     _leave(core, start, opened, reactor, environment, left)
     if not start.observes:
@@ -155,6 +182,7 @@ def _build_environment(
         processes=processes,
         standby=StandbyLink(processes),
         sockets=sockets,
+        held=HeldLogdir(paths, opened.lease, opened.heirs, clock),
         signals=signals,
         records=RunRecords(paths, clock, lambda text: console.say(text, is_bad=True)),
         heartbeats=RunHeartbeats(paths),
@@ -177,7 +205,7 @@ def _leave(core: Core, start: Start, opened: Opened, reactor: Reactor, environme
     environment.processes.close()
     environment.records.write_run(last, durable=True)
     environment.records.close()
-    remove_run(start.paths, opened.lock, left.keep_memory)
+    remove_run(start.paths, opened, left.keep_memory)
 
 
 def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None:

@@ -13,6 +13,7 @@ import signal
 
 from procsv.base.identity import CHECKPOINT
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
+from procsv.base.run.lease import LeaseFile, LeaseKeeper
 from procsv.base.service_table import SERVICES
 from procsv.base.system.locks import FileLock
 from procsv.base.system.processes import ExternalProcess
@@ -32,6 +33,9 @@ class OrphanShutdown:
         self._kill_at_s = math.inf if start.observes else now_s + start.settings.grace_s
         self._give_up_s = self._kill_at_s + OTHERS_S_MAX
         self._trainers = trainers
+        lease = LeaseFile(start.paths).holder()
+        is_ours = lease is not None and lease.run == start.run
+        self._keeper = LeaseKeeper(start.paths, lease, now_s) if lease is not None and is_ours else None
         self._has_begun_to_finish = False
         self._wake_others()
 
@@ -42,6 +46,11 @@ class OrphanShutdown:
 
     def _locks_of_others(self) -> list[FileLock]:
         return [FileLock(self._start.paths.service_lock(task)) for task in SERVICES if task != CHECKPOINT]
+
+    def renew_lease(self, now_s: float, now_wall_s: float) -> None:
+        """In the watchdog's place: as long as we save, no other machine takes the logdir."""
+        if self._keeper is not None and self._keeper.is_due(now_s):
+            self._keeper.renew(now_s, now_wall_s)
 
     def may_finish(self, now_s: float) -> bool:
         """True once: when no trainer is left that could still hand over a snapshot."""
@@ -75,5 +84,6 @@ class OrphanShutdown:
             if not keep_memory:
                 remove_shm_files(paths)
             remove_run_files(paths, keep=frozenset({paths.run_lock}))
+            LeaseFile(paths).remove(self._start.run)
             lock.release()
             remove_dirs(paths)

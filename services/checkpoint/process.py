@@ -110,10 +110,11 @@ class CheckpointService:
     def tick(self, now_s: float) -> float:
         self._outcomes.deliver()
         self._read_slots()
-        self._environment.restore_plan()
         self._perform(self._core.tick(now_s))
-        if self._orphan_shutdown is not None and self._orphan_shutdown.may_finish(now_s):
-            self._perform(self._core.finish(None, now_s))
+        if self._orphan_shutdown is not None:
+            self._orphan_shutdown.renew_lease(now_s, self._tools.clock.wall())
+            if self._orphan_shutdown.may_finish(now_s):
+                self._perform(self._core.finish(None, now_s))
         self._beat()
         if self._core.waiting.settled and not self._finished_by_s:
             self._finished_by_s = now_s + LAST_WORDS_S_MAX

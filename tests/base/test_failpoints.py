@@ -63,7 +63,7 @@ def test_tasks_follow_each_other_as_often_as_they_say(monkeypatch: pytest.Monkey
     assert [failpoint("a") for _ in range(4)] == [True, True, False, False]
 
 
-@pytest.mark.parametrize(("action", "number"), [("eio", 5), ("enospc", 28)])
+@pytest.mark.parametrize(("action", "number"), [("eio", 5), ("enospc", 28), ("enolck", 37)])
 def test_a_bad_disk_is_seen_as_the_system_shows_it(monkeypatch: pytest.MonkeyPatch, action: str, number: int) -> None:
     set_plan(monkeypatch, f"a={action}")
     with pytest.raises(OSError, match="'a'") as caught:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.system.locks import FileLock, Holder
+from procsv.base.system.locks import DirectoryLock, FileLock, Holder, is_lock_free
 from procsv.base.system.processes import process_state
 from procsv.ipc.messaging.zmq_transport import Waiter
 from tests.support.programs import running, until
@@ -176,6 +176,89 @@ def test_of_many_that_want_it_at_once_one_gets_it(path: Path) -> None:
         assert sorted(program.wait_said("got") for program in (a, b, c)) == ["False", "False", "True"]
 
 
+def test_a_lock_can_be_looked_at_although_its_file_was_removed(path: Path) -> None:
+    lock = FileLock(path)
+    assert lock.try_acquire("x", 0.0)
+    look = os.open(f"/proc/self/fd/{lock.fd}", os.O_RDWR)
+    path.unlink()
+    assert not is_lock_free(look)
+    lock.let_go()
+    assert is_lock_free(look)
+    os.close(look)
+
+
+# -- of a directory --------------------------------------------------------------------------------------------
+DIRECTORY_HOLDER = """
+    import subprocess, sys
+    from pathlib import Path
+    from procsv.base.system.locks import DirectoryLock
+    lock = DirectoryLock(Path(sys.argv[1]))
+    print("got", lock.try_acquire())
+    if sys.argv[2] == "hand on":
+        child = subprocess.Popen([sys.executable, "-c", "print('child', __import__('os').getpid()); input()"],
+                                 pass_fds=(lock.fd,))
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("failpoints", ["", "locks.directory=enolck"], ids=["locks", "no locks"])
+def test_a_directory_is_locked_by_its_holders_and_their_heirs_who_can_be_named(tmp_path: Path, failpoints: str) -> None:
+    with running(DIRECTORY_HOLDER, tmp_path, "hand on", failpoints=failpoints) as holder:
+        child = int(holder.wait_said("child"))
+        fd = os.pidfd_open(child)
+        with running(DIRECTORY_HOLDER, tmp_path, "alone", failpoints=failpoints) as second:
+            assert second.wait_said("got") == "False"
+        holder.kill()
+        lock = DirectoryLock(tmp_path)
+        lock.is_firm = not failpoints
+        assert lock.holders() == [child]
+        with running(DIRECTORY_HOLDER, tmp_path, "alone", failpoints=failpoints) as second:
+            assert second.wait_said("got") == "False"
+        assert list(tmp_path.iterdir()) == []
+
+        holder.close()
+        wait_dead(fd)
+        assert lock.holders() == []
+        assert lock.try_acquire()
+        lock.let_go()
+
+
+def test_a_directorys_lock_goes_with_it_and_follows_what_takes_its_place(tmp_path: Path) -> None:
+    home, away = tmp_path / "home", tmp_path / "away"
+    home.mkdir()
+    lock = DirectoryLock(home)
+    assert lock.try_acquire()
+    home.rename(away)
+    assert not DirectoryLock(away).try_acquire()
+    lock.follow()  # nothing lies there: the lock is kept
+    assert not DirectoryLock(away).try_acquire()
+    assert not lock.is_in_place()
+
+    home.mkdir()
+    lock.follow()
+    assert lock.is_in_place()
+    assert not DirectoryLock(home).try_acquire()
+    other = DirectoryLock(away)
+    assert other.try_acquire()
+    for held in (lock, other):
+        held.let_go()
+
+
+def test_a_directory_that_another_has_locked_in_ours_place_is_not_followed(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    lock, other = DirectoryLock(home), DirectoryLock(home)
+    assert lock.try_acquire()
+    home.rename(tmp_path / "away")
+    home.mkdir()
+    assert other.try_acquire()
+    lock.follow()
+    assert not lock.is_in_place()
+    assert not DirectoryLock(tmp_path / "away").try_acquire()
+    for held in (lock, other):
+        held.let_go()
+
+
 def wait_dead(pidfd: int) -> None:
     waiter = Waiter()
     waiter.add(pidfd)
@@ -205,48 +288,3 @@ def test_a_holder_that_is_stopped_is_woken_and_who_held_it_before_is_left_alone(
         path.write_text(text)  # as after the reuse of a pid: nobody holds the lock
         lock.wake()
         assert process_state(innocent.pid) == "T"
-
-
-@pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_lock_file_that_was_removed_is_made_and_locked_again_by_its_holder(path: Path, *, is_replaced: bool) -> None:
-    lock, other = FileLock(path), FileLock(path)
-    assert lock.try_acquire("procsv launch", 12.5)
-    assert lock.restore(), "it is in place"
-    path.unlink()
-    if is_replaced:
-        path.touch()
-    assert not other.is_held()
-
-    assert lock.restore()
-    assert lock.is_in_place()
-    assert other.holder() == Holder(os.getpid(), "procsv launch", 12.5)
-    assert not other.try_acquire("another", 13.0)
-    lock.release()
-    assert not path.exists()
-
-
-def test_a_lock_that_another_has_taken_meanwhile_stays_with_that_one(path: Path) -> None:
-    lock, other = FileLock(path), FileLock(path)
-    assert lock.try_acquire("first", 1.0)
-    path.unlink()
-    assert other.try_acquire("second", 2.0)
-    before = lock.fd
-
-    assert not lock.restore()
-    assert lock.fd == before, "what it holds, it holds on to"
-    other.release()
-    assert lock.restore()
-    lock.release()
-
-
-def test_a_lock_without_a_directory_is_restored_when_there_is_one(tmp_path: Path) -> None:
-    lock = FileLock(tmp_path / "run" / "run.lock")
-    lock.path.parent.mkdir()
-    assert lock.try_acquire("first", 1.0)
-    lock.path.unlink()
-    lock.path.parent.rmdir()
-    with pytest.raises(FileNotFoundError):
-        lock.restore()
-    lock.path.parent.mkdir()
-    assert lock.restore()
-    lock.release()

@@ -151,6 +151,8 @@ def test_a_standby_becomes_the_trainer_and_neither_the_program_nor_its_result_ca
             assert (row(run, "trainer")["pid"], run.pid("trainer")) == (waiting["pid"], waiting["pid"])
             lock = Path(file(run)["run_dir"]) / "writer.lock"
             assert holders(lock, run.process.pid) == {waiting["pid"]}, "who became the trainer was given its lock"
+            writers = {run.process.pid, *(run.pid(role) for role in ("trainer", "checkpoint", "summary"))}
+            assert holders(run.logdir / "procsv", run.process.pid) == writers, "and the logdir's, which no standby has"
             shown = psutil.Process(run.pid("trainer")).cmdline()
             assert shown[shown.index("procsv.training") + 1] == "trainer"
         let_go(tmp_path / "kills", 300)

@@ -1,4 +1,4 @@
-"""Which processes of a tree have a file open: who holds a lock that is inherited."""
+"""Which processes of a tree hold a lock that is inherited."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import psutil
 
 
 def holders(path: Path, root: int) -> set[int]:
-    """The pids in the tree of `root` that have `path` open."""
+    """The pids in the tree of `root` that have `path` open by a descriptor with a lock."""
     found = set()
     for process in [psutil.Process(root), *psutil.Process(root).children(recursive=True)]:
         for fd in Path(f"/proc/{process.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile: not a file that is held
-                if os.readlink(fd) == str(path):  # noqa: PTH115
+                is_locked = "FLOCK" in (fd.parents[1] / "fdinfo" / fd.name).read_text()
+                if is_locked and os.readlink(fd) == str(path):  # noqa: PTH115
                     found.add(process.pid)
     return found

@@ -33,6 +33,7 @@ ChildT = TypeVar("ChildT", bound=Child)
 class MachineInMemory(Generic[ChildT]):
     is_busy = False  # no command of --on-event runs
     stacks = ""  # of a process that has died
+    taker = ""  # who has taken the lease of the logdir
 
     def __init__(self) -> None:
         self.children: dict[TaskId, ChildT] = {}
@@ -45,7 +46,7 @@ class MachineInMemory(Generic[ChildT]):
         self, clock: Clock, sockets: Sockets, make_injector: Callable[[FaultReach], FaultInjector] | None = None
     ) -> Environment:
         make = make_injector or (lambda reach: self)
-        return Environment(clock, self, self, sockets, self, self, self, self, self, self, self, self, make)
+        return Environment(clock, self, self, sockets, self, self, self, self, self, self, self, self, self, make)
 
     # -- for a subclass to say ---------------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
@@ -129,9 +130,12 @@ class MachineInMemory(Generic[ChildT]):
     def _nothing(self, *_: object, **__: object) -> None:
         """No files, no terminal, no commands, no plan of faults."""
 
-    reap_strays = follow = clear = offer_event = run_commands = inject_due_faults = close = next_due_s = metrics_due = (
-        _nothing
-    )
+    reap_strays = follow = stop_writing = clear = offer_event = run_commands = inject_due_faults = close = (
+        next_due_s
+    ) = metrics_due = _nothing
+
+    def keep(self, now_s: float) -> str:
+        return self.taker
 
     def say(self, text: str, is_bad: bool = False, traceback: str = "") -> None: ...
     def write_run(self, run: RunFile, durable: bool) -> None: ...

@@ -58,6 +58,11 @@ class RunPaths(msgspec.Struct, frozen=True):
         return self.home / "crashes"
 
     @property
+    def lease(self) -> Path:
+        """Who writes to the logdir, renewed every few seconds: for other machines, which see no lock."""
+        return self.home / "lease.json"
+
+    @property
     def staging(self) -> Path:
         """Checkpoints in the making, on the logdir's own filesystem, so that a rename moves them in."""
         return self.home / "staging"

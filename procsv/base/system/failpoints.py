@@ -7,7 +7,7 @@ Grammar of fail-rs, in the environment variable PROCSV_FAILPOINTS:
     name=[P%][N*]action[(argument)][->…]      P: chance in percent; N: how many times, then the next task
     name@3=…                                  in the trainer of that incarnation alone
 
-Actions: off kill segv exit raise sleep hang gil stop eio enospc torn.  Without the variable a failpoint costs
+Actions: off kill segv exit raise sleep hang gil stop eio enospc enolck torn.  Without the variable a failpoint costs
 one global look-up.  `torn` is returned to the caller, who writes half of what it would have written.
 """
 
@@ -24,7 +24,7 @@ import threading
 import msgspec
 
 _TASK = re.compile(r"^(?:(\d+(?:\.\d+)?)%)?(?:(\d+)\*)?([a-z]+)(?:\(([^)]*)\))?$")
-_ACTIONS = {"off", "kill", "segv", "exit", "raise", "sleep", "hang", "gil", "stop", "eio", "enospc", "torn"}
+_ACTIONS = {"off", "kill", "segv", "exit", "raise", "sleep", "hang", "gil", "stop", "eio", "enospc", "enolck", "torn"}
 
 DECLARED: set[str] = set()  # every name in the code; a test fails if one is never used
 
@@ -111,10 +111,9 @@ def _act(name: str, task: _Task) -> bool:
             os._exit(int(task.argument or 1))
         case "raise":
             raise FailpointRaised(f"{name}: {task.argument or 'failpoint'}")
-        case "eio":
-            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
-        case "enospc":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+        case "eio" | "enospc" | "enolck":
+            number = getattr(errno, task.action.upper())
+            raise OSError(number, os.strerror(number), name)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "sleep":

@@ -1,4 +1,4 @@
-"""Locks between processes: flock on a file that says who holds it.
+"""Locks between processes: flock on a file that says who holds it, or on a directory.
 
 Called by whoever starts a run, a service or a trainer.  A lock dies with its last holder, so a stale file
 is no lock; the file itself is removed on a clean release.  Never waits without a deadline.
@@ -17,6 +17,9 @@ from typing import Annotated
 import msgspec
 
 from procsv.base.json_data import decode_json
+from procsv.base.system.failpoints import declare, failpoint
+
+declare("locks.directory")
 
 YIELDS_MAX = 100  # tries at once while somebody looks, which takes microseconds; then that one waits for a core:
 PAUSES_MAX, PAUSE_S = 2000, 0.001  # tries with a pause before each; more means that it was stopped in the middle
@@ -41,6 +44,14 @@ def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
+def is_lock_free(fd: int) -> bool:
+    """Whether nobody holds the lock of this file exclusively; `fd` is our own, and holds none."""
+    is_free = try_lock(fd, fcntl.LOCK_SH)  # shared: several may look at the same instant
+    if is_free:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    return is_free
+
+
 def _lock_exclusively(fd: int) -> bool:
     """Locks `fd` exclusively; False if somebody holds it so.  Who only looks (`is_held`) is in the way for an instant."""
     pause = threading.Event()
@@ -62,7 +73,7 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.fd = self._directory_fd = -1
+        self.fd = -1
 
     def try_acquire(self, what: str, wall_s: float, pid: int = 0) -> bool:
         """Takes the lock or says False at once.  FileNotFoundError if its directory is gone.
@@ -114,23 +125,6 @@ class FileLock:
         self.fd = held.fd
         return True
 
-    def also_lock(self, directory: Path) -> bool:
-        """Locks `directory` itself too, which leaves no file, for as long as this lock is held; False if somebody has it.
-
-        What lies on a shared disk is found there by everybody, wherever their lock files are.  True on a filesystem that
-        has no locks.
-        """
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            is_ours = try_lock(fd, fcntl.LOCK_EX)
-        except OSError:
-            is_ours = True
-        if is_ours:
-            self._directory_fd = fd
-        else:
-            os.close(fd)
-        return is_ours
-
     def holder(self) -> Holder | None:
         """Who wrote the file last; only meaningful while somebody holds the lock."""
         try:
@@ -170,13 +164,85 @@ class FileLock:
 
     def let_go(self) -> None:
         """Closes our descriptor; children that inherited it keep the lock.  The file stays."""
-        for fd in (self.fd, self._directory_fd):
-            if fd >= 0:
-                os.close(fd)
-        self.fd = self._directory_fd = -1
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     def release(self) -> None:
         """Removes the file and lets go.  Killed in between: a stale file, which is no lock."""
         if self.fd >= 0:
             self.path.unlink(missing_ok=True)
             self.let_go()
+
+
+class DirectoryLock:
+    """A lock on a directory itself, which leaves no file that could be removed, and goes with it wherever it is moved.
+
+    It is held for as long as any heir has its descriptor.  On a network filesystem it says nothing to another machine.
+    """
+
+    def __init__(self, path: Path, fd: int = -1) -> None:
+        """`fd`: as it was inherited, or sent by who has the lock."""
+        self.path, self.fd = path, fd
+        self.is_firm = False  # the filesystem has locks; else whoever has the directory open counts as a holder
+
+    def try_acquire(self) -> bool:
+        """Takes the lock, or says False at once; True if we have it.  FileNotFoundError if the directory is gone."""
+        while not self.is_in_place():
+            self.let_go()
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                failpoint("locks.directory")
+                is_ours, self.is_firm = _lock_exclusively(self.fd), True
+            except OSError:
+                is_ours, self.is_firm = not self.holders(), False
+            if not is_ours:
+                self.let_go()
+                return False
+        return True
+
+    def follow(self) -> None:
+        """Locks what lies at the path by now, where that is another directory; who has inherited ours keeps the old lock."""
+        if not self.is_in_place():
+            new = DirectoryLock(self.path)
+            with contextlib.suppress(OSError):  # nothing lies there: looked at again
+                if new.try_acquire():
+                    self.let_go()
+                    self.fd, self.is_firm = new.fd, new.is_firm
+
+    def is_in_place(self) -> bool:
+        """Whether the directory that we have locked is still what lies at its path."""
+        if self.fd < 0:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self.fd), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def holders(self) -> list[int]:
+        """The other processes that hold it, as far as we may look: by a lock on a descriptor, or where there are none by that."""
+        path, found = os.path.realpath(self.path), []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                fds = [fd for fd in (process / "fd").iterdir() if _is_open_at(fd, path)]
+                if any(not self.is_firm or _is_locked(process, fd.name) for fd in fds):
+                    found.append(int(process.name))
+        return [pid for pid in found if pid != os.getpid()]
+
+    def let_go(self) -> None:
+        """Closes our descriptor; those who have inherited it keep the lock."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _is_open_at(fd: Path, path: str) -> bool:
+    with contextlib.suppress(OSError):  # closed meanwhile
+        return os.readlink(fd) == path  # noqa: PTH115
+    return False
+
+
+def _is_locked(process: Path, fd: str) -> bool:
+    with contextlib.suppress(OSError):
+        return "FLOCK" in (process / "fdinfo" / fd).read_text()
+    return False

@@ -126,13 +126,14 @@ def _replace_argument(old: str, new: str) -> None:
         ctypes.memmove(start + sum(len(argument) + 1 for argument in arguments[:place]), new.encode(), len(new))
 
 
-def _take_over(log: int, lock: int) -> None:
+def _take_over(log: int, *locks: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.set_inheritable(lock, True)  # held as long as any process of the trainer's tree lives
+    for lock in locks:
+        os.set_inheritable(lock, True)  # held as long as any process of the trainer's tree lives
 
 
 # -- preparation ---------------------------------------------------------------------------------------------

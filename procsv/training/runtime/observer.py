@@ -22,7 +22,7 @@ from procsv.base.errors import LogdirLocked, PeerError, UserError
 from procsv.base.identity import SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.service_table import SERVICES
-from procsv.base.system.locks import FileLock
+from procsv.base.system.locks import DirectoryLock, FileLock
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.launch_settings import LaunchSettings
@@ -72,7 +72,7 @@ class _Process:
 
 IDLE_MAX = 4  # for logdirs whose sessions have not begun
 _idle: dict[Key, _Process] = {}  # started, and not needed yet
-_locks: set[FileLock] = set()  # held by this process, and not by its forks
+_locks: set[FileLock | DirectoryLock] = set()  # held by this process, and not by its forks
 _guard = threading.Lock()
 
 
@@ -120,6 +120,7 @@ class Observer:
         self._key: Key = (self.services, self._logdir)
         self._process: _Process | None = None
         self._lock: FileLock | None = None
+        self._heirs: DirectoryLock | None = None
 
     def warm_up(self) -> None:
         """Starts the watchdog, beside what the program does until its session begins."""
@@ -167,11 +168,13 @@ class Observer:
             raise LogdirLocked(opened.text) if opened.is_locked else UserError(opened.text, opened.exit_code)
         assert isinstance(opened, Opened)
         self._process = process
-        self._hold_writer_lock(opened.incarnation)
+        self._hold_locks(opened.incarnation, process.channel.take_file())
         return msgspec.structs.replace(start, task=TRAINER, incarnation=opened.incarnation)
 
-    def _hold_writer_lock(self, incarnation: int) -> None:
+    def _hold_locks(self, incarnation: int, heirs_fd: int) -> None:
         """Whatever becomes of the watchdog: nobody else writes to the logdir as long as we do."""
+        self._heirs = DirectoryLock(self.paths.home, heirs_fd)
+        _locks.add(self._heirs)
         lock = FileLock(self.paths.writer_lock(TRAINER))
         if lock.try_acquire(f"trainer {incarnation}", SystemClock().wall()):
             self._lock = lock
@@ -202,6 +205,10 @@ class Observer:
             _locks.discard(self._lock)
             self._lock.release()
             self._lock = None
+        if self._heirs is not None:
+            _locks.discard(self._heirs)
+            self._heirs.let_go()
+            self._heirs = None
         if process is None:
             return
         with contextlib.suppress(OSError, EOFError):  # its end-of-file: all is done

@@ -147,6 +147,12 @@ class StopAsked(msgspec.Struct, frozen=True):
     is_notice: bool = False  # the machine goes away
 
 
+class LogdirTaken(msgspec.Struct, frozen=True):
+    """Another machine has taken the lease of the logdir."""
+
+    by: str
+
+
 class PreemptAsked(msgspec.Struct, frozen=True):
     """The trainer is to have this notice, and be killed when the grace is over; then it is started again."""
 
@@ -168,6 +174,7 @@ Event = (
     | RecycleAsked
     | StopAsked
     | PreemptAsked
+    | LogdirTaken
     | StandbySaid
     | Promoted
     | NotPromoted

@@ -50,6 +50,7 @@ class Core:
         self._keeper = next((service for service in self.services.values() if service.spec.keeps_state), None)
         self.stop_source = ""  # who asked for the end; set before anything is done about it
         self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
+        self.is_taken = False  # the logdir, by another machine
         self.exit_code: int | None = None
         self.settled_step = NO_STEP
         self._stop_s = 0.0
@@ -115,6 +116,8 @@ class Core:
                 self.tasks[event.task].not_promoted(now_s)
             case events.StopAsked():
                 self._stop_asked(event, now_s)
+            case events.LogdirTaken(by):
+                self._logdir_taken(by, now_s)
             case events.RecycleAsked(why, by_hand, name):
                 for task in self._restartable(name):
                     task.recycle(why, by_hand, now_s)
@@ -317,6 +320,18 @@ class Core:
             for task in self._running_on():
                 task.stop(service is self._keeper and task.life.state in BEFORE_ITS_STATE, why, now_s)
 
+    def _logdir_taken(self, by: str, now_s: float) -> None:
+        """Nothing more is written there: the program is ended as it is, and what it had in memory is of no use."""
+        if self.is_taken:
+            return
+        self.is_taken = True
+        self.failure = f"{by} has taken the logdir, where this run writes no more; what is not on disk is lost"
+        self._out.append(actions.Say(f"giving up: {self.failure}", is_bad=True))
+        if not self.stop_source:
+            self.stop_source, self._stop_s = "a logdir that was taken", now_s
+        for task in self._running_on():
+            task.stop(not self.settings.observes, self.failure, now_s)
+
     # -- the order of things -------------------------------------------------------------------------------
     def _go_on(self, now_s: float) -> None:
         """What the state of everything calls for, whatever led to it."""
@@ -409,7 +424,7 @@ class Core:
             source = self.stop_source or "the program itself"
             stopped = {"step": task.step, "durable_step": task.durable_step, "source": source}
             self._out.append(actions.Journal("stopped", task.task, task.incarnation, stopped))
-        self._out.append(actions.Quit(self.exit_code, keep_memory=bool(task.unsaved)))
+        self._out.append(actions.Quit(self.exit_code, keep_memory=bool(task.unsaved) and not self.is_taken))
 
     def _why_failed(self) -> str:
         """Why the run ends with exit code 70; "" if it does not."""

@@ -10,11 +10,13 @@ import contextlib
 import datetime
 import os
 import re
+import shlex
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
@@ -22,14 +24,16 @@ from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import PROGRAM_ROLES, TRAINER
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
+from procsv.base.run.lease import Lease, LeaseFile, find_place
 from procsv.base.run.manifest import saved_step
-from procsv.base.run.paths import RunPaths, check_socket_paths, make_private_dir
+from procsv.base.run.paths import RunPaths, check_socket_paths, local_home, make_private_dir
 from procsv.base.run.records import make_home
 from procsv.base.run.run_file import RunFile, find_run_in, read_run
 from procsv.base.service_table import SERVICES
 from procsv.base.system.atomic_file import set_aside
-from procsv.base.system.locks import FileLock, Holder
+from procsv.base.system.locks import DirectoryLock, FileLock
 from procsv.base.text import is_remote
+from procsv.watchdog.edge.resources.logdir_lease import in_use, take_lease
 
 LEFTOVER_MARGIN_S = 15.0  # beyond the grace: the services of a dead run tidy up after its trainer
 ROOM_BYTES = 2**18  # that a runtime directory must have
@@ -40,10 +44,13 @@ Wait = Callable[[float], None]  # waits that long, or raises because the run is 
 
 class Opened(msgspec.Struct):
     lock: FileLock
+    heirs: DirectoryLock  # on the logdir: passed on to everything that writes there
+    lease: Lease
     first_incarnation: int
     seen_until: float | None  # Unix time: the run before was killed, and wrote run.json then for the last time
     step_s: float = 0.0  # how long a step took in the run before; 0.0 if nobody knows
     saved_step: int = NO_STEP  # of what earlier runs have left to go on from, as far as it can be seen
+    taken_from: Lease | None = None  # of another machine, which had not renewed it
 
 
 def open_run(
@@ -52,7 +59,7 @@ def open_run(
     grace_s: float,
     wait: Wait,
     say: Callable[[str], None],
-    us: Holder,
+    us: Lease,
     *,
     group_readable: bool = False,
 ) -> Opened:
@@ -64,30 +71,37 @@ def open_run(
             lock = _take_lock(paths, clock, us)
         except OSError as error:
             raise _unusable(paths.run_dir, error) from error
-        before = _read_run_before(paths, say)
-        if _is_run_elsewhere(before) or not lock.also_lock(paths.home):
-            lock.release()  # whoever has it has another runtime directory, or something has deleted its lock file
+        heirs = DirectoryLock(paths.home)
+        try:
+            before = _read_run_before(paths, say)
+            if before is not None and _is_run_elsewhere(before):
+                raise LogdirLocked(_in_use(paths, before.pid, before.started_at, before.target))
+            _wait_for_leftovers(paths, before, heirs, us, clock, grace_s, wait, say)
+            if lock.is_in_place():
+                clear_run_dir(paths, lock)
+                if before is not None and before.paths.run_dir != paths.run_dir:
+                    _clear_other_run_dir(before.paths)
+                _check_room(paths)
+                taken_from = take_lease(paths, us, clock, wait, say, has_lock=heirs.is_firm)
+                break
+            lock.let_go()  # the services of the run before have removed the run directory under us
+            heirs.let_go()
+        except UserError:
+            heirs.let_go()
+            lock.release()
             with contextlib.suppress(OSError):
                 paths.run_dir.rmdir()  # made for the lock, unless it is theirs
-            if before is None:
-                raise LogdirLocked(f"the logdir {paths.logdir} is in use: another launch has just begun there")
-            raise LogdirLocked(_in_use(paths, before.pid, before.started_at, before.target))
-        _wait_for_leftovers(paths, before, clock, grace_s, wait, say)
-        if lock.is_in_place():
-            break
-        lock.let_go()  # the services of the run before have removed the run directory under us
+            raise
     else:
         raise LogdirLocked(f"{paths.run_lock} disappears again and again; does something clean {paths.run_dir.parent}?")
-    clear_run_dir(paths, lock)
-    if before is not None and before.paths.run_dir != paths.run_dir:
-        _clear_other_run_dir(before.paths)
-    _check_room(paths, lock)
     make_private_dir(paths.shm_dir)
     step_s = before.step_s if before is not None else 0.0
     saved = saved_step(paths.logdir)
     if before is not None and is_remote(before.logdir):
         saved = before.durable_step  # the files are not here to be seen
-    return Opened(lock, _last_incarnation(paths, before) + 1, _seen_until(paths, before), step_s, saved)
+    return Opened(
+        lock, heirs, us, _last_incarnation(paths, before) + 1, _seen_until(paths, before), step_s, saved, taken_from
+    )
 
 
 def _read_run_before(paths: RunPaths, say: Callable[[str], None]) -> RunFile | None:
@@ -100,8 +114,8 @@ def _read_run_before(paths: RunPaths, say: Callable[[str], None]) -> RunFile | N
     return before
 
 
-def _is_run_elsewhere(before: RunFile | None) -> bool:
-    return before is not None and before.ended_at is None and before.pid != os.getpid() and before.is_active
+def _is_run_elsewhere(before: RunFile) -> bool:
+    return before.ended_at is None and before.pid != os.getpid() and before.is_active
 
 
 def _seen_until(paths: RunPaths, before: RunFile | None) -> float | None:
@@ -110,7 +124,7 @@ def _seen_until(paths: RunPaths, before: RunFile | None) -> float | None:
     return paths.run_json.stat().st_mtime
 
 
-def _take_lock(paths: RunPaths, clock: Clock, us: Holder) -> FileLock:
+def _take_lock(paths: RunPaths, clock: Clock, us: Lease) -> FileLock:
     lock = FileLock(paths.run_lock)
     for _ in range(TRIES_MAX):
         make_private_dir(paths.run_dir)
@@ -126,7 +140,7 @@ def _take_lock(paths: RunPaths, clock: Clock, us: Holder) -> FileLock:
     raise LogdirLocked(f"{paths.run_lock} is held by another process")
 
 
-def _check_room(paths: RunPaths, lock: FileLock) -> None:
+def _check_room(paths: RunPaths) -> None:
     """Room for the heartbeats and the other small files of a run, before anything is started that would miss it."""
     probe = paths.run_dir / ".probe.new"  # killed here: swept by the next launch
     try:
@@ -137,8 +151,6 @@ def _check_room(paths: RunPaths, lock: FileLock) -> None:
             os.close(fd)
             probe.unlink(missing_ok=True)
     except OSError as error:
-        lock.release()
-        remove_dirs(paths)
         raise _unusable(paths.run_dir, error) from error
 
 
@@ -151,28 +163,43 @@ def _unusable(run_dir: Path, error: OSError) -> UserError:
 
 
 def _in_use(paths: RunPaths, pid: int, since: float, what: str) -> str:
-    when = datetime.datetime.fromtimestamp(since).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return (
-        f"the logdir {paths.logdir} is in use: process {pid} ({what}) runs it since {when}; "
-        f"look at it with `procsv status {paths.logdir}`, end it with `procsv stop {paths.logdir}`"
-    )
+    here = find_place()
+    return in_use(paths, Lease(run="", place=here, pid=pid, started=0.0, what=what, since=since), here)
 
 
 # -- what is still alive ---------------------------------------------------------------------------------------
 def _wait_for_leftovers(
-    paths: RunPaths, before: RunFile | None, clock: Clock, grace_s: float, wait: Wait, say: Callable[[str], None]
+    paths: RunPaths,
+    before: RunFile | None,
+    heirs: DirectoryLock,
+    us: Lease,
+    clock: Clock,
+    grace_s: float,
+    wait: Wait,
+    say: Callable[[str], None],
 ) -> None:
-    """Trainer and services of a run whose watchdog was killed save and leave by themselves: give them their time."""
+    """Trainer and services of a run whose watchdog was killed save and leave by themselves: give them their time.
+
+    Takes the logdir's lock once they have; LogdirLocked if whoever runs a run is alive.
+    """
     deadline_s = clock.monotonic() + grace_s + LEFTOVER_MARGIN_S
     locks = _locks(paths, "")
     if before is not None and before.run_dir != str(paths.run_dir):  # it ran with another runtime directory
         locks |= _locks(before.paths, " (before)")
     said = False
-    while held := {who: path for who, path in locks.items() if FileLock(path).is_held()}:
+    while True:
+        has_heirs = not heirs.try_acquire()
+        if has_heirs:
+            _refuse_if_run(paths, us)
+        held = {who: path for who, path in locks.items() if FileLock(path).is_held()}
+        if not has_heirs and not held:
+            return
         is_late = clock.monotonic() > deadline_s
         if is_late or not said:
-            names = ", ".join(f"{who}{_pids(path)}" for who, path in held.items())
-        if is_late:
+            names = ", ".join(_names(held, heirs.holders() if has_heirs else [])) or "a process that cannot be seen"
+        if is_late and _end_orphans(paths, heirs.holders(), say):
+            deadline_s = clock.monotonic() + LEFTOVER_MARGIN_S
+        elif is_late:
             raise LogdirLocked(f"what an earlier run started in {paths.logdir} is still alive: {names}; end it first")
         if not said:
             said = True
@@ -183,6 +210,53 @@ def _wait_for_leftovers(
         wait(0.05)
 
 
+def _refuse_if_run(paths: RunPaths, us: Lease) -> None:
+    """LogdirLocked if the run that has the logdir's lock is alive, as far as its lease tells."""
+    lease = LeaseFile(paths).holder()
+    if lease is None or lease.process == us.process:  # what our own last run has left
+        return
+    if lease.place != us.place or lease.process.is_alive():
+        raise LogdirLocked(in_use(paths, lease, us.place))
+
+
+def _end_orphans(paths: RunPaths, heirs: list[int], say: Callable[[str], None]) -> bool:
+    """Kills what is left of a dead run's program, if that is all that is left; whether it was.
+
+    What `procsv launch` has started carries its logdir in its environment, and had its time; a program that has started its
+    watchdog itself does not, and is its user's.
+    """
+    found = []
+    for pid in heirs:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            with contextlib.suppress(psutil.AccessDenied):
+                logdir = process.environ().get("PROCSV_LOGDIR")
+                if logdir and local_home(logdir) == paths.logdir:
+                    found.append(process)
+                    continue
+            return False
+    for process in found:
+        say(f"it did not end: killing {_describe(process.pid)}")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()  # psutil has looked whether the pid is still the same process's
+    return bool(found)
+
+
+def _names(held: dict[str, Path], heirs: list[int]) -> list[str]:
+    """Who is still alive, for people: "trainer (process 12)"."""
+    pids = {who: _pids(path) for who, path in held.items()}
+    named = [f"{who} (process {', '.join(map(str, of))})" if of else who for who, of in pids.items()]
+    known = {pid for of in pids.values() for pid in of}
+    return named + [_describe(pid) for pid in heirs if pid not in known]
+
+
+def _describe(pid: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        since = datetime.datetime.fromtimestamp(psutil.Process(pid).create_time()).astimezone()
+        return f"process {pid} ({shlex.join(psutil.Process(pid).cmdline())}, since {since:%Y-%m-%d %H:%M:%S})"
+    return f"process {pid}"
+
+
 def _locks(paths: RunPaths, when: str) -> dict[str, Path]:
     """What a run's tasks and services hold, by who they are."""
     tasks = {path: path.name.removeprefix("writer.").removesuffix("lock") for path in paths.writer_locks()}
@@ -190,14 +264,14 @@ def _locks(paths: RunPaths, when: str) -> dict[str, Path]:
     return held | {f"{task} service{when}": paths.service_lock(task) for task in SERVICES}
 
 
-def _pids(path: Path) -> str:
-    """Who has `path` open, for people: " (process 12)"."""
+def _pids(path: Path) -> list[int]:
+    """Who has `path` open."""
     found = []
     for fds in Path("/proc").glob("[0-9]*/fd"):
         with contextlib.suppress(OSError):
             if any(fd.readlink() == path for fd in fds.iterdir()):
-                found.append(fds.parent.name)
-    return f" (process {', '.join(found)})" if found else ""
+                found.append(int(fds.parent.name))
+    return found
 
 
 # -- what is dead ----------------------------------------------------------------------------------------------
@@ -214,7 +288,7 @@ def _clear_other_run_dir(paths: RunPaths) -> None:
         paths.run_dir.rmdir()
 
 
-def remove_run(paths: RunPaths, lock: FileLock, keep_memory: bool) -> None:
+def remove_run(paths: RunPaths, opened: Opened, keep_memory: bool) -> None:
     """The last act of a clean end: nothing of the run is left but what is in the logdir.
 
     `keep_memory`: snapshots that could not be saved stay for the next launch.  Killed in between: the next launch
@@ -222,8 +296,10 @@ def remove_run(paths: RunPaths, lock: FileLock, keep_memory: bool) -> None:
     """
     if not keep_memory:
         remove_shm_files(paths)
-    clear_run_dir(paths, lock)
-    lock.release()
+    clear_run_dir(paths, opened.lock)
+    LeaseFile(paths).remove(opened.lease.run)
+    opened.heirs.let_go()
+    opened.lock.release()
     remove_dirs(paths)  # one that is not empty stays: another launch may have come in already
 
 

@@ -74,6 +74,13 @@ class Sockets(Protocol):
     def close(self) -> None: ...
 
 
+class Held(Protocol):
+    """The logdir, as far as it is ours."""
+
+    def keep(self, now_s: float) -> str:
+        """Renews our lease of it, every few seconds; who has taken that, or ""."""
+
+
 class SignalSource(Protocol):
     def take_requests(self) -> list[StopAsked]: ...
 
@@ -84,6 +91,9 @@ class Records(Protocol):
     def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None: ...
     def write_run(self, run: RunFile, durable: bool) -> None: ...
     def write_report(self, report: Report, run: RunFile) -> None: ...
+    def stop_writing(self) -> None:
+        """The directory is another run's: from now on nothing is written there."""
+
     def metrics_due(self, now_s: float, step: int) -> RunMetrics | None: ...
     def close(self) -> None: ...
 
@@ -159,6 +169,7 @@ class Environment(msgspec.Struct, frozen=True):
     processes: ProcessTable
     standby: StandbyPort
     sockets: Sockets
+    held: Held
     signals: SignalSource
     records: Records
     heartbeats: Heartbeats

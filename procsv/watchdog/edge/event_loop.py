@@ -115,6 +115,9 @@ class Reactor:
         self._sockets.server.tick()
         self._sockets.server.forget(COMMAND_LINE, 2**31)  # each command is a peer of its own, and gone after its answer
         self._processes.reap_strays()
+        if taker := self._env.held.keep(now_s):
+            self._env.records.stop_writing()
+            self.handle(events.LogdirTaken(taker))
         self.handle(self._reading())
         if now_s >= self._run_json_s:
             self._write_run()
@@ -144,7 +147,7 @@ class Reactor:
 
     def _look_at_ground(self) -> None:
         self.handle(events.GroundSeen(self._env.ground.sights()))
-        if not self._core.ground.is_settled:
+        if self._core.ground.losses:
             self._ground_s = 0.0  # at the next tick: what is lost may be back
 
     def _restore(self, what: str, path: str) -> None:

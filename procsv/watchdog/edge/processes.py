@@ -20,7 +20,7 @@ from procsv.base.clock import Clock
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.logs import older_part
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.base.system.locks import FileLock
+from procsv.base.system.locks import DirectoryLock, FileLock, is_lock_free
 from procsv.base.system.processes import Child, process_state, spawn, thread_states
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.start import TRAINING, Start, module_of
@@ -61,6 +61,7 @@ class Processes(msgspec.Struct):
     argv: Argv
     environment: Mapping[str, str]
     waiter: Waiter
+    heirs: DirectoryLock  # on the logdir: everything that writes there holds it as well
     observed: ObservedProgram | None = None  # the trainer, where somebody else has started it
     warm: WarmServices | None = None
     helpers: Callable[[], set[int]] = set  # pids of children of ours that are none of the run
@@ -68,6 +69,9 @@ class Processes(msgspec.Struct):
     _gpus: Gpus = msgspec.field(default_factory=Gpus)
     _usage: psutil.Process = msgspec.field(default_factory=psutil.Process)  # our own
     _started_s: float = 0.0
+    _trees: dict[TaskId, int] = msgspec.field(
+        default_factory=dict
+    )  # the newest trees' locks, which we look at and never take
     _lifeline: tuple[int, int] = (-1, -1)
     _innocent: frozenset[tuple[int, float]] = frozenset()
 
@@ -85,13 +89,16 @@ class Processes(msgspec.Struct):
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
         """Starts the process; its pid.  OSError if the system refuses, or if an old trainer's tree still holds its lock."""
         if task == TRAINER and self.observed is not None:
-            self.observed.opened(incarnation)
+            self.observed.opened(incarnation, self.heirs.fd)
             return self._list(task, incarnation, self.observed, None)
         paths = self.start.paths
         log = paths.log(task, incarnation)
         prune_logs(paths.logs, task, log)
         start = self._start(task, incarnation)
-        fds, lock = [self._lifeline[0]], FileLock(paths.writer_lock(task))
+        fds: list[int] = [self._lifeline[0]]
+        lock: FileLock | None = None
+        if task != STANDBY:  # which writes nothing before it is given it
+            fds.append(self.heirs.fd)
         line, end = StandbyChannel.pair() if task == STANDBY else (None, None)
         if end is not None:
             settings = msgspec.structs.replace(start.settings, standby=standby)
@@ -104,23 +111,41 @@ class Processes(msgspec.Struct):
             environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # as it is to be
         if task.runs_program:
             environment["PROCSV_INCARNATION"] = str(incarnation)
-            if not lock.try_acquire(f"{task} {incarnation}", self.clock.wall()):
-                raise WriterLockHeld("an older trainer's processes still hold the logdir")
+            lock = self.take_writer_lock(task, incarnation)
             fds.append(lock.fd)
         try:
             failpoint("watchdog.before_exec")
-            warm = self.warm.take_process(str(task), start.text()) if self.warm is not None else None
+            warm = self.warm.take_process(str(task), start.text(), self.heirs.fd) if self.warm is not None else None
             child = Child(warm) if warm else spawn(self.argv(start), env=environment, log=log, pass_fds=fds)
         except OSError:
             if line is not None:
                 line.close()
             raise
         finally:
-            lock.let_go()  # from now on it is held by the trainer's tree alone
+            if lock is not None:
+                lock.let_go()  # from now on it is held by the trainer's tree alone
             if end is not None:
                 end.close()
         failpoint("watchdog.after_exec")  # killed here: nobody knows of the child, which finds its lifeline cut
         return self._list(task, incarnation, child, line)
+
+    def take_writer_lock(self, task: TaskId, incarnation: int) -> FileLock:
+        """WriterLockHeld as long as anything of the older tree has it, whatever has become of the file."""
+        lock = FileLock(self.start.paths.writer_lock(task))
+        if not self._is_let_go(task) or not lock.try_acquire(f"{task} {incarnation}", self.clock.wall()):
+            raise WriterLockHeld("an older trainer's processes still hold the logdir")
+        try:
+            look = os.open(f"/proc/self/fd/{lock.fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # no descriptors left
+            lock.let_go()
+            raise
+        self._forget_tree(task)
+        self._trees[task] = look
+        return lock
+
+    def _forget_tree(self, task: TaskId) -> None:
+        if (fd := self._trees.pop(task, -1)) >= 0:
+            os.close(fd)
 
     def _list(self, task: TaskId, incarnation: int, child: Child | ObservedProgram, line: StandbyChannel | None) -> int:
         usage = None
@@ -184,6 +209,8 @@ class Processes(msgspec.Struct):
     def _is_let_go(self, task: TaskId) -> bool:
         """Whether the writer's lock is free; not as long as nobody can tell (no descriptors left)."""
         try:
+            if (fd := self._trees.get(task, -1)) >= 0:
+                return is_lock_free(fd)
             return not FileLock(self.start.paths.writer_lock(task)).is_held()
         except OSError:
             return False
@@ -235,7 +262,7 @@ class Processes(msgspec.Struct):
         return {"uptime": round(self.clock.monotonic() - started_s, 1), **_measure(process)}
 
     def close(self) -> None:
-        for fd in self._lifeline:
+        for fd in (*self._lifeline, *self._trees.values()):
             os.close(fd)
 
 

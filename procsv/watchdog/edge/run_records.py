@@ -59,6 +59,7 @@ class RunRecords:
         self._clock = clock
         self._say = say
         self._failing = ""
+        self._is_ours = True
         self._metrics = MetricsBook()
         for entry in journal.read_journal(paths.journal):
             self._metrics.enter_event(entry)
@@ -114,9 +115,13 @@ class RunRecords:
             for suffix in (".txt", ".json"):  # killed in between: the next report's pruning finds the .json
                 (crashes / f"{number}{suffix}").unlink(missing_ok=True)
 
+    def stop_writing(self) -> None:
+        self._is_ours = False
+
     def _try(self, write: Callable[[], None]) -> None:
         try:
-            write()
+            if self._is_ours:
+                write()
         except OSError as error:
             if not self._failing:
                 self._failing = str(error)

@@ -1,7 +1,7 @@
 """The watchdog's edge to its standby: hears it, and makes it the trainer.
 
-Used by event_loop.py; decides nothing.  The writer's lock is taken here, as for a cold start, and passed on; so a new trainer,
-however it comes to be, starts only when the old one's tree has let go.
+Used by event_loop.py; decides nothing.  The writer's lock is taken here, as for a cold start, and passed on with the logdir's;
+so a new trainer, however it comes to be, starts only when the old one's tree has let go.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import msgspec
 
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.run.records import open_record
-from procsv.base.system.locks import FileLock
 from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Word
 from procsv.watchdog.core.events import Promoted, StandbySaid
-from procsv.watchdog.edge.processes import Processes, Running, WriterLockHeld, prune_logs
+from procsv.watchdog.edge.processes import Processes, Running, prune_logs
 
 
 class StandbyLink:
@@ -51,15 +50,15 @@ class StandbyLink:
         running = processes.find(STANDBY, number)
         if running is None or running.line is None:
             raise ProcessLookupError("it is gone")
-        log_path, lock = paths.log(task, incarnation), FileLock(paths.writer_lock(task))
-        prune_logs(paths.logs, task, log_path)
-        log = open_record(log_path, os.O_WRONLY | os.O_APPEND)
+        log_path, lock = paths.log(task, incarnation), processes.take_writer_lock(task, incarnation)
         try:
-            if not lock.try_acquire(f"{task} {incarnation}", processes.clock.wall()):
-                raise WriterLockHeld("an older trainer's processes still hold the logdir")
-            running.line.send(BecomeTrainer(task, incarnation), (log, lock.fd))
+            prune_logs(paths.logs, task, log_path)
+            log = open_record(log_path, os.O_WRONLY | os.O_APPEND)
+            try:
+                running.line.send(BecomeTrainer(task, incarnation), (log, lock.fd, processes.heirs.fd))
+            finally:
+                os.close(log)
         finally:
-            os.close(log)
             lock.let_go()  # from now on it is held by the trainer's tree alone
         del processes.running[STANDBY]
         now_s = processes.clock.monotonic()

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
+from procsv.base.run.lease import LeaseFile, taken_by
 from procsv.base.run.manifest import FileSum, Manifest, Reason
 from procsv.base.run.run_file import read_run
 from procsv.base.system import disk, progress_counter
@@ -68,6 +69,7 @@ class Store:
     def __init__(self, start: Start, clock: Clock) -> None:
         self._start = start
         self._clock = clock
+        self._lease = LeaseFile(start.paths)
         self._catalog = Catalog()
         self._memory = StoredState(start.paths.home)
         self._rotation = Rotation(self._memory)
@@ -191,19 +193,27 @@ class Store:
     # -- what others have saved -------------------------------------------------------------------------------
     def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int) -> Adopted:
         """Gives another writer's checkpoint its manifest; see Adopter."""
+        self._check_lease()
         self._prepare(plan)
         return self._adopter.adopt(plan, examined, own, incarnation, self._serving)
 
     def make_own(self, plan: CheckpointPlan, path: str) -> None:
+        self._check_lease()
         self._adopter.make_own(plan, path, self._serving)
 
     # -- saving ----------------------------------------------------------------------------------------------
     def persist(self, state: State, reason: Reason, plan: CheckpointPlan) -> Durable:
         """Writes `state` as a checkpoint.  After SlotGone, SlotBad or any other error the disk is as it was."""
         started_s = self._clock.monotonic()
+        self._check_lease()
         if state.slot is not None:
             return self._persist_slot(state, state.slot, reason, started_s)
         return self._persist_staged(state, reason, plan, started_s)
+
+    def _check_lease(self) -> None:
+        """OSError if another machine has taken the logdir: nothing more is written there, and nothing removed."""
+        if (taken := taken_by(self._lease, self._start.run)) is not None:
+            raise OSError(f"{taken.place.host} has taken the logdir")
 
     def _read(self, info: SlotInfo) -> SlotReader:
         try:
@@ -222,6 +232,7 @@ class Store:
         finally:
             reader.close()  # from here on the trainer may have the slot again
         manifest = self._manifest(staging, sums, state, reason)
+        self._check_lease()
         return self._commit(workshop, staging, contents.plan, path, manifest, started_s)
 
     def _write(
@@ -261,7 +272,9 @@ class Store:
             failpoint("checkpoint.before_fsync")
             disk.fsync_files(staging)
         path = self._path(plan, Path(state.staged).name)
-        durable = self._commit(workshop, staging, plan, path, self._manifest(staging, {}, state, reason), started_s)
+        manifest = self._manifest(staging, {}, state, reason)
+        self._check_lease()
+        durable = self._commit(workshop, staging, plan, path, manifest, started_s)
         disk.try_to_remove_tree(Path(state.staged).parent)
         return durable
 

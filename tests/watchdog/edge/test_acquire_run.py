@@ -12,10 +12,11 @@ import pytest
 
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import CHECKPOINT, TRAINER
+from procsv.base.run.lease import Lease, find_place
 from procsv.base.run.manifest import Manifest
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, write_run
-from procsv.base.system.locks import FileLock, Holder
+from procsv.base.system.locks import FileLock
 from procsv.base.system.processes import identify
 from procsv.watchdog.edge.acquire_run import Opened, open_run, remove_run
 from tests.support.fake_clock import FakeClock
@@ -34,14 +35,22 @@ def never(seconds: float) -> None:
     raise AssertionError("nothing to wait for")
 
 
-def open_it(paths: RunPaths, wait: Callable[[float], None] = never, clock: FakeClock | None = None) -> Opened:
-    return open_run(
-        paths, clock or FakeClock(), 25.0, wait, lambda text: None, Holder(os.getpid(), "procsv launch train.py")
+def open_it(
+    paths: RunPaths, wait: Callable[[float], None] = never, clock: FakeClock | None = None, us: Lease | None = None
+) -> Opened:
+    return open_run(paths, clock or FakeClock(), 25.0, wait, lambda text: None, us or a_lease())
+
+
+def a_lease(**changes: object) -> Lease:
+    me = identify(os.getpid())
+    lease = Lease(
+        run="0123456789abcdef", place=find_place(), pid=me.pid, started=me.started, what="procsv launch train.py"
     )
+    return msgspec.structs.replace(lease, **changes)
 
 
 def close_it(paths: RunPaths, opened: Opened) -> None:
-    remove_run(paths, opened.lock, keep_memory=False)
+    remove_run(paths, opened, keep_memory=False)
     assert not paths.run_dir.exists()
     assert not paths.shm_dir.exists()
 
@@ -150,7 +159,7 @@ def test_row_30_what_a_killed_run_left_dead_is_cleared_but_not_its_snapshots(pat
 def test_row_31_a_file_in_a_sockets_place_is_never_deleted(paths: RunPaths) -> None:
     opened = open_it(paths)
     paths.control_socket.write_text("somebody's")
-    remove_run(paths, opened.lock, keep_memory=False)
+    remove_run(paths, opened, keep_memory=False)
     assert paths.control_socket.read_text() == "somebody's"
 
     paths.control_socket.unlink()
@@ -169,7 +178,7 @@ def test_what_a_killed_run_left_alive_is_waited_for(paths: RunPaths, left: str) 
         if clock.advance(1.0) >= 20.0:
             lock.let_go()
 
-    opened = open_run(paths, clock, 25.0, wait, said.append, Holder(os.getpid(), "procsv launch"))
+    opened = open_run(paths, clock, 25.0, wait, said.append, a_lease())
     assert len(said) == 1
     assert f"process {os.getpid()}" in said[0]
     close_it(paths, opened)
@@ -189,8 +198,8 @@ def test_what_never_ends_is_a_refusal_that_names_it(paths: RunPaths) -> None:
 
     assert caught.value.exit_code == 73
     assert clock.now_s <= 42.0
+    assert not FileLock(paths.run_lock).is_held()
     lock.release()
-    FileLock(paths.run_lock).path.unlink()
     paths.run_dir.rmdir()
 
 
@@ -225,9 +234,10 @@ def test_a_logdir_that_cannot_be_made_is_exit_73(tmp_path: Path) -> None:
 def test_a_launch_with_another_runtime_directory_is_refused_although_nothing_speaks_of_the_first(
     paths: RunPaths, tmp_path: Path
 ) -> None:
-    first = open_it(paths)  # run.json is not written yet
+    they = identify(os.getppid())
+    first = open_it(paths, us=a_lease(pid=they.pid, started=they.started))  # run.json is not written yet
     others = RunPaths(paths.logdir, tmp_path / "elsewhere", tmp_path / "shm")
-    with pytest.raises(LogdirLocked, match="another launch has just begun there"):
+    with pytest.raises(LogdirLocked, match=rf"process {they.pid} \(procsv launch train.py\) runs it since"):
         open_it(others)
     close_it(paths, first)
 

@@ -1,10 +1,12 @@
 """`procsv launch` with a checkpoint service that needs no TensorFlow:  launch.py LOGDIR SETTINGS TARGET [ARGS…]
 
-SETTINGS is a JSON object, read as LaunchSettings.
+SETTINGS is a JSON object, read as LaunchSettings.  STAND_IN_LEASE_S: after how long a lease that nobody renews has ended;
+STAND_IN_MARGIN_S: what a dead run's processes get beyond the grace.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +16,8 @@ import msgspec
 from procsv.base.identity import CHECKPOINT
 from procsv.cli.launch import make_start
 from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.watchdog.edge import acquire_run
+from procsv.watchdog.edge.resources import logdir_lease
 from procsv.watchdog.main import run
 
 if TYPE_CHECKING:
@@ -30,5 +34,7 @@ def argv(start: Start) -> list[str]:
 
 if __name__ == "__main__":
     _, logdir, text, target, *args = sys.argv
+    logdir_lease.LEASE_S = float(os.environ.get("STAND_IN_LEASE_S", logdir_lease.LEASE_S))
+    acquire_run.LEFTOVER_MARGIN_S = float(os.environ.get("STAND_IN_MARGIN_S", acquire_run.LEFTOVER_MARGIN_S))
     settings = msgspec.json.decode(text, type=LaunchSettings)
     sys.exit(run(make_start(logdir, target, tuple(args), settings), argv))

@@ -49,15 +49,15 @@ class ObservedProgram:
         self._news.poll(timeout_s)
         return self.has_ended()
 
-    def opened(self, incarnation: int) -> None:
-        self._say(Opened(incarnation))
+    def opened(self, incarnation: int, heirs_fd: int) -> None:
+        self._say(Opened(incarnation), (heirs_fd,))
 
     def refuse(self, error: UserError) -> None:
         self._say(Refused(str(error), error.exit_code, type(error).__name__ == "LogdirLocked"))
 
-    def _say(self, word: Opened | Refused) -> None:
+    def _say(self, word: Opened | Refused, files: tuple[int, ...] = ()) -> None:
         try:
-            self._channel.send(word)
+            self._channel.send(word, files)
         except OSError:
             self._is_gone = True  # it was killed meanwhile, which its pidfd says, too
 

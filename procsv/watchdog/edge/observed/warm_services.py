@@ -7,6 +7,7 @@ Imports nothing that takes its time: this runs first of all.  A service that is 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -17,26 +18,30 @@ class WarmServices:
     def __init__(self, modules: dict[str, str], logdir: str) -> None:
         self.lifeline = os.pipe2(os.O_CLOEXEC)
         flags = ["-P"] if sys.flags.safe_path else []
-        self._processes = {
-            role: subprocess.Popen(
-                [sys.executable, *flags, "-m", module, logdir],
-                stdin=subprocess.PIPE,
-                env={**os.environ, "PROCSV_START": "stdin"},
-                pass_fds=(self.lifeline[0],),
-                start_new_session=True,
-            )
-            for role, module in modules.items()
-        }
+        self._processes: dict[str, tuple[subprocess.Popen[bytes], socket.socket]] = {}
+        for role, module in modules.items():
+            ours, theirs = socket.socketpair()
+            with theirs:
+                process = subprocess.Popen(
+                    [sys.executable, *flags, "-m", module, logdir],
+                    stdin=theirs.fileno(),
+                    env={**os.environ, "PROCSV_START": "stdin"},
+                    pass_fds=(self.lifeline[0],),
+                    start_new_session=True,
+                )
+            self._processes[role] = process, ours
 
-    def take_process(self, role: str, start: str) -> subprocess.Popen[bytes] | None:
-        """The process that is `role` from now on, told so; None if there is none, or it is dead."""
-        process = self._processes.pop(role, None)
-        if process is None:
+    def take_process(self, role: str, start: str, heirs_fd: int) -> subprocess.Popen[bytes] | None:
+        """The process that is `role` from now on, told so, and given the logdir's lock; None if there is none, or it is dead."""
+        if role not in self._processes:
             return None
-        assert process.stdin is not None
+        process, line = self._processes.pop(role)
+        data = start.encode() + b"\n"
         try:
-            with process.stdin as line:
-                line.write(start.encode() + b"\n")
+            with line:
+                sent = socket.send_fds(line, [data], [heirs_fd])
+                if sent < len(data):  # else it may have read all, and closed its end, by now
+                    line.sendall(data[sent:])
         except OSError:
             process.wait()
             return None
@@ -44,7 +49,6 @@ class WarmServices:
 
     def close(self) -> None:
         """Those that nobody has taken end."""
-        for process in self._processes.values():
-            assert process.stdin is not None
-            process.stdin.close()
+        for _, line in self._processes.values():
+            line.close()
         self._processes.clear()

@@ -1,0 +1,174 @@
+"""The lease of a logdir: who writes there, for those whom no lock tells.
+
+A lock holds on one machine; on a network filesystem it may say nothing to another, or be refused.  So whoever has a logdir
+also keeps a small file in it, and writes that anew every few seconds.  Who finds another's lease watches whether it changes:
+no clock is compared with another machine's.  Who finds that its own has been replaced writes there no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from enum import Enum, auto
+from typing import Annotated
+
+import msgspec
+
+from procsv.base.json_data import decode_sealed, encode_json, seal
+from procsv.base.run.paths import RunPaths
+from procsv.base.run.records import record_mode
+from procsv.base.system import disk
+from procsv.base.system.processes import Identity, boot_id
+
+RENEW_S = 5.0  # how often its holder writes it anew
+LEASE_BYTES_MAX = 2**16
+
+Unix = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # seconds
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a process id means something."""
+
+    host: str
+    boot: str
+    pids: str  # the pid namespace: containers on one machine number their processes for themselves
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of lease.json."""
+
+    run: str  # run id: tells this holder from every other
+    place: Place
+    pid: Annotated[int, msgspec.Meta(ge=0, le=2**22)]
+    started: float  # of that process, in seconds from the boot
+    what: str
+    since: Unix = 0.0
+    renewed: Unix = 0.0
+
+    @property
+    def process(self) -> Identity:
+        return Identity(self.pid, self.started, self.place.boot)
+
+
+class Standing(Enum):
+    """What a lease that was found means to who wants the logdir."""
+
+    FREE = auto()
+    IN_USE = auto()
+    WATCHED = auto()  # nobody can tell from here: it has ended if it stays as it is
+
+
+def judge_lease(lease: Lease | None, here: Place, *, has_lock: bool, is_alive: bool) -> Standing:
+    """`has_lock`: the directory's lock is ours, and its filesystem has locks.  `is_alive`: the holder, if it is of `here`.
+
+    None: a file that is no lease.  One kernel keeps its own locks, whatever the filesystem, so a holder there is dead.
+    """
+    if lease is not None and has_lock and lease.place.boot == here.boot:
+        return Standing.FREE
+    if lease is not None and lease.place == here:
+        return Standing.IN_USE if is_alive else Standing.FREE
+    return Standing.WATCHED
+
+
+def find_place() -> Place:
+    pids = ""
+    with contextlib.suppress(OSError):
+        pids = os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+    return Place(socket.gethostname(), boot_id(), pids)
+
+
+class LeaseFile:
+    """lease.json.  OSError passes through all but `holder`."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._path = paths.lease
+
+    def read(self) -> bytes | None:
+        """What lies there; None if nothing does."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        try:
+            return os.read(fd, LEASE_BYTES_MAX)
+        finally:
+            os.close(fd)
+
+    def holder(self) -> Lease | None:
+        """Whose it is, as far as that can be read."""
+        try:
+            return decode_lease(self.read())
+        except OSError:
+            return None
+
+    def age_s(self) -> float:
+        """For how long nobody has written it, by the clock of the filesystem, which may be another machine's."""
+        probe = self._path.with_name(f".lease.{os.getpid()}.probe")
+        os.close(disk.create(probe, 0o600, replace=True))
+        try:
+            return probe.stat().st_mtime - self._path.stat().st_mtime
+        finally:
+            disk.unlink_if_there(probe)
+
+    def create(self, lease: Lease) -> None:
+        """FileExistsError if somebody else has just done so."""
+        fd = disk.create(self._path, record_mode(self._path.parent))
+        try:  # killed here: a file that is no lease, which the next launch watches as if it were one
+            disk.write(fd, _encode(lease))
+        finally:
+            os.close(fd)
+
+    def replace(self, lease: Lease) -> None:
+        temporary = self._path.with_name(f".lease.{lease.run}.new")  # no two machines write the same one
+        try:
+            disk.write_file(temporary, (_encode(lease),), record_mode(self._path.parent), durable=False, replace=True)
+            disk.rename(temporary, self._path)
+        except BaseException:
+            disk.unlink_if_there(temporary)
+            raise
+
+    def remove(self, run: str) -> None:
+        """At the end of `run`, if it still has the lease; what cannot be removed is found to have ended."""
+        with contextlib.suppress(OSError):
+            if (lease := self.holder()) is not None and lease.run == run:
+                disk.unlink_if_there(self._path)
+
+
+def _encode(lease: Lease) -> bytes:
+    return seal(encode_json(lease)) + b"\n"
+
+
+def decode_lease(data: bytes | None) -> Lease | None:
+    """None if it is not one."""
+    try:
+        return None if data is None else decode_sealed(data, Lease)
+    except msgspec.DecodeError:
+        return None
+
+
+class LeaseKeeper:
+    """Keeps a lease that is ours."""
+
+    def __init__(self, paths: RunPaths, lease: Lease, now_s: float) -> None:
+        self.lease = lease
+        self._file, self._due_s = LeaseFile(paths), now_s + RENEW_S
+
+    def is_due(self, now_s: float) -> bool:
+        return now_s >= self._due_s
+
+    def renew(self, now_s: float, wall_s: float) -> Lease | None:
+        """Who has taken it, if somebody has.  A file that is gone, or damaged, is made again."""
+        self._due_s = now_s + RENEW_S
+        taken = taken_by(self._file, self.lease.run)
+        if taken is None:
+            self.lease = msgspec.structs.replace(self.lease, renewed=wall_s)
+            with contextlib.suppress(OSError):  # full, read-only, gone: as for all other files there, tried again
+                self._file.replace(self.lease)
+        return taken
+
+
+def taken_by(file: LeaseFile, run: str) -> Lease | None:
+    """Who holds the lease instead of `run`; None also where nobody can tell."""
+    lease = file.holder()
+    return lease if lease is not None and lease.run != run else None

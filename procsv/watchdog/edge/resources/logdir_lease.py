@@ -1,0 +1,116 @@
+"""The lease of a logdir: taken at the start of a run, at once or after a watch where another machine may hold it, and kept.
+
+Used by acquire_run.py, with the directory's lock in hand, and by event_loop.py.  Never compares a clock with another machine's.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+
+from procsv.base.clock import Clock
+from procsv.base.errors import LogdirLocked
+from procsv.base.run.lease import (
+    Lease,
+    LeaseFile,
+    LeaseKeeper,
+    Place,
+    Standing,
+    decode_lease,
+    judge_lease,
+    taken_by,
+)
+from procsv.base.run.paths import RunPaths
+from procsv.base.system.locks import DirectoryLock
+
+LEASE_S = 60.0  # one that has not changed for so long, while somebody watched, has ended
+LEASE_S_LOOKS_OLD = 15.0  # the same, if by the filesystem's own clock nobody has written it for LEASE_S
+SETTLE_S = 2.0  # who has taken over an ended one looks again after this: two may have done so at the same time
+LOOK_S = 0.5
+
+Wait = Callable[[float], None]
+
+
+class HeldLogdir:
+    """The logdir of a run: its lock, and its lease."""
+
+    def __init__(self, paths: RunPaths, lease: Lease, heirs: DirectoryLock, clock: Clock) -> None:
+        self._heirs, self._clock = heirs, clock
+        self._keeper = LeaseKeeper(paths, lease, clock.monotonic())
+
+    def keep(self, now_s: float) -> str:
+        """Renews the lease, if it is time; who has taken it, for people, or ""."""
+        if not self._keeper.is_due(now_s):
+            return ""
+        taken = self._keeper.renew(now_s, self._clock.wall())
+        if taken is not None:
+            return _who(taken)
+        self._heirs.follow()
+        return ""
+
+
+def take_lease(
+    paths: RunPaths, ours: Lease, clock: Clock, wait: Wait, say: Callable[[str], None], *, has_lock: bool
+) -> Lease | None:
+    """Writes `ours`; whose it was, if it was taken from another machine.  LogdirLocked if somebody has it."""
+    file, taken_from = LeaseFile(paths), None
+    try:
+        data = file.read()
+        if data is None:
+            file.create(ours)
+            return None
+        found = decode_lease(data)
+        is_alive = found is not None and found.process.is_alive()
+        standing = judge_lease(found, ours.place, has_lock=has_lock, is_alive=is_alive)
+        if standing is Standing.WATCHED:
+            _watch(paths, file, data, clock, wait, say)
+            taken_from = found
+        elif standing is Standing.IN_USE and found is not None:
+            raise LogdirLocked(in_use(paths, found, ours.place))
+        file.replace(ours)
+        if standing is Standing.WATCHED or not has_lock:
+            wait(SETTLE_S)
+            if (other := taken_by(file, ours.run)) is not None:
+                raise LogdirLocked(in_use(paths, other, ours.place))
+    except FileExistsError:
+        raise LogdirLocked(f"the logdir {paths.logdir} is in use: another launch has just begun there") from None
+    except OSError as error:
+        raise LogdirLocked(f"the logdir {paths.logdir} cannot be written: {error.strerror}") from error
+    return taken_from
+
+
+def _watch(paths: RunPaths, file: LeaseFile, data: bytes, clock: Clock, wait: Wait, say: Callable[[str], None]) -> None:
+    """Waits until a lease has ended; LogdirLocked as soon as it is renewed."""
+    found = decode_lease(data)
+    who = _who(found) if found is not None else "somebody"
+    seconds = LEASE_S_LOOKS_OLD if file.age_s() > LEASE_S else LEASE_S
+    say(f"{who} has had {paths.logdir}; watching for {seconds:.0f} s whether it still does")
+    until_s = clock.monotonic() + seconds
+    while clock.monotonic() < until_s:
+        wait(LOOK_S)
+        if (now := file.read()) not in (data, None):
+            holder = decode_lease(now)
+            raise LogdirLocked(
+                f"the logdir {paths.logdir} is in use: another machine writes there"
+                if holder is None
+                else in_use(paths, holder, None)
+            )
+    say(f"{who} has not renewed its lease: it is taken over")
+
+
+def in_use(paths: RunPaths, lease: Lease, here: Place | None) -> str:
+    """Why `paths.logdir` cannot be had, and what to do about it."""
+    when = datetime.datetime.fromtimestamp(lease.since).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    if lease.place == here:
+        return (
+            f"the logdir {paths.logdir} is in use: process {lease.pid} ({lease.what}) runs it since {when}; "
+            f"look at it with `procsv status {paths.logdir}`, end it with `procsv stop {paths.logdir}`"
+        )
+    return (
+        f"the logdir {paths.logdir} is in use: {_who(lease)} runs it since {when}; end it there, with `procsv stop`. "
+        f"Once that machine is dead, and its lease {LEASE_S:.0f} s old, the same command takes over"
+    )
+
+
+def _who(lease: Lease) -> str:
+    return f"process {lease.pid} on {lease.place.host} ({lease.what})"

@@ -1,0 +1,126 @@
+"""The lease of a logdir: what a found one means, and how ours is kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from procsv.base.run.lease import RENEW_S, Lease, LeaseFile, LeaseKeeper, Place, Standing, judge_lease
+from procsv.base.run.paths import RunPaths, find_paths
+
+HERE = Place("here", "boot", "pid:[1]")
+OURS = Lease(run="0" * 16, place=HERE, pid=12, started=3.5, what="procsv launch train.py", since=100.0, renewed=100.0)
+REBOOTED, CONTAINER, ELSEWHERE = Place("here", "older", "pid:[1]"), Place("c", "boot", "pid:[2]"), Place("b", "b", "p")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    found = find_paths(tmp_path / "logdir")
+    found.home.mkdir(parents=True, mode=0o700)
+    return found
+
+
+def a_lease(**changes: Any) -> Lease:
+    return msgspec.structs.replace(OURS, **changes)
+
+
+@pytest.mark.parametrize(
+    ("place", "has_lock", "is_alive", "standing"),
+    [
+        (HERE, True, True, Standing.FREE),  # as the lock tells: the process has let go of the logdir, and goes on
+        (HERE, True, False, Standing.FREE),
+        (HERE, False, True, Standing.IN_USE),
+        (HERE, False, False, Standing.FREE),
+        (CONTAINER, True, False, Standing.FREE),
+        (CONTAINER, False, False, Standing.WATCHED),
+        (REBOOTED, True, False, Standing.WATCHED),
+        (REBOOTED, False, False, Standing.WATCHED),
+        (ELSEWHERE, True, True, Standing.WATCHED),
+        (ELSEWHERE, False, True, Standing.WATCHED),
+    ],
+)
+def test_locks_speak_for_one_boot_and_pids_for_one_namespace_and_all_else_is_watched(
+    place: Place, has_lock: bool, is_alive: bool, standing: Standing
+) -> None:
+    assert judge_lease(a_lease(place=place), HERE, has_lock=has_lock, is_alive=is_alive) is standing
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_a_file_that_is_no_lease_is_watched(has_lock: bool) -> None:
+    assert judge_lease(None, HERE, has_lock=has_lock, is_alive=True) is Standing.WATCHED
+
+
+def test_a_lease_is_written_whole_and_removed_only_by_its_own_run(paths: RunPaths) -> None:
+    file = LeaseFile(paths)
+    assert file.read() is None
+    file.create(OURS)
+    assert file.holder() == OURS
+    assert paths.lease.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        file.create(a_lease(run="1" * 16))
+
+    file.replace(a_lease(run="1" * 16))
+    file.remove(OURS.run)
+    assert file.holder() == a_lease(run="1" * 16)
+    file.remove("1" * 16)
+    assert list(paths.home.iterdir()) == []
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"{}", b'{"run":"0","checksum":"0"}'])
+def test_a_damaged_lease_has_no_holder(paths: RunPaths, data: bytes) -> None:
+    paths.lease.write_bytes(data)
+    assert LeaseFile(paths).read() == data
+    assert LeaseFile(paths).holder() is None
+
+
+def test_a_lease_is_read_through_no_link(paths: RunPaths, tmp_path: Path) -> None:
+    LeaseFile(paths).create(OURS)
+    paths.lease.rename(tmp_path / "another")
+    paths.lease.symlink_to(tmp_path / "another")
+    assert LeaseFile(paths).holder() is None
+
+
+def test_age_is_told_by_the_clock_of_the_filesystem(paths: RunPaths) -> None:
+    file = LeaseFile(paths)
+    file.create(OURS)
+    assert file.age_s() < 60.0
+    written = paths.lease.stat().st_mtime
+    os.utime(paths.lease, (written - 70, written - 70))
+    assert file.age_s() >= 70.0
+    assert list(paths.home.iterdir()) == [paths.lease]
+
+
+def test_a_lease_is_renewed_when_it_is_time_and_made_again_when_it_is_gone(paths: RunPaths) -> None:
+    file = LeaseFile(paths)
+    file.create(OURS)
+    keeper = LeaseKeeper(paths, OURS, 10.0)
+    assert not keeper.is_due(10.0 + RENEW_S - 0.1)
+    assert keeper.is_due(10.0 + RENEW_S)
+    assert keeper.renew(15.0, 105.0) is None
+    assert file.holder() == a_lease(renewed=105.0)
+    assert not keeper.is_due(15.0 + RENEW_S - 0.1)
+
+    paths.lease.unlink()
+    assert keeper.renew(20.0, 110.0) is None
+    assert file.holder() == a_lease(renewed=110.0)
+    paths.lease.write_bytes(b"\xff")
+    assert keeper.renew(25.0, 115.0) is None
+    assert file.holder() == a_lease(renewed=115.0)
+
+
+def test_a_lease_that_was_taken_is_never_renewed(paths: RunPaths) -> None:
+    theirs = a_lease(run="1" * 16, place=ELSEWHERE)
+    file = LeaseFile(paths)
+    file.create(theirs)
+    assert LeaseKeeper(paths, OURS, 0.0).renew(5.0, 105.0) == theirs
+    assert file.holder() == theirs
+
+
+def test_a_directory_that_is_gone_takes_no_lease_away(paths: RunPaths) -> None:
+    keeper = LeaseKeeper(paths, OURS, 0.0)
+    paths.home.rmdir()
+    assert keeper.renew(5.0, 105.0) is None

@@ -1,0 +1,62 @@
+"""A logdir that another machine has taken: nothing more is written there, and nothing removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from procsv.base.run.lease import Lease, LeaseFile, Place
+from procsv.base.system import disk
+from tests.support.commits import Commits
+from tests.support.power_loss import read_tree
+
+THEIRS = Lease(run="f" * 16, place=Place("node17", "b", "p"), pid=1, started=0.0, what="procsv launch train.py")
+
+
+@pytest.fixture
+def case(run: Any, plan: Any, publish: Any) -> Commits:
+    commits = Commits(run, plan(), publish)
+    commits.save_all([1, 2])
+    return commits
+
+
+def files_of(case: Commits) -> LeaseFile:
+    return LeaseFile(case.run.start().paths)
+
+
+def test_row_53_nothing_is_saved_where_another_machine_has_the_lease(case: Commits) -> None:
+    store = case.open_store()
+    files_of(case).create(THEIRS)
+    tree = read_tree(case.logdir)
+    with pytest.raises(OSError, match="node17 has taken the logdir"):
+        case.commit(4, store)
+    with pytest.raises(OSError, match="node17 has taken the logdir"):
+        store.make_own(case.plan, f"{case.plan.save_path}-2")
+    assert read_tree(case.logdir) == tree
+
+
+def test_row_53_what_was_written_when_the_lease_was_taken_is_not_committed(
+    case: Commits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, told = case.open_store(), case.told
+    synced = disk.fsync_files
+
+    def sync_and_lose(directory: Path) -> None:
+        synced(directory)
+        files_of(case).create(THEIRS)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "fsync_files", sync_and_lose)
+        with pytest.raises(OSError, match="node17 has taken the logdir"):
+            case.commit(4, store)
+    files_of(case).remove(THEIRS.run)
+    assert case.search().checkpoint is not None
+    case.check(told)
+
+
+def test_the_runs_own_lease_is_in_nobodys_way(case: Commits) -> None:
+    files_of(case).create(msgspec.structs.replace(THEIRS, run=case.run.id))
+    assert case.commit(4, case.open_store()).step == 4

@@ -1,0 +1,133 @@
+"""Taking a lease: at once, after a watch, or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from procsv.base.errors import LogdirLocked
+from procsv.base.run.lease import Lease, LeaseFile, Place, find_place
+from procsv.base.run.paths import RunPaths, find_paths
+from procsv.base.system.processes import identify
+from procsv.watchdog.edge.resources.logdir_lease import LEASE_S, LEASE_S_LOOKS_OLD, SETTLE_S, take_lease
+from tests.support.fake_clock import FakeClock
+
+ELSEWHERE = Place("node17", "another boot", "pid:[1]")
+
+
+class Taking:
+    """One launch that wants the lease of a logdir."""
+
+    def __init__(self, logdir: Path) -> None:
+        self.paths: RunPaths = find_paths(logdir)
+        self.paths.home.mkdir(parents=True)
+        self.file, self.clock, self.said = LeaseFile(self.paths), FakeClock(), list[str]()
+        me = identify(os.getpid())
+        self.ours = Lease(run="0" * 16, place=find_place(), pid=me.pid, started=me.started, what="python train.py")
+        self.theirs = msgspec.structs.replace(self.ours, run="1" * 16, place=ELSEWHERE, what="procsv launch")
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.meanwhile()
+
+    def take(self, *, has_lock: bool = True) -> Lease | None:
+        return take_lease(self.paths, self.ours, self.clock, self.wait, self.said.append, has_lock=has_lock)
+
+
+@pytest.fixture
+def taking(tmp_path: Path) -> Taking:
+    return Taking(tmp_path / "logdir")
+
+
+def test_a_logdir_without_a_lease_is_taken_at_once(taking: Taking) -> None:
+    assert taking.take(has_lock=False) is None
+    assert taking.file.holder() == taking.ours
+    assert (taking.clock.now_s, taking.said) == (0.0, [])
+
+
+def test_of_two_that_begin_at_once_one_is_refused(taking: Taking, monkeypatch: pytest.MonkeyPatch) -> None:
+    taking.file.create(taking.theirs)
+    monkeypatch.setattr(LeaseFile, "read", lambda self: None)  # as it was an instant ago
+    with pytest.raises(LogdirLocked, match="another launch has just begun there"):
+        taking.take()
+
+
+def test_what_a_dead_run_of_this_boot_has_left_is_taken_at_once(taking: Taking) -> None:
+    taking.file.create(msgspec.structs.replace(taking.ours, run="1" * 16, pid=2**22))
+    assert taking.take() is None
+    assert taking.file.holder() == taking.ours
+    assert taking.clock.now_s == 0.0
+
+
+def test_without_locks_a_living_process_keeps_its_lease_and_a_dead_one_does_not(taking: Taking) -> None:
+    mine = msgspec.structs.replace(taking.ours, run="1" * 16)
+    taking.file.create(mine)
+    with pytest.raises(LogdirLocked, match=rf"process {os.getpid()} \(python train.py\) runs it since") as caught:
+        taking.take(has_lock=False)
+    assert caught.value.exit_code == 73
+
+    taking.file.replace(msgspec.structs.replace(mine, started=mine.started + 1.0))  # a later process has its pid
+    assert taking.take(has_lock=False) is None
+    assert taking.clock.now_s == SETTLE_S
+
+
+@pytest.mark.parametrize(("age_s", "watched_s"), [(0.0, LEASE_S), (LEASE_S + 10.0, LEASE_S_LOOKS_OLD)])
+def test_another_machines_lease_is_taken_over_once_nobody_has_renewed_it(
+    taking: Taking, age_s: float, watched_s: float
+) -> None:
+    taking.file.create(taking.theirs)
+    written = taking.paths.lease.stat().st_mtime - age_s
+    os.utime(taking.paths.lease, (written, written))
+
+    assert taking.take() == taking.theirs
+    assert taking.clock.now_s == watched_s + SETTLE_S
+    assert taking.file.holder() == taking.ours
+    assert taking.said == [
+        f"process {os.getpid()} on node17 (procsv launch) has had {taking.paths.logdir}; "
+        f"watching for {watched_s:.0f} s whether it still does",
+        f"process {os.getpid()} on node17 (procsv launch) has not renewed its lease: it is taken over",
+    ]
+
+
+def test_another_machines_lease_that_is_renewed_is_a_refusal_that_names_it(taking: Taking) -> None:
+    taking.file.create(taking.theirs)
+
+    def renew() -> None:
+        if taking.clock.now_s >= 5.0:
+            taking.file.replace(msgspec.structs.replace(taking.theirs, renewed=taking.clock.now_s))
+
+    taking.meanwhile = renew
+    with pytest.raises(LogdirLocked, match=r"process \d+ on node17 \(procsv launch\) runs it since .*; end it there"):
+        taking.take()
+    assert taking.clock.now_s == 5.0
+    holder = taking.file.holder()
+    assert holder is not None
+    assert holder.run == taking.theirs.run
+
+
+def test_a_file_that_is_no_lease_is_watched_as_if_it_were_one(taking: Taking) -> None:
+    taking.paths.lease.write_bytes(b"\xff")
+    assert taking.take() is None
+    assert taking.clock.now_s >= LEASE_S
+    assert taking.file.holder() == taking.ours
+
+
+def test_a_lease_that_is_removed_while_it_is_watched_is_watched_on(taking: Taking) -> None:
+    taking.file.create(taking.theirs)
+    taking.meanwhile = lambda: taking.file.remove(taking.theirs.run)
+    assert taking.take() == taking.theirs
+    assert taking.clock.now_s >= LEASE_S
+
+
+def test_of_two_that_take_over_at_once_the_later_has_it(taking: Taking) -> None:
+    taking.file.create(taking.theirs)
+    third = msgspec.structs.replace(taking.theirs, run="2" * 16, place=Place("node18", "b", "p"))
+    taking.meanwhile = lambda: taking.file.replace(third) if taking.clock.now_s > LEASE_S else None
+    with pytest.raises(LogdirLocked, match="node18"):
+        taking.take()
+    assert taking.file.holder() == third

@@ -1,0 +1,214 @@
+"""Two that want one logdir, as real processes: what an older run has left alive, and another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+import pytest
+
+from procsv.base.run.lease import Lease, LeaseFile, Place, find_place
+from procsv.base.run.paths import find_paths
+from procsv.base.system.locks import DirectoryLock
+from procsv.base.system.processes import process_state
+from procsv.ipc.messaging.launch_settings import Range
+from tests.watchdog.test_main import IDLE, launched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.fault
+
+NO_LOCKS = {"PROCSV_FAILPOINTS": "locks.directory=enolck"}
+ELSEWHERE = Lease(
+    run="f" * 16,
+    place=Place("node17", "another boot", "pid:[1]"),
+    pid=4242,
+    started=1.0,
+    what="procsv launch train.py",
+    since=1.8e9,
+    renewed=1.8e9,
+)
+
+
+def kill(*pids: int) -> None:
+    """They are gone when this returns."""
+    processes = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+            processes[-1].kill()
+    psutil.wait_procs(processes, 30)
+
+
+@contextlib.contextmanager
+def abandoned(tmp_path: Path, env: dict[str, str]) -> Iterator[int]:
+    """The pid of a frozen trainer.  All others of its run are dead, and what spoke of it outside the logdir is gone."""
+    with launched(tmp_path, IDLE, env=env) as run:
+        run.begun()
+        trainer = run.pid("trainer")
+        try:
+            os.kill(trainer, signal.SIGSTOP)
+            kill(run.process.pid, run.pid("checkpoint"), run.pid("summary"))
+            paths = run.file().paths
+            shutil.rmtree(paths.run_dir)
+            paths.run_json.unlink()
+            yield trainer
+        finally:
+            kill(trainer)
+
+
+def is_alive(pid: int) -> bool:
+    """Not a zombie either, which waits for whoever is to reap an orphan."""
+    try:
+        return process_state(pid) not in ("Z", "X")
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[dict[str, str]]:
+    """The environment of a launch with another runtime directory."""
+    with tempfile.TemporaryDirectory(prefix="psv-") as runtime:
+        yield {"XDG_RUNTIME_DIR": runtime}
+
+
+def lease_file(tmp_path: Path) -> LeaseFile:
+    return LeaseFile(find_paths(tmp_path / "logdir"))
+
+
+def put(tmp_path: Path, lease: Lease) -> None:
+    """As another machine does it."""
+    find_paths(tmp_path / "logdir").home.mkdir(parents=True, exist_ok=True)
+    lease_file(tmp_path).replace(lease)
+
+
+@pytest.mark.parametrize("locks", [{}, NO_LOCKS], ids=["locks", "no locks"])
+def test_row_53_nothing_is_started_beside_a_frozen_trainer_of_which_only_the_logdir_knows(
+    tmp_path: Path, elsewhere: dict[str, str], locks: dict[str, str]
+) -> None:
+    with abandoned(tmp_path, locks) as old, launched(tmp_path, IDLE, env={**elsewhere, **locks}) as run:
+        run.until(
+            "the old trainer's pid", lambda: f"waiting for what it left to save and end: process {old} (" in run.said()
+        )
+        assert len(run.journal("spawned", "trainer")) == 1
+
+        os.kill(old, signal.SIGCONT)
+        run.begun(2)
+        assert not is_alive(old)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+    assert lease_file(tmp_path).read() is None
+
+
+def test_row_53_a_frozen_trainer_of_a_dead_run_is_killed_once_its_time_is_over(
+    tmp_path: Path, elsewhere: dict[str, str]
+) -> None:
+    env = {**elsewhere, "STAND_IN_MARGIN_S": "0.5"}
+    with abandoned(tmp_path, {}) as old, launched(tmp_path, IDLE, grace_s=0.5, env=env) as run:
+        run.begun(2)
+        assert f"it did not end: killing process {old} (" in run.said()
+        assert not is_alive(old)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+
+
+@pytest.mark.parametrize("locks", [{}, NO_LOCKS], ids=["locks", "no locks"])
+def test_row_53_a_frozen_watchdog_whose_run_json_is_gone_still_has_its_logdir(
+    tmp_path: Path, elsewhere: dict[str, str], locks: dict[str, str]
+) -> None:
+    with launched(tmp_path, IDLE, env=locks) as run:
+        run.begun()
+        run.process.send_signal(signal.SIGSTOP)
+        run.file().paths.run_json.unlink()
+        with launched(tmp_path, IDLE, env={**elsewhere, **locks}) as second:
+            assert second.end() == 73
+        assert f"is in use: process {run.process.pid} (procsv launch" in run.said()
+        run.process.send_signal(signal.SIGCONT)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+
+
+def test_row_53_everything_that_writes_to_a_logdir_holds_its_lock(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE, backoff=Range(0.05, 60.0)) as run:
+        lock = DirectoryLock(find_paths(run.logdir).home)
+        for number in (1, 2):
+            run.begun(number)
+            assert not lock.try_acquire()
+            writers = {run.process.pid, *(run.pid(role) for role in ("trainer", "checkpoint", "summary"))}
+            assert set(lock.holders()) == writers
+            if number == 1:
+                psutil.Process(run.pid("trainer")).kill()
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+    assert lock.try_acquire()
+    lock.let_go()
+
+
+def test_row_53_lock_and_lease_are_made_again_in_a_directory_that_was_replaced(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE) as run:
+        run.begun()
+        paths = find_paths(run.logdir)
+        old = lease_file(tmp_path).holder()
+        shutil.rmtree(paths.home)
+        run.until("a lease", lambda: lease_file(tmp_path).holder() is not None)
+        new = lease_file(tmp_path).holder()
+        assert old is not None
+        assert new is not None
+        assert new.run == old.run
+        run.until("its lock", lambda: is_locked(paths.home))
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+
+
+def is_locked(home: Path) -> bool:
+    lock = DirectoryLock(home)
+    is_free = lock.try_acquire()
+    lock.let_go()
+    return not is_free
+
+
+def test_row_53_a_launch_refuses_a_logdir_whose_lease_another_machine_renews(tmp_path: Path) -> None:
+    put(tmp_path, ELSEWHERE)
+    with launched(tmp_path, IDLE) as run:
+        run.until("the watch", lambda: "process 4242 on node17 (procsv launch train.py) has had" in run.said())
+        put(tmp_path, msgspec.structs.replace(ELSEWHERE, renewed=1.8e9 + 5))
+        assert run.end() == 73
+        assert "is in use: process 4242 on node17 (procsv launch train.py) runs it since" in run.said()
+        assert "end it there" in run.said()
+    assert not run.journal("spawned")
+
+
+def test_row_53_a_lease_that_another_machine_does_not_renew_is_taken_over(tmp_path: Path) -> None:
+    put(tmp_path, ELSEWHERE)
+    with launched(tmp_path, IDLE, env={"STAND_IN_LEASE_S": "2.0"}) as run:
+        run.begun()
+        taken = run.journal("lease_taken_over")[0]
+        assert (taken["host"], taken["pid"], taken["run"]) == ("node17", 4242, ELSEWHERE.run)
+        lease = lease_file(tmp_path).holder()
+        assert lease is not None
+        assert (lease.place, lease.pid) == (find_place(), run.process.pid)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+
+
+def test_row_53_a_run_whose_lease_another_machine_has_taken_ends_and_writes_nothing_more(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE) as run:
+        run.begun()
+        trainer, paths = run.pid("trainer"), find_paths(run.logdir)
+        put(tmp_path, ELSEWHERE)
+        run.until("news of it", lambda: "giving up" in run.said())
+        before = paths.journal.read_bytes(), paths.run_json.read_bytes()
+        assert run.end() == 70
+        assert "process 4242 on node17 (procsv launch train.py) has taken the logdir" in run.said()
+        assert not is_alive(trainer)
+        assert (paths.journal.read_bytes(), paths.run_json.read_bytes()) == before
+    assert lease_file(tmp_path).holder() == ELSEWHERE
+    assert not run.journal("exited", "trainer"), "which is the other's directory"
