@@ -109,6 +109,7 @@ class _Soak:
         """One trouble, or one within another."""
         with trouble(run, self._ground, self._rng) as words:
             self._counts[words] += 1
+            self._watch.sockets_lost += words in ("runtime directory swept", "control.sock unlinked")
             self._pause.wait(self._rng.uniform(*LASTS_S))
             if self._rng.random() >= SECOND_SHARE:
                 return words

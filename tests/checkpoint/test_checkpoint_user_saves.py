@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import threading
@@ -16,6 +17,7 @@ import tensorflow as tf
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.messages import Durable, Finish, FlushDone, Restore, Restored, Snapshot, Unwritable, UserSave
+from procsv.services.checkpoint.core.facts import Scan
 from procsv.services.checkpoint.fs_events import Watch, filesystem_of, is_of_interest
 from procsv.services.checkpoint.store.manifest import read_manifest, verify_files
 from procsv.services.checkpoint.store.names import manifest_of
@@ -189,6 +191,23 @@ def test_a_directory_that_is_gone_is_said_and_when_it_is_back_saves_and_hints_wo
     saved = program.save(program.saver(), 12, elsewhere / "model.ckpt")
     watchdog.until_body(Durable, manual(saved))
     assert snapshot(trainer, 2, 20).step == 20
+
+
+@pytest.mark.parametrize("moment", ["statvfs", "access", "scandir"])
+def test_row_48_a_directory_that_goes_while_it_is_looked_at_is_said_as_one_that_has_gone(
+    plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    look = getattr(os, moment)
+
+    def look_too_late(path: Any, *more: Any) -> Any:
+        shutil.rmtree(elsewhere, ignore_errors=True)
+        return look(path, *more)
+
+    monkeypatch.setattr(os, moment, look_too_late)
+    scan = scan_directory(plan(save_path=str(elsewhere / "model.ckpt")))
+    assert scan == Scan((), None, f"{elsewhere} does not exist any more")
 
 
 def test_row_48_a_watchdog_that_comes_after_the_directory_was_lost_is_told_all_the_same(

@@ -25,9 +25,16 @@ _INDEX = ".index"
 def scan_directory(plan: CheckpointPlan) -> Scan:
     """Lists the external checkpoints.  A directory that is gone is reported as trouble; other OSErrors pass through."""
     directory = Path(names.absolute_save_path(plan)).parent
-    trouble = trouble_with(directory)
-    if not directory.is_dir():
-        return Scan((), None, trouble)
+    try:
+        trouble = trouble_with(directory)
+        return _scan_there(plan, directory, trouble) if directory.is_dir() else Scan((), None, trouble)
+    except FileNotFoundError:
+        if directory.is_dir():
+            raise
+        return Scan((), None, _gone(directory))  # while it was looked at
+
+
+def _scan_there(plan: CheckpointPlan, directory: Path, trouble: str) -> Scan:
     listing = list_checkpoints(plan)
     listed = {c.path for c in listing.candidates if c.listed}
     newest = next(iter(listing.candidates), None)
@@ -41,10 +48,20 @@ def scan_directory(plan: CheckpointPlan) -> Scan:
 def trouble_with(directory: Path) -> str:
     """Why nothing can be saved in `directory`; "" if it can."""
     if not directory.is_dir():
-        return f"{directory} does not exist any more"
-    if os.statvfs(directory).f_flag & os.ST_RDONLY:
+        return _gone(directory)
+    try:
+        is_read_only = bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
+    except FileNotFoundError:
+        return _gone(directory)
+    if is_read_only:
         return f"{directory} is on a filesystem that is read-only"
-    return "" if os.access(directory, os.W_OK | os.X_OK) else f"{directory} cannot be written to: permission denied"
+    if os.access(directory, os.W_OK | os.X_OK):
+        return ""
+    return f"{directory} cannot be written to: permission denied" if directory.is_dir() else _gone(directory)
+
+
+def _gone(directory: Path) -> str:
+    return f"{directory} does not exist any more"
 
 
 def _sighting(path: str, listed: bool) -> Sighting | None:
