@@ -84,7 +84,8 @@ class Server(_ZmqEndpoint, ServerEndpoint):
     def bind(self) -> None:
         """Binds, once more if the file is gone: who is connected stays so, who comes finds the new file.
 
-        Each time costs a descriptor: to unbind the file that is gone would cut off who is connected through it.  Makes sure that the bind, which deletes whatever is there, deletes nothing of value.  OSError if there can be no socket.
+        Each time costs a descriptor: to unbind the file that is gone would cut off who is connected through it.  Makes sure
+        that the bind, which deletes whatever is there, deletes nothing of value.  OSError if there can be no socket.
         """
         try:
             if not stat.S_ISSOCK(self.path.lstat().st_mode):

@@ -202,7 +202,8 @@ def test_row_48_a_directory_that_goes_while_it_is_looked_at_is_said_as_one_that_
     look = getattr(os, moment)
 
     def look_too_late(path: Any, *more: Any) -> Any:
-        shutil.rmtree(elsewhere, ignore_errors=True)
+        monkeypatch.setattr(os, moment, look)  # removing looks, too
+        shutil.rmtree(elsewhere)
         return look(path, *more)
 
     monkeypatch.setattr(os, moment, look_too_late)
