@@ -190,8 +190,7 @@ class SlotWriter:
         """
         next_state(self._slot.state, SlotEvent.TRAINER_PUBLISHES)  # asked before a byte changes
         toc = msgspec.msgpack.encode(contents)
-        if end + len(toc) > len(self._slot.map):
-            self._slot.grow(end + len(toc))
+        self._slot.grow(end + len(toc))
         self._slot.map[end : end + len(toc)] = toc
         info = SlotInfo(
             self._slot.path,

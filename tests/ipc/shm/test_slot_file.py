@@ -364,6 +364,29 @@ def test_a_slot_that_a_trainer_restored_from_is_never_written_again(shm: Path, p
     second.close()
 
 
+def test_of_a_dead_trainers_slots_no_more_are_taken_over_than_are_wanted(shm: Path, pool: SlotPool) -> None:
+    pool.reserve(1000, count=4)
+    pool.close()
+    with contextlib.closing(SlotPool(shm, RUN, TRAINER, 2)) as after:
+        assert len(after.reserve(1000, count=2)) == 2
+        assert len(after.paths) == 2
+
+
+def test_a_file_that_is_only_called_like_a_slot_is_left_alone(shm: Path) -> None:
+    alien = shm / "slot.of.somebody"
+    alien.write_bytes(bytes(2 * HEADER_BYTES))
+    with contextlib.closing(SlotPool(shm, RUN, TRAINER, 1)) as pool:
+        pool.reserve(1000)
+        assert alien not in pool.paths
+    assert alien.read_bytes() == bytes(2 * HEADER_BYTES)
+
+
+def test_slots_that_somebody_has_removed_are_no_trouble_to_who_removes_them(shm: Path, pool: SlotPool) -> None:
+    pool.paths[0].unlink()
+    pool.unlink()
+    assert list(shm.iterdir()) == []
+
+
 def test_slots_that_are_too_small_or_in_use_are_left_alone(shm: Path, pool: SlotPool) -> None:
     older, _ = snapshot(pool, 1), snapshot(pool, 2)
     reader = SlotReader(older)
