@@ -129,3 +129,59 @@ def test_row_49_a_state_that_goes_with_the_memory_before_it_is_saved_ends_the_ru
         assert named[0] in run.said()
         assert [entry["step"] for entry in run.events("checkpoint_durable")] == [0]
         has_no_traceback(run)
+
+
+def test_row_49_checkpoints_go_on_by_staging_when_something_else_lies_where_the_memory_was(tmp_path: Path) -> None:
+    with launched(tmp_path / "logdir", *OPTIONS, *NUMPY, cwd=ROOT) as run:
+        run.wait_event("checkpoint_durable", 2)
+        shutil.rmtree(shm_of(run))
+        shm_of(run).touch()
+        try:
+            run.wait_event("ground_lost", role="watchdog")
+            saves_again(run)
+            assert "is not a directory of yours" in run.status()["ground_error"]
+            run.kill("trainer")
+            run.wait_event("recovered", 2)
+            saves_again(run)
+            run.kill("watchdog", signal.SIGTERM)
+            ends_with_its_last_step_on_disk(run)
+        finally:
+            shm_of(run).unlink()
+
+
+# Trains as the other, but its state cannot be taken while the file FLAG exists.
+UNTAKEN = """
+import sys
+from pathlib import Path
+from tests.support import numpy_training
+from tests.support.numpy_state import NumpyState
+
+class Untaken(NumpyState):
+    def capture(self, into):
+        if Path(sys.argv[1]).exists():
+            raise OSError("the state is out of reach")
+        return super().capture(into)
+
+numpy_training.NumpyState = Untaken
+numpy_training.main(1_000_000, 0.01)
+"""
+
+
+def test_row_49_a_state_that_cannot_be_taken_is_said_and_shown_and_is_no_saved_one_at_the_end(tmp_path: Path) -> None:
+    flag, program = tmp_path / "flag", tmp_path / "untaken.py"
+    program.write_text(UNTAKEN)
+    with launched(tmp_path / "logdir", *OPTIONS, str(program), str(flag), PYTHONPATH=str(ROOT)) as run:
+        run.wait_event("checkpoint_durable", 2)
+        flag.touch()
+        run.wait_event("snapshot_failed")
+        assert "out of reach" in run.status()["save_error"]
+        flag.unlink()
+        run.wait_event("snapshots_resumed")
+        saves_again(run)
+        assert run.status()["save_error"] is None
+        flag.touch()
+        run.kill("watchdog", signal.SIGTERM)
+        assert run.wait_end() == 70, run.said()
+        last = run.events("exited", "trainer")[-1]["step"]
+        assert run.events("checkpoint_durable")[-1]["step"] < last
+        assert f"step {last} could not be taken: the state is out of reach" in run.said()

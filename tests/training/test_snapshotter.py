@@ -139,7 +139,7 @@ class World:
         self.boundary = Boundary(self._visit)
         # Of a Runtime, what a snapshotter needs.
         self.clock: Clock = SystemClock()
-        self.link, self.sequence, self.stop_reason = self, 0, cast("Reason | None", None)
+        self.link, self.step, self.sequence, self.stop_reason = self, 0, 0, cast("Reason | None", None)
         self.snapshots = Snapshots()
         self.told = list[Snapshot]()
         self.noted = list[tuple[str, object]]()
@@ -162,7 +162,7 @@ class World:
         return ""
 
     def note(self, event: str, **fields: object) -> None:
-        self.noted.append((event, fields["what"]))
+        self.noted.append((event, fields.get("what", fields.get("error", ""))))
 
     def tell_checkpoint(self, body: Message) -> None:
         assert isinstance(body, Snapshot)
@@ -429,3 +429,16 @@ def test_snapshots_by_the_cadence_go_on_when_memory_was_removed_and_no_call_come
     world.backend.lost.append(Path("slot.1.0"))
     assert world.wait_told(len(world.told) + 2).want == ""
     world.snapshotter.stop_cadence()
+
+
+def test_snapshots_that_fail_are_told_once_for_each_change_of_what_is_wrong(world: World) -> None:
+    world.backend.failures = [OSError(text) for text in ("no room for 1 bytes", "no room for 2 bytes", "broken")]
+    for _ in range(3):
+        with pytest.raises(OSError, match=r"no room|broken"):
+            world.snapshotter.take_snapshot("final")
+    assert world.noted == [("snapshot_failed", "no room for 1 bytes"), ("snapshot_failed", "broken")]
+    world.snapshotter.take_snapshot("final")
+    world.backend.failures = [OSError("broken")]
+    with pytest.raises(OSError, match="broken"):
+        world.snapshotter.take_snapshot("final")
+    assert world.noted[2:] == [("snapshots_resumed", ""), ("snapshot_failed", "broken")]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT
 from procsv.base.run.manifest import Reason
+from procsv.base.text import gist
 from procsv.ipc.messaging.messages import Durable, Message, SaveFailed
 from procsv.ipc.shm.heartbeat import Snapshots
 from procsv.ipc.shm.slot_file import NoRoom, SlotsLost
@@ -62,6 +63,7 @@ class Snapshotter:
         self._runs_seen = -1  # the worker's: calls that had ended when it last looked
         self._on_published: Callable[[Snapshots], None] | None = None
         self._worker = threading.Thread(target=self._work, name="procsv-snapshots", daemon=True)
+        self._last_failed = ""  # the gist of why no snapshot can be taken; "" if they can
         self.last_failure: SaveFailed | None = None
 
     # -- beginning and end -----------------------------------------------------------------------------------
@@ -288,7 +290,11 @@ class Snapshotter:
         """Logs `failure`, unless a caller waits who hears of it, or it only says that the source is closed."""
         if self._source.is_closed(failure):
             self.stop_cadence()  # there is nothing left to capture
-        elif all(record.request.until <= reached for record in records):
+            return
+        if gist(str(failure)) != self._last_failed:  # it is tried again and again
+            self._last_failed = gist(str(failure))
+            self._runtime.note("snapshot_failed", step=self._runtime.step, error=str(failure), is_last=False)
+        if all(record.request.until <= reached for record in records):
             log.error("procsv: a snapshot failed, training goes on: %s", failure)
 
     # -- the worker ------------------------------------------------------------------------------------------
@@ -389,6 +395,9 @@ class Snapshotter:
             self._cadence.learn(stall_s, stopped_s - begun_s)
             self._runtime.snapshots = self._cadence.told()
             queue.published(sequence, stopped_s)
+        if self._last_failed:
+            self._last_failed = ""
+            self._runtime.note("snapshots_resumed", step=self._runtime.step)
         try:
             if self._on_published is not None:
                 self._on_published(self._cadence.told())

@@ -6,6 +6,7 @@ snapshots, progress and readiness; decides nothing about services, threads or su
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -27,6 +28,7 @@ from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.restore_client import Origin
 from procsv.training.snapshots.snapshot_queue import Record
+from procsv.training.snapshots.snapshot_state import State
 from procsv.training.snapshots.snapshotter import Snapshotter
 from procsv.training.snapshots.source import StateSource
 from procsv.training.snapshots.step_faults import StepFaults
@@ -223,6 +225,7 @@ class TrainingRun:
                 return self._wait(self.snapshots.take_snapshot(reason, reuses=True), timeout_s)
         except failures as failure:
             log.error("procsv: the last state could not be taken: %s", failure)
+            self._note_lost(failure)
         return False
 
     def wait_asked(self, timeout_s: float) -> bool:
@@ -240,7 +243,16 @@ class TrainingRun:
         failed = self.snapshots.last_failure
         why = asked.failure or (failed.error if failed else "no answer yet")
         log.error("procsv: not saved within %.0f s: %s", timeout_s, why)
+        if asked.state < State.PUBLISHED or asked.failure is not None:  # else the checkpoint service has it
+            self._note_lost(why)
         return False
+
+    def _note_lost(self, why: Exception | str) -> None:
+        """Tells the watchdog that the last state has not come as far as the checkpoint service."""
+        if isinstance(why, str) or not self._source.is_closed(why):
+            with contextlib.suppress(RuntimeError, *self._failures):  # else the step is as last read
+                self.read_step()
+            self._runtime.note("snapshot_failed", step=self._runtime.step, error=str(why), is_last=True)
 
     def save_first_state(self) -> None:
         """The checkpoint that a fresh state begins with; a small one is on disk then, as programs expect that look for it.

@@ -7,6 +7,7 @@ actions for the reactor.  Pure: time and facts are arguments, actions are append
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from random import Random
 
 import msgspec
@@ -85,6 +86,8 @@ class TrainerSupervisor:
         self.gave_up = ""  # why
         self.unsettled: messages.TrainerExited | None = None  # what the checkpoint service has still to answer
         self.unsaved = ""  # why the newest state of the last trainer is not on disk
+        self.untaken = ""  # why there is no snapshot of late; "" if there is
+        self.last_untaken = ""  # why the last state of the trainer that runs was never in memory
         self.restart_s: float | None = None  # monotonic time of the next start
         self._keeps_state = task == settings.tasks[0]  # of the others nothing is saved
         self._grace_s, self._observes = settings.launch.grace_s, settings.observes
@@ -155,16 +158,31 @@ class TrainerSupervisor:
                 pass  # the signal that it has heard was ours
             case messages.Note(event, fields):
                 self._out.append(Journal(event, self.task, self.incarnation, dict(fields)))
+                if event in ("snapshot_failed", "snapshots_resumed"):
+                    self._told_of_snapshots(fields)
             case messages.Ack():
                 pass
             case body:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
 
+    def _told_of_snapshots(self, fields: Mapping[str, str | int | float | bool | None]) -> None:
+        """The program's state cannot be taken, of which the checkpoint service knows nothing; or it can again."""
+        step, error = fields["step"], fields.get("error")
+        what = f"step {step} could not be taken: {error}" if error else ""
+        if error and fields["is_last"]:
+            self.last_untaken = what
+            return
+        self.untaken = what
+        if error:
+            self._out.append(Say(f"no snapshot: {what}; training goes on, and so do the tries", is_bad=True))
+        else:
+            self._out.append(Say(f"snapshots are taken again, from step {step} on"))
+
     def _recovered(self, recovered: messages.FirstStepDone, now_s: float) -> None:
         self.step = self._own_step = max(self._own_step, recovered.step)
         if recovered.source == "checkpoint":
             self.durable_step = recovered.restored_step
-        self._resumed_step = recovered.restored_step
+        self._resumed_step, self.last_untaken = recovered.restored_step, ""
         self.history.ready(recovered.restored_step)
         if self._reported_ready != self.incarnation:
             self._reported_ready = self.incarnation
@@ -379,6 +397,7 @@ class TrainerSupervisor:
             self.incarnation += 1
             self.restarts += 1
         self._we_killed, self._recycled, self._stop_is_told = "", "", False
+        self.untaken = self.last_untaken = ""
         self._stop_reason, self._own_grace_s = "final", None
         self.hanging.start_watch(now_s)
         self._out.append(self._standby.start_of(self.task, self.incarnation, now_s))

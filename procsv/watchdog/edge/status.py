@@ -49,7 +49,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
         last_exit=task.last_exit,
         next_restart_in=round(max(0.0, task.restart_s - now_s), 3) if waits and task.restart_s is not None else None,
         step_s=round(task.hanging.liveness.steps.median_s, 6),
-        save_error=core.saves.error or None,
+        save_error=core.saves.error or task.untaken or None,
         next_save_in=None if core.saves.try_s is None else round(max(0.0, core.saves.try_s - now_s), 3),
         ground_error=core.ground.error or None,
         goodput=task.goodput.value(now_s),

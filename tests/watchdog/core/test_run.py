@@ -295,6 +295,42 @@ def test_services_that_do_not_finish_in_time_are_killed() -> None:
     assert not world.alive
 
 
+def untaken(is_last: bool) -> Note:
+    return Note("snapshot_failed", {"step": 840, "error": "no memory", "is_last": is_last})
+
+
+def test_snapshots_that_fail_are_said_and_shown_until_they_do_not() -> None:
+    world = running()
+    world._hear(TRAINER, untaken(is_last=False))
+    world.advance(1.0)
+    assert world.core.chief.untaken == "step 840 could not be taken: no memory"
+    assert world.last("snapshot_failed")["error"] == "no memory"
+    assert any("no snapshot: step 840 could not be taken: no memory" in line for line in world.said)
+    world.durable(838)
+    assert world.core.chief.untaken, "it was taken before"
+    world._hear(TRAINER, Note("snapshots_resumed", {"step": 850}))
+    world.advance(0.1)
+    assert world.core.chief.untaken == ""
+
+
+def test_a_stop_whose_last_state_could_not_be_taken_ends_with_70_and_says_so() -> None:
+    world = running()
+    world.stop()
+    world._hear(TRAINER, untaken(is_last=True))
+    world.advance(0.1)
+    world.crash(Exit(75, None))
+    assert world.exit_code == 70
+    assert "step 840 could not be taken: no memory" in world.last("gave_up")["why"]
+
+
+def test_what_a_session_could_not_save_at_its_end_is_over_when_the_next_one_trains() -> None:
+    world = running()
+    world._hear(TRAINER, untaken(is_last=True))
+    world.train(860, restored=800)
+    world.crash(DONE)
+    assert world.exit_code == 0
+
+
 def test_a_stop_before_anything_is_ready_does_not_wait_for_services_with_nothing_to_save() -> None:
     world = World()
     world.stop()
