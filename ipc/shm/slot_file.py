@@ -100,7 +100,7 @@ def scan_slots(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
     """The READY slots, newest sequence first.  Torn and unreadable ones are left out, and free ones unless asked for."""
     found = []
     for path in shm_dir.glob("slot.*"):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             with path.open("rb") as file:
                 info = _unpack(path, file.read(HEADER_BYTES))
             if info is not None and (any_state or info.state is SlotState.READY):

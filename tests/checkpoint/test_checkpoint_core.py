@@ -320,3 +320,38 @@ def test_the_end_does_not_wait_for_ever_for_what_the_program_has_saved() -> None
     assert not desk.core.waiting.settled
     desk.after(0.1)
     assert desk.core.waiting.settled
+
+
+# -- what is lost ----------------------------------------------------------------------------------------------
+def test_the_end_says_which_state_went_with_its_memory_before_it_was_saved() -> None:
+    for ending in (TrainerExited(1, True), Finish()):
+        desk = Desk().begun()
+        desk.snapshot(slot(1, 10))
+        desk.snapshot(slot(2, 20))
+        desk.ready()
+        out = desk.say(ending, task=WATCHDOG)
+        assert bodies(out, FlushDone)[0].error == "step 20 was in memory alone, and is lost from there"
+
+
+def test_nothing_is_lost_that_is_on_disk_or_that_a_later_trainer_has_done_without() -> None:
+    saved = Desk().begun()
+    saved.saved(only(saved.snapshot(slot(1, 10), "manual"), Persist))
+    saved.ready()
+    assert bodies(saved.say(TrainerExited(1, True), task=WATCHDOG), FlushDone)[0].error == ""
+
+    later = Desk().begun()
+    later.snapshot(slot(1, 10))
+    later.ready()
+    assert bodies(later.say(TrainerExited(1, False), task=WATCHDOG), FlushDone)[0].error
+    later.say(Restored(), incarnation=2)
+    assert bodies(later.say(TrainerExited(2, True), task=WATCHDOG), FlushDone)[0].error == ""
+
+
+def test_what_is_not_in_memory_may_be_on_disk_as_long_as_nobody_has_looked() -> None:
+    desk = Desk()
+    desk.say(PLAN)
+    desk.say(Snapshot(1, 10, ""))
+    assert not bodies(desk.say(TrainerExited(1, True), task=WATCHDOG), FlushDone)
+    on_disk = durable_of(State(1, 10, 1, "r", None))
+    (done,) = bodies(desk.see(desk.core.stocked(DiskState(10, 1, on_disk, ()), 0.0)), FlushDone)
+    assert (done.step, done.error) == (10, "")

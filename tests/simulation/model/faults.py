@@ -214,6 +214,11 @@ def spoil_slot(run: Run, rng: Random) -> str:
     return _restart_from_disk(run, rng) + f"{slot.info.path} is spoilt"
 
 
+def sweep_memory(run: Run, rng: Random) -> str:
+    run.world.memory.clear()
+    return _restart_from_disk(run, rng) + "shared memory is swept"
+
+
 def wall_jump(run: Run, rng: Random) -> str:
     seconds = rng.choice([-3600.0, 3600.0])
     run.world.clock.wall_offset_s += seconds
@@ -287,6 +292,7 @@ FAULTS: dict[Fault, int] = {
     spoil_newest: 3,
     spoil_all: 1,
     spoil_slot: 2,
+    sweep_memory: 2,
     wall_jump: 2,
     stop: 3,
     preempt: 3,

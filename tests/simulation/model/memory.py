@@ -105,11 +105,19 @@ class SimArena:
         self._own: list[Slot] = []
 
     def reserve(self, count: int, never: Path | None) -> None:
+        self._own = list(filter(self._is_there, self._own))
         newest = self._memory.newest_ready(self._me.task)
         for path in sorted(self._memory.slots):
             slot = self._memory.slots[path]
             is_own = slot.info.task == self._me.task
-            if is_own and len(self._own) < count and path != never and slot is not newest and not slot.is_locked:
+            if (
+                is_own
+                and len(self._own) < count
+                and path != never
+                and slot not in self._own
+                and slot is not newest
+                and not slot.is_locked
+            ):
                 self._take(slot)
         number = 0
         while len(self._own) < count:
@@ -130,6 +138,13 @@ class SimArena:
 
     def _marked(self, path: Path, state: SlotState) -> SlotInfo:
         return SlotInfo(path, state, self._me.task, self._me.incarnation, 0, -1, self._me.run, 0, 0, 0)
+
+    def has_lost(self) -> bool:
+        """Whether somebody has removed slots of ours; `reserve` makes others."""
+        return not all(map(self._is_there, self._own))
+
+    def _is_there(self, slot: Slot) -> bool:
+        return self._memory.slots.get(slot.info.path) is slot
 
     def begin_snapshot(self) -> Slot | None:
         """A slot to fill; None if the service reads all but the newest READY one."""

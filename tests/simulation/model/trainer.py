@@ -306,8 +306,8 @@ class Trainer(Process):
                 limit_s = max(1.0, share_s - (self.world.clock.now_s - self._stop_s))
             if self._asked_for[0] != self._runs:
                 yield from self._take(self._stop_reason or "final")
-            sequence = self._asked_for[1]
-            yield (lambda: self._durable_sequence >= sequence), limit_s
+            while (yield (lambda: self._has_saved or self._has_lost), limit_s) and not self._has_saved:
+                yield from self._take(self._stop_reason or "final")
         if self.step >= self.world.program.steps:
             self._add_record("stop")
         self.phase = Phase.STOP
@@ -389,6 +389,8 @@ class Trainer(Process):
             self._snapshot_s = self.world.clock.now_s + self.world.program.snapshot_s
             return sequence
         assert self._pool is not None
+        if self._has_lost:
+            self._pool.reserve(self.world.program.slots, self._never)
         slot = self._pool.begin_snapshot()
         if slot is None:
             return None
@@ -419,6 +421,14 @@ class Trainer(Process):
                 return
             yield 0.1
         self._asked_for = (self._runs, sequence)
+
+    @property
+    def _has_saved(self) -> bool:
+        return self._durable_sequence >= self._asked_for[1]
+
+    @property
+    def _has_lost(self) -> bool:
+        return self._pool is not None and self._pool.has_lost()
 
     # -- small things ----------------------------------------------------------------------------------------
     def _tell(self, task: TaskId, body: Message) -> int:
