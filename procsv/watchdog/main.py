@@ -18,9 +18,11 @@ from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG
 from procsv.base.run.lease import Lease, find_place
+from procsv.base.run.paths import logdir_hash
 from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
+from procsv.base.system.tree_mark import remove_mark
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
@@ -61,6 +63,8 @@ def run(
     try:
         opened = _open(start, clock, signals, console, observed)
         waiter, variables = Waiter(), os.environ if environment is None else environment
+        # What is none of the program's must not pass for it, where we were started from its tree ourselves.
+        variables = remove_mark(variables, logdir_hash(start.paths.logdir))
         processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm)
         return _run(start, opened, processes, clock, signals, console)
     except UserError as error:
@@ -171,7 +175,7 @@ def _build_environment(
     event_hook = EventHook(
         start.settings.on_event,
         paths.logs / "on-event.log",
-        {**os.environ, "PROCSV_LOGDIR": start.logdir, "PROCSV_RUN": start.run},
+        {**processes.environment, "PROCSV_LOGDIR": start.logdir, "PROCSV_RUN": start.run},
         lambda text: console.say(text, is_bad=True),
         start.settings.on_event_s,
     )

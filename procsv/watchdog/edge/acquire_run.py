@@ -34,6 +34,7 @@ from procsv.base.system.atomic_file import set_aside
 from procsv.base.system.locks import DirectoryLock, FileLock
 from procsv.base.text import is_remote
 from procsv.watchdog.edge.resources.logdir_lease import in_use, take_lease
+from procsv.watchdog.edge.resources.orphans import Orphans
 
 LEFTOVER_MARGIN_S = 15.0  # beyond the grace: the services of a dead run tidy up after its trainer
 ROOM_BYTES = 2**18  # that a runtime directory must have
@@ -186,22 +187,24 @@ def _wait_for_leftovers(
     locks = _locks(paths, "")
     if before is not None and before.run_dir != str(paths.run_dir):  # it ran with another runtime directory
         locks |= _locks(before.paths, " (before)")
-    said = False
+    said, orphans = False, Orphans(paths, clock, say)
     while True:
         has_heirs = not heirs.try_acquire()
         if has_heirs:
             _refuse_if_run(paths, us)
         held = {who: path for who, path in locks.items() if FileLock(path).is_held()}
-        if not has_heirs and not held:
+        left = orphans.end_orphans()
+        if not has_heirs and not held and not left:
             return
         is_late = clock.monotonic() > deadline_s
         if is_late or not said:
-            names = ", ".join(_names(held, heirs.holders() if has_heirs else [])) or "a process that cannot be seen"
+            alive = {*left, *(heirs.holders() if has_heirs else ())}
+            names = ", ".join(_names(held, sorted(alive))) or "a process that cannot be seen"
         if is_late and _end_orphans(paths, heirs.holders(), say):
             deadline_s = clock.monotonic() + LEFTOVER_MARGIN_S
         elif is_late:
             raise LogdirLocked(f"what an earlier run started in {paths.logdir} is still alive: {names}; end it first")
-        if not said:
+        if not said and (held or has_heirs or orphans.has_program):
             said = True
             say(f"the run before was killed; waiting for what it left to save and end: {names}")
         for path in held.values():

@@ -19,9 +19,11 @@ import psutil
 from procsv.base.clock import Clock
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.logs import older_part
+from procsv.base.run.paths import logdir_hash
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.locks import DirectoryLock, FileLock, is_lock_free
 from procsv.base.system.processes import Child, process_state, spawn, thread_states
+from procsv.base.system.tree_mark import add_mark
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.start import TRAINING, Start, module_of
 from procsv.ipc.messaging.zmq_transport import Waiter
@@ -106,6 +108,7 @@ class Processes(msgspec.Struct):
             fds.append(end.fd)
         environment = start.environment(self.environment)
         if module_of(task) == TRAINING:
+            environment = add_mark(environment, logdir_hash(paths.logdir))
             environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": str(task)}
         if task == STANDBY and TRAINER in self.running:
             environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # as it is to be

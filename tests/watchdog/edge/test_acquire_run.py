@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 import pytest
 
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import CHECKPOINT, TRAINER
+from procsv.base.run.journal import Journal
 from procsv.base.run.lease import Lease, find_place
 from procsv.base.run.manifest import Manifest
-from procsv.base.run.paths import RunPaths, find_paths
+from procsv.base.run.paths import RunPaths, find_paths, logdir_hash
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.locks import FileLock
 from procsv.base.system.processes import identify
+from procsv.base.system.system_clock import SystemClock
+from procsv.base.system.tree_mark import add_mark
 from procsv.watchdog.edge.acquire_run import Opened, open_run, remove_run
 from tests.support.fake_clock import FakeClock
 
@@ -259,4 +264,29 @@ def test_what_a_killed_run_left_in_another_runtime_directory_is_cleared(paths: R
 
     assert not detached.run_dir.exists()
     assert opened.first_incarnation == 8
+    close_it(paths, opened)
+
+
+def test_row_54_a_program_that_still_lives_gets_its_time_and_its_children_live_with_it(paths: RunPaths) -> None:
+    close_it(paths, open_it(paths))
+    environment = add_mark(os.environ, logdir_hash(paths.logdir))
+    command, clock = ("/bin/sh", "-c", "sleep 1000 & echo; wait"), FakeClock()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        [child] = psutil.Process(program.pid).children()
+        journal = Journal(paths.journal, SystemClock())
+        journal.append("spawned", TRAINER, 1, pid=program.pid)
+        journal.close()
+
+        def wait(seconds: float) -> None:
+            if clock.advance(1.0) == 20.0:
+                assert program.poll() is None
+                assert child.status() != psutil.STATUS_ZOMBIE
+                program.kill()  # it has saved
+                program.wait()
+
+        opened = open_it(paths, wait, clock)
+        assert clock.now_s >= 20.0
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     close_it(paths, opened)

@@ -1,0 +1,78 @@
+"""Orphans of a run whose watchdog was killed: found by the mark that they have inherited, and ended before a program starts.
+
+Used by acquire_run.py, which has made sure that no watchdog has the logdir.  Touches no process of another user, none that this
+launch descends from, and none as long as a program lives that is to save and end by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+
+from procsv.base.clock import Clock
+from procsv.base.identity import PROGRAM_ROLES
+from procsv.base.run.journal import read_journal
+from procsv.base.run.paths import RunPaths, logdir_hash
+from procsv.base.system.processes import ExternalProcess
+from procsv.base.system.tree_mark import find_marked
+
+KILL_S = 2.0  # from SIGTERM to SIGKILL
+
+
+class Orphans:
+    """What a killed run's programs have left alive, whatever session it is in: found by the mark that it has inherited."""
+
+    def __init__(self, paths: RunPaths, clock: Clock, say: Callable[[str], None]) -> None:
+        self._paths, self._clock, self._say = paths, clock, say
+        self._told: dict[int, float] = {}  # by pid: when it was asked to end
+        self.has_program = False
+
+    def end_orphans(self) -> list[int]:
+        """Ends them, once no program lives that they may serve, and that is to save and end by itself; the pids that live."""
+        if self._paths.own_home is not None:
+            return []  # the logdir is another run's, too
+        marked = find_marked(logdir_hash(self._paths.logdir))
+        try:
+            programs = self._programs() if marked else set()
+            self.has_program = any(one.pid in programs or (not programs and _is_leader(one.pid)) for one in marked)
+            if not self.has_program:
+                self._end(marked)
+            return sorted(one.pid for one in marked)
+        finally:
+            for one in marked:
+                one.close()
+
+    def _end(self, orphans: list[ExternalProcess]) -> None:
+        now_s, news = self._clock.monotonic(), [one for one in orphans if one.pid not in self._told]
+        if news:
+            pids = sorted(one.pid for one in news)
+            self._say(f"ending what the program of the run before has left alive: processes {_list(pids)}")
+        for one in news:
+            self._told[one.pid] = now_s
+            one.signal_tree(signal.SIGTERM)
+        for one in orphans:
+            if now_s - self._told[one.pid] > KILL_S:
+                one.signal_tree(signal.SIGKILL)
+
+    def _programs(self) -> set[int]:
+        """The pids that the run before has given to its programs; none if its journal is lost."""
+        pids = set[int]()
+        for line in read_journal(self._paths.journal):
+            if line["event"] == "run_started":
+                pids.clear()
+            elif line["event"] == "spawned" and line["role"].partition(".")[0] in PROGRAM_ROLES and line.get("pid"):
+                pids.add(line["pid"])
+        return pids
+
+
+def _is_leader(pid: int) -> bool:
+    """Whether it leads a session, as a program does."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(pid) == pid
+    return False
+
+
+def _list(pids: list[int]) -> str:
+    return ", ".join(map(str, pids))

@@ -1,0 +1,74 @@
+"""The mark of a process tree: who has it, who is found by it, who is spared."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from procsv.base.system.tree_mark import VARIABLE, add_mark, find_marked, remove_mark
+
+MARK = f"mark-{os.getpid()}"
+STRANGER = 54321
+LIVES = ("/bin/sh", "-c", "echo lives; exec sleep 1000")  # any user may start it
+
+
+@contextlib.contextmanager
+def living(environment: dict[str, str] | None = None, user: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A process that has come to itself."""
+    given = {**os.environ, **(environment or {})}
+    with subprocess.Popen(LIVES, env=given, stdout=subprocess.PIPE, text=True, user=user, cwd="/") as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def found(mark: str = MARK) -> set[int]:
+    marked = find_marked(mark)
+    for process in marked:
+        process.close()
+    return {process.pid for process in marked}
+
+
+def test_a_run_within_a_run_is_found_by_both_marks_and_a_mark_stands_there_once() -> None:
+    inner = add_mark(add_mark(add_mark({"A": "1"}, "outer"), "inner"), "outer")
+
+    assert inner == {"A": "1", VARIABLE: "inner:outer"}
+    assert remove_mark(inner, "outer") == {"A": "1", VARIABLE: "inner"}
+    assert remove_mark(add_mark({"A": "1"}, "outer"), "outer") == {"A": "1"}
+
+
+def test_only_what_has_that_very_mark_is_found() -> None:
+    with (
+        living(add_mark({}, MARK)) as marked,
+        living(add_mark(add_mark({}, MARK), "inner")) as nested,
+        living(add_mark({}, MARK + "0")),
+        living({"PROCSV_LOGDIR": MARK}),
+        living(),
+    ):
+        assert found() == {marked.pid, nested.pid}
+
+
+def test_a_launch_from_within_the_tree_spares_itself_and_those_above_it() -> None:
+    code = (
+        "import os, subprocess, sys\n"
+        "from procsv.base.system.tree_mark import find_marked\n"
+        f"print(sorted(one.pid for one in find_marked({MARK!r})), flush=True)\n"
+    )
+    with living(add_mark({}, MARK)) as other:
+        command = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
+        done = subprocess.run(
+            [sys.executable, "-c", command], env=add_mark(os.environ, MARK), capture_output=True, text=True, check=True
+        )
+    assert done.stdout == f"[{other.pid}]\n"
+
+
+def test_another_users_process_is_never_found() -> None:
+    user = STRANGER if os.geteuid() == 0 else None
+    with living(add_mark({}, MARK), user=user) as process:
+        assert found() == (set() if user else {process.pid})

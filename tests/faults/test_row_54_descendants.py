@@ -1,0 +1,144 @@
+"""Children of the program in sessions of their own: none of them lives on beside the next trainer.
+
+The real watchdog, bootstrap and summary service; programs that need no TensorFlow, and a stand-in for the checkpoint service.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.test_rows_without_tensorflow import running, wait_printed
+from tests.support.launched import Launched
+
+pytestmark = pytest.mark.fault
+
+# The first attempt starts a child that is to outlive it; later ones say whether it does.
+STARTS = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+
+here = Path(__file__).parent
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+if os.environ["PROCSV_INCARNATION"] == "1":
+    start()
+    while not (here / "child").exists():
+        time.sleep(0.01)
+else:
+    print("the child lives:", lives((here / "child").read_text()), flush=True)
+print("begun", flush=True)
+signal.pause()
+"""
+
+DAEMON = """
+DAEMON = '''
+import os, signal, sys
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+signal.signal(signal.SIGTERM, {on_term})
+os.closerange(0, 256)
+with open({child!r} + ".new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename({child!r} + ".new", {child!r})
+while True: signal.pause()
+'''
+
+
+def start():
+    subprocess.run([sys.executable, "-c", DAEMON], env={env}, check=True)
+"""
+
+HEIR = """
+def start():
+    if not os.fork():  # it has all of its parent's descriptors, the writer's lock among them
+        os.setsid()
+        (here / "new").write_text(str(os.getpid()))
+        (here / "new").rename(here / "child")
+        while True: signal.pause()
+"""
+
+
+def daemon(tmp_path: Path, on_term: str = "signal.SIG_DFL", env: str = "None") -> str:
+    code = DAEMON.replace("{on_term}", on_term).replace("{child!r}", repr(str(tmp_path / "child")))
+    return code.replace("{env}", env) + STARTS
+
+
+def kill_watchdog_and_trainer(run: Launched) -> None:
+    """Neither sees the other's end."""
+    run.kill("watchdog", signal.SIGSTOP)
+    run.kill("trainer")
+    run.kill("watchdog")
+    assert run.wait_end() == -signal.SIGKILL
+
+
+def stop(run: Launched) -> None:
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait_end() == 75
+
+
+@pytest.mark.parametrize("on_term", ["signal.SIG_DFL", "signal.SIG_IGN"])
+def test_row_54_a_daemon_that_outlived_watchdog_and_trainer_is_ended_by_the_next_launch(
+    tmp_path: Path, on_term: str
+) -> None:
+    source = daemon(tmp_path, on_term)
+    with running(tmp_path, source) as run:
+        wait_printed(run, "begun")
+        child = psutil.Process(int((tmp_path / "child").read_text()))
+        kill_watchdog_and_trainer(run)
+    assert child.is_running()
+    with running(tmp_path, source) as run:
+        wait_printed(run, "begun", 2)
+        wait_printed(run, "the child lives: False", 2)
+        assert f"ending what the program of the run before has left alive: processes {child.pid}" in run.said()
+        stop(run)
+
+
+def test_row_54_a_fork_that_holds_the_writers_lock_is_ended_by_the_next_launch(tmp_path: Path) -> None:
+    source = "import os, signal\n" + HEIR + STARTS
+    with running(tmp_path, source) as run:
+        wait_printed(run, "begun")
+        kill_watchdog_and_trainer(run)
+    with running(tmp_path, source) as run:
+        wait_printed(run, "the child lives: False", 2)
+        stop(run)
+
+
+def test_row_54_a_daemon_without_environment_is_ended_by_the_watchdog_that_lives(tmp_path: Path) -> None:
+    with running(tmp_path, daemon(tmp_path, env="{}")) as run:
+        wait_printed(run, "begun")
+        run.kill("trainer")
+        wait_printed(run, "the child lives: False", 2)
+        stop(run)
+
+
+def test_row_54_a_program_that_somebody_else_has_started_for_the_same_logdir_is_left_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import signal; signal.pause()", str(tmp_path / "logdir")]
+    environment = {**os.environ, "PROCSV_LOGDIR": str(tmp_path / "logdir"), "PROCSV_ROLE": "trainer"}
+    source = daemon(tmp_path)
+    board = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        with running(tmp_path, source) as run:
+            wait_printed(run, "begun")
+            kill_watchdog_and_trainer(run)
+        with running(tmp_path, source) as run:
+            wait_printed(run, "the child lives: False", 2)
+            stop(run)
+        assert board.poll() is None
+    finally:
+        board.kill()
+        board.wait()
