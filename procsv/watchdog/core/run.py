@@ -265,7 +265,7 @@ class Core:
             if (beat := event.beats.get(name)) is not None:
                 task.beat(beat, now_s)
             if task.pid:
-                task.memory_step = event.memory_step
+                task.see_memory(event.memory_step)
                 task.watch(beat, name in event.stopped, now_s)
         for name, service in self.services.items():
             service.watch(event.beats.get(name), event.doing.get(name, ""), now_s)

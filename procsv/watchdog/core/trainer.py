@@ -103,6 +103,7 @@ class TrainerSupervisor:
         self._kill_at_s: float | None = None
         self._killed_s: float | None = None
         self._we_killed = ""
+        self._taken_step = NO_STEP  # of its newest snapshot, whether that is still there or not
         self._resumed_step = NO_STEP  # what the trainer that runs goes on from, as far as is known
         self._recycled = ""  # why the trainer that runs was asked to save and end
         self._stop_reason: Reason = "final"
@@ -135,6 +136,12 @@ class TrainerSupervisor:
         event = _PHASES.get(beat.phase)
         if event is not None:
             self._handle(event, now_s)
+
+    def see_memory(self, step: int) -> None:
+        """The step of the newest snapshot that is in memory now."""
+        self.memory_step = step
+        if step <= self._own_step:  # else another's, of a state that was not resumed from
+            self._taken_step = max(self._taken_step, step)
 
     def _read(self, beat: Heartbeat | None) -> None:
         if beat is not None:
@@ -391,7 +398,7 @@ class TrainerSupervisor:
                     self.ends_run, self.restart_s = True, None
 
     def _spawn(self, now_s: float) -> None:
-        self.restart_s, self.phase, self._own_step = None, None, NO_STEP
+        self.restart_s, self.phase, self._own_step, self._taken_step = None, None, NO_STEP, NO_STEP
         self._resumed_step = self.memory_step if self.history.durable_step == NO_STEP else self.resume_step
         if self._last_death is not None and self._last_death.incarnation == self.incarnation:
             self.incarnation += 1
@@ -426,7 +433,9 @@ class TrainerSupervisor:
             return
         death = Death(ended.exit, ended.words, self._own_step, self._attempt)
         verdict = self.history.decide_restart(death, self._standby.is_ready)
-        if self._keeps_state and self.history.suspects(death, self._resumed_step, self.resume_step):
+        if self._keeps_state and self.history.suspects(
+            death, self._resumed_step, max(self.resume_step, self._taken_step)
+        ):
             self._go_back()
         if isinstance(verdict, Restart):
             self._restart(verdict.delay_s, now_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from procsv.base.identity import CHECKPOINT, TRAINER
-from procsv.base.outcome import Exit, LastWords
+from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.ipc.messaging.messages import StopTraining, TrainerExited
 from procsv.watchdog.core.events import NotSpawned, RecycleAsked
 from tests.watchdog.world import KILLED, World
@@ -88,6 +88,18 @@ def test_a_program_that_is_done_on_its_way_out_is_done() -> None:
     world.crash(Exit(0, None))
 
     assert world.exit_code == 0
+
+
+def test_a_state_is_not_blamed_for_crashes_after_a_snapshot_that_went_with_its_memory() -> None:
+    world = World().ready().train(840)
+    world.durable(840)
+    for _ in range(3):
+        world.crash(Exit(None, signal.SIGSEGV))
+        world.advance(120.0)
+        world.memory_step = 860
+        world.train(870, restored=840)
+        world.memory_step = NO_STEP
+    assert not world.events("state_suspected")
 
 
 def test_a_state_that_was_resumed_from_and_crashed_twice_is_left_for_the_one_before() -> None:
