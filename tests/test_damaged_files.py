@@ -23,6 +23,7 @@ from procsv.base.errors import PeerError, UserError
 from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.base.outcome import LastExit
 from procsv.base.run.journal import Journal, read_journal
+from procsv.base.run.lease import Lease, LeaseFile, Place
 from procsv.base.run.manifest import FileSum, Manifest, saved_step
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.run_file import RunFile, find_run_in, read_run, write_run
@@ -83,6 +84,7 @@ class Readers:
             paths.run_json: self.run_file(),
             paths.journal: self.journal(),
             paths.run_lock: self.lock(),
+            paths.lease: self.lease(),
             paths.logdir / "model.ckpt-7.manifest.json": self.manifest(),
             paths.staging / "2" / "intent.json": self.intent(),
             paths.home / "checkpoints.json": self.stored_state(),
@@ -155,6 +157,12 @@ class Readers:
             there.is_held()
 
         return read
+
+    def lease(self) -> Callable[[], Any]:
+        place = Place("host", "boot", "pid:[1]")
+        lease = Lease(run=RUN, place=place, pid=1, started=12.5, what="procsv launch é", since=1e9, renewed=1e9)
+        LeaseFile(self.paths).replace(lease)
+        return lambda: LeaseFile(self.paths).holder()
 
     def manifest(self) -> Callable[[], Any]:
         path = self.paths.logdir / "model.ckpt-7.manifest.json"

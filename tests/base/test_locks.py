@@ -209,8 +209,7 @@ def test_a_directory_is_locked_by_its_holders_and_their_heirs_who_can_be_named(t
         with running(DIRECTORY_HOLDER, tmp_path, "alone", failpoints=failpoints) as second:
             assert second.wait_said("got") == "False"
         holder.kill()
-        lock = DirectoryLock(tmp_path)
-        lock.is_firm = not failpoints
+        lock = DirectoryLock(tmp_path, is_firm=not failpoints)
         assert lock.holders() == [child]
         with running(DIRECTORY_HOLDER, tmp_path, "alone", failpoints=failpoints) as second:
             assert second.wait_said("got") == "False"

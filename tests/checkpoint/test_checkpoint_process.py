@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from procsv.base.identity import CHECKPOINT, TaskId
+from procsv.base.run.lease import Lease, LeaseFile, find_place
 from procsv.base.system.failpoints import DECLARED
 from procsv.base.system.processes import spawn
 from procsv.ipc.messaging.launch_settings import LaunchSettings
@@ -281,6 +282,29 @@ def test_a_trainer_that_outlives_its_grace_is_killed_by_the_last_one_out(run: An
     assert run.wait_ended(child).signal == signal.SIGKILL
     assert run.wait_ended(service).code == 0
     assert not run.paths.run_dir.exists()
+
+
+def test_row_53_the_last_one_out_keeps_the_lease_as_long_as_the_program_lives_and_removes_it(
+    run: Any, plan: Any
+) -> None:
+    lease = Lease(run=run.id, place=find_place(), pid=1, started=0.0, what="python train.py", renewed=1.0)
+    file = LeaseFile(run.paths)
+    run.paths.home.mkdir(exist_ok=True)
+    file.create(lease)
+    service = run.start_service(observes=os.getpid())
+    child = spawn([sys.executable, "-c", "import threading; threading.Event().wait()"], env=dict(os.environ), log=None)
+    trainer = run.trainer(plan=plan())
+    trainer.pid = child.pid
+    trainer.ask(Restore(False))
+
+    run.cut_lifeline()
+
+    while file.holder() == lease:
+        trainer.turn(0.05)
+    child.signal(signal.SIGKILL)
+    run.wait_ended(child)
+    assert run.wait_ended(service).code == 0
+    assert file.read() is None
 
 
 def test_the_heartbeat_says_what_is_done_and_the_socket_answers_while_saving(run: Any, plan: Any, publish: Any) -> None:

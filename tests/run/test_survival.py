@@ -3,6 +3,8 @@
 import itertools
 import random
 import re
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -192,6 +194,29 @@ def test_a_killed_watchdog_costs_no_step_and_the_same_command_resumes(
     with launched(tmp_path / "digits", *command) as run:
         assert run.wait_end() == 0
     assert run.events("recovered")[-1]["step"] == saved > 0
+    assert _result(run) == undisturbed
+
+
+def test_row_53_a_frozen_trainer_that_wakes_beside_the_next_launch_changes_no_bit(
+    tmp_path: Path, undisturbed: tuple[str, str]
+) -> None:
+    command = (DIGITS, "--steps", "3000", "--step-ms", "4")
+    with launched(tmp_path / "digits", *command) as run:
+        run.wait_event("checkpoint_durable")
+        trainer = psutil.Process(run.kill("trainer", signal.SIGSTOP))
+        killed = [psutil.Process(run.kill(role)) for role in ("watchdog", "checkpoint", "summary")]
+        run.process.wait()
+        psutil.wait_procs(killed, timeout=NEWS_S_MAX)
+    durable = [entry["step"] for entry in run.events("checkpoint_durable")][-1]
+    paths = find_paths(tmp_path / "digits")
+    shutil.rmtree(paths.run_dir)
+    paths.run_json.unlink()
+    with launched(tmp_path / "digits", *command) as run:
+        run.wait_for("the old trainer's pid", lambda: f"process {trainer.pid} (" in run.said())
+        trainer.send_signal(signal.SIGCONT)
+        assert run.wait_end() == 0
+    assert not trainer.is_running()
+    assert run.events("recovered")[-1]["step"] >= durable
     assert _result(run) == undisturbed
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import pytest
 
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
+from procsv.base.system.locks import DirectoryLock
 from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv
 from tests.support.programs import until
 
@@ -113,8 +115,8 @@ class Observed:
 
 
 @contextlib.contextmanager
-def observed(tmp_path: Path) -> Iterator[Observed]:
-    program, orders = tmp_path / "train.py", tmp_path / "orders"
+def observed(tmp_path: Path, name: str = "orders") -> Iterator[Observed]:
+    program, orders = tmp_path / "train.py", tmp_path / name
     program.write_text(PROGRAM)
     os.mkfifo(orders)
     with (
@@ -192,6 +194,47 @@ def test_row_46_a_fork_that_outlives_the_killed_program_does_not_hold_the_run(tm
         with other.open("w"):
             pass
         psutil.wait_procs([fork], timeout=60)
+
+
+def test_row_53_a_frozen_program_of_which_only_the_logdir_knows_is_never_joined_by_another_nor_killed(
+    tmp_path: Path,
+) -> None:
+    with observed(tmp_path) as program, tempfile.TemporaryDirectory(prefix="psv-") as elsewhere:
+        program.tell("begin")
+        pid, paths = program.run.process.pid, find_paths(tmp_path / "logdir")
+        watchdog = psutil.Process(program.watchdog)
+        services = watchdog.children()
+        writers = {pid, watchdog.pid, *(service.pid for service in services)}
+        assert set(DirectoryLock(paths.home).holders()) == writers
+        try:
+            program.run.process.send_signal(signal.SIGSTOP)
+            for process in (watchdog, *services):
+                process.kill()
+            psutil.wait_procs(services, timeout=60)
+            until(lambda: set(DirectoryLock(paths.home).holders()) == {pid}, lambda: None, NEWS_S_MAX)
+            shutil.rmtree(paths.run_dir)
+            paths.run_json.unlink()
+            refused = procsv(
+                "launch",
+                "--logdir",
+                str(tmp_path / "logdir"),
+                "--standby",
+                "off",
+                "json.tool",
+                XDG_RUNTIME_DIR=elsewhere,
+            )
+        finally:
+            program.run.process.send_signal(signal.SIGCONT)
+        assert refused.returncode == 73
+        assert f"is in use: process {pid} (python train.py" in refused.stderr
+        program.run.process.kill()
+        program.run.process.wait()
+        shutil.rmtree(paths.shm_dir)
+    with observed(tmp_path, "again") as program:
+        program.tell("begin")
+        program.order("end")
+        program.order("exit 0")
+        assert program.run.wait_end() == 0
 
 
 def test_a_crash_of_the_interpreter_is_told_by_its_stacks(tmp_path: Path) -> None:

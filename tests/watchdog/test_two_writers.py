@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import msgspec
 import psutil
 import pytest
 
+from procsv.base.identity import TRAINER
 from procsv.base.run.lease import Lease, LeaseFile, Place, find_place
 from procsv.base.run.paths import find_paths
 from procsv.base.system.locks import DirectoryLock
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.fault
 
+SYS_PIDFD_GETFD = 438
 NO_LOCKS = {"PROCSV_FAILPOINTS": "locks.directory=enolck"}
 ELSEWHERE = Lease(
     run="f" * 16,
@@ -150,6 +153,32 @@ def test_row_53_everything_that_writes_to_a_logdir_holds_its_lock(tmp_path: Path
         assert run.end() == 75
     assert lock.try_acquire()
     lock.let_go()
+
+
+def test_row_53_a_writers_lock_whose_file_is_gone_still_keeps_the_next_trainer_from_starting(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE, backoff=Range(0.05, 60.0)) as run:
+        run.begun()
+        trainer, path = run.pid("trainer"), run.file().paths.writer_lock(TRAINER)
+        fds = Path(f"/proc/{trainer}/fd").iterdir()
+        lock = take_fd(trainer, next(int(fd.name) for fd in fds if os.readlink(fd) == str(path)))  # noqa: PTH115
+        path.unlink()
+        kill(trainer)
+        run.until("the alert", lambda: "nothing else may write to the logdir" in run.said())
+        assert len(run.journal("spawned", "trainer")) == 1
+
+        os.close(lock)
+        run.begun(2)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+
+
+def take_fd(pid: int, fd: int) -> int:
+    """The open file of another process, as if it had been inherited: nobody can see that we are one of its tree."""
+    pidfd = os.pidfd_open(pid)
+    taken = ctypes.CDLL(None, use_errno=True).syscall(SYS_PIDFD_GETFD, pidfd, fd, 0)
+    os.close(pidfd)
+    assert taken >= 0, os.strerror(ctypes.get_errno())
+    return int(taken)
 
 
 def test_row_53_lock_and_lease_are_made_again_in_a_directory_that_was_replaced(tmp_path: Path) -> None:

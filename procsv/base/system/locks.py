@@ -181,10 +181,12 @@ class DirectoryLock:
     It is held for as long as any heir has its descriptor.  On a network filesystem it says nothing to another machine.
     """
 
-    def __init__(self, path: Path, fd: int = -1) -> None:
-        """`fd`: as it was inherited, or sent by who has the lock."""
-        self.path, self.fd = path, fd
-        self.is_firm = False  # the filesystem has locks; else whoever has the directory open counts as a holder
+    def __init__(self, path: Path, fd: int = -1, *, is_firm: bool = True) -> None:
+        """`fd`: as it was inherited, or sent by who has the lock.
+
+        `is_firm`: the filesystem has locks, as far as is known; else whoever has the directory open counts as a holder.
+        """
+        self.path, self.fd, self.is_firm = path, fd, is_firm
 
     def try_acquire(self) -> bool:
         """Takes the lock, or says False at once; True if we have it.  FileNotFoundError if the directory is gone."""
@@ -195,7 +197,8 @@ class DirectoryLock:
                 failpoint("locks.directory")
                 is_ours, self.is_firm = _lock_exclusively(self.fd), True
             except OSError:
-                is_ours, self.is_firm = not self.holders(), False
+                self.is_firm = False
+                is_ours = not self.holders()
             if not is_ours:
                 self.let_go()
                 return False
