@@ -71,6 +71,17 @@ def test_twenty_mixed_faults_leave_digits_bit_identical(tmp_path: Path) -> None:
     assert [e["step"] for e in faults if e["fault"] == "kill trainer at step 150"] == [150]
 
 
+def test_row_55_faults_of_a_drill_that_come_close_together_end_no_training(tmp_path: Path) -> None:
+    config = tmp_path / "quick.toml"
+    config.write_text(f'{QUICK}snapshot-secs = "0.2"\n')
+    options = ("--config", str(config), "--logdir", str(tmp_path / "drill"), "--json")
+    faults = ("--fault", "raise trainer every 150 steps, 6 times")
+    target = ("procsv.examples.digits", "--steps", "1000", "--step-ms", "4")
+    done = procsv("drill", *options, *faults, *target, timeout_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(json.loads(done.stdout)["faults"]) == 6
+
+
 FORGETFUL = """
 import tensorflow as tf
 import procsv
