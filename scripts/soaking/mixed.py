@@ -95,7 +95,8 @@ class _Soak:
             number = sum(self._counts.values()) + 1
             if number % WATCHDOG_EVERY == 0:
                 self._counts["watchdog killed"] += 1
-                run.kill("watchdog", signal.SIGKILL)
+                run.process.kill()
+                run.process.wait()
                 print(f"{number:4} watchdog killed", flush=True)
                 return
             durable = len(run.events("checkpoint_durable"))
