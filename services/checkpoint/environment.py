@@ -40,6 +40,7 @@ class Environment:
 
     def __init__(self, start: Start, clock: Clock) -> None:
         self._start, self._clock = start, clock
+        self._plan: CheckpointPlan | None = None  # that is noted
 
     def store(self) -> Store:
         if is_remote(self._start.logdir):
@@ -67,14 +68,21 @@ class Environment:
 
     def keep_plan(self, plan: CheckpointPlan) -> None:
         """Notes a trainer's plan for the service that follows this one: staged files carry none."""
-        with contextlib.suppress(OSError):  # no room: the next trainer says it again
+        self._plan = plan
+        with contextlib.suppress(OSError):  # no room: `restore_plan` tries again
             replace_file(self._start.paths.saver_plan, seal(msgspec.json.encode(plan)), durable=False)
+
+    def restore_plan(self) -> None:
+        """Notes it again, if somebody has removed it."""
+        if self._plan is not None and not self._start.paths.saver_plan.exists():
+            self.keep_plan(self._plan)
 
     def kept_plan(self) -> CheckpointPlan | None:
         try:
-            return decode_sealed(self._start.paths.saver_plan.read_bytes(), CheckpointPlan)
+            self._plan = decode_sealed(self._start.paths.saver_plan.read_bytes(), CheckpointPlan)
         except (OSError, msgspec.DecodeError):
             return None
+        return self._plan
 
     def remove_slot(self, slot: SlotInfo) -> None:
         with contextlib.suppress(OSError):

@@ -110,6 +110,7 @@ class CheckpointService:
     def tick(self, now_s: float) -> float:
         self._outcomes.deliver()
         self._read_slots()
+        self._environment.restore_plan()
         self._perform(self._core.tick(now_s))
         if self._orphan_shutdown is not None:
             self._orphan_shutdown.renew_lease(now_s, self._tools.clock.wall())

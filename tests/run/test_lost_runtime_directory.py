@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,13 @@ PROGRAM = ("tests.support.numpy_training", "1000000", "0.01")
 OPTIONS = ("--backoff", "0.05s..0.1s", "--standby", "warm")
 
 
-def sweep(run: Launched, count: int) -> None:
-    """Removes the runtime directory, and waits until it is back for the `count`th time."""
-    shutil.rmtree(find_paths(run.logdir).run_dir)
+def sweep(run: Launched, directory: Path, count: int) -> None:
+    """Removes the runtime directory, or one that it lies in, and waits until it is back for the `count`th time."""
+    paths = find_paths(run.logdir)
+    shutil.rmtree(directory)
     run.wait_event("ground_restored", count)
+    for path in (paths.saver_plan, paths.loaded, paths.stacks(TRAINER, run.status()["incarnation"])):
+        run.wait_for(path.name, path.exists)
 
 
 def saves_again(run: Launched) -> None:
@@ -42,8 +44,9 @@ def test_row_50_training_and_checkpoints_go_on_and_a_crash_is_recovered_when_the
         run.wait_event("checkpoint_durable")
         run.wait_event("standby_ready")
         pids = {role: run.pid(role) for role in ("trainer", "checkpoint", "summary")}
-        for count in (1, 2):
-            sweep(run, count)
+        run_dir = find_paths(logdir).run_dir
+        for count, directory in enumerate((run_dir, run_dir.parent), 1):
+            sweep(run, directory, count)
             saves_again(run)
         assert {role: run.pid(role) for role in pids} == pids
         shown = run.status()
@@ -57,8 +60,8 @@ def test_row_50_training_and_checkpoints_go_on_and_a_crash_is_recovered_when_the
         recovered = run.wait_event("recovered", 2)[-1]
         assert recovered["source"] in ("memory", "checkpoint")
         assert recovered["step"] >= step
-        sweep(run, 3)
-        run.wait_for("another standby", partial(run.wait_event, "standby_ready", 2))
+        run.wait_event("standby_ready", 2)
+        sweep(run, run_dir, 3)
         stopped = procsv("stop", str(logdir))
         assert stopped.returncode == 0, stopped.stderr
         assert run.wait_end() == 75, run.said()

@@ -28,16 +28,30 @@ class Journal:
         make_record_dir(path.parent)
         self.path = path
         self._clock = clock
-        self._fd = open_record(path, os.O_RDWR | os.O_APPEND)
+        self._fd = -1
+        self._open()
+
+    def _open(self) -> None:
+        self.close()
+        self._fd = open_record(self.path, os.O_RDWR | os.O_APPEND)
         self._is_torn = False
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
 
+    def _is_in_place(self) -> bool:
+        """False if another directory lies where ours was; while there is none, ours is written to, wherever it is."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self.path.stat())
+        except FileNotFoundError:
+            return not self.path.parent.is_dir()
+
     def append(self, event: str, task: TaskId, incarnation: int, **fields: Any) -> dict[str, Any]:
         """One line: `time` (Unix seconds), `event`, `role`, `incarnation` and the event's own fields.  What it holds."""
         line = {"time": round(self._clock.wall(), 6), "event": event, "role": str(task), "incarnation": incarnation}
         data = encode_json(line | fields)
+        if not self._is_in_place():
+            self._open()
         ending = b"\n" if self._is_torn else b""  # the line before was cut short by a full disk: it ends here
         written = os.write(self._fd, ending + data + b"\n")
         self._is_torn = written < len(ending) + len(data) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,26 @@ def test_a_writer_that_is_killed_leaves_whole_lines_but_for_the_last(path: Path)
     journal.append("run_started", WATCHDOG, 2)
     journal.close()
     assert [line["event"] for line in read_journal(path)][whole:] == ["run_started"]
+
+
+def test_a_logdir_that_was_replaced_has_the_rest(path: Path) -> None:
+    journal = Journal(path, FakeClock())
+    journal.append("run_started", WATCHDOG, 1)
+    shutil.rmtree(path.parent)
+    journal.append("spawned", TRAINER, 1)  # there is no directory: the line is lost with the others
+    path.parent.mkdir()
+    for number in (2, 3):
+        journal.append("spawned", TRAINER, number)
+    journal.close()
+    assert [line["incarnation"] for line in read_journal(path)] == [2, 3]
+
+
+def test_a_logdir_that_is_moved_away_and_back_misses_no_line(path: Path) -> None:
+    journal, away = Journal(path, FakeClock()), path.parent.with_name("away")
+    journal.append("spawned", TRAINER, 1)
+    path.parent.rename(away)
+    journal.append("spawned", TRAINER, 2)
+    away.rename(path.parent)
+    journal.append("spawned", TRAINER, 3)
+    journal.close()
+    assert [line["incarnation"] for line in read_journal(path)] == [1, 2, 3]

@@ -159,6 +159,52 @@ def test_a_deleted_or_replaced_socket_is_noticed_and_only_the_own_one_is_removed
         assert path.exists()
 
 
+def test_row_51_a_socket_that_is_bound_again_keeps_who_was_connected_and_takes_who_comes(
+    ends: Ends, path: Path
+) -> None:
+    server, old = ends.server(), ends.client()
+    waiter = Waiter()
+    for end in (server, old):
+        waiter.add(end)
+
+    def say(client: Client, hello: int) -> None:
+        client.send_reliable(Hello(hello))
+        until(lambda: is_heard(Hello(hello)), lambda: wait(client))
+
+    def is_heard(hello: Hello) -> bool:
+        if (heard := server.receive()) is not None:
+            server.acknowledge(heard)
+        return heard is not None and heard.body == hello
+
+    def wait(client: Client) -> None:
+        waiter.wait(1.0)
+        client.tick()
+
+    until(old.tick, lambda: waiter.wait(1.0))
+    say(old, 1)
+    path.unlink()
+    server.bind()
+    assert server.is_in_place()
+    say(old, 2)
+    new = ends.client()
+    waiter.add(new)
+    until(new.tick, lambda: waiter.wait(1.0))
+    say(new, 3)
+
+
+def test_a_socket_without_a_directory_is_an_error_of_the_system_and_bound_when_there_is_one(
+    ends: Ends, path: Path
+) -> None:
+    server = ends.server()
+    path.unlink()
+    away = path.parent.rename(path.parent.with_name(path.parent.name + ".away"))
+    with pytest.raises(FileNotFoundError):
+        server.bind()
+    away.rename(path.parent)
+    server.bind()
+    assert server.is_in_place()
+
+
 def test_close_removes_the_socket(ends: Ends, path: Path) -> None:
     ends.server().close()
     assert not path.exists()

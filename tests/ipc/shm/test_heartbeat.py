@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -122,6 +123,61 @@ def test_a_closed_reader_may_read_again(path: Path) -> None:
     reader.close()
     reader.close()
     assert reader.read() is not None
+    reader.close()
+    writer.close()
+
+
+def test_a_file_that_was_removed_is_read_to_the_end_and_made_anew_with_what_was_in_it(path: Path) -> None:
+    writer, reader = beating(path), HeartbeatReader(path)
+    path.unlink()
+    writer.beat(2.0)
+    assert reader.read() is None, "it comes too late"
+    writer.restore()
+    assert reader.read() == HeartbeatReader(path).read() is not None
+    path.unlink()
+    writer.beat(3.0)
+    beat = reader.read()
+    assert beat is not None
+    assert beat.beat_s == 3.0, "it has the old file open"
+    writer.restore()
+    writer.beat(4.0)
+    beat = reader.read()
+    assert beat is not None
+    assert beat.beat_s == 4.0
+    reader.close()
+    writer.close()
+
+
+def test_a_file_that_is_in_place_is_gone_on_with(path: Path) -> None:
+    writer, before = beating(path), path.stat()
+    writer.restore()
+    assert path.stat() == before
+    writer.close()
+
+
+def test_a_file_that_cannot_be_made_anew_leaves_the_writer_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "trainer.1.heartbeat"
+    path.parent.mkdir()
+    writer, reader = beating(path), HeartbeatReader(path)
+    assert reader.read() is not None
+    path.unlink()
+    path.parent.rmdir()
+    with pytest.raises(FileNotFoundError):
+        writer.restore()
+    writer.beat(2.0)
+    beat = reader.read()
+    assert beat is not None
+    assert beat.beat_s == 2.0
+    reader.close()
+    writer.close()
+
+
+def test_row_52_a_file_has_all_its_room_before_it_is_mapped_and_who_reads_a_cut_one_lives(path: Path) -> None:
+    writer, reader = beating(path), HeartbeatReader(path)
+    assert path.stat().st_blocks * 512 >= path.stat().st_size, "no page is missing"
+    last = reader.read()
+    os.truncate(path, 0)
+    assert reader.read() == last
     reader.close()
     writer.close()
 

@@ -182,6 +182,9 @@ class SimEnvironment(Environment):
     def keep_plan(self, plan: CheckpointPlan) -> None:
         self._world.kept_plan = plan
 
+    def restore_plan(self) -> None:
+        """Nobody removes it here."""
+
     def kept_plan(self) -> CheckpointPlan | None:
         return self._world.kept_plan
 
