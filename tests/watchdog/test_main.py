@@ -388,3 +388,18 @@ def test_row_31_a_file_in_the_place_of_the_control_socket_is_said_and_stays(tmp_
         run.until("the new socket", socket.is_socket)
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 75
+
+
+def test_row_35_a_logdir_that_was_removed_and_made_again_has_the_rest_of_the_run(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE) as run:
+        run.begun()
+        shutil.rmtree(run.logdir)
+        run.until("word of it", lambda: "cannot write to" in run.said())
+        run.logdir.mkdir()
+        run.until("the journal", lambda: run.journal("ground_restored"))
+        [restored] = run.journal("ground_restored")
+        assert (restored["what"], restored["path"]) == ("logdir", str(run.logdir))
+        run.until("run.json", (run.logdir / "procsv" / "run.json").exists)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+        assert run.file().exit_code == 75

@@ -30,6 +30,14 @@ class Ground(msgspec.Struct):
 
     known: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     losses: dict[str, Loss] = msgspec.field(default_factory=dict)
+    doubts: set[str] = msgspec.field(
+        default_factory=set
+    )  # what another process has and was missed once: it may just be dying
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next look can wait."""
+        return not self.losses and not self.doubts
 
     @property
     def error(self) -> str:
@@ -68,10 +76,15 @@ class Ground(msgspec.Struct):
             if sight.owner == owner:
                 self.known.pop(sight.path, None)
                 self.losses.pop(sight.path, None)
+                self.doubts.discard(sight.path)
 
     def _is_lost(self, sight: Sight) -> bool:
         if sight.path in self.losses or _directory(sight.path) in self.losses:
             return False
+        if sight.identity is None and sight.owner != WATCHDOG and sight.path not in self.doubts:
+            self.doubts.add(sight.path)
+            return False
+        self.doubts.discard(sight.path)
         return sight.identity is None or sight.identity != self.known.get(sight.path, sight.identity)
 
     def _lose(self, sight: Sight, now_s: float) -> list[Action]:

@@ -147,7 +147,7 @@ class Reactor:
 
     def _look_at_ground(self) -> None:
         self.handle(events.GroundSeen(self._env.ground.sights()))
-        if self._core.ground.losses:
+        if not self._core.ground.is_settled:
             self._ground_s = 0.0  # at the next tick: what is lost may be back
 
     def _restore(self, what: str, path: str) -> None:

@@ -69,14 +69,37 @@ def test_a_replaced_directory_is_lost_and_restored() -> None:
 
 def test_a_single_socket_is_a_loss_of_its_own() -> None:
     ground = seen(*ALL)
+    assert ground.look([DIRECTORY, OURS, gone(THEIRS)], 1.5) == [], "its process may just be dying"
+    assert not ground.is_settled
     lost = ground.look([DIRECTORY, OURS, gone(THEIRS)], 2.0)
     assert (journaled(lost), to_restore(lost)) == ([("ground_lost", THEIRS.path)], [])
     assert journaled(ground.look([DIRECTORY, OURS, anew(THEIRS)], 3.0)) == [("ground_restored", THEIRS.path)]
+    assert ground.is_settled
+
+
+def test_a_socket_that_is_back_before_the_second_look_is_lost_and_restored() -> None:
+    ground = seen(*ALL)
+    ground.look([DIRECTORY, OURS, gone(THEIRS)], 1.5)
+    assert journaled(ground.look([DIRECTORY, OURS, anew(THEIRS)], 2.0)) == [
+        ("ground_lost", THEIRS.path),
+        ("ground_restored", THEIRS.path),
+    ]
+
+
+def test_a_service_that_was_just_dying_has_lost_nothing() -> None:
+    ground = seen(*ALL)
+    ground.look([DIRECTORY, OURS, gone(THEIRS)], 1.5)
+    ground.forget(CHECKPOINT, ALL)
+    assert ground.is_settled
+    assert ground.look([DIRECTORY, OURS], 2.0) == []
+    assert ground.look([DIRECTORY, OURS, anew(THEIRS)], 4.0) == []
 
 
 def test_a_service_that_ends_takes_its_files_along() -> None:
     ground = seen(*ALL)
-    ground.look([DIRECTORY, OURS, gone(THEIRS)], 2.0)
+    for now_s in (1.5, 2.0):
+        ground.look([DIRECTORY, OURS, gone(THEIRS)], now_s)
+    assert ground.error
     ground.forget(CHECKPOINT, ALL)
     assert ground.error == ""
     assert ground.look([DIRECTORY, OURS, anew(THEIRS)], 3.0) == []
