@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from procsv.base.identity import CHECKPOINT
+from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG
 from procsv.watchdog.core.actions import Action, Journal, Restore, Say
 from procsv.watchdog.core.events import Sight
 from procsv.watchdog.core.ground import LOCK, LOGDIR, RUN_DIR, SOCKET, Ground
@@ -58,7 +58,8 @@ def test_a_lost_directory_is_one_loss_and_back_when_all_that_was_in_it_is() -> N
     assert journaled(ground.look([anew(DIRECTORY), anew(OURS), gone(THEIRS)], 2.5)) == []
     back = ground.look([anew(sight) for sight in ALL], 4.0)
     assert journaled(back) == [("ground_restored", "/run/x")]
-    assert [a.fields["seconds"] for a in back if isinstance(a, Journal)] == [2.0]
+    told = {"what": RUN_DIR, "path": "/run/x", "seconds": 2.0}
+    assert back[0] == Journal("ground_restored", WATCHDOG, 1, told)
     assert (ground.error, ground.look([anew(sight) for sight in ALL], 6.0)) == ("", [])
 
 
@@ -100,6 +101,8 @@ def test_a_service_that_ends_takes_its_files_along() -> None:
     for now_s in (1.5, 2.0):
         ground.look([DIRECTORY, OURS, gone(THEIRS)], now_s)
     assert ground.error
+    ground.forget(SUMMARY, ALL)
+    assert ground.error, "another's"
     ground.forget(CHECKPOINT, ALL)
     assert ground.error == ""
     assert ground.look([DIRECTORY, OURS, anew(THEIRS)], 3.0) == []
@@ -116,5 +119,17 @@ def test_why_something_cannot_be_made_anew_is_said_once_and_tried_at_each_look()
 
 def test_what_others_say_is_journaled_alone() -> None:
     logdir = Sight(LOGDIR, "/logdir", (1, 7), is_said_by_others=True)
-    lost = seen(logdir).look([gone(logdir)], 2.0)
+    ground = seen(logdir)
+    lost = ground.look([gone(logdir)], 2.0)
     assert (journaled(lost), said(lost)) == ([("ground_lost", "/logdir")], [])
+    assert not ground.is_settled
+    assert ground.not_restored("/logdir", "it does not exist any more") == []
+    assert "it does not exist any more" in ground.error
+    back = ground.look([logdir], 4.0)
+    assert (journaled(back), said(back)) == ([("ground_restored", "/logdir")], [])
+
+
+def test_why_something_in_a_lost_directory_cannot_be_made_anew_is_no_news() -> None:
+    ground = seen(*ALL)
+    ground.look([gone(sight) for sight in ALL], 2.0)
+    assert ground.not_restored(OURS.path, "No such file or directory") == []
