@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -117,7 +118,7 @@ def test_row_53_a_frozen_trainer_of_a_dead_run_is_killed_once_its_time_is_over(
     env = {**elsewhere, "STAND_IN_MARGIN_S": "0.5"}
     with abandoned(tmp_path, {}) as old, launched(tmp_path, IDLE, grace_s=0.5, env=env) as run:
         run.begun(2)
-        assert f"it did not end: killing process {old} (" in run.said()
+        assert f"ending what the program of the run before has left alive: processes {old}" in run.said()
         assert not is_alive(old)
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 75
@@ -135,6 +136,33 @@ def test_row_53_a_frozen_watchdog_whose_run_json_is_gone_still_has_its_logdir(
             assert second.end() == 73
         assert f"is in use: process {run.process.pid} (procsv launch" in run.said()
         run.process.send_signal(signal.SIGCONT)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+
+
+def test_row_53_nothing_of_a_run_is_ended_as_long_as_its_watchdog_lives_whatever_files_are_gone(
+    tmp_path: Path, elsewhere: dict[str, str]
+) -> None:
+    source = (
+        "import os, subprocess, sys, signal\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], start_new_session=True)\n"
+        "print('child', child.pid, flush=True); print('begun', flush=True); signal.pause()\n"
+    )
+    with launched(tmp_path, source, backoff=Range(0.05, 60.0)) as run:
+        run.begun()
+        child = int(re.findall(r"child (\d+)", run.log())[0])
+        run.process.send_signal(signal.SIGSTOP)
+        os.kill(run.pid("trainer"), signal.SIGKILL)
+        paths = find_paths(run.logdir)
+        for path in (paths.run_json, paths.lease):
+            path.unlink()
+        env = {**elsewhere, "STAND_IN_MARGIN_S": "0.5"}
+        with launched(tmp_path, IDLE, grace_s=0.5, env=env) as second:
+            assert second.end() == 73
+        assert re.search(rf"is still alive: .*process {run.process.pid} \(.*; end it first", run.said())
+        assert is_alive(child)
+        run.process.send_signal(signal.SIGCONT)
+        run.begun(2)
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 75
 

@@ -26,7 +26,7 @@ from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.lease import Lease, LeaseFile, find_place
 from procsv.base.run.manifest import saved_step
-from procsv.base.run.paths import RunPaths, check_socket_paths, local_home, make_private_dir
+from procsv.base.run.paths import RunPaths, check_socket_paths, make_private_dir
 from procsv.base.run.records import make_home
 from procsv.base.run.run_file import RunFile, find_run_in, read_run
 from procsv.base.service_table import SERVICES
@@ -37,6 +37,7 @@ from procsv.watchdog.edge.resources.logdir_lease import in_use, take_lease
 from procsv.watchdog.edge.resources.orphans import Orphans
 
 LEFTOVER_MARGIN_S = 15.0  # beyond the grace: the services of a dead run tidy up after its trainer
+ENDING_S_MAX = 10.0  # beyond that: for a program that had its time, and is killed, to be gone
 ROOM_BYTES = 2**18  # that a runtime directory must have
 TRIES_MAX = 100  # to get a lock file that stays; each loss means that another process has just tidied up
 
@@ -179,7 +180,8 @@ def _wait_for_leftovers(
     wait: Wait,
     say: Callable[[str], None],
 ) -> None:
-    """Trainer and services of a run whose watchdog was killed save and leave by themselves: give them their time.
+    """Trainer and services of a run whose watchdog was killed save and leave by themselves: give them their time, and end what
+    the program leaves.
 
     Takes the logdir's lock once they have; LogdirLocked if whoever runs a run is alive.
     """
@@ -193,16 +195,14 @@ def _wait_for_leftovers(
         if has_heirs:
             _refuse_if_run(paths, us)
         held = {who: path for who, path in locks.items() if FileLock(path).is_held()}
-        left = orphans.end_orphans()
+        late_s = clock.monotonic() - deadline_s
+        left = orphans.end_orphans(heirs.holders if has_heirs else lambda: None, late_s > 0)
         if not has_heirs and not held and not left:
             return
-        is_late = clock.monotonic() > deadline_s
-        if is_late or not said:
+        if late_s > 0 or not said:
             alive = {*left, *(heirs.holders() if has_heirs else ())}
             names = ", ".join(_names(held, sorted(alive))) or "a process that cannot be seen"
-        if is_late and _end_orphans(paths, heirs.holders(), say):
-            deadline_s = clock.monotonic() + LEFTOVER_MARGIN_S
-        elif is_late:
+        if late_s > (ENDING_S_MAX if orphans.is_ending else 0):
             raise LogdirLocked(f"what an earlier run started in {paths.logdir} is still alive: {names}; end it first")
         if not said and (held or has_heirs or orphans.has_program):
             said = True
@@ -220,29 +220,6 @@ def _refuse_if_run(paths: RunPaths, us: Lease) -> None:
         return
     if lease.place != us.place or lease.process.is_alive():
         raise LogdirLocked(in_use(paths, lease, us.place))
-
-
-def _end_orphans(paths: RunPaths, heirs: list[int], say: Callable[[str], None]) -> bool:
-    """Kills what is left of a dead run's program, if that is all that is left; whether it was.
-
-    What `procsv launch` has started carries its logdir in its environment, and had its time; a program that has started its
-    watchdog itself does not, and is its user's.
-    """
-    found = []
-    for pid in heirs:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            with contextlib.suppress(psutil.AccessDenied):
-                logdir = process.environ().get("PROCSV_LOGDIR")
-                if logdir and local_home(logdir) == paths.logdir:
-                    found.append(process)
-                    continue
-            return False
-    for process in found:
-        say(f"it did not end: killing {_describe(process.pid)}")
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()  # psutil has looked whether the pid is still the same process's
-    return bool(found)
 
 
 def _names(held: dict[str, Path], heirs: list[int]) -> list[str]:

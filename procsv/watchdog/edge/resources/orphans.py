@@ -1,7 +1,7 @@
 """Orphans of a run whose watchdog was killed: found by the mark that they have inherited, and ended before a program starts.
 
-Used by acquire_run.py, which has made sure that no watchdog has the logdir.  Touches no process of another user, none that this
-launch descends from, and none as long as a program lives that is to save and end by itself.
+Used by acquire_run.py.  Touches no process of another user, none that this launch descends from, and none as long as anything else
+of that run holds the logdir: a watchdog, a service, or a program that is to save and end by itself, and has time left.
 """
 
 from __future__ import annotations
@@ -29,15 +29,24 @@ class Orphans:
         self._told: dict[int, float] = {}  # by pid: when it was asked to end
         self.has_program = False
 
-    def end_orphans(self) -> list[int]:
-        """Ends them, once no program lives that they may serve, and that is to save and end by itself; the pids that live."""
+    @property
+    def is_ending(self) -> bool:
+        """Whether any was asked to end."""
+        return bool(self._told)
+
+    def end_orphans(self, heirs: Callable[[], list[int] | None], is_late: bool) -> list[int]:
+        """Ends them, once no program lives that they may serve, and that is to save and end by itself; the pids that live.
+
+        `heirs`: those that hold the logdir's lock, None if nobody does; one that is not marked is no orphan, and has orphans of
+        its own.  `is_late`: a program had its time, too.
+        """
         if self._paths.own_home is not None:
             return []  # the logdir is another run's, too
         marked = find_marked(logdir_hash(self._paths.logdir))
         try:
             programs = self._programs() if marked else set()
             self.has_program = any(one.pid in programs or (not programs and _is_leader(one.pid)) for one in marked)
-            if not self.has_program:
+            if marked and (is_late or not self.has_program) and _are_all_of(marked, heirs()):
                 self._end(marked)
             return sorted(one.pid for one in marked)
         finally:
@@ -65,6 +74,11 @@ class Orphans:
             elif line["event"] == "spawned" and line["role"].partition(".")[0] in PROGRAM_ROLES and line.get("pid"):
                 pids.add(line["pid"])
         return pids
+
+
+def _are_all_of(marked: list[ExternalProcess], heirs: list[int] | None) -> bool:
+    """Whether nobody but orphans holds the logdir; not if there is somebody whom we cannot see."""
+    return heirs is None or (bool(heirs) and set(heirs) <= {one.pid for one in marked})
 
 
 def _is_leader(pid: int) -> bool:
