@@ -32,6 +32,7 @@ from procsv.base.run.run_file import RunFile, find_run_in, read_run
 from procsv.base.service_table import SERVICES
 from procsv.base.system.atomic_file import set_aside
 from procsv.base.system.locks import DirectoryLock, FileLock
+from procsv.base.terminal import printable
 from procsv.base.text import is_remote
 from procsv.watchdog.edge.resources.logdir_lease import in_use, take_lease
 from procsv.watchdog.edge.resources.orphans import Orphans
@@ -233,7 +234,9 @@ def _names(held: dict[str, Path], heirs: list[int]) -> list[str]:
 def _describe(pid: int) -> str:
     with contextlib.suppress(psutil.Error):
         since = datetime.datetime.fromtimestamp(psutil.Process(pid).create_time()).astimezone()
-        return f"process {pid} ({shlex.join(psutil.Process(pid).cmdline())}, since {since:%Y-%m-%d %H:%M:%S})"
+        return (
+            f"process {pid} ({printable(shlex.join(psutil.Process(pid).cmdline()))}, since {since:%Y-%m-%d %H:%M:%S})"
+        )
     return f"process {pid}"
 
 

@@ -110,6 +110,12 @@ def test_another_machines_lease_that_is_renewed_is_a_refusal_that_names_it(takin
     assert holder.run == taking.theirs.run
 
 
+def test_control_characters_in_a_lease_are_shown_and_not_sent(taking: Taking) -> None:
+    taking.file.create(msgspec.structs.replace(taking.theirs, what="\x1b[2Jx"))
+    taking.take()
+    assert "\x1b" not in "".join(taking.said)
+
+
 def test_a_file_that_is_no_lease_is_watched_as_if_it_were_one(taking: Taking) -> None:
     taking.paths.lease.write_bytes(b"\xff")
     assert taking.take() is None

@@ -22,6 +22,7 @@ from procsv.base.run.lease import (
 )
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.locks import DirectoryLock
+from procsv.base.terminal import printable
 
 LEASE_S = 60.0  # one that has not changed for so long, while somebody watched, has ended
 LEASE_S_LOOKS_OLD = 15.0  # the same, if by the filesystem's own clock nobody has written it for LEASE_S
@@ -103,7 +104,7 @@ def in_use(paths: RunPaths, lease: Lease, here: Place | None) -> str:
     when = datetime.datetime.fromtimestamp(lease.since).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     if lease.place == here:
         return (
-            f"the logdir {paths.logdir} is in use: process {lease.pid} ({lease.what}) runs it since {when}; "
+            f"the logdir {paths.logdir} is in use: process {lease.pid} ({printable(lease.what)}) runs it since {when}; "
             f"look at it with `procsv status {paths.logdir}`, end it with `procsv stop {paths.logdir}`"
         )
     return (
@@ -113,4 +114,5 @@ def in_use(paths: RunPaths, lease: Lease, here: Place | None) -> str:
 
 
 def _who(lease: Lease) -> str:
-    return f"process {lease.pid} on {lease.place.host} ({lease.what})"
+    """Whoever can write to the logdir may have put anything there."""
+    return printable(f"process {lease.pid} on {lease.place.host} ({lease.what})")
