@@ -163,8 +163,9 @@ class CheckpointService:
         """Shows the core which slots there are; the plan is the one that was said before if no trainer has said it."""
         self._core.slots_seen(self._environment.slots())
         newest = self._core.states.unsaved
-        if self._core.plan is None and newest is not None:
-            plan = self._environment.plan_in(newest.slot) if newest.slot is not None else self._environment.kept_plan()
+        if self._core.plan is None:
+            slot = newest.slot if newest is not None else None
+            plan = self._environment.plan_in(slot) if slot is not None else self._environment.kept_plan()
             if plan is not None:
                 self._perform(self._core.plan_seen(plan, self._tools.clock.monotonic()))
 

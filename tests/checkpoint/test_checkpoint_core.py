@@ -322,6 +322,14 @@ def test_the_end_does_not_wait_for_ever_for_what_the_program_has_saved() -> None
     assert desk.core.waiting.settled
 
 
+def test_the_end_waits_until_it_is_known_what_a_killed_service_has_left_on_the_disk() -> None:
+    desk = Desk()
+    desk.see(desk.core.plan_seen(PLAN, desk.now_s))
+    assert bodies(desk.say(TrainerExited(1, True), task=WATCHDOG), FlushDone) == [FlushDone(-1, "")]
+    assert bodies(desk.say(Finish(), task=WATCHDOG), FlushDone) == []
+    assert bodies(desk.see(desk.core.stocked(NOTHING, desk.now_s)), FlushDone) == [FlushDone(-1, "")]
+
+
 # -- what is lost ----------------------------------------------------------------------------------------------
 def test_the_end_says_which_state_went_with_its_memory_before_it_was_saved() -> None:
     for ending in (TrainerExited(1, True), Finish()):

@@ -20,7 +20,7 @@ import pytest
 from procsv.base.identity import COMMAND_LINE
 from procsv.base.run.journal import read_journal
 from procsv.base.system.system_clock import SystemClock
-from procsv.cli.query import find_run
+from procsv.cli.query import ASK_S_MAX, find_run
 from procsv.cli.status import read_status
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
 from procsv.ipc.messaging.endpoint import Address
@@ -150,7 +150,7 @@ def _use(run: Detached) -> None:
     while time.monotonic() < until_s or len(run.took_s) < 4:
         run.status()
         pause.wait(0.5)
-    assert min(run.took_s) <= 1.0  # whatever they do; this machine may be busy with something else, too
+    assert min(run.took_s) < 1.0 + ASK_S_MAX  # whatever they do; this machine may be busy with something else, too
     for pid in frozen:
         os.kill(pid, signal.SIGCONT)
     run.trains_on()

@@ -433,6 +433,6 @@ class Core:
                 return task.gave_up or self.failure
             if task.life.state is State.UNKILLABLE:
                 return f"process {task.pid or f'(a child of the {task.task})'} does not die, although it was killed"
-        if unsaved := self.chief.unsaved or self.chief.last_untaken:
+        if unsaved := self.chief.unsaved or self.chief.last_untaken or self.chief.lost_from_memory:
             return f"the newest state of the program is not on disk: {unsaved}"
         return ""

@@ -104,6 +104,7 @@ class TrainerSupervisor:
         self._killed_s: float | None = None
         self._we_killed = ""
         self._taken_step = NO_STEP  # of its newest snapshot, whether that is still there or not
+        self._lost_step = NO_STEP  # of the newest snapshot of a trainer that died, and its memory with it
         self._resumed_step = NO_STEP  # what the trainer that runs goes on from, as far as is known
         self._recycled = ""  # why the trainer that runs was asked to save and end
         self._stop_reason: Reason = "final"
@@ -189,7 +190,7 @@ class TrainerSupervisor:
         self.step = self._own_step = max(self._own_step, recovered.step)
         if recovered.source == "checkpoint":
             self.durable_step = recovered.restored_step
-        self._resumed_step, self.last_untaken = recovered.restored_step, ""
+        self._resumed_step, self.last_untaken, self._lost_step = recovered.restored_step, "", NO_STEP
         self.history.ready(recovered.restored_step)
         if self._reported_ready != self.incarnation:
             self._reported_ready = self.incarnation
@@ -216,6 +217,8 @@ class TrainerSupervisor:
         fields = {"pid": self.pid, **msgspec.structs.asdict(self.last_exit)}
         self._out.append(Journal("exited", self.task, self.incarnation, fields))
         kind = classify(ended.exit)
+        if kind not in (Kind.DONE, Kind.CHECKPOINTED) and ended.memory_step < self._taken_step:
+            self._lost_step = self._taken_step
         self._attempt = self._end_attempt(ended, cause, kind, now_s)
         if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED:
             what = wording.sentence(cause.word, cause.evidence, self._own_step)
@@ -239,6 +242,13 @@ class TrainerSupervisor:
         is_planned = kind is Kind.CHECKPOINTED or (self._recycled and self._we_killed)
         failure = "" if is_planned else name_failure(cause, ended.exit, ended.words, hang)
         return Attempt(now_s - self._death_s, kept_s, failure, cause.word == "oom")
+
+    @property
+    def lost_from_memory(self) -> str:
+        """What went with a dead trainer's memory, which a checkpoint service that has just started knows nothing of."""
+        if self._lost_step <= self.durable_step:
+            return ""
+        return f"step {self._lost_step} was in memory alone, and is lost from there"
 
     def tree_gone(self, incarnation: int, now_s: float) -> None:
         if incarnation == self.incarnation and not self._tree_is_gone:

@@ -92,12 +92,12 @@ class Waiting(msgspec.Struct):
 
         `is_adopting`: external checkpoints are still being adopted, which the end of the run waits for, too.
         `is_hopeless`: what is in memory will never be saved.  `is_disk_known`: else a state that is not in memory any more
-        may be on disk.
+        may be on disk, and what a killed service was writing still lies about.
         """
         replies = []
         for ending in list(self._endings):
             mine, lost = ending.is_about(states.unsaved), ending.is_about(states.lost)
-            open_yet = mine or saving.current is not None or (lost and not is_disk_known)
+            open_yet = mine or saving.current is not None or ((lost or ending.all_of_it) and not is_disk_known)
             if open_yet and not is_hopeless and not (after_failure and _has_tried_enough(ending, saving.failures)):
                 continue
             if ending.all_of_it and is_adopting:

@@ -53,6 +53,7 @@ class Account:
     restored_steps: set[int] = field(default_factory=set)  # of checkpoints that a trainer came from
     suspected: int = -1  # a step that the next trainer need not resume from
     spoilt: set[str] = field(default_factory=set)  # paths that a fault has damaged
+    passed_over: set[str] = field(default_factory=set)  # paths of states that were suspected, and are not gone on from
     disk_version: int = -1
     records: dict[str, tuple[str, int]] = field(default_factory=dict)  # record -> file and place
     checked: dict[str, int] = field(default_factory=dict)  # file -> records scanned at
@@ -84,6 +85,7 @@ def i2_acknowledged_can_be_restored(world: World, account: Account, fact: histor
             account.best, account.disk_version = news, -1
             account.acknowledged[news.path] = news.step
             account.spoilt.discard(news.path)
+            account.passed_over.discard(news.path)
     return ""
 
 
@@ -117,12 +119,15 @@ def i3_resumes_from_the_newest(world: World, account: Account, fact: history.Fac
         step
         for path, step in account.acknowledged.items()
         if path not in account.spoilt
+        and path not in account.passed_over
         and is_whole(world.disk.files, path)
         and world.disk.unread.isdisjoint(files_of(path))
     ]
     newest = max(good, default=-1)
     if account.suspected >= 0:  # what resumed from it crashed again and again: the one before will do
         newest = max((step for step in good if step < account.suspected), default=-1)
+        if fact.step < account.suspected:  # from now on the newest state is one that comes after this
+            account.passed_over |= {path for path, step in account.acknowledged.items() if step > fact.step}
         account.suspected = -1
     if fact.step < newest:
         return f"resumed from step {fact.step}, although step {newest} was acknowledged"

@@ -502,3 +502,42 @@ def test_whatever_happens_a_run_that_is_stopped_ends_and_leaves_nobody(block: in
         assert world.exit_code in (0, 70, 75)
         ends = [entry.event for entry in world.journal if entry.event in ("gave_up", "stopped", "run_completed")]
         assert len(ends) == 1, f"seed={seed}: {ends}"
+
+
+def test_a_state_that_went_with_its_memory_costs_a_70_though_the_service_knows_nothing_of_it() -> None:
+    world = running(step=30)
+    world.durable(0)
+    world.memory_step = 21
+    world.advance(1.0)
+    world.stop()
+    world.memory_step = -1  # swept, while the trainer is killed, and a service that has just started
+    world.crash()
+    world.advance(30.0)
+
+    assert world.exit_code == 70
+    why = "the newest state of the program is not on disk: step 21 was in memory alone, and is lost from there"
+    assert world.last("gave_up")["why"] == why
+
+
+def test_a_state_that_went_with_its_memory_is_no_loss_once_it_is_on_disk_or_a_later_trainer_has_done_without() -> None:
+    world = running(step=30)
+    world.memory_step = 21
+    world.advance(1.0)
+    world.memory_step = -1
+    world.crash()
+    world.durable(21)
+    world.stop()
+    world.advance(30.0)
+    assert world.exit_code == 75
+
+    world = running(step=30)
+    world.memory_step = 21
+    world.advance(1.0)
+    world.memory_step = -1
+    world.crash()
+    world.advance(2.0)
+    world.train(5)
+    world.stop()
+    world.crash(Exit(75, None))
+    world.advance(30.0)
+    assert world.exit_code == 75
