@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from procsv.base.errors import ProcsvBug
 from procsv.ipc.messaging.endpoint import Endpoint
+from tests.support.launched import NEWS_S_MAX
 from tests.support.leftovers import Leftovers
 
 # Examples are the same in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
@@ -24,7 +25,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "procsv"))
 
 
 def pytest_configure() -> None:
-    """What a shell ignores for a suite in the background, the programs under test are to hear all the same."""
+    """Patience; and what a shell ignores for a suite in the background, the programs under test are to hear all the same."""
+    os.environ.setdefault("PROCSV_TEST_DEADLINE", str(NEWS_S_MAX))
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

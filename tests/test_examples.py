@@ -67,7 +67,7 @@ def test_a_wrong_option_is_a_usage_error(program: str) -> None:
         [sys.executable, "-m", f"procsv.examples.{program}", "--stepps", "3"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
 

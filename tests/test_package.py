@@ -20,7 +20,7 @@ def test_import_procsv_loads_nothing_heavy() -> None:
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     ).stdout.split()
 
     assert not heavy & set(loaded)

@@ -22,7 +22,7 @@ def test_a_print_to_a_full_disk_does_not_end_the_program(tmp_path: Path) -> None
     log = tmp_path / "log"
     with log.open("w") as stdout:
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            [sys.executable, "-c", PROGRAM], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=300, check=False
         )
 
     assert (done.returncode, done.stderr) == (0, "True <stdout> w\n")
@@ -36,6 +36,6 @@ def test_a_line_is_in_the_log_when_it_has_been_printed(tmp_path: Path) -> None:
     )
     log = tmp_path / "log"
     with log.open("w") as stdout:
-        done = subprocess.run([sys.executable, "-c", program, str(log)], stdout=stdout, timeout=60, check=False)
+        done = subprocess.run([sys.executable, "-c", program, str(log)], stdout=stdout, timeout=300, check=False)
 
     assert done.returncode == 0

@@ -66,7 +66,7 @@ def wait(child: Child) -> Exit:
     if child.exit is None:
         waiter = Waiter()
         waiter.add(child.pidfd)
-        assert waiter.wait(20.0), "it does not end"
+        assert waiter.wait(300.0), "it does not end"
     return child.reap()
 
 
@@ -111,7 +111,7 @@ def test_death_is_noticed_at_once(nursery: Nursery) -> None:
     waiter.add(child.pidfd)
     child.signal(signal.SIGKILL)
     before_s = clock.monotonic()
-    assert waiter.wait(20.0) == [child.pidfd]
+    assert waiter.wait(300.0) == [child.pidfd]
     assert clock.monotonic() - before_s < 5.0  # the bar is 0.05 s; a loaded machine may be slower to run us
     assert child.has_ended()
 
@@ -120,7 +120,7 @@ def test_a_dead_child_keeps_its_pid_until_it_is_reaped_and_is_reaped_once(nurser
     child = nursery.start("raise SystemExit(4)")
     waiter = Waiter()
     waiter.add(child.pidfd)
-    assert waiter.wait(20.0)
+    assert waiter.wait(300.0)
     assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
     assert child.has_ended()
 
@@ -212,7 +212,7 @@ def test_a_process_is_alive_from_its_start_to_its_death_and_a_zombie_is_not(nurs
     child.signal(signal.SIGKILL)
     waiter = Waiter()
     waiter.add(child.pidfd)
-    assert waiter.wait(20.0)
+    assert waiter.wait(300.0)
     assert not who.is_alive(), "a zombie"
     child.reap()
     assert not who.is_alive()

@@ -31,7 +31,7 @@ from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.store.local_store import Store
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 Tensors = dict[str, Any]
 

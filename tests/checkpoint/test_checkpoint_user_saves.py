@@ -305,7 +305,7 @@ def test_a_hint_comes_when_an_index_comes_into_place_also_after_the_directory_wa
         watch.keep(directory)
         watch.keep(directory)
         put_index(directory)
-        assert changed.wait(30.0)
+        assert changed.wait(300.0)
         shutil.rmtree(directory)
         directory.mkdir()
         for _ in range(300):  # the filesystem tells of the end of the first directory in its own time

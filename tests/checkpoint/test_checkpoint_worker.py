@@ -22,7 +22,7 @@ def test_row_47_the_same_failure_for_days_is_one_traceback_and_few_lines(capfd: 
 
         news.clear()
         worker.run_job(job, lambda _: None, errors.append)
-        assert news.wait(10)
+        assert news.wait(300.0)
         outcomes.deliver()
 
     for number in range(1000):

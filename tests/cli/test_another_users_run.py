@@ -33,7 +33,7 @@ def test_row_43_a_run_of_another_user_is_one_line(tmp_path: Path, command: str) 
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     run.paths.home.chmod(0o700)

@@ -54,7 +54,7 @@ def on_a_terminal(*command: str) -> bytes:
     process = subprocess.Popen(command, stdout=theirs, stderr=theirs, cwd=ROOT)
     os.close(theirs)
     said = read_terminal(ours)
-    assert process.wait(60) == 0
+    assert process.wait(300.0) == 0
     return said
 
 

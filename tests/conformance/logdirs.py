@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 tf1 = tf.compat.v1
-WAIT_S_MAX = 90.0
+WAIT_S_MAX = 300.0
 
 
 class Model:

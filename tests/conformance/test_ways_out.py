@@ -14,7 +14,7 @@ import tensorflow as tf
 from tests.support.launched import NEWS_S_MAX, environment
 
 pytestmark = pytest.mark.fault
-ENDS_S_MAX = 60.0  # of an hour's grace, which TensorFlow's class waits out where a thread is blocked
+ENDS_S_MAX = 300.0  # of an hour's grace, which TensorFlow's class waits out where a thread is blocked
 
 PROGRAM = """
 import json, signal, sys, threading, time

@@ -89,7 +89,7 @@ def test_a_drill_of_every_kind_of_fault_changes_no_bit_of_a_monitored_training(t
     try:
         options = ("--drop-in", "--logdir", str(drill), "--snapshot-secs", "0.2", "--config", str(config), "--json")
         done = procsv("drill", *options, str(program), str(STEPS), timeout_s=500)
-        expected = _digest(undisturbed.communicate(timeout=120)[0])
+        expected = _digest(undisturbed.communicate(timeout=300)[0])
     finally:
         undisturbed.kill()
     assert done.returncode == 0, done.stdout + done.stderr

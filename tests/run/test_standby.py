@@ -189,7 +189,7 @@ def test_its_death_is_nobodys_its_silence_costs_seconds_and_it_dies_with_the_wat
         pids = [entry["pid"] for entry in run.events("spawned")]
         run.kill("watchdog")
         run.process.wait()
-        _, left = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=60)
+        _, left = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=300)
         assert not left
 
 

@@ -48,7 +48,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

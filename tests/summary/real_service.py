@@ -27,7 +27,7 @@ from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 from procsv.training.runtime.event_streams import EventStreams
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 def event(number: int, size: int = 0) -> bytes:

@@ -17,7 +17,7 @@ import psutil
 
 from procsv.base.run.paths import SHM_ROOT, find_paths, logdir_hash
 
-GONE_WITHIN_S = 5.0  # what is ending when the test ends may take so long
+GONE_WITHIN_S = 30.0  # what is ending when the test ends may take so long
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they live as long as this interpreter
 
 

@@ -194,7 +194,7 @@ def test_row_46_a_fork_that_outlives_the_killed_program_does_not_hold_the_run(tm
         assert not program.run.events("exited", "trainer")[0]["signal"]
         with other.open("w"):
             pass
-        psutil.wait_procs([fork], timeout=60)
+        psutil.wait_procs([fork], timeout=300)
 
 
 def test_row_53_a_frozen_program_of_which_only_the_logdir_knows_is_never_joined_by_another_nor_killed(
@@ -211,7 +211,7 @@ def test_row_53_a_frozen_program_of_which_only_the_logdir_knows_is_never_joined_
             program.run.process.send_signal(signal.SIGSTOP)
             for process in (watchdog, *services):
                 process.kill()
-            psutil.wait_procs(services, timeout=60)
+            psutil.wait_procs(services, timeout=300)
             until(lambda: set(DirectoryLock(paths.home).holders()) == {pid}, lambda: None, NEWS_S_MAX)
             shutil.rmtree(paths.run_dir)
             paths.run_json.unlink()
@@ -375,7 +375,7 @@ def test_a_program_whose_watchdog_is_killed_goes_on_and_ends_with_nothing_left(t
         os.kill(program.watchdog, signal.SIGKILL)
         program.run.wait_for("the news", lambda: "training goes on" in program.run.said())
         refused = procsv(
-            "launch", "--grace", "1s", "--logdir", str(program.run.logdir), str(tmp_path / "train.py"), timeout_s=120.0
+            "launch", "--grace", "1s", "--logdir", str(program.run.logdir), str(tmp_path / "train.py"), timeout_s=300.0
         )
         program.tell("step 8")
         program.tell("end")

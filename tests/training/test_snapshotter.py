@@ -28,7 +28,7 @@ from procsv.training.snapshots.snapshot_state import State
 from procsv.training.snapshots.snapshotter import Snapshotter
 from procsv.training.snapshots.source import Captured, StateSource, StateSpec
 
-NEWS_S_MAX = 20.0
+NEWS_S_MAX = 300.0
 PINNED = SnapshotRequest("periodic", pinned=True, until=State.CAPTURED)
 
 

@@ -35,7 +35,7 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    facts["spawned"] = queue.get(timeout=30)
+    facts["spawned"] = queue.get(timeout=300)
     process.join()
     print(json.dumps(facts))
 """
@@ -47,7 +47,7 @@ UNDER_US = (
 
 
 def _facts(*argv: str, cwd: Path) -> dict[str, object]:
-    done = subprocess.run([sys.executable, *argv], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, *argv], cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(facts, dict)
@@ -91,7 +91,7 @@ def test_a_function_is_called_as_a_console_script_would_call_it(program: Path) -
         cwd=program,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -70,7 +70,7 @@ def test_the_training_thread_waits_for_whoever_holds_it_and_not_for_itself() -> 
 
     other = threading.Thread(target=hold)
     other.start()
-    assert held.wait(10.0)
+    assert held.wait(300.0)
     may_go_on.set()
     boundary.pass_call(order.append, ("step",))
     other.join()

@@ -97,7 +97,7 @@ def test_numpy_keeps_the_contract_in_a_process_that_never_imports_tensorflow() -
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.stdout == f"{len(CONTRACT)} kept\n", done.stderr

@@ -17,7 +17,7 @@ import pytest
 from procsv.watchdog.edge.event_hook import RUNNING_MAX, WAITING_MAX, EventHook, concerns
 
 pytestmark = pytest.mark.fault
-NEWS_S_MAX = 30.0
+NEWS_S_MAX = 300.0
 
 
 class Desk:
