@@ -206,7 +206,7 @@ def test_row_53_a_frozen_program_of_which_only_the_logdir_knows_is_never_joined_
         watchdog = psutil.Process(program.watchdog)
         services = watchdog.children()
         writers = {pid, watchdog.pid, *(service.pid for service in services)}
-        assert set(DirectoryLock(paths.home).holders()) == writers
+        until(lambda: set(DirectoryLock(paths.home).holders()) == writers, lambda: None, NEWS_S_MAX)
         try:
             program.run.process.send_signal(signal.SIGSTOP)
             for process in (watchdog, *services):
