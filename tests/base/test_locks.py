@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.system.locks import DirectoryLock, FileLock, Holder, is_lock_free
+from procsv.base.system.locks import DirectoryLock, FileLock, Holder, is_lock_free, try_lock
 from procsv.base.system.processes import process_state
 from procsv.ipc.messaging.zmq_transport import Waiter
 from tests.support.programs import running, until
@@ -332,3 +332,18 @@ def test_a_lock_without_a_directory_is_restored_when_there_is_one(tmp_path: Path
     lock.path.parent.mkdir()
     assert lock.restore()
     lock.release()
+
+
+def test_who_looks_at_a_free_lock_leaves_it_free(path: Path) -> None:
+    path.touch()
+    with path.open() as looking, path.open() as taking:
+        assert is_lock_free(looking.fileno())
+        assert try_lock(taking.fileno())
+        assert not is_lock_free(looking.fileno())
+
+
+def test_a_lock_on_a_filesystem_that_has_locks_is_firm(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path, is_firm=False)
+    assert lock.try_acquire()
+    assert lock.is_firm
+    lock.let_go()
