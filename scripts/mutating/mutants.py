@@ -49,6 +49,14 @@ class Mutant(msgspec.Struct, frozen=True):
         assert mutated is not None, f"{self} is of another text"
         return str(mutated)
 
+    def is_possible(self, source: str) -> bool:
+        """Whether Cosmic Ray can make it: an exception that is named with its module, it cannot replace."""
+        try:
+            self.apply(source)
+        except AttributeError:
+            return False
+        return True
+
 
 def find_mutants(root: Path, path: Path) -> Iterator[Mutant]:
     source = (root / path).read_text()
@@ -61,7 +69,9 @@ def find_mutants(root: Path, path: Path) -> Iterator[Mutant]:
                 occurrence += 1
                 left_out = [*passive, *(limits if name in ARITHMETIC else ())]
                 if not any(first <= start and end <= last for first, last in left_out):
-                    yield Mutant(path, name, occurrence, start[0])
+                    mutant = Mutant(path, name, occurrence, start[0])
+                    if mutant.is_possible(source):
+                        yield mutant
 
 
 def _span(node: ast.expr | ast.stmt) -> Span:
