@@ -44,9 +44,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     backoff: Range = Range(1.0, 60.0)  # from a failure to the restart
     early_failures: int = 2  # exceptions or exit codes before the first step ever; then the run is given up
     same_failures: int = 3  # of one exception at one step; then the run is given up as deterministic
-    repeated_failures: int = (
-        5  # of one kind in a row, with less than min_kept_s each; then the run is given up; 0: never
-    )
+    repeated_failures: int = 5  # of one kind in a row, each with less than min_kept_s; then it is given up; 0: never
     min_kept_s: float = 60.0  # of training that is kept: what an attempt must leave to be of use
     min_goodput: float = 0.05  # of the last goodput_attempts attempts; below it, the run is given up; 0.0: never
     goodput_attempts: int = 10

@@ -31,7 +31,7 @@ BASELINE, DRILLED, AGAIN = "baseline", "drilled", "baseline-again"
 LAUNCHES_MAX = 200  # of one training: a plan that kills each launch would go on for ever
 LOOK_S = 0.5
 # Faults that come close together are the plan's doing: what keeps a program that does not pay from being restarted is off.
-PAYS = ("--repeated-failures", "0", "--min-goodput", "0")
+RULES_OFF = ("--repeated-failures", "0", "--min-goodput", "0")
 
 Say = Callable[[str], None]
 
@@ -79,7 +79,7 @@ def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
     if plan.faults:
         path = course.directory / "plan.toml"
         path.write_text(as_toml(plan), encoding="utf-8")
-        options += ["--plan", str(path), *PAYS]
+        options += ["--plan", str(path), *RULES_OFF]
     argv = [sys.executable, *safe_path(), "-m", "procsv", "launch", "--logdir", str(logdir), *options, course.target]
     output, codes = course.directory / f"{name}.out", list[int]()
     output.unlink(missing_ok=True)  # of a drill that could not begin

@@ -25,6 +25,7 @@ _OTHERS = (
     "ReplaceFalseWithTrue ReplaceOrWithAnd ReplaceTrueWithFalse ReplaceUnaryOperator_Delete_Not ZeroIterationForLoop"
 )
 ARITHMETIC = (*(f"core/ReplaceBinaryOperator_{name}" for name in _BINARY.split()), "core/NumberReplacer")
+EXCEPTIONS = "core/ExceptionReplacer"
 OPERATORS = (
     *(f"core/ReplaceComparisonOperator_{name}" for name in _COMPARISONS.split()),
     *(f"core/{name}" for name in _OTHERS.split()),
@@ -70,7 +71,7 @@ def find_mutants(root: Path, path: Path) -> Iterator[Mutant]:
                 left_out = [*passive, *(limits if name in ARITHMETIC else ())]
                 if not any(first <= start and end <= last for first, last in left_out):
                     mutant = Mutant(path, name, occurrence, start[0])
-                    if mutant.is_possible(source):
+                    if name != EXCEPTIONS or mutant.is_possible(source):
                         yield mutant
 
 

@@ -49,13 +49,12 @@ class Copy:
     def passes(self, room: Room, timeout_s: float | None) -> bool:
         """Whether the room's tests pass within `timeout_s`; whatever they have started ends with them."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", *room.tests],
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *room.tests],
             cwd=self.root,
             env={
                 **os.environ,
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "PYTHONPATH": str(self.root),
-                "HYPOTHESIS_DATABASE_FILE": "",
             },
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -108,14 +108,17 @@ def test_row_54_a_daemon_that_outlived_watchdog_and_trainer_is_ended_by_the_next
         stop(run)
 
 
-def test_row_54_a_fork_that_holds_the_writers_lock_is_ended_by_the_next_launch(tmp_path: Path) -> None:
-    source = "import os, signal\n" + HEIR + STARTS
+def assert_ended_by_the_next_launch(tmp_path: Path, source: str) -> None:
     with running(tmp_path, source) as run:
         wait_printed(run, "begun")
         kill_watchdog_and_trainer(run)
     with running(tmp_path, source) as run:
         wait_printed(run, "the child lives: False", 2)
         stop(run)
+
+
+def test_row_54_a_fork_that_holds_the_writers_lock_is_ended_by_the_next_launch(tmp_path: Path) -> None:
+    assert_ended_by_the_next_launch(tmp_path, "import os, signal\n" + HEIR + STARTS)
 
 
 def test_row_54_a_daemon_without_environment_is_ended_by_the_watchdog_that_lives(tmp_path: Path) -> None:
@@ -129,15 +132,9 @@ def test_row_54_a_daemon_without_environment_is_ended_by_the_watchdog_that_lives
 def test_row_54_a_program_that_somebody_else_has_started_for_the_same_logdir_is_left_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import signal; signal.pause()", str(tmp_path / "logdir")]
     environment = {**os.environ, "PROCSV_LOGDIR": str(tmp_path / "logdir"), "PROCSV_ROLE": "trainer"}
-    source = daemon(tmp_path)
     board = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
-        with running(tmp_path, source) as run:
-            wait_printed(run, "begun")
-            kill_watchdog_and_trainer(run)
-        with running(tmp_path, source) as run:
-            wait_printed(run, "the child lives: False", 2)
-            stop(run)
+        assert_ended_by_the_next_launch(tmp_path, daemon(tmp_path))
         assert board.poll() is None
     finally:
         board.kill()

@@ -68,6 +68,14 @@ def _lock_exclusively(fd: int) -> bool:
     return False
 
 
+def _lies_at(fd: int, path: Path) -> bool:
+    """Whether what is open as `fd` is what lies at `path` now."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 class FileLock:
     """One exclusive lock.  It is held for as long as any child has its descriptor."""
 
@@ -103,10 +111,7 @@ class FileLock:
 
     def is_in_place(self) -> bool:
         """Whether the file that we have locked is still what lies at its path."""
-        try:
-            return os.path.samestat(os.fstat(self.fd), self.path.stat())
-        except FileNotFoundError:
-            return False
+        return _lies_at(self.fd, self.path)
 
     def restore(self) -> bool:
         """Locks what lies at the path now, where the file that we hold was removed or replaced.
@@ -215,12 +220,7 @@ class DirectoryLock:
 
     def is_in_place(self) -> bool:
         """Whether the directory that we have locked is still what lies at its path."""
-        if self.fd < 0:
-            return False
-        try:
-            return os.path.samestat(os.fstat(self.fd), self.path.stat())
-        except FileNotFoundError:
-            return False
+        return self.fd >= 0 and _lies_at(self.fd, self.path)
 
     def holders(self) -> list[int]:
         """The other processes that hold it, as far as we may look: by a lock on a descriptor, or where there are none by that."""

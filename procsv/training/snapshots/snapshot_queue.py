@@ -74,9 +74,7 @@ class SnapshotQueue(msgspec.Struct):
     asked: Record | None = None  # the newest capture that somebody asked for
     is_stopping: bool = False  # the run is to end, or this process is
     closed: Exception | None = None  # why nothing is captured any more
-    look_s: float = (
-        math.inf
-    )  # when the worker looks whether the memory for snapshots is still there; inf: there is none
+    look_s: float = math.inf  # when the worker looks whether the memory for snapshots is there; inf: there is none
     _is_spacing: bool = False
     _spaced_s: float | None = None  # when the cadence's next snapshot is due; None: it is under way, or there is none
 
@@ -225,9 +223,8 @@ class SnapshotQueue(msgspec.Struct):
         """The worker has looked; `is_lost`: it has got the memory anew, and what had been published in the old is gone."""
         self.look_s = now_s + LOOK_EVERY_S
         if is_lost:
-            self._capture_anew(
-                [r for r in self.records if r.state in (State.PUBLISHED, State.FAILED)], Event.LOSE, now_s
-            )
+            gone = [record for record in self.records if record.state in (State.PUBLISHED, State.FAILED)]
+            self._capture_anew(gone, Event.LOSE, now_s)
             self._spaced_s = None if self._spaced_s is None else now_s
 
     def look_soon(self, now_s: float) -> None:

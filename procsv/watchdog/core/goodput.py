@@ -52,9 +52,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
     seconds: float = 0.0  # from the end of the attempt before
     kept_s: float = 0.0  # of them: training whose steps are kept
-    failure: str = (
-        ""  # of the program and where, in the same words for the same one; "": it ended as planned, or was killed
-    )
+    failure: str = ""  # what it was and where, in the same words for the same one; "": planned, or killed from outside
     by_kernel: bool = False  # for lack of memory, which somebody else may have taken
 
 

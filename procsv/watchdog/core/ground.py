@@ -30,9 +30,8 @@ class Ground(msgspec.Struct):
 
     known: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     losses: dict[str, Loss] = msgspec.field(default_factory=dict)
-    doubts: set[str] = msgspec.field(
-        default_factory=set
-    )  # what another process has and was missed once: it may just be dying
+    # What another process has and was missed once: it may just be dying.
+    doubts: set[str] = msgspec.field(default_factory=set)
 
     @property
     def is_settled(self) -> bool:

@@ -71,9 +71,8 @@ class Processes(msgspec.Struct):
     _gpus: Gpus = msgspec.field(default_factory=Gpus)
     _usage: psutil.Process = msgspec.field(default_factory=psutil.Process)  # our own
     _started_s: float = 0.0
-    _trees: dict[TaskId, int] = msgspec.field(
-        default_factory=dict
-    )  # the newest trees' locks, which we look at and never take
+    # Descriptors of the newest trees' locks, which we look at and never take.
+    _trees: dict[TaskId, int] = msgspec.field(default_factory=dict)
     _lifeline: tuple[int, int] = (-1, -1)
     _innocent: frozenset[tuple[int, float]] = frozenset()
 

@@ -519,22 +519,25 @@ def test_a_state_that_went_with_its_memory_costs_a_70_though_the_service_knows_n
     assert world.last("gave_up")["why"] == why
 
 
-def test_a_state_that_went_with_its_memory_is_no_loss_once_it_is_on_disk_or_a_later_trainer_has_done_without() -> None:
+def crashed_with_its_memory() -> World:
     world = running(step=30)
     world.memory_step = 21
     world.advance(1.0)
     world.memory_step = -1
     world.crash()
+    return world
+
+
+def test_a_state_that_went_with_its_memory_is_no_loss_once_it_is_on_disk() -> None:
+    world = crashed_with_its_memory()
     world.durable(21)
     world.stop()
     world.advance(30.0)
     assert world.exit_code == 75
 
-    world = running(step=30)
-    world.memory_step = 21
-    world.advance(1.0)
-    world.memory_step = -1
-    world.crash()
+
+def test_a_state_that_went_with_its_memory_is_no_loss_once_a_later_trainer_has_done_without() -> None:
+    world = crashed_with_its_memory()
     world.advance(2.0)
     world.train(5)
     world.stop()

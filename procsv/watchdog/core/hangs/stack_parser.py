@@ -1,7 +1,7 @@
 """Parser of faulthandler's stacks, and of tracebacks: find the frame that matters.
 
-Used by escalation.py, restart_policy.py and by crash reports.  Pure: text in, words out.  A dump lists the threads from the newest to the
-oldest, which is the main thread, and each with its innermost frame first.
+Used by escalation.py, restart_policy.py and by crash reports.  Pure: text in, words out.  A dump lists the threads from
+the newest to the oldest, which is the main thread, and each with its innermost frame first.
 """
 
 from __future__ import annotations

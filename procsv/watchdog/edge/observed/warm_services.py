@@ -36,12 +36,11 @@ class WarmServices:
         if role not in self._processes:
             return None
         process, line = self._processes.pop(role)
-        data = start.encode() + b"\n"
+        from procsv.ipc.messaging.start import send_files  # the run begins: it is imported by now
+
         try:
             with line:
-                sent = socket.send_fds(line, [data], [heirs_fd])
-                if sent < len(data):  # else it may have read all, and closed its end, by now
-                    line.sendall(data[sent:])
+                send_files(line, start.encode() + b"\n", [heirs_fd])
         except OSError:
             process.wait()
             return None
