@@ -401,11 +401,13 @@ class Core:
     def _has_nothing_to_do(self, service: ServiceSupervisor) -> bool:
         """A service that is still starting, in a run none of whose tasks has ever spoken to anybody, is not waited for."""
         was_connected = any(task.was_connected for task in self.tasks.values())
-        return not service.is_up and not was_connected and self.chief.memory_step == NO_STEP
+        return not service.is_up and not was_connected and self.chief.snapshots.memory_step == NO_STEP
 
     def _quit(self, now_s: float) -> None:
         task = self.chief
-        if task.unsettled is not None and max(task.step, task.memory_step) != NO_STEP:  # else it never had a state
+        if (
+            task.unsettled is not None and max(task.step, task.snapshots.memory_step) != NO_STEP
+        ):  # else it never had a state
             task.unsaved = task.unsaved or "the checkpoint service could not do it in time"
         goodput = task.goodput.value(now_s)
         why = self._why_failed()
@@ -433,6 +435,6 @@ class Core:
                 return task.gave_up or self.failure
             if task.life.state is State.UNKILLABLE:
                 return f"process {task.pid or f'(a child of the {task.task})'} does not die, although it was killed"
-        if unsaved := self.chief.unsaved or self.chief.last_untaken or self.chief.lost_from_memory:
+        if unsaved := self.chief.unsaved or self.chief.snapshots.lost(self.chief.durable_step):
             return f"the newest state of the program is not on disk: {unsaved}"
         return ""

@@ -7,7 +7,6 @@ actions for the reactor.  Pure: time and facts are arguments, actions are append
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
 from random import Random
 
 import msgspec
@@ -41,6 +40,7 @@ from procsv.watchdog.core.restart_policy import (
     name_failure,
 )
 from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.core.snapshot_record import SnapshotRecord
 from procsv.watchdog.core.standby import Standby
 
 TREE_S_MAX = 30.0  # what was killed and is still there after this long is called unkillable
@@ -76,7 +76,7 @@ class TrainerSupervisor:
         self.goodput = Goodput(now_s)
         self.incarnation = incarnation  # of the trainer that runs, or of the next one
         self.pid = 0
-        self.step, self.durable_step, self.memory_step = NO_STEP, settings.saved_step, NO_STEP
+        self.step, self.durable_step, self.snapshots = NO_STEP, settings.saved_step, SnapshotRecord()
         self.phase: Phase | None = None
         self.restarts = 0
         self.last_exit: LastExit | None = None
@@ -86,8 +86,6 @@ class TrainerSupervisor:
         self.gave_up = ""  # why
         self.unsettled: messages.TrainerExited | None = None  # what the checkpoint service has still to answer
         self.unsaved = ""  # why the newest state of the last trainer is not on disk
-        self.untaken = ""  # why there is no snapshot of late; "" if there is
-        self.last_untaken = ""  # why the last state of the trainer that runs was never in memory
         self.restart_s: float | None = None  # monotonic time of the next start
         self._keeps_state = task == settings.tasks[0]  # of the others nothing is saved
         self._grace_s, self._observes = settings.launch.grace_s, settings.observes
@@ -103,8 +101,6 @@ class TrainerSupervisor:
         self._kill_at_s: float | None = None
         self._killed_s: float | None = None
         self._we_killed = ""
-        self._taken_step = NO_STEP  # of its newest snapshot, whether that is still there or not
-        self._lost_step = NO_STEP  # of the newest snapshot of a trainer that died, and its memory with it
         self._resumed_step = NO_STEP  # what the trainer that runs goes on from, as far as is known
         self._recycled = ""  # why the trainer that runs was asked to save and end
         self._stop_reason: Reason = "final"
@@ -140,9 +136,7 @@ class TrainerSupervisor:
 
     def see_memory(self, step: int) -> None:
         """The step of the newest snapshot that is in memory now."""
-        self.memory_step = step
-        if step <= self._own_step:  # else another's, of a state that was not resumed from
-            self._taken_step = max(self._taken_step, step)
+        self.snapshots.see_memory(step, self._own_step)
 
     def _read(self, beat: Heartbeat | None) -> None:
         if beat is not None:
@@ -166,31 +160,19 @@ class TrainerSupervisor:
                 pass  # the signal that it has heard was ours
             case messages.Note(event, fields):
                 self._out.append(Journal(event, self.task, self.incarnation, dict(fields)))
-                if event in ("snapshot_failed", "snapshots_resumed"):
-                    self._told_of_snapshots(fields)
+                if event in ("snapshot_failed", "snapshots_resumed") and (news := self.snapshots.told(fields)):
+                    self._out.append(news)
             case messages.Ack():
                 pass
             case body:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
 
-    def _told_of_snapshots(self, fields: Mapping[str, str | int | float | bool | None]) -> None:
-        """The program's state cannot be taken, of which the checkpoint service knows nothing; or it can again."""
-        step, error = fields["step"], fields.get("error")
-        what = f"step {step} could not be taken: {error}" if error else ""
-        if error and fields["is_last"]:
-            self.last_untaken = what
-            return
-        self.untaken = what
-        if error:
-            self._out.append(Say(f"no snapshot: {what}; training goes on, and so do the tries", is_bad=True))
-        else:
-            self._out.append(Say(f"snapshots are taken again, from step {step} on"))
-
     def _recovered(self, recovered: messages.FirstStepDone, now_s: float) -> None:
         self.step = self._own_step = max(self._own_step, recovered.step)
         if recovered.source == "checkpoint":
             self.durable_step = recovered.restored_step
-        self._resumed_step, self.last_untaken, self._lost_step = recovered.restored_step, "", NO_STEP
+        self._resumed_step = recovered.restored_step
+        self.snapshots.recovered()
         self.history.ready(recovered.restored_step)
         if self._reported_ready != self.incarnation:
             self._reported_ready = self.incarnation
@@ -206,7 +188,6 @@ class TrainerSupervisor:
         self._standby.trainer_died()
         self._frozen_s = None
         self._read(ended.beat)
-        self.memory_step = ended.memory_step
         stopping = self.life.state in (State.STOPPING, State.RECYCLING) or self.ends_run
         hang, where = self.hanging.evidence(ended.exit, ended.stacks), where_it_crashed(ended.stacks)
         cause = find_cause(ended.exit, ended.words, stopping, self._we_killed, hang, ended.oom, where)
@@ -217,8 +198,7 @@ class TrainerSupervisor:
         fields = {"pid": self.pid, **msgspec.structs.asdict(self.last_exit)}
         self._out.append(Journal("exited", self.task, self.incarnation, fields))
         kind = classify(ended.exit)
-        if kind not in (Kind.DONE, Kind.CHECKPOINTED) and ended.memory_step < self._taken_step:
-            self._lost_step = self._taken_step
+        self.snapshots.died(ended.memory_step, has_saved=kind in (Kind.DONE, Kind.CHECKPOINTED))
         self._attempt = self._end_attempt(ended, cause, kind, now_s)
         if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED:
             what = wording.sentence(cause.word, cause.evidence, self._own_step)
@@ -242,13 +222,6 @@ class TrainerSupervisor:
         is_planned = kind is Kind.CHECKPOINTED or (self._recycled and self._we_killed)
         failure = "" if is_planned else name_failure(cause, ended.exit, ended.words, hang)
         return Attempt(now_s - self._death_s, kept_s, failure, cause.word == "oom")
-
-    @property
-    def lost_from_memory(self) -> str:
-        """What went with a dead trainer's memory, which a checkpoint service that has just started knows nothing of."""
-        if self._lost_step <= self.durable_step:
-            return ""
-        return f"step {self._lost_step} was in memory alone, and is lost from there"
 
     def tree_gone(self, incarnation: int, now_s: float) -> None:
         if incarnation == self.incarnation and not self._tree_is_gone:
@@ -363,7 +336,7 @@ class TrainerSupervisor:
     @property
     def resume_step(self) -> int:
         """The step that the next trainer would go on from; what an earlier launch left counts, though only seen by name."""
-        return max(self.memory_step, self.durable_step)
+        return max(self.snapshots.memory_step, self.durable_step)
 
     @property
     def lost_steps(self) -> int:
@@ -408,13 +381,13 @@ class TrainerSupervisor:
                     self.ends_run, self.restart_s = True, None
 
     def _spawn(self, now_s: float) -> None:
-        self.restart_s, self.phase, self._own_step, self._taken_step = None, None, NO_STEP, NO_STEP
-        self._resumed_step = self.memory_step if self.history.durable_step == NO_STEP else self.resume_step
+        self.restart_s, self.phase, self._own_step = None, None, NO_STEP
+        self._resumed_step = self.snapshots.memory_step if self.history.durable_step == NO_STEP else self.resume_step
         if self._last_death is not None and self._last_death.incarnation == self.incarnation:
             self.incarnation += 1
             self.restarts += 1
         self._we_killed, self._recycled, self._stop_is_told = "", "", False
-        self.untaken = self.last_untaken = ""
+        self.snapshots.start_attempt()
         self._stop_reason, self._own_grace_s = "final", None
         self.hanging.start_watch(now_s)
         self._out.append(self._standby.start_of(self.task, self.incarnation, now_s))
@@ -444,7 +417,7 @@ class TrainerSupervisor:
         death = Death(ended.exit, ended.words, self._own_step, self._attempt)
         verdict = self.history.decide_restart(death, self._standby.is_ready)
         if self._keeps_state and self.history.suspects(
-            death, self._resumed_step, max(self.resume_step, self._taken_step)
+            death, self._resumed_step, max(self.resume_step, self.snapshots.taken_step)
         ):
             self._go_back()
         if isinstance(verdict, Restart):
@@ -466,7 +439,7 @@ class TrainerSupervisor:
         self.restart_s = now_s + delay_s
         fields = wording.restarting_fields(delay_s, self.lost_steps, self._recycled)
         self._out.append(Journal("restarting", self.task, self.incarnation, fields))
-        self._out.append(Say(wording.starting_again(delay_s, self.memory_step, self.durable_step)))
+        self._out.append(Say(wording.starting_again(delay_s, self.snapshots.memory_step, self.durable_step)))
 
     def _give_up(self, why: str, now_s: float) -> None:
         self.gave_up = why

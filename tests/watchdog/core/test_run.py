@@ -303,14 +303,14 @@ def test_snapshots_that_fail_are_said_and_shown_until_they_do_not() -> None:
     world = running()
     world._hear(TRAINER, untaken(is_last=False))
     world.advance(1.0)
-    assert world.core.chief.untaken == "step 840 could not be taken: no memory"
+    assert world.core.chief.snapshots.untaken == "step 840 could not be taken: no memory"
     assert world.last("snapshot_failed")["error"] == "no memory"
     assert any("no snapshot: step 840 could not be taken: no memory" in line for line in world.said)
     world.durable(838)
-    assert world.core.chief.untaken, "it was taken before"
+    assert world.core.chief.snapshots.untaken, "it was taken before"
     world._hear(TRAINER, Note("snapshots_resumed", {"step": 850}))
     world.advance(0.1)
-    assert world.core.chief.untaken == ""
+    assert world.core.chief.snapshots.untaken == ""
 
 
 def test_a_stop_whose_last_state_could_not_be_taken_ends_with_70_and_says_so() -> None:
