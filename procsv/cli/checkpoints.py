@@ -18,13 +18,14 @@ from procsv.base.errors import UserError
 from procsv.base.json_data import indent_json
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration, show_size
+from procsv.cli.directory import directory_argument
 from procsv.ipc.messaging.start import safe_path
 
 INVENTORY = "procsv.services.checkpoint.tools.inventory"
 
 
 @click.command("checkpoints")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@directory_argument()
 @click.option("--verify", is_flag=True, help="Read every byte and compare it with the checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(directory: str, verify: bool, as_json: bool) -> None:

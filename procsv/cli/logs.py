@@ -19,6 +19,7 @@ from procsv.base.identity import TaskId
 from procsv.base.run.logs import LogFollower, newest_number
 from procsv.base.run.run_file import RunFile
 from procsv.base.terminal import OutputFilter
+from procsv.cli.directory import directory_argument
 from procsv.cli.query import find_run
 
 POLL_S = 0.2
@@ -33,7 +34,7 @@ class Output(msgspec.Struct, frozen=True):
 
 
 @click.command("logs")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@directory_argument()
 @click.option("-f", "--follow", is_flag=True, help="Follow the log, through restarts, until the run ends.")
 @click.option(
     "--role",

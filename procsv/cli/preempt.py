@@ -16,13 +16,14 @@ from procsv.base.run.trust import holds_run_lock
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import printable
 from procsv.base.units import show_duration
+from procsv.cli.directory import directory_argument
 from procsv.cli.query import find_run
 from procsv.cli.values import Duration
 from procsv.drill.preemption import PROFILES, Outcome, Profile, preempt
 
 
 @click.command("preempt", context_settings={"show_default": True})
-@click.argument("directory", metavar="DIR", type=click.Path())
+@directory_argument(changes_run=True)
 @click.option(
     "--profile",
     type=click.Choice(tuple(PROFILES)),

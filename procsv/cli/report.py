@@ -13,10 +13,11 @@ from procsv.base.errors import UserError
 from procsv.base.json_data import indent_json
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.system_clock import SystemClock
+from procsv.cli.directory import directory_argument
 
 
 @click.command("report")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@directory_argument()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--html",

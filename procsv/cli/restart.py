@@ -12,6 +12,7 @@ import click
 from procsv.base.errors import UserError
 from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.terminal import printable
+from procsv.cli.directory import directory_argument
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import CannotRestart, RestartTrainer
 
@@ -20,7 +21,7 @@ LOOK_S = 0.1
 
 
 @click.command("restart")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@directory_argument(changes_run=True)
 def command(directory: str) -> None:
     """Save the state of the run in DIR, end its program and start it again. Earlier failures are forgiven."""
     run = find_run(directory)

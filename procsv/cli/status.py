@@ -16,6 +16,7 @@ from procsv.base.outcome import NO_STEP
 from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_count, show_duration, show_size
+from procsv.cli.directory import directory_argument
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import Status, StatusRequest
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
@@ -25,7 +26,7 @@ INTERRUPTED = "interrupted"  # whoever ran it is dead, and could not say how it 
 
 
 @click.command("status")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@directory_argument()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(directory: str, as_json: bool) -> None:
     """Show the state of the run in DIR: steps, restarts, snapshots, and each process."""
@@ -89,9 +90,7 @@ def show(status: dict[str, Any]) -> None:
 
 
 def _facts(status: dict[str, Any]) -> dict[str, str]:
-    steps = (
-        f"{_step(status['step'])}   on disk {_step(status['durable_step'])}   in memory {_step(status['memory_step'])}"
-    )
+    steps = f"{show_step(status['step'])}   on disk {show_step(status['durable_step'])}   in memory {show_step(status['memory_step'])}"
     facts = {
         "state": status["state"] if status["running"] else f"{status['state']} (not running)",
         "target": " ".join((status["target"], *status["args"])),
@@ -104,7 +103,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     if status["no_progress_count"]:
         facts["incarnation"] += f", {show_count(status['no_progress_count'], 'failure')} without progress"
     if (last := status["last_exit"]) is not None:
-        facts["last exit"] = f"{last['cause']}: {last['evidence']}, at step {_step(last['step'])}"
+        facts["last exit"] = f"{last['cause']}: {last['evidence']}, at step {show_step(last['step'])}"
     if status["next_restart_in"] is not None:
         facts["next start"] = f"in {show_duration(status['next_restart_in'])}"
     if status["save_error"] is not None:
@@ -127,7 +126,7 @@ def _spacing(snapshots: dict[str, Any]) -> str:
     return f"{every}, training waits {snapshots['mean_stall_ms']:.1f} ms for one ({snapshots['why']})"
 
 
-def _step(step: int) -> str:
+def show_step(step: int) -> str:
     return str(step) if step >= 0 else "-"
 
 

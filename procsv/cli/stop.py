@@ -19,6 +19,7 @@ from procsv.base.run.records import user_name
 from procsv.base.run.run_file import RunFile
 from procsv.base.run.trust import holds_run_lock
 from procsv.base.terminal import printable
+from procsv.cli.directory import directory_argument
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import StopRun
 
@@ -28,7 +29,7 @@ HINT_S = 30.0  # then it is a program that was not started by `procsv launch`, a
 
 
 @click.command("stop")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@directory_argument(changes_run=True)
 @click.option("--now", is_flag=True, help="Do not wait for the program; its newest snapshot is still saved.")
 def command(directory: str, now: bool) -> None:
     """End the run in DIR and wait until it has ended. The same launch command resumes it.
