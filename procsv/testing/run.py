@@ -32,6 +32,7 @@ NEWS_S_MAX = 90.0  # how long any single piece of news may take on a busy machin
 LOOK_S = 0.02
 AGAIN_S = 0.3
 END_S_MAX = 20.0  # what a run that is told to end at once may take; then it is killed
+ANSWER_S_MAX = 20.0  # how long a watchdog that runs is asked for its status
 SHOWN_CHARS = 3000  # of what the program has printed, in the message of a failed wait
 
 Entry = dict[str, Any]
@@ -62,12 +63,19 @@ class Run:
         return self.output.read_text(errors="replace")
 
     def status(self) -> Entry:
-        """What `procsv status --json` says now, or as soon as the run has begun."""
+        """What `procsv status --json` says now, or as soon as the run has begun.
+
+        On a busy machine the watchdog may not answer within the second that the command gives it, which then reads files of up to
+        a second ago: it is asked again for a while.
+        """
         self.wait_event("run_started")
         argv = [sys.executable, "-m", "procsv", "status", str(self.logdir), "--json"]
-        answer = subprocess.run(argv, capture_output=True, text=True, timeout=news_s_max(), check=True)
-        status: Entry = json.loads(answer.stdout)
-        return status
+        until_s = time.monotonic() + ANSWER_S_MAX
+        while True:
+            answer = subprocess.run(argv, capture_output=True, text=True, timeout=news_s_max(), check=True)
+            status: Entry = json.loads(answer.stdout)
+            if status["processes"] or not status["running"] or time.monotonic() > until_s:
+                return status
 
     def step(self) -> int:
         """The global step as last read, from run.json; -1 if there is none yet."""

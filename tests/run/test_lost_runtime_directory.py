@@ -49,8 +49,9 @@ def test_row_50_training_and_checkpoints_go_on_and_a_crash_is_recovered_when_the
             sweep(run, directory, count)
             saves_again(run)
         assert {role: run.pid(role) for role in pids} == pids
+        run.wait_for("no more loss in status", lambda: run.status()["ground_error"] is None)
         shown = run.status()
-        assert (shown["ground_error"], shown["save_error"], shown["restarts"]) == (None, None, 0)
+        assert (shown["save_error"], shown["restarts"]) == (None, 0)
         step = shown["step"]
 
         run.kill("checkpoint")

@@ -344,7 +344,7 @@ def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_w
         assert names <= {path.name for path in paths.run_dir.iterdir()}
         assert stat.S_IMODE(paths.run_dir.stat().st_mode) == 0o700
         run.until("the same processes", lambda: has_processes(run, pids))
-        assert ask_status(run)["ground_error"] is None
+        run.until("no more loss in run.json", lambda: run.file().ground_error is None)
         assert run.said().count(str(paths.run_dir)) == 2, "its loss and its return, each said once"
 
         os.kill(run.pid("trainer"), signal.SIGKILL)
@@ -368,7 +368,7 @@ def test_row_51_sockets_and_locks_that_are_removed_one_by_one_come_back_and_the_
         assert {e["path"] for e in run.journal("ground_lost")} == is_told
         run.until("the other files", lambda: all(path.exists() for path in swept))
         run.until("the same processes", lambda: has_processes(run, pids))
-        assert run.file().ground_error is None
+        run.until("no more loss in run.json", lambda: run.file().ground_error is None)
 
         for role in ("checkpoint", "trainer"):
             os.kill(pids[role], signal.SIGKILL)
