@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import psutil
 
+from procsv import __version__
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
@@ -26,6 +27,7 @@ from procsv.base.system.tree_mark import remove_mark
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
+from procsv.watchdog.core import wording
 from procsv.watchdog.core.actions import Quit
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
@@ -151,6 +153,10 @@ def _run(
     if (older := opened.taken_from) is not None:
         fields = {"host": older.place.host, "pid": older.pid, "run": older.run, "since": older.since}
         environment.records.append("lease_taken_over", WATCHDOG, 1, fields)
+    if not start.observes:
+        memory_step = environment.post_mortem.snapshot_step(start.chief)
+        for line in wording.greet(__version__, start.logdir, memory_step, opened.saved_step):
+            console.say(line)
     left = reactor.run()
     _leave(core, start, opened, reactor, environment, left)
     if not start.observes:

@@ -1,5 +1,6 @@
 """A program without TensorFlow, trained under `procsv launch` with a source of state of its own."""
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +44,11 @@ def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undistu
         assert [entry["source"] for entry in recovered] == ["fresh"] + ["memory"] * KILLS
         assert all(entry["step"] > 0 for entry in recovered[1:])
         assert f"ended with {digest(undisturbed)}" in run.said()
+        assert run.said().count("procsv: training at step 1, ") == 1
+        for entry, ended in zip(recovered[1:], exits[:-1], strict=True):
+            redone = max(0, ended["step"] - entry["step"])  # the heartbeat may lag behind the snapshot
+            told = f"{redone} step{'s' * (redone != 1)} redone" if redone else "no step redone"
+            assert re.search(rf"training again at step {entry['step'] + 1} after [\d.]+ s, {told}", run.said())
 
     again = NumpyState(initial(), numpy_plan(logdir))
     again.restore(str(logdir / f"model.ckpt-{STEPS}"))
@@ -64,5 +70,6 @@ def test_a_numpy_program_that_is_stopped_goes_on_from_its_last_step(tmp_path: Pa
         train(undisturbed)
     with launched(logdir, *OPTIONS, PROGRAM, str(durable + 10), "0", cwd=ROOT) as run:
         assert run.wait_end() == 0, run.said()
+        assert f"procsv: the program resumes from step {durable} on disk" in run.said()
         assert f"ended with {digest(undisturbed)}" in run.said()
     assert int(undisturbed[STEP]) == durable + 10

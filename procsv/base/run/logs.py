@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from procsv.base.startup_noise import is_startup_noise
+
 TAIL_BYTES_MAX = 2**18  # read for the last lines
 LINGER_S = 1.0  # at the end of an old part: its writer may still write to it for a moment
 
@@ -88,11 +90,14 @@ class LogFollower:
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """The last lines that say something; a progress line that rewrites itself counts as its last state."""
+    """The last lines that say something; a progress line that rewrites itself counts as its last state.
+
+    What TensorFlow says at every start is left out.
+    """
     data = read_end(log, TAIL_BYTES_MAX)
     if len(data) < TAIL_BYTES_MAX:  # just rotated, perhaps
         data = read_end(older_part(log), TAIL_BYTES_MAX - len(data)) + data
-    text = data.decode(errors="replace")
+    text = b"\n".join(line for line in data.split(b"\n") if not is_startup_noise(line)).decode(errors="replace")
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return list(deque((line for line in lines if line.strip()), maxlen=count))
 

@@ -180,6 +180,8 @@ class TrainerSupervisor:
             fields = wording.recovered_fields(recovered, self._death_s)
             ready = Journal("ready", self.task, self.incarnation, {"step": recovered.step})
             self._out += [ready, Journal("recovered", self.task, self.incarnation, fields)]
+            if self._keeps_state and not self._observes:
+                self._out.append(Say(wording.training(recovered, self._death_s, self.last_exit)))
         self._handle(LifecycleEvent.READY, now_s)
 
     def died(self, ended: Ended, now_s: float) -> None:

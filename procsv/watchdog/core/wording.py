@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from procsv.base.identity import TaskId
 from procsv.base.outcome import LastExit
 from procsv.base.units import show_duration
@@ -27,6 +29,28 @@ def where_from(memory_step: int, durable_step: int) -> str:
     if step < 0:
         return "from the beginning"
     return f"from step {step}" + (" in memory" if memory_step > durable_step else "")
+
+
+def greet(version: str, logdir: str, memory_step: int, durable_step: int) -> tuple[str, str, str]:
+    """The first lines of a launch: who speaks, what it resumes from, how to watch it."""
+    is_new = max(memory_step, durable_step) < 0
+    where, on_disk = shlex.quote(logdir), " on disk" if memory_step <= durable_step else ""
+    begins = "nothing is saved there yet: the program starts from the beginning"
+    return (
+        f"version {version}; everything of this run is in {logdir}",
+        begins if is_new else f"the program resumes {where_from(memory_step, durable_step)}{on_disk}",
+        f"watch it: procsv status {where}, procsv logs -f {where}; Ctrl-C saves and stops",
+    )
+
+
+def training(recovered: FirstStepDone, death_s: float, last: LastExit | None) -> str:
+    """The first step after a start has ended; `last`: how the trainer before it in this launch ended."""
+    after = show_duration(max(0.0, recovered.ended_s - death_s))
+    if last is None:
+        return f"training at step {recovered.step:,}, {after} after the start"
+    redone = max(0, last.step - max(recovered.restored_step, 0))
+    told = f"{redone:,} {'step' if redone == 1 else 'steps'} redone" if redone else "no step redone"
+    return f"training again at step {recovered.step:,} after {after}, {told}"
 
 
 def going_back(step: int) -> str:

@@ -1,4 +1,5 @@
-"""Console: the watchdog's lines on the terminal, and the trainer's output, which it echoes from the log file.
+"""Console: the watchdog's lines on the terminal, and the trainer's output, which it echoes from the log file
+without TensorFlow's start-up noise.
 
 Used by event_loop.py.  All writing is done by one daemon thread: a terminal that does not take it (Ctrl-S, a full pipe)
 stops that thread and nothing else.  The trainer writes to its file and never to us.
@@ -13,6 +14,7 @@ import threading
 from pathlib import Path
 
 from procsv.base.run.logs import LogFollower
+from procsv.base.startup_noise import NoiseFilter
 from procsv.base.terminal import OutputFilter, printable
 
 POLL_S = 0.1  # how late the trainer's output may appear
@@ -33,6 +35,7 @@ class Console:
         self._queue: collections.deque[bytes | Path | None] = collections.deque()
         self._news = threading.Condition()
         self._log: LogFollower | None = None
+        self._noise = NoiseFilter()
         self._filter = OutputFilter() if os.isatty(out_fd) else None
         self._broken: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="procsv-console", daemon=True)
@@ -83,6 +86,7 @@ class Console:
                     self._write(self._err_fd, item)
                     continue
                 self._pump(None)
+                self._echo_output(self._noise.release())
                 self._write(self._out_fd, self._filter.finish() if self._filter is not None else b"")
                 if item is None:
                     return
@@ -104,9 +108,14 @@ class Console:
             except OSError:
                 return
             if not data:
+                if not done:  # for a whole round nothing has followed
+                    self._echo_output(self._noise.release())
                 return
             done += len(data)
-            self._write(self._out_fd, self._filter.pass_on(data) if self._filter is not None else data)
+            self._echo_output(self._noise.pass_on(data))
+
+    def _echo_output(self, data: bytes) -> None:
+        self._write(self._out_fd, self._filter.pass_on(data) if self._filter is not None else data)
 
     def _write(self, fd: int, data: bytes) -> None:
         view = memoryview(data)
