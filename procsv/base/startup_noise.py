@@ -26,7 +26,7 @@ _NOISE = re.compile(
 )
 # The beginning of a line that may become one of those.
 _LITERALS = (b"WARNING: All log messages", b"To enable the following")
-_MAYBE = re.compile(rb"[IWE](?:\d{1,3}|\d{4}(?: \d.*)?)|\d{1,4}|\d{4}-(?:\d.*)?")
+_MAYBE = re.compile(rb"[IWE](?:\d{0,3}|\d{4}(?: (?:\d.*)?)?)|\d{1,4}|\d{4}-(?:\d.*)?")
 
 HELD_BYTES_MAX = 2048  # of a line that is not whole; a longer one is none of these
 
