@@ -24,6 +24,7 @@ from procsv.base.terminal import printable
 COMMANDS = {  # name -> (module, what it does); in the order of the help
     "launch": ("procsv.cli.launch", "Run a program, and restart it when it crashes or hangs."),
     "status": ("procsv.cli.status", "Show the state of a run."),
+    "top": ("procsv.cli.top.command", "Watch a run on one screen: processes, steps, loss, events."),
     "ls": ("procsv.cli.ls", "List the runs here, with the state of each."),
     "stop": ("procsv.cli.stop", "Save the state of a run and end it."),
     "restart": ("procsv.cli.restart", "Save the state of a run and restart its program."),

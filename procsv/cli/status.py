@@ -84,7 +84,7 @@ def show(status: dict[str, Any]) -> None:
         names = ("role", "pid", "state", "phase", "up", "memory", "cpu")
         table = make_table(names, right=("pid", "up", "memory", "cpu"))
         for process in status["processes"]:
-            table.add_row(*map(as_markup, _row(process)))
+            table.add_row(*map(as_markup, process_row(process)))
         console.print()
         console.print(table)
 
@@ -130,7 +130,7 @@ def show_step(step: int) -> str:
     return str(step) if step >= 0 else "-"
 
 
-def _row(process: dict[str, Any]) -> tuple[str, ...]:
+def process_row(process: dict[str, Any]) -> tuple[str, ...]:
     if process["pid"] is None:
         return process["role"], "-", process["state"], "", "", "", ""
     return (

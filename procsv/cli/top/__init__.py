@@ -1,0 +1,1 @@
+"""`procsv top [DIR]`: a run on one screen, redrawn every second."""

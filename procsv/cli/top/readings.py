@@ -1,0 +1,93 @@
+"""Readings of a run, taken once a second, with what they have been for the last minutes.
+
+Used by command.py.  Reads files and asks the watchdog; changes nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from typing import Any
+
+import msgspec
+
+from procsv.base.clock import Clock
+from procsv.base.identity import TRAINER
+from procsv.base.run.run_file import RunFile
+from procsv.cli.query import find_run
+from procsv.cli.status import read_status
+from procsv.cli.top.losses import VALUES_MAX, Losses, Tail
+
+RATE_S = 10.0  # a rate is taken over this time, so that slow steps give a line and no spikes
+EVENTS_MAX = 200
+
+
+class View(msgspec.Struct, frozen=True):
+    """What the screen shows."""
+
+    status: dict[str, Any]
+    rates: list[float]  # steps a second, one for each reading
+    loss_name: str
+    losses: list[float]
+    saved: dict[str, Any] | None  # the last checkpoint_durable
+    events: list[dict[str, Any]]  # of the journal, oldest first
+    now_s: float  # Unix seconds
+
+
+class Readings:
+    def __init__(self, directory: str, tag: str | None, clock: Clock) -> None:
+        """UserError if there is no run in `directory`."""
+        self._directory, self._clock = directory, clock
+        self._steps: collections.deque[tuple[float, int]] = collections.deque()
+        self._rates: collections.deque[float] = collections.deque(maxlen=VALUES_MAX)
+        self._losses = Losses(tag)
+        self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=EVENTS_MAX)
+        self._saved: dict[str, Any] | None = None
+        self._journal: Tail | None = None
+        self._rest = b""
+
+    def take(self) -> View:
+        run = find_run(self._directory)
+        status = read_status(run)
+        self._enter_step(status["step"], status["running"])
+        self._read_journal(run)
+        self._losses.read(run.paths.logdir, run.paths.log(TRAINER, run.incarnation))
+        return View(
+            status,
+            list(self._rates),
+            self._losses.name,
+            self._losses.values,
+            self._saved,
+            list(self._events),
+            self._clock.wall(),
+        )
+
+    def _enter_step(self, step: int, running: bool) -> None:
+        now_s, steps = self._clock.monotonic(), self._steps
+        if steps and (step < steps[-1][1] or not running):
+            steps.clear()  # restarted: what is done again is no progress backwards
+        steps.append((now_s, step))
+        while now_s - steps[0][0] > RATE_S and len(steps) > 2:
+            steps.popleft()
+        (first_s, first), seconds = steps[0], now_s - steps[0][0]
+        if seconds > 0 and first >= 0 and running:
+            self._rates.append((step - first) / (now_s - first_s))
+
+    def _read_journal(self, run: RunFile) -> None:
+        path = run.paths.journal
+        if self._journal is None or self._journal.path != path:
+            if not path.exists():
+                return
+            self._journal = Tail(path)
+        lines = (self._rest + self._journal.read()).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            try:
+                entry = msgspec.json.decode(line, type=dict[str, Any])
+                time.gmtime(entry["time"])
+                str(entry["event"]), str(entry["role"])
+            except (msgspec.DecodeError, KeyError, TypeError, ValueError, OverflowError):
+                continue  # torn or damaged
+            self._events.append(entry)
+            if entry["event"] == "checkpoint_durable":
+                self._saved = entry

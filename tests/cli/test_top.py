@@ -1,0 +1,175 @@
+"""`procsv top`: one screen of a run, on a terminal and off it."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.util.tensor_util import make_tensor_proto
+
+from procsv.base.identity import CHECKPOINT, TRAINER
+from procsv.base.run.journal import Journal
+from procsv.base.system.system_clock import SystemClock
+from procsv.cli.top.losses import READ_BYTES_MAX, START_BYTES, EventFileTail, Losses
+from procsv.cli.top.readings import Readings
+from procsv.cli.top.screen import BARS, draw_screen, sparkline
+from procsv.services.summary.event_file import frame, version_event
+from tests.cli.test_commands import ROOT, a_run, procsv
+from tests.support.fake_clock import FakeClock
+from tests.watchdog.test_main import IDLE, launched
+
+
+def scalar(value: float, tag: str = "loss") -> bytes:
+    event = Event(wall_time=1.0, step=1, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]))
+    data: bytes = event.SerializeToString()
+    return data
+
+
+def lines_of(directory: Path, width: int, height: int | None) -> list[str]:
+    view = Readings(str(directory), None, FakeClock()).take()
+    text = io.StringIO()
+    Console(file=text, width=width, highlight=False).print(draw_screen(view, width, height, "q quits"))
+    return text.getvalue().splitlines()
+
+
+# -- on a terminal ---------------------------------------------------------------------------------------------
+@pytest.mark.fault
+def test_the_screen_shows_events_as_they_come_and_q_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE) as run:
+        run.begun()
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        before = termios.tcgetattr(theirs)
+        top = subprocess.Popen(
+            [sys.executable, "-m", "procsv.cli.main", "top", str(run.logdir)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.STDOUT,
+        )
+        seen = bytearray()
+
+        def shows(*words: str) -> bool:
+            if select.select([ours], [], [], 0.02)[0]:
+                seen.extend(os.read(ours, 2**16))
+            return all(word.encode() in seen for word in words)
+
+        run.until("the first screen", lambda: shows("trainer", str(run.pid("trainer")), "checkpoint", "q quits"))
+        assert b"service_restarted" not in seen
+        os.kill(run.pid("summary"), 9)
+        run.until("the event", lambda: shows("service_restarted"))
+        os.write(ours, b"q")
+        run.until("the end of top", lambda: shows() and top.poll() is not None)
+        shows()
+        assert top.returncode == 0, seen.decode()
+        assert termios.tcgetattr(theirs) == before
+        assert seen.count(b"\x1b[?1049h") == seen.count(b"\x1b[?1049l") == 1, "the screen before comes back"
+        os.close(ours)
+        os.close(theirs)
+        run.process.terminate()
+        run.end()
+
+
+def test_off_a_terminal_it_prints_one_screen_with_all_events_and_ends(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "l", restarts=2)
+    journal = Journal(run.paths.journal, SystemClock())
+    for step in range(50):
+        journal.append(
+            "checkpoint_durable", CHECKPOINT, 1, step=step, path="p", reason="periodic", bytes=1, seconds=0.1
+        )
+    journal.append("exited", TRAINER, 3, signal="\x1b]0;title\x07", cause="killed", step=49)
+    journal.close()
+    done = procsv("top", str(tmp_path / "l"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("checkpoint_durable") == 50
+    assert "restarts 2" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "\\x1b" in done.stdout, "what an event holds is shown, not obeyed"
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50), (40, 24)])
+def test_the_screen_fits_into_the_terminal(tmp_path: Path, width: int, height: int) -> None:
+    run = a_run(tmp_path / "l", args=("--name", "x" * 200), save_error="the disk is full " * 20)
+    journal = Journal(run.paths.journal, SystemClock())
+    for step in range(60):
+        journal.append("checkpoint_durable", CHECKPOINT, 1, step=step, path="p", reason="periodic", evidence="e" * 300)
+    journal.close()
+    lines = lines_of(tmp_path / "l", width, height)
+    assert len(lines) == height
+    assert max(map(len, lines)) <= width
+    assert re.search(r"step 59\b", lines[-2]) or width < 80, "the newest event is the last"
+    assert lines[-1].endswith("q quits")
+
+
+# -- figures ---------------------------------------------------------------------------------------------------
+def test_a_sparkline_goes_from_the_lowest_of_the_last_values_to_the_highest() -> None:
+    assert sparkline([9.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 8) == BARS
+    assert sparkline([5.0, 5.0], 8, low=0.0) == BARS[-1] * 2
+    assert sparkline([], 8) == sparkline([1.0], 0) == ""
+    assert len(sparkline([3.0, 3.0], 8)) == 2
+
+
+def test_steps_that_are_done_again_after_a_restart_are_no_steps_backwards(tmp_path: Path) -> None:
+    clock = FakeClock()
+    readings = Readings("", None, clock)
+    for step in (100, 110, 120, 90, 100):
+        readings._enter_step(step, running=True)
+        clock.advance(1.0)
+    assert list(readings._rates) == [10.0, 10.0, 10.0]
+
+
+def test_the_loss_is_read_from_event_files_as_they_grow_and_a_torn_record_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    path = tmp_path / "train" / "events.out.tfevents.0000000001.host"
+    last = frame(scalar(0.25, "model/loss"))
+    path.write_bytes(
+        frame(version_event(1.0)) + frame(scalar(0.5, "model/loss")) + frame(scalar(7.0, "rate")) + last[:-5]
+    )
+    losses = Losses(None)
+    losses.read(tmp_path, tmp_path / "no.log")
+    assert (losses.name, losses.values) == ("model/loss", [0.5])
+    with path.open("ab") as file:
+        file.write(last[-5:])
+    losses.read(tmp_path, tmp_path / "no.log")
+    assert losses.values == [0.5, 0.25]
+    named = Losses("rate")
+    named.read(tmp_path, tmp_path / "no.log")
+    assert (named.name, named.values) == ("rate", [7.0])
+
+
+def test_a_long_event_file_is_read_from_its_end_and_garbage_in_it_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events.out.tfevents.0000000001.host"
+    large = Event(wall_time=1.0, graph_def=b"x" * (2 * READ_BYTES_MAX)).SerializeToString()
+    path.write_bytes(frame(scalar(1.0)) + frame(large) + b"garbage" + frame(scalar(2.0)))
+    assert path.stat().st_size > START_BYTES
+    assert [Event.FromString(record).summary.value[0].simple_value for record in EventFileTail(path).records()] == [2.0]
+
+
+def test_a_scalar_that_is_written_as_a_tensor_is_read_as_well(tmp_path: Path) -> None:
+    value = Summary.Value(tag="loss", tensor=make_tensor_proto(0.75))
+    data = Event(wall_time=1.0, summary=Summary(value=[value])).SerializeToString()
+    (tmp_path / "events.out.tfevents.0000000001.host").write_bytes(frame(data))
+    losses = Losses(None)
+    losses.read(tmp_path, tmp_path / "no.log")
+    assert losses.values == [0.75]
+
+
+def test_without_event_files_the_loss_is_what_the_program_prints(tmp_path: Path) -> None:
+    log = tmp_path / "trainer.1.log"
+    log.write_text("step 1  loss 0.5  9 steps/s\nlossless 3\nStep 2: Loss = 2.5e-1\rloss: 0.125\nloss 0.0")
+    losses = Losses(None)
+    losses.read(tmp_path, log)
+    assert losses.values == [0.5, 0.25, 0.125]
