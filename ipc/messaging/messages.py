@@ -369,13 +369,15 @@ class Note(Message, frozen=True):
 class StopTraining(Message, frozen=True):
     """Asks to stop at the next boundary, save and exit.
 
-    A SIGTERM says the same.
+    A SIGTERM says the same.  A program without a session has no boundary and nothing to save: where the run ends, it is
+    interrupted as by Ctrl-C.
     """
 
     contract = Contract(WATCHDOG, PROGRAM)
 
     grace_s: float
     reason: Reason
+    ends_run: bool = False  # else the program is started again
 
 
 class ServiceLost(Message, frozen=True):

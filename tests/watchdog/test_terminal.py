@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,3 +38,41 @@ def test_a_launch_begins_with_its_version_its_directory_where_it_starts_and_how_
     assert version == f"procsv: version {__version__}; everything of this run is in {run.logdir}"
     assert beginning == "procsv: nothing is saved there yet: the program starts from the beginning"
     assert f"procsv status {run.logdir}" in watching
+
+
+CAREFUL = """
+import time
+print("begun", flush=True)
+try:
+    while True:
+        time.sleep(3600)
+finally:
+    print("cleaned up", flush=True)
+"""
+STUBBORN = (
+    "import signal\nsignal.signal(signal.SIGINT, lambda *_: print('no', flush=True))\nprint('begun', flush=True)\n"
+    + ("while True: signal.pause()")
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_program_without_a_session_ends_at_once_and_in_order_when_it_is_stopped(tmp_path: Path, number: int) -> None:
+    with launched(tmp_path, CAREFUL, grace_s=36_000.0) as run:  # a test that waits for the grace does not end
+        run.begun()
+        run.process.send_signal(number)
+        assert run.end() == 75
+        assert "cleaned up" in run.said()
+        assert "Traceback" not in run.said()
+        assert "ending the program, which has no session yet and nothing to save" in run.said()
+        assert run.journal("exited", "trainer")[0]["cause"] == "stopped"
+        assert not (run.logdir / "procsv" / "crashes").exists()
+
+
+def test_what_does_not_end_at_the_first_ctrl_c_ends_at_the_second_as_the_first_one_says(tmp_path: Path) -> None:
+    with launched(tmp_path, STUBBORN, grace_s=36_000.0) as run:
+        run.begun()
+        run.process.send_signal(signal.SIGINT)
+        run.until("the first", lambda: "nothing to save; again: now" in run.said() and "no" in run.log().split())
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 75
+        assert "Ctrl-C: ending the program now" in run.said()

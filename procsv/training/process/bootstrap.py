@@ -25,6 +25,7 @@ from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.output import keep_output_going
 from procsv.base.system.stack_dump import arm
 from procsv.base.system.target import find_target, parse_target
+from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import Inject, Loaded
 from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.shm.heartbeat import Phase
@@ -146,9 +147,10 @@ def _listen_for_signals(runtime: Runtime, start: Start, reader: int) -> None:
 def _force_later(runtime: Runtime, start: Start) -> None:
     """Ends a program that does not end by itself within the grace; its newest snapshot outlives it."""
     after_s = start.settings.grace_s * TRAINER_SHARE * FORCED_SHARE
+    grace = show_duration(start.settings.grace_s)
 
     def force() -> None:
-        print(f"procsv: still running {after_s:.0f} s after the stop request; exiting now", file=sys.stderr)
+        print(f"procsv: the program has not stopped; ending it within the grace of {grace}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(exit_codes.RESUMABLE)
 
@@ -165,6 +167,7 @@ def _run_target(runtime: Runtime, start: Start) -> int:
     """Runs the program; returns its exit code."""
     if start.settings.drop_in:
         install_later()
+    runtime.interrupt = _interrupt_program
     try:
         failpoint("trainer.import")
         run_program(find_target(start.target, Path.cwd()), list(start.args))
@@ -176,12 +179,29 @@ def _run_target(runtime: Runtime, start: Start) -> int:
         _leave_last_words(runtime, error, None)
         print(f"procsv: {error}", file=sys.stderr)
         return exit_codes.MISCONFIGURED
-    except BaseException as error:  # noqa: BLE001  the program's: printed, recorded, and in the exit code
-        own = _of_the_program(error.__traceback__)
-        _leave_last_words(runtime, error, own)
-        sys.excepthook(type(error), error.with_traceback(own), own)
+    except KeyboardInterrupt as error:
+        if runtime.stop_reason is None or runtime.phase is not Phase.IMPORT:  # else it was `interrupt`
+            _report_exception(runtime, error)
         return exit_code_of(error)
+    except BaseException as error:  # noqa: BLE001  the program's: printed, recorded, and in the exit code
+        _report_exception(runtime, error)
+        return exit_code_of(error)
+    finally:
+        runtime.interrupt = lambda: None
     return 0
+
+
+def _interrupt_program() -> None:
+    """As Ctrl-C does: also out of a system call, and with all that the program does at its end."""
+    main = threading.main_thread().ident
+    assert main is not None, "the main thread runs"
+    signal.pthread_kill(main, signal.SIGINT)
+
+
+def _report_exception(runtime: Runtime, error: BaseException) -> None:
+    own = _of_the_program(error.__traceback__)
+    _leave_last_words(runtime, error, own)
+    sys.excepthook(type(error), error.with_traceback(own), own)
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:

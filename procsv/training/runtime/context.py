@@ -63,6 +63,7 @@ class Runtime:
         self.snapshots = Snapshots()  # their spacing now, for the heartbeat
         self.training: object = None  # the TrainingRun of the session that the process trains with now
         self.on_ready: Callable[[], None] = lambda: None  # called once, on the training thread
+        self.interrupt: Callable[[], None] = lambda: None  # ends a program that has no session yet
         self.gate: Callable[[], None] | None = None  # where a hot standby sleeps until it is the trainer
         self._start = start
         self._peers = peers
@@ -136,7 +137,7 @@ class Runtime:
         self.streams.attach_to_run(start.paths.shm_dir, attempt, start.paths.run_dir)
         self._heartbeat = _open_heartbeat(start.paths.heartbeat(start.task, start.incarnation))
         link.on_tick += [lambda _: self._beat(), self._restore_files]
-        link.on(StopTraining, lambda body: self.request_stop(body.reason))
+        link.on(StopTraining, self._stop_told)
         if self.observer is not None:
             self.observer.attach(link)
             self.stacks = arm_unless_armed(start.paths.stacks(start.task, start.incarnation))
@@ -278,6 +279,11 @@ class Runtime:
     def forget_stop(self, listener: Callable[[Reason], None]) -> None:
         with self._lock, contextlib.suppress(ValueError):
             self._stop_listeners.remove(listener)
+
+    def _stop_told(self, body: StopTraining) -> None:
+        self.request_stop(body.reason)
+        if body.ends_run and self.phase is Phase.IMPORT:
+            self.interrupt()
 
     def request_stop(self, reason: Reason) -> None:
         """Asks this process to save and end, for the watchdog, a signal or the lifeline.

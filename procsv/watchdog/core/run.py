@@ -21,9 +21,8 @@ from procsv.base.errors import ProcsvBug
 from procsv.base.grace import SERVICES_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.outcome import NO_STEP
-from procsv.base.units import show_duration
 from procsv.ipc.messaging import messages
-from procsv.watchdog.core import actions, events
+from procsv.watchdog.core import actions, events, wording
 from procsv.watchdog.core.ground import Ground
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.save_status import Saves
@@ -291,9 +290,10 @@ class Core:
             if event.is_notice:
                 fields = {"grace": self.settings.launch.grace_s, "source": event.source}
                 self._out.append(actions.Journal("preempt_notice", self.chief.task, self.chief.incarnation, fields))
-            if self._running_on():
-                how = "now" if event.now else f"at its next step, {show_duration(self.chief.stop_s)} at most"
-                self._out.append(actions.Say(f"{event.source}: stopping the program {how}"))
+        if self._running_on() and (event.now or not again):
+            is_before = all(task.is_before_session for task in self._running_on())
+            text = wording.stopping(event.source, event.now, is_before, self.settings.launch.grace_s)
+            self._out.append(actions.Say(text))
         if self._end_s is not None:  # it is over already; the services get no longer than a stop would give them
             self._end_s = min(self._end_s, self._services_end_s(now_s))
         elif event.now or not again:

@@ -193,6 +193,8 @@ class TrainerSupervisor:
         stopping = self.life.state in (State.STOPPING, State.RECYCLING) or self.ends_run
         hang, where = self.hanging.evidence(ended.exit, ended.stacks), where_it_crashed(ended.stacks)
         cause = find_cause(ended.exit, ended.words, stopping, self._we_killed, hang, ended.oom, where)
+        if stopping and not self._observes and ended.exit.code == exit_codes.INTERRUPTED and self._own_step == NO_STEP:
+            cause = Cause("stopped", f"{ended.exit}: interrupted before its first session")
         if self._observes and ended.exit.code == 0 and not stopping:
             cause = Cause("completed", "its session has ended")
         self.last_words = ended.words
@@ -303,9 +305,9 @@ class TrainerSupervisor:
         )
         if self._kill_at_s is not None and now_s >= self._kill_at_s and self._observes:
             self._kill_at_s = None
-            self._out.append(Say(wording.not_stopped(self.stop_s), is_bad=True))
+            self._out.append(Say(wording.NOT_STOPPED, is_bad=True))
         if self._kill_at_s is not None and now_s >= self._kill_at_s and late is not None:
-            self._we_killed = f"it did not stop within {show_duration(self.stop_s)}"
+            self._we_killed = wording.too_late(self._grace_s, self._own_grace_s)
             self._kill_at_s = None
             self._handle(late, now_s, self._we_killed)
         if self._killed_s is not None and now_s - self._killed_s >= TREE_S_MAX:
@@ -330,6 +332,11 @@ class TrainerSupervisor:
     def stop_s(self) -> float:
         """What the trainer gets to end: its share of the grace, or all of a preemption's."""
         return self._own_grace_s if self._own_grace_s is not None else self._grace_s * TRAINER_SHARE
+
+    @property
+    def is_before_session(self) -> bool:
+        """Whether the trainer that runs has not asked for a session yet, so that it has no state of its own."""
+        return bool(self.pid) and self._own_step == NO_STEP and self.phase in (None, Phase.IMPORT)
 
     def is_suspect(self, now_s: float) -> bool:
         """Whether its heartbeat has stopped.  Shown, and nothing else: it may be in a long call that holds the GIL."""
@@ -396,7 +403,8 @@ class TrainerSupervisor:
 
     def _tell_stop(self, now_s: float) -> None:
         self.hanging.end_watch()
-        self._out.append(Tell(self.task, messages.StopTraining(self.stop_s, self._stop_reason)))
+        ends_run = self.life.state is State.STOPPING
+        self._out.append(Tell(self.task, messages.StopTraining(self.stop_s, self._stop_reason, ends_run)))
         if not self._stop_is_told:
             self._stop_is_told = True
             self._kill_at_s = now_s + self.stop_s

@@ -83,9 +83,26 @@ def starting_again(delay_s: float, memory_step: int, durable_step: int) -> str:
     return f"starting it again {when}, {where_from(memory_step, durable_step)}"
 
 
-def not_stopped(after_s: float) -> str:
-    """A program that is only observed was asked to stop, and goes on."""
-    return f"the program has not stopped within {show_duration(after_s)}; `procsv stop --now` kills it"
+# A program that is only observed was asked to stop, and goes on.
+NOT_STOPPED = "the program has not stopped yet; `procsv stop --now` kills it"
+
+
+def stopping(source: str, now: bool, is_before_session: bool, grace_s: float) -> str:
+    """The run is asked to end.  `source`: a signal, or a command."""
+    who = {"SIGINT": "Ctrl-C", "SIGHUP": "the terminal was closed (SIGHUP)"}.get(source, source)
+    again = "; again: now" if source == "SIGINT" and not now else ""
+    if now:
+        return f"{who}: ending the program now"
+    if is_before_session:
+        return f"{who}: ending the program, which has no session yet and nothing to save{again}"
+    return f"{who}: saving and stopping the program, {show_duration(grace_s)} at most{again}"
+
+
+def too_late(grace_s: float, own_grace_s: float | None) -> str:
+    """Why a program that was asked to stop is killed; `own_grace_s`: of a preemption."""
+    if own_grace_s is not None:
+        return f"it did not stop within {show_duration(own_grace_s)}"
+    return f"it did not stop in its share of the grace of {show_duration(grace_s)}"
 
 
 def goes_on(task: TaskId, incarnation: int, seconds: float, step: int) -> tuple[Journal, Say]:

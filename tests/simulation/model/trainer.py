@@ -178,7 +178,7 @@ class Trainer(Process):
         match received.body:
             case Written() as written:
                 self._streams.on_written(written)
-            case StopTraining(_, reason):
+            case StopTraining(_, reason, _):
                 self._request_stop(reason)
             case Durable() as news:
                 self._durable_sequence = max(self._durable_sequence, news.sequence)

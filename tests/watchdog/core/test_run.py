@@ -214,7 +214,7 @@ def test_a_stop_asks_waits_and_ends_with_75() -> None:
     world.stop()
 
     assert world.core.word == "stopping"
-    assert [body for task, body in world.told if task == TRAINER] == [StopTraining(17.0, "final")]
+    assert [body for task, body in world.told if task == TRAINER] == [StopTraining(17.0, "final", ends_run=True)]
     assert [number for task, number in world.signals if task == TRAINER] == [signal.SIGTERM, signal.SIGCONT]
     world.advance(3.0)
     world.crash(Exit(75, None))
@@ -234,7 +234,7 @@ def test_a_trainer_that_does_not_stop_is_killed_after_its_share_of_the_grace() -
     assert world.exit_code == 75
     trainers = [entry.fields for entry in world.events("exited") if entry.task == TRAINER]
     assert trainers[0]["cause"] == "stopped"
-    assert "did not stop within 17 s" in trainers[0]["evidence"]
+    assert "did not stop in its share of the grace of 25 s" in trainers[0]["evidence"]
 
 
 def test_a_second_signal_kills_at_once() -> None:
@@ -270,7 +270,7 @@ def test_a_stop_before_hello_is_told_when_the_trainer_can_hear_it() -> None:
     world.stop()
     world.handle(Said(TRAINER, 1, Hello(1)))
 
-    assert [body for task, body in world.told if task == TRAINER] == [StopTraining(17.0, "final")] * 2
+    assert [body for task, body in world.told if task == TRAINER] == [StopTraining(17.0, "final", ends_run=True)] * 2
     assert world.signals.count((TRAINER, signal.SIGTERM)) == 1
 
 
