@@ -5,13 +5,17 @@ then.
 
     def test_training_survives_a_kill(procsv_launch):
         run = procsv_launch("mypackage.train", faults=["kill trainer at step 100"])
-        assert run.wait_end() == 0
+        run.assert_completed(timeout=300)
         assert run.lost_steps() <= 20
+
+A test that fails shows what its runs have printed and their last events.  `procsv_timeout` in pytest's configuration is how
+long any single piece of news may take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +28,10 @@ if TYPE_CHECKING:
 class Launch:
     """What the fixture gives: call it to launch a program under `procsv launch`."""
 
-    def __init__(self, logdir: Path) -> None:
-        self._logdir = logdir
-        self._runs: list[Run] = []
+    def __init__(self, logdir: Path, timeout: str = "", python_path: Sequence[str | Path] = ()) -> None:
+        """`timeout`: how long news may take, as people write durations; `python_path`: where the program's modules lie."""
+        self._logdir, self._timeout, self._python_path = logdir, timeout, python_path
+        self.runs: list[Run] = []
 
     def __call__(
         self,
@@ -36,28 +41,55 @@ class Launch:
         plan: str | Path | None = None,
         options: Sequence[str] = (),
         logdir: str | Path | None = None,
+        cwd: str | Path | None = None,
         **env: str,
     ) -> Run:
         """Start `procsv launch … target args` and return at once.
 
         `faults` are lines as `--fault` takes them, `plan` is a TOML file, `options` go to launch as they are, `env` is added
-        to the environment.  `logdir` defaults to a directory of the test's own; the same one again resumes there.
+        to the environment.  `logdir` defaults to a directory of the test's own; the same one again resumes there.  `cwd`
+        defaults to the test's own; a module is looked for there, in pytest's `pythonpath`, and among what is installed.
         """
+        from procsv.base.units import parse_duration
         from procsv.testing.run import start
 
         told = [word for fault in faults for word in ("--fault", fault)]
         told += ["--plan", str(plan)] if plan is not None else []
-        self._runs.append(start(Path(logdir or self._logdir), (*told, *options, target, *args), env=env))
-        return self._runs[-1]
+        given = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        places = [str(place) for place in self._python_path] + ([given] if given else [])
+        run = start(
+            Path(logdir or self._logdir),
+            (*told, *options, target, *args),
+            env={**env, "PYTHONPATH": os.pathsep.join(places)} if places else env,
+            cwd=Path(cwd) if cwd is not None else None,
+            news_s=parse_duration(self._timeout) if self._timeout else None,
+        )
+        self.runs.append(run)
+        return run
 
     def end_runs(self) -> None:
-        for run in self._runs:
+        for run in self.runs:
             run.end()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("procsv_timeout", "longest time that news of a run may take in a test: 90, 90s, 5m", default="")
+
+
 @pytest.fixture
-def procsv_launch(tmp_path: Path) -> Iterator[Launch]:
+def procsv_launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
     """Launches programs under procsv; whatever still runs when the test is over is ended, with all its processes."""
-    launch = Launch(tmp_path / "logdir")
+    config = request.config
+    launch = Launch(tmp_path / "logdir", config.getini("procsv_timeout"), config.getini("pythonpath"))
     yield launch
     launch.end_runs()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that fails shows each of its runs: how it stands, what was printed, and the last events."""
+    report = yield
+    launch = getattr(item, "funcargs", {}).get("procsv_launch")
+    if report.failed and report.when == "call" and isinstance(launch, Launch):
+        report.sections += [(f"procsv launch, {run.logdir}", run.summary()) for run in launch.runs]
+    return report

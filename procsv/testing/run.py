@@ -34,20 +34,24 @@ AGAIN_S = 0.3
 END_S_MAX = 20.0  # what a run that is told to end at once may take; then it is killed
 ANSWER_S_MAX = 20.0  # how long a watchdog that runs is asked for its status
 SHOWN_CHARS = 3000  # of what the program has printed, in the message of a failed wait
+SHOWN_LINES = 40  # of what was printed, in the report of a failed test
+SHOWN_EVENTS = 15
 
 Entry = dict[str, Any]
 T = TypeVar("T")
 
 
-def news_s_max() -> float:
-    return float(os.environ.get("PROCSV_TEST_DEADLINE", NEWS_S_MAX))
+def news_s_max(otherwise: float = NEWS_S_MAX) -> float:
+    return float(os.environ.get("PROCSV_TEST_DEADLINE", otherwise))
 
 
 class Run:
     """One `procsv launch`."""
 
-    def __init__(self, logdir: Path, process: subprocess.Popen[str], output: Path) -> None:
+    def __init__(self, logdir: Path, process: subprocess.Popen[str], output: Path, news_s: float | None = None) -> None:
+        """`news_s`: how long any single piece of news may take."""
         self.logdir, self.process, self.output = logdir, process, output
+        self._news_s_max = news_s_max(NEWS_S_MAX if news_s is None else news_s)
 
     # -- what a user sees ------------------------------------------------------------------------------------
     def journal(self) -> list[Entry]:
@@ -72,7 +76,7 @@ class Run:
         argv = [sys.executable, "-m", "procsv", "status", str(self.logdir), "--json"]
         until_s = time.monotonic() + ANSWER_S_MAX
         while True:
-            answer = subprocess.run(argv, capture_output=True, text=True, timeout=news_s_max(), check=True)
+            answer = subprocess.run(argv, capture_output=True, text=True, timeout=self._news_s_max, check=True)
             status: Entry = json.loads(answer.stdout)
             if status["processes"] or not status["running"] or time.monotonic() > until_s:
                 return status
@@ -96,13 +100,24 @@ class Run:
             return self.process.pid
         return int(self.wait_event("spawned", role=role)[-1]["pid"])
 
+    def summary(self) -> str:
+        """How it stands, for a person: the end of what was printed, and the last events."""
+        code = self.process.poll()
+        printed, events = self.said().splitlines(), self.journal()
+        lines = [f"it has ended with exit code {code}" if code is not None else "it is still running"]
+        lines += [f"-- the last {min(SHOWN_LINES, len(printed))} of {len(printed)} lines printed:"]
+        lines += printed[-SHOWN_LINES:]
+        lines += [f"-- the last {min(SHOWN_EVENTS, len(events))} of {len(events)} events:"]
+        lines += [json.dumps(entry) for entry in events[-SHOWN_EVENTS:]]
+        return "\n".join(lines)
+
     # -- waiting for news ------------------------------------------------------------------------------------
     def wait_for(self, what: str, found: Callable[[], T]) -> T:
         """Waits until `found()` is true, and returns it; `what` names it if that is in vain."""
-        limit_s = news_s_max()
+        limit_s = self._news_s_max
         deadline_s, pause = time.monotonic() + limit_s, threading.Event()
         while not (result := found()):
-            assert time.monotonic() < deadline_s, f"no {what} in {limit_s:.0f} s; journal: {self.journal()}"
+            assert time.monotonic() < deadline_s, f"no {what} in {limit_s:g} s; journal: {self.journal()}"
             is_over = self.process.poll() is not None
             assert not is_over or found(), f"ended before {what}: {self.said()[-SHOWN_CHARS:]}"
             pause.wait(LOOK_S)
@@ -125,13 +140,23 @@ class Run:
         """Waits until the program has come to `step`."""
         self.wait_for(f"step {step}", lambda: self.step() >= step)
 
-    def wait_end(self) -> int:
-        """The exit code of `procsv launch`; negative if a signal has ended it."""
+    def wait_end(self, timeout: float | None = None) -> int:
+        """The exit code of `procsv launch`; negative if a signal has ended it.  AssertionError after `timeout` seconds."""
+        limit_s = self._news_s_max if timeout is None else timeout
         try:
-            return self.process.wait(news_s_max())
+            return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             said = self.said()[-SHOWN_CHARS:]
-            raise AssertionError(f"has not ended; journal: {self.journal()[-5:]}; said {said}") from None
+            raise AssertionError(
+                f"has not ended in {limit_s:g} s; journal: {self.journal()[-5:]}; said {said}"
+            ) from None
+
+    def assert_completed(self, timeout: float | None = None) -> None:
+        """Waits for the end, and fails unless the program has come to its own."""
+        code = self.wait_end(timeout)
+        ended = [e for e in self.journal() if e["event"] in ("run_completed", "stopped", "gave_up")]
+        how = {key: value for key, value in ended[-1].items() if key != "time"} if ended else "no such event"
+        assert code == 0, f"procsv launch ended with exit code {code}; the end in the journal: {how}"
 
     # -- faults ----------------------------------------------------------------------------------------------
     def kill(self, role: str, number: int = signal.SIGKILL) -> int:
@@ -180,6 +205,7 @@ def start(
     env: Mapping[str, str],
     cwd: Path | None = None,
     launcher: Sequence[str] = (),
+    news_s: float | None = None,
 ) -> Run:
     """`procsv launch --logdir LOGDIR ARGS…`, in the background; it prints to a file beside the logdir.
 
@@ -198,4 +224,4 @@ def start(
             stderr=subprocess.STDOUT,
             text=True,
         )
-    return Run(logdir, process, output)
+    return Run(logdir, process, output, news_s)

@@ -13,12 +13,14 @@ from tests.support.launched import environment
 PAGE = Path(__file__).parents[2] / "docs" / "faults-and-drills.md"
 
 
-def _pytest(directory: Path, source: str) -> subprocess.CompletedProcess[str]:
-    (directory / "test_mine.py").write_text(source)
+def _pytest(directory: Path, source: str, file: str = "test_mine.py") -> subprocess.CompletedProcess[str]:
+    (directory / file).write_text(source)
+    env = environment()
+    del env["PROCSV_TEST_DEADLINE"]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(directory / "test_mine.py")],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(directory / file)],
         cwd=directory,
-        env=environment(),
+        env=env,
         capture_output=True,
         text=True,
         timeout=300,
@@ -61,6 +63,64 @@ def test_what_is_asked_of_a_run_waits_until_it_has_begun(procsv_launch: Launch, 
     assert run.status()["running"]
     assert run.kill("checkpoint") > 0
     run.wait_event("service_restarted")
+
+
+@pytest.mark.fault
+def test_in_a_repository_of_its_own_a_failing_test_shows_what_its_run_printed_and_the_last_events(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\npythonpath = ["src"]\ntestpaths = ["tests"]\nprocsv_timeout = "1m"\n'
+    )
+    (tmp_path / "src" / "mine").mkdir(parents=True)
+    (tmp_path / "src" / "mine" / "__init__.py").touch()
+    (tmp_path / "src" / "mine" / "train.py").write_text(
+        "import sys, threading\nprint('I am', *sys.argv[1:], flush=True)\n"
+        "if sys.argv[1] == 'idle': threading.Event().wait()\nsys.exit(sys.argv[1] == 'bad' and 3)\n"
+    )
+    (tmp_path / "tests").mkdir()
+    source = """
+import pytest
+
+OPTIONS = ["--standby", "off", "--early-failures", "1", "--grace", "2s"]
+
+@pytest.fixture
+def launch_mine(procsv_launch):
+    return lambda kind: procsv_launch("mine.train", kind, options=OPTIONS)
+
+def test_good(launch_mine):
+    launch_mine("good").assert_completed()
+
+def test_bad(launch_mine):
+    launch_mine("bad").assert_completed(timeout=60)
+
+def test_idle(launch_mine):
+    run = launch_mine("idle")
+    run.wait_event("spawned", role="trainer")
+    run.wait_end(timeout=0.25)
+"""
+    done = _pytest(tmp_path, source, "tests/test_mine.py")
+    assert "2 failed, 1 passed" in done.stdout, done.stdout
+    assert "I am good" not in done.stdout, "only a test that fails shows its run"
+    bad = done.stdout.partition("test_bad")[2].partition("test_idle")[0]
+    for words in (
+        "procsv launch ended with exit code 70; the end in the journal: {'event': 'gave_up'",
+        "- procsv launch, ",
+        "it has ended with exit code 70",
+        "I am bad",
+        '"event": "gave_up"',
+    ):
+        assert words in bad, words
+    idle = done.stdout.partition("test_idle")[2]
+    assert "has not ended in 0.25 s" in idle
+    assert "it is still running" in idle
+
+
+def test_the_ini_option_is_how_long_news_may_take(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nprocsv_timeout = 250ms\n")
+    (tmp_path / "train.py").write_text("import signal; signal.pause()")
+    done = _pytest(tmp_path, 'def test_it(procsv_launch):\n    procsv_launch("train.py").wait_event("never")\n')
+    assert "no 1 x never in 0.25 s" in done.stdout, done.stdout
 
 
 def test_a_wait_in_vain_fails_with_the_journal_and_what_was_printed(
