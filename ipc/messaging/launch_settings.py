@@ -56,6 +56,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hang_limits_s: dict[str, float] = msgspec.field(default_factory=HANG_LIMITS_S.copy)  # a missing one has its default
     hang_abort_s: float = 5.0  # from the dump of a hanging process's stacks to SIGABRT; no option sets it
     hang_kill_s: float = 10.0  # from SIGABRT to SIGKILL; no option sets it
+    session_s: float = 60.0  # to the first session; then it is said that nothing is saved; no option sets it
 
     memory_limit: int = 0  # of the trainer's process tree; 0: none
     log_limit: int = 512 * 2**20  # of the program's log; 0: none

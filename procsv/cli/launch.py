@@ -134,7 +134,7 @@ def _seconds(flag: str, name: str, default: str | None, text: str, *words: str, 
     default=", ".join(f"{phase}={limit_s / 60:g}m" for phase, limit_s in HANG_LIMITS_S.items()),
     metavar="PHASE=S,...",
     help="Longest time that each other phase may go without progress, and a service without completing a loop "
-    "iteration. A phase that is not named keeps its default.",
+    "iteration. A phase that is not named keeps its default. Before its first session a program is never ended.",
 )
 @click.option(
     "--memory-limit",

@@ -97,6 +97,8 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         "logdir": status["logdir"],
         "step": steps,
     }
+    if (protected := status.get("protected")) is not None:
+        facts["protected"] = "yes" if protected else "no: nothing is saved, and a crash starts from the beginning"
     if status["snapshots"] is not None:
         facts["snapshots"] = _spacing(status["snapshots"])
     facts["incarnation"] = f"{status['incarnation']}, restarted {show_count(status['restarts'], 'time')} in this launch"

@@ -222,13 +222,8 @@ def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None
     task = core.chief
     match left.exit_code:
         case exit_codes.DONE:
-            console.say(f"training is complete{_at(task.step)}")
+            console.say(wording.ended(task.step, task.protection.has_session))
         case exit_codes.RESUMABLE:
-            safe = f"step {task.durable_step} is on disk" if task.durable_step >= 0 else "there was nothing to save"
-            console.say(f"stopped{_at(task.step)}; {safe}. The same command goes on from there")
+            console.say(wording.stopped(task.step, task.durable_step))
         case _:
             console.say(f"reports of the crashes: {start.paths.crashes}; journal: {start.paths.journal}")
-
-
-def _at(step: int) -> str:
-    return f" at step {step}" if step >= 0 else ""

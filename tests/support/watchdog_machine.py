@@ -143,6 +143,9 @@ class MachineInMemory(Generic[ChildT]):
     def tree_rss(self, pid: int) -> int:
         return 0
 
+    def tree_activity(self, pid: int) -> int | None:
+        return 0
+
     def room_for_standby(self, trainer_pid: int, limit: int) -> int:
         return 2**40
 

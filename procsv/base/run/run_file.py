@@ -53,6 +53,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     save_error: str | None = None  # why the newest state could not be saved, as long as that lasts
     next_save_in: float | None = None  # seconds until that is tried again
     ground_error: str | None = None  # what the run stands on and is lost: directories, sockets, locks
+    protected: bool | None = None  # whether the program's state is saved; None as long as nobody can know
     goodput: float = 0.0  # share of the run's time that went into steps which were kept
     started_at: float
     ended_at: float | None = None

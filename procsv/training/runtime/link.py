@@ -19,6 +19,7 @@ from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
 from procsv.base.system.failpoints import declare, failpoint
+from procsv.base.system.tree_activity import name_own_thread
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import (
     Ack,
@@ -126,6 +127,7 @@ class Link:
 
     # -- on the thread ---------------------------------------------------------------------------------------
     def _run(self) -> None:
+        name_own_thread()  # first: whoever looks whether the program does anything leaves it out
         context = new_context()
         me = Address(self._start.run, self._start.task, self._start.incarnation)
         paths = self._start.paths

@@ -81,6 +81,9 @@ class Ticked(msgspec.Struct, frozen=True):
     doing: Mapping[TaskId, str] = msgspec.field(
         default_factory=dict
     )  # of services that are quiet: AT_DISK, STOPPED or ""
+    activity: Mapping[TaskId, int | None] = msgspec.field(
+        default_factory=dict
+    )  # of tasks without a session that were looked at: another number whenever a process of it has run
 
 
 class Sight(msgspec.Struct, frozen=True):

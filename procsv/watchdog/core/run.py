@@ -265,7 +265,7 @@ class Core:
                 task.beat(beat, now_s)
             if task.pid:
                 task.see_memory(event.memory_step)
-                task.watch(beat, name in event.stopped, now_s)
+                task.watch(beat, name in event.stopped, event.activity.get(name), now_s)
         for name, service in self.services.items():
             service.watch(event.beats.get(name), event.doing.get(name, ""), now_s)
         for task in self.tasks.values():

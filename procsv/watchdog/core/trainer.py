@@ -28,6 +28,7 @@ from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
 from procsv.watchdog.core.hangs.trainer_liveness import Liveness, StepTimes
 from procsv.watchdog.core.lifecycle import Lifecycle, LifecycleAction, LifecycleEvent, State
+from procsv.watchdog.core.protection import Protection
 from procsv.watchdog.core.restart_policy import (
     Cause,
     Death,
@@ -77,6 +78,7 @@ class TrainerSupervisor:
         self.incarnation = incarnation  # of the trainer that runs, or of the next one
         self.pid = 0
         self.step, self.durable_step, self.snapshots = NO_STEP, settings.saved_step, SnapshotRecord()
+        self.protection = Protection(settings.launch)
         self.phase: Phase | None = None
         self.restarts = 0
         self.last_exit: LastExit | None = None
@@ -107,6 +109,7 @@ class TrainerSupervisor:
         self._own_grace_s: float | None = None  # of a preemption: until the kill
         self._stalled_s = 0.0  # how long the program that is observed made no progress
         self._frozen_s: float | None = None  # since when the trainer that runs is stopped by a signal
+        self._is_suspected = False  # of doing nothing at all; said once
         self._verdict: GiveUp | None = None  # stands if what is being saved is no progress
 
     # -- what happens --------------------------------------------------------------------------------------
@@ -143,6 +146,8 @@ class TrainerSupervisor:
             self.phase = beat.phase
             if beat.step >= 0:
                 self.step = self._own_step = beat.step
+            if news := self.protection.see(beat):
+                self._out.append(news)
 
     def said(self, said: Said, now_s: float) -> None:
         """A message of the trainer that runs; what an older incarnation says changes nothing."""
@@ -172,6 +177,8 @@ class TrainerSupervisor:
         if recovered.source == "checkpoint":
             self.durable_step = recovered.restored_step
         self._resumed_step = recovered.restored_step
+        self.protection.has_session = True
+        self.hanging.liveness.see_session()
         self.snapshots.recovered()
         self.history.ready(recovered.restored_step)
         if self._reported_ready != self.incarnation:
@@ -275,14 +282,25 @@ class TrainerSupervisor:
         self._recycled, self._stop_reason, self._own_grace_s = f"preempted by {source}", "preempt", grace_s
         self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, source)
 
-    def watch(self, beat: Heartbeat | None, is_stopped: bool, now_s: float) -> None:
-        """Looks whether the trainer that runs gets anywhere."""
+    def watch(self, beat: Heartbeat | None, is_stopped: bool, activity: int | None, now_s: float) -> None:
+        """Looks whether the trainer that runs gets anywhere; `activity`: of its processes, if they were looked at."""
         self._watch_freezes(is_stopped, now_s)
+        self.hanging.liveness.read_activity(activity, now_s)
         if self.pid and self.hanging.is_found(beat, is_stopped, now_s):
             self._handle(LifecycleEvent.STALLS if self._observes else LifecycleEvent.HANGS, now_s)
         elif self.life.state is State.STALLED and (seconds := self.hanging.goes_on(beat, now_s)) is not None:
             self._stalled_s = seconds
             self._handle(LifecycleEvent.MOVES, now_s)
+        elif self.life.is_live and not self._observes:
+            self._watch_without_session(now_s)
+
+    def _watch_without_session(self, now_s: float) -> None:
+        """Says what can be said of a program that has no session; it may be no training, and is left alone."""
+        self._out += self.protection.warn(self.task, self.incarnation, now_s)
+        hang = self.hanging.liveness.suspicion(now_s)
+        if hang is not None and not self._is_suspected:
+            self._is_suspected = True
+            self._out += wording.does_nothing(self.task, self.incarnation, hang)
 
     def _watch_freezes(self, is_stopped: bool, now_s: float) -> None:
         """Time in which a signal (SIGSTOP) keeps the trainer from running is no training; journaled when it goes on."""
@@ -342,6 +360,10 @@ class TrainerSupervisor:
         """Whether its heartbeat has stopped.  Shown, and nothing else: it may be in a long call that holds the GIL."""
         return bool(self.pid) and self.hanging.liveness.is_silent(now_s)
 
+    def wants_activity(self, now_s: float) -> bool:
+        """Whether it is to be looked whether its processes do anything."""
+        return bool(self.pid) and self.life.is_live and self.hanging.liveness.wants_activity(now_s)
+
     @property
     def resume_step(self) -> int:
         """The step that the next trainer would go on from; what an earlier launch left counts, though only seen by name."""
@@ -399,6 +421,7 @@ class TrainerSupervisor:
         self.snapshots.start_attempt()
         self._stop_reason, self._own_grace_s = "final", None
         self.hanging.start_watch(now_s)
+        self.protection.start_attempt(now_s)
         self._out.append(self._standby.start_of(self.task, self.incarnation, now_s))
 
     def _tell_stop(self, now_s: float) -> None:

@@ -9,6 +9,7 @@ from procsv.base.outcome import LastExit
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import FirstStepDone
 from procsv.watchdog.core.actions import Journal, Say
+from procsv.watchdog.core.hangs.trainer_liveness import Hang
 
 _VERBS = {
     "killed": "was killed by",
@@ -110,3 +111,30 @@ def goes_on(task: TaskId, incarnation: int, seconds: float, step: int) -> tuple[
     fields = {"seconds": round(seconds, 1), "step": step}
     text = f"the program goes on: it had made no progress for {show_duration(seconds)}"
     return Journal("hang_over", task, incarnation, fields), Say(text)
+
+
+def does_nothing(task: TaskId, incarnation: int, hang: Hang) -> tuple[Journal, Say]:
+    """A program without a session may hang."""
+    fields = {"phase": hang.phase.name.lower(), "seconds": round(hang.seconds, 1), "step": hang.step}
+    text = (
+        f"{task} {incarnation} may hang: for {show_duration(hang.seconds)} it has used no CPU, made no system call and written "
+        "nothing. It has no session of procsv's, and is left alone; `procsv restart` starts it again"
+    )
+    return Journal("hang_suspected", task, incarnation, fields), Say(text, is_bad=True)
+
+
+def ended(step: int, has_session: bool) -> str:
+    """A program has ended with exit code 0."""
+    if not has_session:
+        return "the program has ended; it had no session of procsv's, so nothing was saved"
+    return f"training is complete{_at(step)}"
+
+
+def stopped(step: int, durable_step: int) -> str:
+    if durable_step < 0:
+        return f"stopped{_at(step)}; nothing is saved. The same command starts from the beginning"
+    return f"stopped{_at(step)}; step {durable_step} is on disk. The same command goes on from there"
+
+
+def _at(step: int) -> str:
+    return f" at step {step}" if step >= 0 else ""

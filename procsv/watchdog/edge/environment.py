@@ -124,6 +124,9 @@ class PostMortem(Protocol):
 
 class Resources(Protocol):
     def tree_rss(self, pid: int) -> int: ...
+    def tree_activity(self, pid: int) -> int | None:
+        """Another number whenever a thread of the tree has run, ours apart; None if that cannot be seen."""
+
     def room_for_standby(self, trainer_pid: int, limit: int) -> int: ...
     def host_memory(self) -> dict[str, int]: ...
 

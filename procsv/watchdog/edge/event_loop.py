@@ -129,14 +129,16 @@ class Reactor:
 
     def _reading(self) -> events.Ticked:
         """The heartbeats and the memory as they are now."""
-        core, room = self._core, None
-        if core.standby.is_due(self._clock.monotonic()):
-            room = self._env.resources.room_for_standby(core.chief.pid, core.settings.launch.memory_limit)
+        core, room, now_s, resources = self._core, None, self._clock.monotonic(), self._env.resources
+        if core.standby.is_due(now_s):
+            room = resources.room_for_standby(core.chief.pid, core.settings.launch.memory_limit)
         doing = {task: self._processes.doing(task) for task, service in core.services.items() if service.is_quiet}
         stopped = frozenset(task for task in core.tasks if self._processes.is_stopped(task))
-        return events.Ticked(
-            self._heartbeats.read(), self._env.post_mortem.snapshot_step(core.chief.task), stopped, room, doing
-        )
+        activity = {
+            name: resources.tree_activity(task.pid) for name, task in core.tasks.items() if task.wants_activity(now_s)
+        }
+        memory_step = self._env.post_mortem.snapshot_step(core.chief.task)
+        return events.Ticked(self._heartbeats.read(), memory_step, stopped, room, doing, activity)
 
     def _look_at_memory(self) -> None:
         limit = self._core.settings.launch.memory_limit

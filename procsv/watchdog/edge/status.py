@@ -56,6 +56,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
         started_at=facts.started_at,
         ended_at=wall_s if is_over else None,
         exit_code=core.exit_code,
+        protected=task.protection.is_protected(is_over),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import RestartTrainer
+from procsv.ipc.shm.heartbeat import Phase
 from tests.simulation.model.checkpoints import SAVE_PATH, files_of
 from tests.simulation.model.network import Weather
 from tests.simulation.model.processes import FOR_EVER_S, KILLED
@@ -92,8 +93,8 @@ def raise_error(run: Run, rng: Random) -> str:
 def stuck(run: Run, rng: Random) -> str:
     """The program hangs, or is stopped for ever."""
     trainer = _trainer(run)
-    if trainer is None:
-        return ""
+    if trainer is None or trainer.phase is Phase.IMPORT:
+        return ""  # before its session nobody could know it from a program that waits
     is_stopped = rng.random() < 0.5
     if is_stopped:
         trainer.freeze(FOR_EVER_S)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness, StepTimes
+from procsv.watchdog.core.hangs.tree_activity import LOOK_S_MAX
 
 
 class Trainer:
@@ -19,6 +21,15 @@ class Trainer:
         self.liveness = Liveness(launch or LaunchSettings(), StepTimes(known_s))
         self.liveness.start_watch(self.now_s)
         self.beat: Heartbeat | None = None
+        self.works = False  # its processes do something
+        self.activity = 0
+
+    def starts_again(self) -> Trainer:
+        """After an attempt that had a session."""
+        self.says(Phase.CONNECT)
+        self.beat = None
+        self.liveness.start_watch(self.now_s)
+        return self
 
     def says(self, phase: Phase, step: int = -1, work: int = 0, extended_s: float = 0.0) -> Trainer:
         self.beat = Heartbeat(phase, step, work, self.now_s, extended_s)
@@ -27,11 +38,20 @@ class Trainer:
 
     def passes(self, seconds: float, every_s: float = 0.5) -> Hang | None:
         """Time without progress; the hang, as soon as there is one."""
+        return self._passes(seconds, every_s, self.liveness.hang)
+
+    def is_suspected_within(self, seconds: float) -> Hang | None:
+        return self._passes(seconds, 0.5, self.liveness.suspicion)
+
+    def _passes(self, seconds: float, every_s: float, find: Callable[[float], Hang | None]) -> Hang | None:
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             self.now_s = min(until_s, self.now_s + every_s)
+            self.activity += self.works
+            is_looked_at = self.liveness.wants_activity(self.now_s)
+            self.liveness.read_activity(self.activity if is_looked_at else None, self.now_s)
             self.liveness.read_heartbeat(self.beat, self.now_s)
-            if (hang := self.liveness.hang(self.now_s)) is not None:
+            if (hang := find(self.now_s)) is not None:
                 return hang
         return None
 
@@ -46,12 +66,10 @@ class Trainer:
 @pytest.mark.parametrize(
     ("phase", "limit_s"),
     [
-        (Phase.IMPORT, 300.0),
         (Phase.CONNECT, 1800.0),
         (Phase.RESTORE, 600.0),
         (Phase.COMPILE, 1800.0),
         (Phase.SAVE, 900.0),
-        (Phase.STOP, 900.0),
         (Phase.STEP, 1800.0),  # nothing is known of its steps yet
     ],
 )
@@ -65,24 +83,54 @@ def test_row_12_each_phase_has_its_deadline_and_is_left_alone_below_it(phase: Ph
     assert hang.seconds > limit_s
 
 
-def test_a_trainer_that_never_beats_is_one_that_imports() -> None:
-    trainer = Trainer()
+@pytest.mark.parametrize(("phase", "limit_s"), [(Phase.IMPORT, 300.0), (Phase.STOP, 900.0)])
+def test_row_56_a_program_without_a_session_is_suspected_when_its_processes_do_nothing_and_never_called_hung(
+    phase: Phase, limit_s: float
+) -> None:
+    trainer = Trainer().says(phase)
+    assert trainer.is_suspected_within(limit_s) is None
+    trainer.works = True
+    assert trainer.is_suspected_within(5000.0) is None
+    trainer.works = False
+    assert trainer.is_suspected_within(limit_s) is None
+    found = trainer.is_suspected_within(2 * LOOK_S_MAX + 1.0)
+    assert found is not None
+    assert (found.phase, found.limit_s) == (phase, limit_s)
+    assert found.seconds > limit_s
+    assert trainer.passes(100_000.0, every_s=5.0) is None
 
+
+def test_row_56_a_start_after_an_attempt_with_a_session_hangs_when_its_processes_do_nothing() -> None:
+    trainer = Trainer().starts_again()
     assert trainer.passes(299.0) is None
-    hang = trainer.passes(3.0)
+    trainer.works = True
+    assert trainer.passes(5000.0) is None  # it prepares its data, say
+    trainer.works = False
+    hang = trainer.passes(300.0 + 2 * LOOK_S_MAX + 1.0)
     assert hang is not None
     assert (hang.phase, hang.step) == (Phase.IMPORT, -1)
+    assert trainer.is_suspected_within(1000.0) is None
+
+
+def test_row_56_what_nobody_can_look_at_is_not_suspected() -> None:
+    trainer = Trainer()
+    for _ in range(1000):
+        trainer.now_s += 1.0
+        trainer.liveness.read_activity(None, trainer.now_s)
+        trainer.liveness.read_heartbeat(None, trainer.now_s)
+        assert trainer.liveness.suspicion(trainer.now_s) is None
+
+
+def test_the_end_of_a_program_that_had_a_session_has_its_deadline() -> None:
+    trainer = Trainer().says(Phase.CONNECT).says(Phase.STOP)
+    assert trainer.passes(899.0) is None
+    hang = trainer.passes(2.0)
+    assert hang is not None
+    assert (hang.phase, hang.limit_s) == (Phase.STOP, 900.0)
 
 
 def test_what_a_program_does_without_a_session_has_no_deadline() -> None:
     assert Trainer().says(Phase.IDLE).passes(100_000.0, every_s=5.0) is None
-
-
-def test_row_12_an_import_that_goes_on_has_no_deadline() -> None:
-    trainer = Trainer().says(Phase.IMPORT, work=1)
-    for modules in range(2, 20):
-        assert trainer.passes(250.0, every_s=5.0) is None
-        trainer.says(Phase.IMPORT, work=modules)
 
 
 @pytest.mark.parametrize(
@@ -146,12 +194,12 @@ def test_the_time_between_the_death_and_the_next_step_is_no_step_time() -> None:
 
 
 def test_row_12_extend_pushes_any_deadline_and_never_shortens_one() -> None:
-    trainer = Trainer()
+    trainer = Trainer().starts_again()
     trainer.says(Phase.IMPORT, extended_s=trainer.now_s + 5000.0)
     assert trainer.passes(4990.0) is None
     assert trainer.passes(20.0) is not None
 
-    short = Trainer()
+    short = Trainer().starts_again()
     short.says(Phase.IMPORT, extended_s=short.now_s + 1.0)
     assert short.passes(299.0) is None
 

@@ -5,7 +5,7 @@ phase, a new step, a call of the session that has ended, a module that was impor
 nothing: a thread of it may do that while training is stuck.
 
     phase     at most                                                    progress within it
-    import    300 s       until the session is asked for                 a module imported
+    import    300 s       until the session is asked for                 anything that its processes do
     connect   1800 s      until the state is being loaded                -
     restore   600 s                                                      -
     compile   1800 s      until the first step has ended                 a call ended
@@ -13,6 +13,9 @@ nothing: a thread of it may do that while training is stuck.
     save      900 s       the last checkpoint, a Saver's own             -
     stop      900 s       threads are joined, the program has returned   -
     idle      unlimited   between two sessions, and after the last       -
+
+Before its first session a program shows nothing but whether its processes do anything (tree_activity.py): it may be no training at all.
+One that does nothing is suspected, and nothing more.  Only where an attempt before it had a session is it known to be a hang.
 
 `procsv.extend(seconds)` pushes whatever deadline there is.  Time in which the watchdog itself did not look (it was
 stopped, or the whole machine was) does not count.
@@ -28,12 +31,14 @@ import msgspec
 
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.watchdog.core.hangs.tree_activity import TreeActivity
 
 STEP_S_LEAST, STEP_S_MOST = 120.0, 1800.0  # of the learned limit
 STEP_MEDIANS = 20.0  # the limit is so many times the median step
 STEPS_KNOWN_MIN = 3  # measured before the median is believed; until then a step may take STEP_S_MOST
 STEPS_KNOWN_MAX = 201  # measured last; the median is over these
 LOOK_GAP_S_MAX = 5.0  # between two looks; of a longer gap only so much counts
+WITHOUT_SESSION = frozenset({Phase.IMPORT, Phase.STOP})  # phases that need none; STOP: the program has returned
 SILENT_S_MIN = 10.0  # a heartbeat that has not been written for so long makes a trainer suspect, and nothing more
 
 
@@ -82,14 +87,32 @@ class Liveness(msgspec.Struct):
     _stepped_s: float | None = None  # when the step last rose
     _hang_step: int = -1  # the highest at which a hang was found
     _hangs: Counter[Phase] = msgspec.field(default_factory=Counter)  # with no step beyond that one since
+    _has_session: bool = False  # the trainer that runs has, or had, one
+    _had_session: bool = False  # or one before it
+    _tree: TreeActivity = msgspec.field(default_factory=TreeActivity)
 
     def start_watch(self, now_s: float) -> None:
         """A new trainer is started: nothing that the one before said counts for it."""
-        self._last, self._stepped_s = None, None
+        self._last, self._stepped_s, self._has_session = None, None, False
         self._quiet_s, self._looked_s = 0.0, now_s
+        self._tree.start_watch()
+
+    def see_session(self) -> None:
+        """The trainer that runs has a session: from here on it is known what it is to do."""
+        self._has_session = self._had_session = True
+
+    def wants_activity(self, now_s: float) -> bool:
+        """Whether it is to be looked whether the program's processes do anything."""
+        return not self._has_session and self.launch.watches_for_hangs and self._tree.is_due(self._limit_s, now_s)
+
+    def read_activity(self, activity: int | None, now_s: float) -> None:
+        """A number that changes when a process of the program does anything; None if it was not looked at."""
+        self._tree.look(activity, self._limit_s, now_s)
 
     def read_heartbeat(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
         """The heartbeat as it is now; None before the first.  A trainer that waits for a disk makes no progress all the same."""
+        if beat is not None and beat.phase not in WITHOUT_SESSION:
+            self.see_session()
         self._quiet_s += min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
         self._looked_s = now_s
         last = self._last
@@ -113,13 +136,28 @@ class Liveness(msgspec.Struct):
             self._hangs.clear()
 
     def hang(self, now_s: float) -> Hang | None:
-        """Whether the deadline has passed."""
-        phase = self._last.phase if self._last is not None else Phase.IMPORT
-        limit_s = self.limit_s(phase)
+        """Whether the deadline has passed, of a trainer that is known to open a session."""
+        return self._find(now_s) if self._had_session else None
+
+    def suspicion(self, now_s: float) -> Hang | None:
+        """The same of a program that may be no training."""
+        return self._find(now_s) if not self._had_session else None
+
+    def _find(self, now_s: float) -> Hang | None:
+        quiet_s = self._quiet_s if self._has_session else self._tree.idle_s(now_s)
+        limit_s = self._limit_s
         extended_s = self._last.extended_s if self._last is not None else 0.0
-        if not self.launch.watches_for_hangs or self._quiet_s <= limit_s or now_s <= extended_s:
+        if not self.launch.watches_for_hangs or quiet_s <= limit_s or now_s <= extended_s:
             return None
-        return Hang(phase, self._quiet_s, limit_s, self._last.step if self._last is not None else -1)
+        return Hang(self._phase, quiet_s, limit_s, self._last.step if self._last is not None else -1)
+
+    @property
+    def _phase(self) -> Phase:
+        return self._last.phase if self._last is not None else Phase.IMPORT
+
+    @property
+    def _limit_s(self) -> float:
+        return self.limit_s(self._phase)
 
     def count_hang(self, hang: Hang) -> None:
         """A hang is acted upon.  The next try gets twice the time, unless the limit is what the user has said."""

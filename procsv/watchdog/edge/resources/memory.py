@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from procsv.base.system.tree_activity import tree_activity
 from procsv.base.units import show_size
 
 _GROUPS = Path("/sys/fs/cgroup")
@@ -27,6 +28,9 @@ class MachineMemory:
                 with contextlib.suppress(psutil.Error, OSError):
                     total += member.memory_info().rss
         return total
+
+    def tree_activity(self, pid: int) -> int | None:
+        return tree_activity(pid)
 
     def room_for_standby(self, trainer_pid: int, limit: int) -> int:
         """Free bytes; what the trainer may still use of its limit (0: it has none) counts as used."""

@@ -1,0 +1,111 @@
+"""Row 56: a program in which procsv sees no session is warned of, perhaps suspected, and never ended.
+
+The programs need no TensorFlow, and the checkpoint service is a stand-in that saves nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import launched, procsv, settings_text
+
+pytestmark = pytest.mark.fault
+
+LAUNCHER = [sys.executable, str(Path(__file__).parents[1] / "watchdog" / "stand_ins" / "launch.py")]
+LIMIT_S = 1.0
+SETTINGS = settings_text(hang_limits_s={"import": LIMIT_S, "stop": LIMIT_S}, session_s=LIMIT_S)
+BUSY_LIMIT_S = 3.0  # longer than a busy machine keeps a program from running
+BUSY_SETTINGS = settings_text(hang_limits_s={"import": BUSY_LIMIT_S}, hang_abort_s=0.2)
+
+UNTIL_TOLD = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+with open(sys.argv[1], "w") as told:
+    told.write(str(listener.getsockname()[1]))
+def serve():
+    listener.accept()
+    print("served", flush=True)
+"""
+SERVER = UNTIL_TOLD + "serve()"  # it waits in one system call, and its imports are done
+THREAD = UNTIL_TOLD + "import threading; threading.Thread(target=serve).start()"  # its main thread has returned
+
+
+@pytest.mark.parametrize(("source", "phase"), [(SERVER, "import"), (THREAD, "stop")], ids=["server", "thread"])
+def test_row_56_a_program_that_only_waits_is_suspected_once_and_left_alone_and_its_end_is_no_completed_training(
+    tmp_path: Path, source: str, phase: str
+) -> None:
+    (tmp_path / "serve.py").write_text(source)
+    port = tmp_path / "port"
+    with launched(tmp_path / "logdir", SETTINGS, str(tmp_path / "serve.py"), str(port), launcher=LAUNCHER) as run:
+        warned, suspected = run.wait_event("unprotected")[0], run.wait_event("hang_suspected")[0]
+        assert warned["seconds"] >= LIMIT_S
+        assert suspected["phase"] == phase
+        assert suspected["seconds"] > LIMIT_S
+        run.wait_for("the state in status", lambda: run.status()["protected"] is False)
+        assert "protected    no: nothing is saved" in procsv("status", str(run.logdir)).stdout
+        _connect(int(port.read_text()))
+        assert run.wait_end() == 0
+    assert run.events("hang_detected") == []
+    assert [len(run.events(name)) for name in ("unprotected", "hang_suspected", "run_completed")] == [1, 1, 1]
+    assert [entry["incarnation"] for entry in run.events("spawned", "trainer")] == [1]
+    said = run.said()
+    assert said.count("nothing is saved, and a crash starts from the beginning") == 1
+    assert "--drop-in" in said
+    assert "the program has ended; it had no session" in said
+    assert "training is complete" not in said
+
+
+def _connect(port: int) -> None:
+    socket.create_connection(("127.0.0.1", port)).close()
+
+
+WORKS = f"""
+import subprocess, sys
+# Its main thread waits in one system call, for a child that computes.
+work = "import time\\nuntil = time.monotonic() + 2 * {BUSY_LIMIT_S}\\nwhile time.monotonic() < until: time.sleep(0.001)"
+subprocess.run([sys.executable, "-c", work], check=True)
+"""
+
+
+def test_row_56_a_program_whose_child_works_is_not_even_suspected(tmp_path: Path) -> None:
+    (tmp_path / "prepare.py").write_text(WORKS)
+    with launched(tmp_path / "logdir", BUSY_SETTINGS, str(tmp_path / "prepare.py"), launcher=LAUNCHER) as run:
+        assert run.wait_end() == 0
+    assert run.events("hang_suspected") == run.events("hang_detected") == []
+    assert [entry["incarnation"] for entry in run.events("spawned", "trainer")] == [1]
+
+
+HANGS_THE_SECOND_TIME = """
+import os, threading
+from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.runtime.context import current
+
+incarnation = int(os.environ["PROCSV_INCARNATION"])
+if incarnation == 2:
+    threading.Event().wait()
+run = current()
+run.phase, run.step = Phase.STEP, 10
+run.extend(0.0)  # the heartbeat says it now
+run.recovered(FirstStepDone(0, "fresh", "", 10, run.clock.monotonic()))
+if incarnation == 1:
+    threading.Event().wait()
+"""
+
+
+def test_row_56_a_program_that_had_a_session_and_hangs_before_its_next_one_is_ended_and_started_again(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(HANGS_THE_SECOND_TIME)
+    with launched(tmp_path / "logdir", BUSY_SETTINGS, str(tmp_path / "train.py"), launcher=LAUNCHER) as run:
+        run.wait_event("ready")
+        run.kill("trainer")
+        assert run.wait_end() == 0
+    (hang,) = run.events("hang_detected")
+    assert (hang["incarnation"], hang["phase"]) == (2, "import")
+    assert [entry["cause"] for entry in run.events("exited", "trainer")] == ["killed", "hang", "completed"]
+    assert "training is complete at step 10" in run.said()
