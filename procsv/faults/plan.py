@@ -8,12 +8,14 @@ killed and restarted.
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
 
 from procsv.base.identity import TRAINER, WATCHDOG, TaskId
+from procsv.base.outcome import Exit
 from procsv.base.service_table import SERVICES
 from procsv.base.units import show_duration
 
@@ -162,6 +164,20 @@ def count_done(plan: Plan, journal: Iterable[dict[str, Any]]) -> list[int]:
             if number is not None:
                 done[number] += 1
     return done
+
+
+def find_fault(journal: Iterable[dict[str, Any]], task: TaskId, incarnation: int, exit: Exit) -> str:
+    """Find the fault that has ended this process so, by the journal; "" if none has."""
+    last = ""
+    for entry in journal:
+        if entry.get("event") == FAULT_EVENT and (entry.get("role"), entry.get("incarnation")) == (
+            str(task),
+            incarnation,
+        ):
+            last = str(entry.get("fault", ""))
+    action = last.partition(" ")[0]
+    fits = {"kill": exit.signal == signal.SIGKILL, "segfault": exit.signal == signal.SIGSEGV, "exit": bool(exit.code)}
+    return last if fits.get(action, False) else ""
 
 
 def interval_s(plan: Plan, number: int, done: int) -> float:

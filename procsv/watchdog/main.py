@@ -10,6 +10,7 @@ import os
 import random
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 
@@ -24,6 +25,7 @@ from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import remove_mark
+from procsv.base.text import is_remote
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
@@ -155,7 +157,7 @@ def _run(
         environment.records.append("lease_taken_over", WATCHDOG, 1, fields)
     if not start.observes:
         memory_step = environment.post_mortem.snapshot_step(start.chief)
-        for line in wording.greet(__version__, start.logdir, memory_step, opened.saved_step):
+        for line in wording.greet(__version__, _shown(start.logdir), memory_step, opened.saved_step):
             console.say(line)
     left = reactor.run()
     _leave(core, start, opened, reactor, environment, left)
@@ -164,6 +166,12 @@ def _run(
     elif left.exit_code not in (exit_codes.DONE, exit_codes.RESUMABLE) and not start.home:
         console.say(f"report of the crash: {start.paths.crashes}; journal: {start.paths.journal}")
     return left.exit_code
+
+
+def _shown(logdir: str) -> str:
+    """As short as the working directory allows."""
+    inside = not is_remote(logdir) and Path(logdir).is_relative_to(Path.cwd())
+    return os.path.relpath(logdir) if inside else logdir
 
 
 def _build_environment(
@@ -226,4 +234,4 @@ def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None
         case exit_codes.RESUMABLE:
             console.say(wording.stopped(task.step, task.durable_step))
         case _:
-            console.say(f"reports of the crashes: {start.paths.crashes}; journal: {start.paths.journal}")
+            console.say(f"reports of the crashes: {_shown(str(start.paths.crashes))}")

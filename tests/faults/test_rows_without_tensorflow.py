@@ -113,7 +113,9 @@ def test_row_03_the_same_exception_at_the_same_step_is_given_up_after_three(tmp_
     report = json.loads((run.logdir / "procsv" / "crashes" / "3.json").read_text())
     assert report["exception"] == "ValueError"
     assert "raise ValueError('boom')" in report["traceback"]
-    assert "ValueError: boom" in run.said().rpartition("gave up")[2]
+    said, _, after = run.said().rpartition("gave up")
+    assert "ended with ValueError: boom, at step 840" in said.rpartition("trainer 3 ")[2]
+    assert "boom" not in after, "each error is said once"
 
 
 def test_row_05_what_cannot_get_better_is_given_up_at_once(tmp_path: Path) -> None:

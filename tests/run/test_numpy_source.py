@@ -73,3 +73,17 @@ def test_a_numpy_program_that_is_stopped_goes_on_from_its_last_step(tmp_path: Pa
         assert f"procsv: the program resumes from step {durable} on disk" in run.said()
         assert f"ended with {digest(undisturbed)}" in run.said()
     assert int(undisturbed[STEP]) == durable + 10
+
+
+def test_deaths_by_the_fault_plan_are_named_as_such_in_the_journal_on_the_terminal_and_in_the_report(
+    tmp_path: Path,
+) -> None:
+    faults = ("kill trainer at step 20", "segfault trainer at step 40", "exit trainer with 7 at step 60")
+    plan = [word for fault in faults for word in ("--fault", fault)]
+    with launched(tmp_path / "logdir", *OPTIONS, *plan, PROGRAM, "80", str(STEP_S), cwd=ROOT) as run:
+        assert run.wait_end() == 0, run.said()
+        evidence = [entry["evidence"] for entry in run.events("exited", "trainer")][: len(faults)]
+        assert [fault in told for fault, told in zip(faults, evidence, strict=True)] == [True] * len(faults), evidence
+        assert f"was killed by the fault plan ({faults[0]}): SIGKILL, at step 20" in run.said()
+        assert "sender unknown" not in run.said()
+        assert faults[0] in (run.logdir / "procsv" / "crashes" / "1.txt").read_text()

@@ -134,6 +134,9 @@ class MachineInMemory(Generic[ChildT]):
         next_due_s
     ) = metrics_due = _nothing
 
+    def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
+        return ""
+
     def keep(self, now_s: float) -> str:
         return self.taker
 

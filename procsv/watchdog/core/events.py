@@ -44,6 +44,7 @@ class Ended(msgspec.Struct, frozen=True):
     memory_step: int = NO_STEP  # of the newest whole snapshot it left
     stacks: str = ""  # what faulthandler has written (of a service: to its log)
     oom: str = ""  # the kernel's evidence that it killed a process for lack of memory
+    fault: str = ""  # of the plan, that has ended it
     log: str = ""  # of a service, and how it ends
     last_lines: tuple[str, ...] = ()
 

@@ -100,6 +100,15 @@ def find_cause(
     return Cause("unknown", str(exit))
 
 
+def blame_plan(cause: Cause, exit: Exit, fault: str) -> Cause:
+    """`cause`, where a fault of the plan is behind it ("": none is)."""
+    if not fault or cause.word not in ("killed", "crashed", "exit-code"):
+        return cause
+    if cause.word == "killed":
+        return Cause(cause.word, f"the fault plan ({fault}): {exit}")
+    return Cause(cause.word, f"{cause.evidence}, by the fault plan ({fault})")
+
+
 def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -> str:
     """What has ended a trainer and where, in the same words whenever it is the same; `hang`: where it hung.
 

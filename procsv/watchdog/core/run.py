@@ -205,7 +205,8 @@ class Core:
             self._out += [actions.Tell(task, messages.ServiceLost(service.task, why)) for task in self.tasks]
             self._service_lost(service, why, now_s, event.last_lines)
         elif service.restart_s is not None:
-            text = f"the {service.task} service ended ({event.exit}); starting it again, training goes on"
+            how = f"{event.exit}, by the fault plan" if event.fault else str(event.exit)
+            text = f"the {service.task} service ended ({how}); starting it again, training goes on"
             self._out.append(actions.Say(text, is_bad=True))
 
     def _is_needed(self, service: ServiceSupervisor, now_s: float) -> bool:

@@ -18,7 +18,7 @@ from procsv.watchdog.core.events import AT_DISK, STOPPED, Ended
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
-from procsv.watchdog.core.restart_policy import Cause, ServiceDeath, ServiceHistory, find_cause
+from procsv.watchdog.core.restart_policy import Cause, ServiceDeath, ServiceHistory, blame_plan, find_cause
 from procsv.watchdog.core.settings import Settings
 
 NOT_SPAWNED_S = 1.0  # until the next try, where the system would not start a process
@@ -126,7 +126,8 @@ class ServiceSupervisor:
             return Cause("exit-code", "exit code 0, although nobody had told it to finish")
         hang = "" if self.why_killed else self.hanging.evidence(event.exit, event.stacks)
         where = where_it_crashed(event.stacks)
-        return find_cause(event.exit, None, False, self.why_killed, hang, event.oom, where)
+        cause = find_cause(event.exit, None, False, self.why_killed, hang, event.oom, where)
+        return blame_plan(cause, event.exit, event.fault)
 
     def exited_fields(self, event: Ended, cause: Cause) -> dict[str, Any]:
         """What the journal says of a death."""

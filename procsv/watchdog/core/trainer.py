@@ -36,6 +36,7 @@ from procsv.watchdog.core.restart_policy import (
     History,
     Kind,
     Restart,
+    blame_plan,
     classify,
     find_cause,
     name_failure,
@@ -91,6 +92,7 @@ class TrainerSupervisor:
         self.restart_s: float | None = None  # monotonic time of the next start
         self._keeps_state = task == settings.tasks[0]  # of the others nothing is saved
         self._grace_s, self._observes = settings.launch.grace_s, settings.observes
+        self._is_detached = settings.launch.detach
         self._standby = standby
         self._out = out
         self._death_s = now_s  # of the old trainer; of none, the start of the run
@@ -200,6 +202,7 @@ class TrainerSupervisor:
         stopping = self.life.state in (State.STOPPING, State.RECYCLING) or self.ends_run
         hang, where = self.hanging.evidence(ended.exit, ended.stacks), where_it_crashed(ended.stacks)
         cause = find_cause(ended.exit, ended.words, stopping, self._we_killed, hang, ended.oom, where)
+        cause = blame_plan(cause, ended.exit, ended.fault)
         if stopping and not self._observes and ended.exit.code == exit_codes.INTERRUPTED and self._own_step == NO_STEP:
             cause = Cause("stopped", f"{ended.exit}: interrupted before its first session")
         if self._observes and ended.exit.code == 0 and not stopping:
@@ -213,9 +216,11 @@ class TrainerSupervisor:
         self._attempt = self._end_attempt(ended, cause, kind, now_s)
         if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED:
             what = wording.sentence(cause.word, cause.evidence, self._own_step)
-            sentence = f"{self.task} {self.incarnation} (pid {self.pid}) {what}"
+            who = f"{self.task} {self.incarnation} (pid {self.pid})"
+            sentence = f"{who} {what}"
             if not (self._observes and ended.words):  # of what it has printed itself, its terminal needs no more
-                self._out.append(Say(sentence, is_bad=True))
+                is_shown = ended.words is not None and ended.words.type == "UserError" and not self._is_detached
+                self._out.append(Say(f"{who} ended with the error above" if is_shown else sentence, is_bad=True))
             self._out.append(Report(ended, cause, sentence, self._own_step, self.lost_steps, self.resume_step))
         self.hanging.end_watch()
         self._death_s, self.pid, self._last_death = now_s, 0, ended
@@ -476,8 +481,9 @@ class TrainerSupervisor:
 
     def _give_up(self, why: str, now_s: float) -> None:
         self.gave_up = why
-        traceback = self.last_words.traceback if self.last_words else ""
+        # On a terminal the program's own output, with its traceback, is right above.
+        traceback = self.last_words.traceback if self.last_words and self._is_detached else ""
         self._out.append(Journal("gave_up", self.task, self.incarnation, {"why": why}))
         if not self._observes:  # else nothing more was to be expected
-            self._out.append(Say(wording.gave_up(why, self.last_exit), is_bad=True, traceback=traceback))
+            self._out.append(Say(f"gave up: {why}", is_bad=True, traceback=traceback))
         self._handle(LifecycleEvent.GAVE_UP, now_s, why)

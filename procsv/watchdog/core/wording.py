@@ -38,9 +38,9 @@ def greet(version: str, logdir: str, memory_step: int, durable_step: int) -> tup
     where, on_disk = shlex.quote(logdir), " on disk" if memory_step <= durable_step else ""
     begins = "nothing is saved there yet: the program starts from the beginning"
     return (
-        f"version {version}; everything of this run is in {logdir}",
+        f"version {version}; run directory {logdir}",
         begins if is_new else f"the program resumes {where_from(memory_step, durable_step)}{on_disk}",
-        f"watch it: procsv status {where}, procsv logs -f {where}; Ctrl-C saves and stops",
+        f"watch it with procsv status {where}; Ctrl-C saves and stops",
     )
 
 
@@ -56,11 +56,6 @@ def training(recovered: FirstStepDone, death_s: float, last: LastExit | None) ->
 
 def going_back(step: int) -> str:
     return f"what resumed from step {step} has crashed again and again: going back to the checkpoint before it"
-
-
-def gave_up(why: str, last: LastExit | None) -> str:
-    told = f"gave up: {why}"
-    return told if last is None else f"{told}. The last time: {sentence(last.cause, last.evidence, last.step)}"
 
 
 def recovered_fields(recovered: FirstStepDone, death_s: float) -> dict[str, str | int | float]:

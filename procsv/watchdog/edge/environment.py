@@ -157,6 +157,8 @@ class GroundPort(Protocol):
 class FaultInjector(Protocol):
     def next_due_s(self, now_s: float) -> float | None: ...
     def inject_due_faults(self, now_s: float, step: int) -> None: ...
+    def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
+        """The fault of the plan that has ended this process, or ""."""
 
 
 class FaultReach(msgspec.Struct, frozen=True):

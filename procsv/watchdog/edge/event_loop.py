@@ -169,7 +169,8 @@ class Reactor:
         elif dead.task in self._core.services:
             self._sockets.clients[dead.task].peer.outbox.forget()  # its successor is told anew by the core
             self._asked[dead.task].clear()
-        self.handle(self._env.post_mortem.examine(dead, beat))
+        fault = self._injector.fault_behind(dead.task, dead.incarnation, dead.exit)
+        self.handle(msgspec.structs.replace(self._env.post_mortem.examine(dead, beat), fault=fault))
         self._env.post_mortem.clear(dead)  # killed here: the next launch tidies
 
     def _look_at_tree(self) -> None:

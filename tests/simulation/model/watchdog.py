@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from procsv.base.identity import TRAINER, WATCHDOG
+from procsv.base.identity import TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import Identity
@@ -171,6 +171,9 @@ class Preemptions:
 
     def next_due_s(self, now_s: float) -> None:
         """At once."""
+
+    def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
+        return ""
 
     def inject_due_faults(self, now_s: float, step: int) -> None:
         while self.graces_s:

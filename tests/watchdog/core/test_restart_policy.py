@@ -12,6 +12,7 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.goodput import Attempt
 from procsv.watchdog.core.restart_policy import (
     RETURNS_AT_ONCE,
+    Cause,
     Death,
     GiveUp,
     History,
@@ -20,6 +21,7 @@ from procsv.watchdog.core.restart_policy import (
     ServiceDeath,
     ServiceHistory,
     Verdict,
+    blame_plan,
     classify,
     find_cause,
 )
@@ -71,6 +73,16 @@ def test_exits_have_classes(exit: Exit, kind: Kind) -> None:
 
 
 BOOM = LastWords("ValueError", "boom\nmore", "Traceback", 10)
+
+
+def test_a_death_that_a_fault_of_the_plan_explains_is_said_to_be_its_doing() -> None:
+    fault = "kill trainer at step 50"
+    killed, crashed = Cause("killed", "SIGKILL, sender unknown"), Cause("crashed", "SIGSEGV in train.py:3")
+
+    assert blame_plan(killed, Exit(None, 9), fault) == Cause("killed", f"the fault plan ({fault}): SIGKILL")
+    assert blame_plan(crashed, Exit(None, 11), "x").evidence == "SIGSEGV in train.py:3, by the fault plan (x)"
+    assert blame_plan(killed, Exit(None, 9), "") == killed
+    assert blame_plan(Cause("oom", "the kernel"), Exit(None, 9), fault) == Cause("oom", "the kernel")
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable
 
 from procsv.base.identity import TaskId
+from procsv.base.outcome import Exit
 from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import RunPaths
 from procsv.base.service_table import SERVICES
-from procsv.faults.plan import FAULT_EVENT, Fault, Plan, count_done
+from procsv.faults.plan import FAULT_EVENT, Fault, Plan, count_done, find_fault
 from procsv.ipc.messaging.messages import Inject
 from procsv.watchdog.core.fault_schedule import Schedule
 from procsv.watchdog.edge.environment import FaultReach
@@ -29,7 +30,7 @@ _SIGNALS = {"kill": signal.SIGKILL, "segfault": signal.SIGSEGV, "stop": signal.S
 
 class Injector:
     def __init__(self, plan: Plan, paths: RunPaths, processes: Processes, reach: FaultReach, now_s: float) -> None:
-        self._paths, self._processes, self._reach = paths, processes, reach
+        self._plan, self._paths, self._processes, self._reach = plan, paths, processes, reach
         done = count_done(plan, read_journal(paths.journal))
         self._schedule = Schedule(plan, done, now_s)
         self._wake: list[tuple[float, Running]] = []  # what is stopped, and until when
@@ -55,6 +56,10 @@ class Injector:
             self._schedule.happened(number, now_s)
             self._reach.journal(FAULT_EVENT, target, incarnation, {"fault": str(fault), "step": step})
             act()
+
+    def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
+        """The fault that has ended this process, whoever has carried it out; "" if it was something else."""
+        return find_fault(read_journal(self._paths.journal), task, incarnation, exit) if self._plan.faults else ""
 
     def _find(self, fault: Fault, now_s: float) -> Callable[[], object] | None:
         """What to do for `fault`; None if it cannot be done yet."""
