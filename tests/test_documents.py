@@ -14,6 +14,7 @@ def test_every_generated_page_is_what_the_code_says() -> None:
 
 def test_a_page_that_is_stale_or_missing_is_found(tmp_path: Path) -> None:
     for name in PAGES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(DOCS / name, tmp_path / name)
     assert not find_stale(tmp_path)
     (tmp_path / "messages.md").write_text("old")

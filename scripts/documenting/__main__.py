@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scripts.documenting.message_page import message_page
+from scripts.documenting.schema_pages import schema_pages
 from scripts.documenting.state_page import state_page
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES: dict[str, Callable[[], str]] = {"messages.md": message_page, "state-machines.md": state_page}
+PAGES: dict[str, Callable[[], str]] = {"messages.md": message_page, "state-machines.md": state_page, **schema_pages()}
 
 
 def find_stale(docs: Path = DOCS) -> dict[Path, str]:
@@ -32,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         if check:
             print(f"{path} is stale: run scripts/docs", file=sys.stderr)
         else:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
     return int(check and bool(stale))
 

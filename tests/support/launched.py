@@ -14,6 +14,7 @@ import msgspec
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.testing.run import Run, start
 from procsv.testing.run import environment as _environment
+from tests.support.published import check_journal
 
 __all__ = ["NEWS_S_MAX", "Launched", "environment", "launched", "procsv", "settings_text"]
 
@@ -62,3 +63,4 @@ def launched(
         yield run
     finally:
         run.end()
+    check_journal(run.logdir)

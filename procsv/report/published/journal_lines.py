@@ -1,0 +1,274 @@
+"""The lines of journal.jsonl, a class for each event.
+
+Used by scripts/docs, and by programs that read journals.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+Step = Annotated[int, Meta(ge=-1, description="a global step; -1: there was none yet")]
+Pid = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+Source = Literal["memory", "checkpoint", "fresh"]
+Reason = Literal["start", "periodic", "final", "crash", "preempt", "manual"]
+
+
+class Line(Struct, frozen=True, kw_only=True, tag_field="event", forbid_unknown_fields=False):
+    """What every line has."""
+
+    time: Annotated[float, Meta(ge=0, description="Unix seconds")]
+    role: Annotated[str, Meta(description="the process, and its index where a run has several: trainer, worker.1")]
+    incarnation: Annotated[int, Meta(ge=0, description="which start of that process")]
+
+
+class RunStarted(Line, frozen=True, kw_only=True, tag="run_started"):
+    """A watchdog has taken the logdir."""
+
+    run: str
+    pid: Pid
+    target: str
+    args: tuple[str, ...]
+    logdir: str
+    first_incarnation: int
+    seen_until: Seconds | None
+    asked_at: Seconds | None
+
+
+class LeaseTakenOver(Line, frozen=True, kw_only=True, tag="lease_taken_over"):
+    """Another machine's run had this logdir, and had not renewed its lease."""
+
+    host: str
+    pid: Pid
+    run: str
+    since: Seconds
+
+
+class Spawned(Line, frozen=True, kw_only=True, tag="spawned"):
+    """A process was started."""
+
+    pid: Pid
+
+
+class Ready(Line, frozen=True, kw_only=True, tag="ready"):
+    """The first step after the restore has ended."""
+
+    step: Step
+
+
+class Recovered(Line, frozen=True, kw_only=True, tag="recovered"):
+    """The state from which a start went on."""
+
+    step: Step
+    source: Source
+    origin: str = field(name="from")
+    seconds: Seconds
+
+
+class CheckpointDurable(Line, frozen=True, kw_only=True, tag="checkpoint_durable"):
+    """A checkpoint is on disk, and was read back."""
+
+    step: Step
+    path: str
+    reason: Reason
+    bytes: Annotated[int, Meta(ge=0)]
+    seconds: Seconds
+    trainer: int
+
+
+class CheckpointFailed(Line, frozen=True, kw_only=True, tag="checkpoint_failed"):
+    """A checkpoint could not be written."""
+
+    step: Step
+    error: str
+
+
+class CheckpointRejected(Line, frozen=True, kw_only=True, tag="checkpoint_rejected"):
+    """A checkpoint failed its checks, and was moved aside."""
+
+    path: str
+    why: str
+
+
+class Exited(Line, frozen=True, kw_only=True, tag="exited"):
+    """A process has ended."""
+
+    pid: Pid
+    code: int | None
+    signal: str | None
+    cause: str
+    evidence: str
+    step: Step | UnsetType = UNSET
+
+
+class Restarting(Line, frozen=True, kw_only=True, tag="restarting"):
+    """The program is started again."""
+
+    delay: Seconds
+    lost_steps: Annotated[int, Meta(ge=0)]
+    why: str | UnsetType = UNSET
+
+
+class Promoted(Line, frozen=True, kw_only=True, tag="promoted"):
+    """A standby has become the trainer."""
+
+    pid: Pid
+    standby: int
+
+
+class StandbyReady(Line, frozen=True, kw_only=True, tag="standby_ready"):
+    """A standby has imported what the program imports."""
+
+    pid: Pid
+    modules: int
+    seconds: Seconds
+
+
+class ServiceRestarted(Line, frozen=True, kw_only=True, tag="service_restarted"):
+    """A service was started again."""
+
+    pid: Pid
+
+
+class HangDetected(Line, frozen=True, kw_only=True, tag="hang_detected"):
+    """A process makes no progress."""
+
+    phase: str
+    seconds: Seconds
+    step: Step
+
+
+class HangOver(Line, frozen=True, kw_only=True, tag="hang_over"):
+    """A program that hung, and was not ended, goes on."""
+
+    seconds: Seconds
+    step: Step
+
+
+class Frozen(Line, frozen=True, kw_only=True, tag="frozen"):
+    """A signal had stopped the program, and it goes on."""
+
+    seconds: Seconds
+    step: Step
+
+
+class SessionLost(Line, frozen=True, kw_only=True, tag="session_lost"):
+    """A monitored session has lost its connection."""
+
+    error: str
+    step: Step
+
+
+class SessionRecovered(Line, frozen=True, kw_only=True, tag="session_recovered"):
+    """A monitored session was made anew in the same process."""
+
+    step: Step
+    source: Source
+    origin: str = field(name="from")
+    at: Step
+    seconds: Seconds
+    lost_steps: Annotated[int, Meta(ge=0)]
+
+
+class StateSuspected(Line, frozen=True, kw_only=True, tag="state_suspected"):
+    """What resumed from this state crashed repeatedly."""
+
+    step: Step
+
+
+class PreemptNotice(Line, frozen=True, kw_only=True, tag="preempt_notice"):
+    """The machine is about to be taken away."""
+
+    grace: Seconds
+    source: str
+
+
+class Fault(Line, frozen=True, kw_only=True, tag="fault"):
+    """A fault of the plan is about to happen."""
+
+    fault: str
+    step: Step
+
+
+class SnapshotFailed(Line, frozen=True, kw_only=True, tag="snapshot_failed"):
+    """The program's state could not be taken."""
+
+    step: Step
+    error: str
+    is_last: bool
+
+
+class SnapshotsResumed(Line, frozen=True, kw_only=True, tag="snapshots_resumed"):
+    """The program's state can be taken again."""
+
+    step: Step
+
+
+class GroundLost(Line, frozen=True, kw_only=True, tag="ground_lost"):
+    """Something that the run stands on was removed or replaced."""
+
+    what: str
+    path: str
+
+
+class GroundRestored(Line, frozen=True, kw_only=True, tag="ground_restored"):
+    """It was made anew."""
+
+    what: str
+    path: str
+    seconds: Seconds
+
+
+class GaveUp(Line, frozen=True, kw_only=True, tag="gave_up"):
+    """The run has ended for good."""
+
+    why: str
+
+
+class Stopped(Line, frozen=True, kw_only=True, tag="stopped"):
+    """The run was stopped; the same command resumes it."""
+
+    step: Step
+    durable_step: Step
+    source: str
+
+
+class RunCompleted(Line, frozen=True, kw_only=True, tag="run_completed"):
+    """The program has come to its end."""
+
+    step: Step
+    goodput: Annotated[float, Meta(ge=0, le=1)]
+
+
+JournalLine = (
+    RunStarted
+    | LeaseTakenOver
+    | Spawned
+    | Ready
+    | Recovered
+    | CheckpointDurable
+    | CheckpointFailed
+    | CheckpointRejected
+    | Exited
+    | Restarting
+    | Promoted
+    | StandbyReady
+    | ServiceRestarted
+    | HangDetected
+    | HangOver
+    | Frozen
+    | SessionLost
+    | SessionRecovered
+    | StateSuspected
+    | PreemptNotice
+    | Fault
+    | SnapshotFailed
+    | SnapshotsResumed
+    | GroundLost
+    | GroundRestored
+    | GaveUp
+    | Stopped
+    | RunCompleted
+)

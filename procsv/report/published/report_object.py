@@ -1,0 +1,67 @@
+"""The object that `procsv report --json` prints.
+
+Used by scripts/docs, and by programs that ask for the report.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+from procsv.report.account import Kind
+from procsv.report.published.journal_lines import Seconds, Step
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One start of the program."""
+
+    incarnation: int
+    pid: int
+    started_at: Seconds
+    promoted: bool
+    ready_at: Seconds | None
+    ended_at: Seconds | None
+    source: str
+    origin: str = field(name="from")
+    restored_step: Step
+    recovery_seconds: Seconds | None
+    last_step: Step
+    lost_steps: int
+    lost_sessions: int
+    code: int | None
+    signal: str | None
+    cause: str
+    evidence: str
+
+
+class Piece(Struct, frozen=True, kw_only=True):
+    """A piece of the run's time."""
+
+    kind: Kind
+    start: Seconds
+    seconds: Seconds
+    incarnation: int
+
+
+class ReportObject(Struct, frozen=True, kw_only=True):
+    """The account of a run: every second of it, and what happened."""
+
+    logdir: str
+    target: str
+    args: tuple[str, ...]
+    outcome: str
+    started_at: Seconds
+    ended_at: Seconds | None
+    wall_seconds: Seconds
+    seconds: dict[Kind, Seconds]
+    goodput: Annotated[float, Meta(ge=0, le=1)]
+    launches: int
+    failures: int
+    lost_steps: int
+    step: Step
+    durable_step: Step
+    damaged_lines: int
+    incarnations: tuple[Attempt, ...]
+    timeline: tuple[Piece, ...]
+    events: Annotated[tuple[dict[str, Any], ...], Meta(description="journal lines, by journal-line.json")]

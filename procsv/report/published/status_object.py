@@ -1,0 +1,77 @@
+"""The object that `procsv status --json` prints.
+
+Used by scripts/docs, and by programs that ask for the status.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from procsv.base.outcome import LastExit
+from procsv.report.published.journal_lines import Seconds, Step
+
+
+class Process(Struct, frozen=True, kw_only=True):
+    """One process of the run; without a pid it is not there now."""
+
+    role: str
+    pid: int | None
+    state: str
+    phase: str
+    uptime: Seconds | UnsetType = UNSET
+    rss: Annotated[int, Meta(ge=0, description="bytes")] | UnsetType = UNSET
+    cpu: Annotated[float, Meta(ge=0, description="percent of a core")] | UnsetType = UNSET
+
+
+class Snapshots(Struct, frozen=True, kw_only=True):
+    """How often snapshots are taken, and what they cost."""
+
+    spacing: str
+    interval: Annotated[float, Meta(description="seconds; 0: none by time")]
+    why: str
+    taken: int
+    stall_ms: float
+    mean_stall_ms: float
+    mean_cost_ms: float
+    share: float
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """Bytes of this machine."""
+
+    available: int
+    total: int
+
+
+class StatusObject(Struct, frozen=True, kw_only=True):
+    """The state of a run."""
+
+    running: bool
+    run: str
+    target: str
+    args: tuple[str, ...]
+    logdir: str
+    pid: int
+    state: str
+    incarnation: int
+    step: Step
+    durable_step: Step
+    memory_step: Step
+    restarts: int
+    no_progress_count: int
+    last_exit: LastExit | None
+    next_restart_in: Seconds | None
+    step_s: Annotated[float, Meta(ge=0, description="seconds; 0: unknown")]
+    save_error: str | None
+    next_save_in: Seconds | None
+    ground_error: str | None
+    goodput: Annotated[float, Meta(ge=0, le=1)]
+    started_at: Seconds
+    ended_at: Seconds | None
+    exit_code: int | None
+    processes: tuple[Process, ...]
+    snapshots: Snapshots | None
+    memory: Memory | UnsetType = UNSET
+    dropped_messages: int | UnsetType = UNSET

@@ -1,0 +1,79 @@
+"""docs/schema/ holds for what real runs write and print, and says all of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from procsv.report.published.journal_lines import JournalLine, Line
+from tests.docs.test_journal_page import PAGE, journaled_events
+from tests.support.launched import launched, procsv
+
+SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
+KINDS: tuple[type[Line], ...] = typing.get_args(JournalLine)
+
+
+def validator(name: str) -> Any:
+    """Of a schema, closed: a field that it does not name is an error."""
+    schema = json.loads((SCHEMAS / name).read_text())
+    for kind in schema["$defs"].values():
+        if "properties" in kind:
+            kind["additionalProperties"] = False
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_what_a_real_run_writes_and_prints_is_as_the_schemas_say(tmp_path: Path) -> None:
+    status, report, line = validator("status.json"), validator("report.json"), validator("journal-line.json")
+    logdir = tmp_path / "logdir"
+
+    def check() -> None:
+        status.validate(json.loads(procsv("status", str(logdir), "--json").stdout))
+        report.validate(json.loads(procsv("report", str(logdir), "--json").stdout))
+
+    fault = ("--fault", "kill trainer at step 20")
+    with launched(logdir, *fault, "procsv.examples.digits", "--step-ms", "20", standby="warm") as run:
+        run.wait_event("spawned", role="trainer")
+        check()
+        run.wait_event("recovered", count=2)
+        check()
+        stopped = procsv("stop", str(logdir))
+        assert stopped.returncode == 0, stopped.stderr
+        assert run.wait_end() == 75
+    check()
+    lines = [json.loads(text) for text in (logdir / "procsv" / "journal.jsonl").read_text().splitlines()]
+    for entry in lines:
+        line.validate(entry)
+    seen = {entry["event"] for entry in lines}
+    assert {"run_started", "spawned", "fault", "exited", "restarting", "recovered", "stopped"} <= seen
+
+
+def test_a_line_with_a_field_or_an_event_that_is_not_published_is_found() -> None:
+    line = validator("journal-line.json")
+    good = {"time": 1.0, "event": "spawned", "role": "trainer", "incarnation": 1, "pid": 7}
+    assert line.is_valid(good)
+    assert not line.is_valid({**good, "more": 1})
+    assert not line.is_valid({**good, "pid": "7"})
+    assert not line.is_valid({**good, "event": "spawn"})
+
+
+def test_every_event_that_the_code_journals_is_published() -> None:
+    assert {kind.__struct_config__.tag for kind in KINDS} == journaled_events()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__ for kind in KINDS])
+def test_the_journal_page_names_every_published_field(kind: type[Line]) -> None:
+    event = kind.__struct_config__.tag
+    row = re.search(rf"^\| `{event}` \|.*$", PAGE, re.MULTILINE)
+    assert row is not None
+    own = {field.encode_name for field in msgspec.structs.fields(kind)} - {"time", "role", "incarnation"}
+    assert own - set(re.findall(r"`(\w+)`", row[0])) - set(re.findall(r"\w+", row[0])) == set()
