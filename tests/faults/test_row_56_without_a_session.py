@@ -16,10 +16,9 @@ from tests.support.launched import launched, procsv, settings_text
 pytestmark = pytest.mark.fault
 
 LAUNCHER = [sys.executable, str(Path(__file__).parents[1] / "watchdog" / "stand_ins" / "launch.py")]
-LIMIT_S = 1.0
+LIMIT_S = 3.0  # longer than a busy machine keeps a program from running, or a service from its first beat
 SETTINGS = settings_text(hang_limits_s={"import": LIMIT_S, "stop": LIMIT_S}, session_s=LIMIT_S)
-BUSY_LIMIT_S = 3.0  # longer than a busy machine keeps a program from running
-BUSY_SETTINGS = settings_text(hang_limits_s={"import": BUSY_LIMIT_S}, hang_abort_s=0.2)
+TRAINING = settings_text(hang_limits_s={"import": LIMIT_S}, hang_abort_s=0.2)
 
 UNTIL_TOLD = """
 import socket, sys
@@ -44,12 +43,12 @@ def test_row_56_a_program_that_only_waits_is_suspected_once_and_left_alone_and_i
         warned, suspected = run.wait_event("unprotected")[0], run.wait_event("hang_suspected")[0]
         assert warned["seconds"] >= LIMIT_S
         assert suspected["phase"] == phase
-        assert suspected["seconds"] > LIMIT_S
+        assert suspected["seconds"] >= LIMIT_S
         run.wait_for("the state in status", lambda: run.status()["protected"] is False)
         assert "protected    no: nothing is saved" in procsv("status", str(run.logdir)).stdout
         _connect(int(port.read_text()))
         assert run.wait_end() == 0
-    assert run.events("hang_detected") == []
+    assert run.events("hang_detected", "trainer") == []
     assert [len(run.events(name)) for name in ("unprotected", "hang_suspected", "run_completed")] == [1, 1, 1]
     assert [entry["incarnation"] for entry in run.events("spawned", "trainer")] == [1]
     said = run.said()
@@ -66,16 +65,16 @@ def _connect(port: int) -> None:
 WORKS = f"""
 import subprocess, sys
 # Its main thread waits in one system call, for a child that computes.
-work = "import time\\nuntil = time.monotonic() + 2 * {BUSY_LIMIT_S}\\nwhile time.monotonic() < until: time.sleep(0.001)"
+work = "import time\\nuntil = time.monotonic() + 2 * {LIMIT_S}\\nwhile time.monotonic() < until: time.sleep(0.001)"
 subprocess.run([sys.executable, "-c", work], check=True)
 """
 
 
 def test_row_56_a_program_whose_child_works_is_not_even_suspected(tmp_path: Path) -> None:
     (tmp_path / "prepare.py").write_text(WORKS)
-    with launched(tmp_path / "logdir", BUSY_SETTINGS, str(tmp_path / "prepare.py"), launcher=LAUNCHER) as run:
+    with launched(tmp_path / "logdir", TRAINING, str(tmp_path / "prepare.py"), launcher=LAUNCHER) as run:
         assert run.wait_end() == 0
-    assert run.events("hang_suspected") == run.events("hang_detected") == []
+    assert run.events("hang_suspected") == run.events("hang_detected", "trainer") == []
     assert [entry["incarnation"] for entry in run.events("spawned", "trainer")] == [1]
 
 
@@ -101,11 +100,11 @@ def test_row_56_a_program_that_had_a_session_and_hangs_before_its_next_one_is_en
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(HANGS_THE_SECOND_TIME)
-    with launched(tmp_path / "logdir", BUSY_SETTINGS, str(tmp_path / "train.py"), launcher=LAUNCHER) as run:
+    with launched(tmp_path / "logdir", TRAINING, str(tmp_path / "train.py"), launcher=LAUNCHER) as run:
         run.wait_event("ready")
         run.kill("trainer")
         assert run.wait_end() == 0
-    (hang,) = run.events("hang_detected")
+    (hang,) = run.events("hang_detected", "trainer")
     assert (hang["incarnation"], hang["phase"]) == (2, "import")
     assert [entry["cause"] for entry in run.events("exited", "trainer")] == ["killed", "hang", "completed"]
     assert "training is complete at step 10" in run.said()
