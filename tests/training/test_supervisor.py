@@ -165,6 +165,17 @@ def test_summaries_and_marks_are_in_the_event_file_in_their_order(tmp_path: Path
     assert marks.count(tf1.SessionLog.CHECKPOINT) == 2
 
 
+def test_a_supervisor_without_a_saver_says_that_nothing_is_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tf.get_logger().propagate = True
+    with graph() as model, procsv.Supervisor(logdir=str(tmp_path), saver=None).managed_session() as session:
+        session.run(model.train)
+    said = [message for message in caplog.messages if "saver=None: nothing of this session is saved" in message]
+    assert len(said) == 1
+    assert not list(tmp_path.glob("model.ckpt*"))
+
+
 def test_a_second_supervisor_on_the_logdir_of_a_live_one_is_refused_and_told_by_whom(tmp_path: Path) -> None:
     with graph(), procsv.Supervisor(logdir=str(tmp_path / "logdir")).managed_session():
         program = (

@@ -51,8 +51,8 @@ class SaveConfig(msgspec.Struct):
         if saver is None or not supervisor._save_path or getattr(saver, "_is_empty", False):
             return SaveConfig(saver, step, snapshot_s)
         plan = plan_of(saver, supervisor._save_path, save_secs)
-        if not save_secs:
-            return SaveConfig(saver, step, snapshot_s, plan)
+        if not save_secs and isinstance(saver, tf1.train.Saver) and saver.saver_def is None:
+            return SaveConfig(saver, step, snapshot_s, plan)  # the program builds it when it saves
         return SaveConfig.of(saver, supervisor._graph, step, plan, snapshot_s)
 
     @staticmethod

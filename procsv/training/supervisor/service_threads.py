@@ -187,8 +187,10 @@ def start_standard(supervisor: Any, session: Any, training: TrainingRun) -> list
             kinds.append(SVSummaryThread)
         if supervisor.global_step is not None:
             kinds.append(SVStepCounterThread)
-    if training.snapshots is not None:
+    if training.snapshots is not None and supervisor.save_model_secs:
         kinds.append(SVTimerCheckpointThread)
+    else:  # the program saves by itself: there are snapshots, and no files of them but at a crash and at the end
+        supervisor._controller.start_cadence(training, supervisor.save_summaries_secs)
     threads = [kind(supervisor, session, training) for kind in kinds]
     for thread in threads:
         thread.start()

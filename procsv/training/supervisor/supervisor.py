@@ -191,7 +191,10 @@ class Supervisor(tf_supervisor.Supervisor):
             start = tf1.SessionLog(status=tf1.SessionLog.START)
             self._summary_writer.add_session_log(start, service_threads.read_step(sess, self._global_step))
         training = controller.start_session(sess)
-        training.save_first_state()
+        if self._saver is None:
+            log.warning("procsv: saver=None: nothing of this session is saved, and a crash starts from the beginning")
+        if self._save_model_secs:
+            training.save_first_state()
         if self._save_path and self._save_model_secs and getattr(self._saver, "_is_empty", False):
             self._saver.save(sess, self._save_path, global_step=self._global_step)  # writes a .meta and nothing else
         return service_threads.start_standard(self, sess, training)
