@@ -5,8 +5,10 @@ Made for each session, by a SaveConfig when it begins to train, or by a session 
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +97,10 @@ class GraphState(StateSource):
         return self._boundary is not None and is_restore(self._boundary.about, self.session.graph)
 
     def save_to(self, directory: Path, step: int) -> str:
-        with self.session.graph.as_default():
+        with self.session.graph.as_default(), _quiet_saver(self._saver) as options:
             # Killed in here: a directory without an index, which nobody takes for a checkpoint.
             prefix = self._saver.save(
-                self.session,
-                str(directory / self._save_name),
-                global_step=step if step >= 0 else None,
-                latest_filename="staged",
-                write_state=False,
+                self.session, str(directory / self._save_name), global_step=step if step >= 0 else None, **options
             )
         return str(prefix or _checkpoint_in(directory))
 
@@ -120,6 +118,30 @@ class GraphState(StateSource):
             self._calls.stop_counting()
         if self._capture is not None:
             self._capture.forget()
+
+
+@contextlib.contextmanager
+def _quiet_saver(saver: Any) -> Iterator[dict[str, Any]]:
+    """The options with which `saver` saves and lists nothing, as far as a `save` of its own takes them.
+
+    Where it takes none, its list is empty meanwhile: it would count the checkpoint as one to keep, and delete another for it.
+    """
+    options: dict[str, Any] = {"latest_filename": "staged", "write_state": False}
+    parameters = inspect.signature(type(saver).save).parameters.values()
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        options = {parameter.name: options[parameter.name] for parameter in parameters if parameter.name in options}
+    if "write_state" in options or not isinstance(saver, tf1.train.Saver):
+        yield options
+        return
+    lists = ("_last_checkpoints", "_checkpoints_to_be_deleted")
+    before = [getattr(saver, name) for name in lists]
+    for name in lists:
+        setattr(saver, name, [])
+    try:
+        yield options
+    finally:
+        for name, listed in zip(lists, before, strict=True):
+            setattr(saver, name, listed)
 
 
 def _checkpoint_in(directory: Path) -> Path:
