@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
-import typing
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import msgspec
 import pytest
 
-from procsv.report.published.journal_lines import JournalLine, Line
-from tests.docs.test_journal_page import PAGE, journaled_events
 from tests.support.launched import launched, procsv
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
-KINDS: tuple[type[Line], ...] = typing.get_args(JournalLine)
 
 
 def validator(name: str) -> Any:
@@ -64,16 +58,3 @@ def test_a_line_with_a_field_or_an_event_that_is_not_published_is_found() -> Non
     assert not line.is_valid({**good, "more": 1})
     assert not line.is_valid({**good, "pid": "7"})
     assert not line.is_valid({**good, "event": "spawn"})
-
-
-def test_every_event_that_the_code_journals_is_published() -> None:
-    assert {kind.__struct_config__.tag for kind in KINDS} == journaled_events()
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__ for kind in KINDS])
-def test_the_journal_page_names_every_published_field(kind: type[Line]) -> None:
-    event = kind.__struct_config__.tag
-    row = re.search(rf"^\| `{event}` \|.*$", PAGE, re.MULTILINE)
-    assert row is not None
-    own = {field.encode_name for field in msgspec.structs.fields(kind)} - {"time", "role", "incarnation"}
-    assert own - set(re.findall(r"`(\w+)`", row[0])) - set(re.findall(r"\w+", row[0])) == set()

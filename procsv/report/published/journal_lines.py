@@ -140,6 +140,14 @@ class HangDetected(Line, frozen=True, kw_only=True, tag="hang_detected"):
     step: Step
 
 
+class HangSuspected(Line, frozen=True, kw_only=True, tag="hang_suspected"):
+    """A program without a session does nothing; it is left alone."""
+
+    phase: str
+    seconds: Seconds
+    step: Step
+
+
 class HangOver(Line, frozen=True, kw_only=True, tag="hang_over"):
     """A program that hung, and was not ended, goes on."""
 
@@ -170,6 +178,12 @@ class SessionRecovered(Line, frozen=True, kw_only=True, tag="session_recovered")
     at: Step
     seconds: Seconds
     lost_steps: Annotated[int, Meta(ge=0)]
+
+
+class Unprotected(Line, frozen=True, kw_only=True, tag="unprotected"):
+    """The program has no session, so nothing of it is saved."""
+
+    seconds: Seconds
 
 
 class StateSuspected(Line, frozen=True, kw_only=True, tag="state_suspected"):
@@ -257,10 +271,12 @@ JournalLine = (
     | StandbyReady
     | ServiceRestarted
     | HangDetected
+    | HangSuspected
     | HangOver
     | Frozen
     | SessionLost
     | SessionRecovered
+    | Unprotected
     | StateSuspected
     | PreemptNotice
     | Fault

@@ -67,6 +67,7 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     save_error: str | None
     next_save_in: Seconds | None
     ground_error: str | None
+    protected: bool | None
     goodput: Annotated[float, Meta(ge=0, le=1)]
     started_at: Seconds
     ended_at: Seconds | None
