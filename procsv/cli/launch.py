@@ -27,6 +27,8 @@ from procsv.cli.values import COMMAND_LINE, DURATION_RANGE, PHASE_LIMITS, SIZE, 
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.messaging.start import Start
 
+LOGDIR = "{logdir}"  # in the program's arguments: the run's logdir
+
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
@@ -224,7 +226,8 @@ def command(
 ) -> None:
     """Run TARGET, and restart it from its newest state when it crashes or hangs.
 
-    TARGET is pkg.module, path/to/train.py or pkg.module:function. Arguments after TARGET are passed to the program.
+    TARGET is pkg.module, path/to/train.py or pkg.module:function. Arguments after TARGET are passed to the program; {logdir} in
+    them becomes the run's logdir.
     """
     del config  # it has done its work
     if logdir == "":  # a shell variable that is not set, mostly
@@ -252,14 +255,15 @@ def make_start(logdir: str | None, target: str, args: tuple[str, ...], settings:
         click.echo(
             f"procsv: checkpoints and events go to {logdir}; journal, logs and reports to {paths.home}", err=True
         )
+    where = logdir.rstrip("/") if logdir is not None and is_remote(logdir) else str(paths.logdir)
     return Start(
         task=WATCHDOG,
         run=secrets.token_hex(8),
         incarnation=1,
-        logdir=logdir.rstrip("/") if logdir is not None and is_remote(logdir) else str(paths.logdir),
+        logdir=where,
         run_dir=str(paths.run_dir),
         shm_dir=str(paths.shm_dir),
         target=target,
-        args=args[1:] if args[:1] == ("--",) else args,
+        args=tuple(arg.replace(LOGDIR, where) for arg in (args[1:] if args[:1] == ("--",) else args)),
         settings=settings,
     )

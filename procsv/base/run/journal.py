@@ -20,6 +20,8 @@ from procsv.base.json_data import decode_json, encode_json
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.records import make_record_dir, open_record
 
+COPY_BYTES = 2**20
+
 
 class Journal:
     """Appends; each line is one write, so that two writers can never mix within a line."""
@@ -32,8 +34,10 @@ class Journal:
         self._open()
 
     def _open(self) -> None:
-        self.close()
-        self._fd = open_record(self.path, os.O_RDWR | os.O_APPEND)
+        before, self._fd = self._fd, open_record(self.path, os.O_RDWR | os.O_APPEND)
+        if before >= 0:
+            _copy_if_deleted(before, self._fd)
+            os.close(before)
         self._is_torn = False
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
@@ -61,6 +65,15 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _copy_if_deleted(before: int, new: int) -> None:
+    """A program that deletes its directory at the start has deleted the run's journal: its lines begin the new one."""
+    if os.fstat(before).st_nlink == 0 and os.fstat(new).st_size == 0:
+        at = 0
+        while data := os.pread(before, COPY_BYTES, at):
+            # Killed or failed here: what is left reads as a journal whose last line is torn.
+            at += os.write(new, data)
 
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # times up to the year 5138

@@ -32,6 +32,7 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.drop_in import install_later
 from procsv.training.process.import_record import EnvironmentRecorder, ImportRecord
 from procsv.training.process.log_rotation import LogRotation
+from procsv.training.process.logdir_deletion import watch_deletions
 from procsv.training.process.program import run_program
 from procsv.training.process.standby import Standby
 from procsv.training.runtime.context import Runtime, set_current
@@ -168,6 +169,7 @@ def _run_target(runtime: Runtime, start: Start) -> int:
     if start.settings.drop_in:
         install_later()
     runtime.interrupt = _interrupt_program
+    watch_deletions(runtime)
     try:
         failpoint("trainer.import")
         run_program(find_target(start.target, Path.cwd()), list(start.args))

@@ -7,15 +7,10 @@ imports TensorFlow for it.  `uninstall` puts TensorFlow's classes back.  patches
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
 
 import procsv
 from procsv.training.graph.patches import ClassPatch
+from procsv.training.process.after_tensorflow import call_after_tensorflow
 
 _installed: list[ClassPatch] = []
 
@@ -37,10 +32,7 @@ def uninstall() -> None:
 
 def install_later() -> None:
     """Installs at the end of the first `import tensorflow`, or now if TensorFlow is imported."""
-    if "tensorflow" in sys.modules:
-        install()
-    else:
-        sys.meta_path.insert(0, _AfterTensorFlow())
+    call_after_tensorflow(install)
 
 
 def class_patches() -> list[ClassPatch]:
@@ -53,25 +45,3 @@ def class_patches() -> list[ClassPatch]:
     ours = importlib.import_module("procsv.training.monitored.sessions")
     pairs += [(name, getattr(theirs, name), getattr(ours, name)) for name in ours.LAYERS]
     return [ClassPatch(name, old, new, public) for name, old, new in pairs if old is not new]
-
-
-class _AfterTensorFlow:
-    """A finder of TensorFlow alone, whose loader calls `install` when it has run the module."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "tensorflow":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        loader: Any = spec.loader
-        run = loader.exec_module
-
-        def run_and_install(module: ModuleType) -> None:
-            del loader.exec_module
-            run(module)
-            install()
-
-        loader.exec_module = run_and_install
-        return spec

@@ -1,4 +1,4 @@
-"""Rotation of the trainer's own log at a size limit.
+"""Rotation of the trainer's own log at a size limit, and a new one where the program has deleted it with its logdir.
 
 A log beyond the limit becomes `NAME.log.1`, in the place of the one before, and standard output and error continue in a new
 `NAME.log`, those of native libraries, too.  Called by the thread that talks to the run.  A process that the program has started
@@ -27,29 +27,45 @@ class LogRotation:
         self._check_s = 0.0
 
     def tick(self, now_s: float) -> None:
-        """Rotates the log if it is due and large.  A failure, on a full disk say, is tried again at the next check."""
-        if not self._bytes_max or now_s < self._check_s:
+        """Looks, when it is due, whether the log is large or gone.  A failure, on a full disk say, is tried again at the next look."""
+        if now_s < self._check_s:
             return
         self._check_s = now_s + CHECK_S
         with contextlib.suppress(OSError):  # the log is not worth the training
-            self._rotate_if_large()
+            if self._log.exists():
+                self._rotate_if_large()
+            elif self._log.parent.is_dir():
+                self._go_on_in_new(_all_open_on_deleted(self._log))
 
     def _rotate_if_large(self) -> None:
         there = self._log.stat()
         ours = [fd for fd in OUTPUTS if _is_open_on(fd, there)]  # else the program has redirected or closed it
-        if there.st_size <= self._bytes_max or not ours:
+        if not self._bytes_max or there.st_size <= self._bytes_max or not ours:
             return
         older = older_part(self._log)
         self._log.replace(older)
         # killed here: the log has its older name, and readers find no log
         try:
-            new = open_record(self._log, os.O_WRONLY | os.O_APPEND)
+            self._go_on_in_new(ours)
         except OSError:
             older.replace(self._log)
             raise
+
+    def _go_on_in_new(self, ours: list[int]) -> None:
+        if not ours:
+            return
+        new = open_record(self._log, os.O_WRONLY | os.O_APPEND)
         for fd in ours:
             os.dup2(new, fd)
         os.close(new)
+
+
+def _all_open_on_deleted(log: Path) -> list[int]:
+    """Our outputs that go to a file which lay at `log`."""
+    gone = f"{log} (deleted)"
+    return [
+        fd for fd in OUTPUTS if os.path.lexists(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}") == gone
+    ]
 
 
 def _is_open_on(fd: int, there: os.stat_result) -> bool:

@@ -6,6 +6,7 @@ training goes on as long as it can.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from procsv.watchdog.core.actions import Report
 from procsv.watchdog.edge.time_metrics import MetricsBook
 
 LOG_LINES_SHOWN = 50
+GONE_S = 3.0  # what is there again within this time is no news
 CRASHES_KEPT_MAX = 1000  # reports; the oldest go first
 
 
@@ -58,7 +60,7 @@ class RunRecords:
         self._paths = paths
         self._clock = clock
         self._say = say
-        self._failing = ""
+        self._failing, self._failing_s, self._is_said = "", 0.0, False
         self._is_ours = True
         self._metrics = MetricsBook()
         for entry in journal.read_journal(paths.journal):
@@ -123,15 +125,27 @@ class RunRecords:
             if self._is_ours:
                 write()
         except OSError as error:
-            if not self._failing:
-                self._failing = str(error)
-                self._say(f"cannot write to {self._paths.home}: {error.strerror}; the run goes on")
+            self._failed(error)
         else:
-            if self._failing:
-                self._failing = ""
+            if self._failing and self._is_said:
                 self._say(f"{self._paths.home} can be written again")
+            self._failing, self._is_said = "", False
+
+    def _failed(self, error: OSError) -> None:
+        """Says so, once; of a directory that is gone after a moment, as many programs delete theirs and make it again."""
+        now_s = self._clock.monotonic()
+        if not self._failing:
+            self._failing, self._failing_s = error.strerror or str(error), now_s
+        if not self._is_said and (error.errno != errno.ENOENT or now_s >= self._failing_s + GONE_S):
+            self._say_failing()
+
+    def _say_failing(self) -> None:
+        self._is_said = True
+        self._say(f"cannot write to {self._paths.home}: {self._failing}; the run goes on")
 
     def close(self) -> None:
+        if self._failing and not self._is_said:
+            self._say_failing()
         self._journal.close()
 
 

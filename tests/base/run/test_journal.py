@@ -153,16 +153,19 @@ def test_a_writer_that_is_killed_leaves_whole_lines_but_for_the_last(path: Path)
     assert [line["event"] for line in read_journal(path)][whole:] == ["run_started"]
 
 
-def test_a_logdir_that_was_replaced_has_the_rest(path: Path) -> None:
+def test_a_logdir_that_was_deleted_and_made_again_has_all_lines(path: Path) -> None:
     journal = Journal(path, FakeClock())
     journal.append("run_started", WATCHDOG, 1)
     shutil.rmtree(path.parent)
-    journal.append("spawned", TRAINER, 1)  # there is no directory: the line is lost with the others
+    journal.append("spawned", TRAINER, 1)
     path.parent.mkdir()
     for number in (2, 3):
         journal.append("spawned", TRAINER, number)
     journal.close()
-    assert [line["incarnation"] for line in read_journal(path)] == [2, 3]
+    assert [(line["event"], line["incarnation"]) for line in read_journal(path)] == [
+        ("run_started", 1),
+        *(("spawned", number) for number in (1, 2, 3)),
+    ]
 
 
 def test_a_logdir_that_is_moved_away_and_back_misses_no_line(path: Path) -> None:

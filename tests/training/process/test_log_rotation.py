@@ -46,6 +46,34 @@ def test_a_log_beyond_its_limit_becomes_the_older_one_and_everything_is_written_
     assert len(last_lines(log, 20)) == 20, "from both parts, if the new one has just begun"
 
 
+DELETED = """
+    import os, shutil, sys
+    from pathlib import Path
+    from procsv.training.process.log_rotation import CHECK_S, LogRotation
+    log = Path(sys.argv[1])
+    log.parent.mkdir()
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    limit = LogRotation(log, 0)
+    os.write(2, b"before\\n")
+    limit.tick(CHECK_S)
+    shutil.rmtree(log.parent)
+    limit.tick(2 * CHECK_S)
+    assert not log.parent.exists(), "which is the watchdog's to make"
+    log.parent.mkdir()
+    limit.tick(3 * CHECK_S)
+    os.write(2, b"after\\n")
+    print("printed")
+"""
+
+
+def test_a_log_that_was_deleted_with_its_directory_goes_on_once_that_is_made_again(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "trainer.1.log"
+    with running(DELETED, log) as program:
+        program.wait_said("printed")
+        assert program.wait() == 0
+    assert log.read_text() == "after\n"
+
+
 def test_a_reader_goes_on_from_the_old_one_to_the_new_one_and_misses_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"one ")

@@ -1,0 +1,75 @@
+"""Deletion of the logdir by the program, which begins anew at each start: `shutil.rmtree` and TensorFlow's own of it.
+
+Called by the bootstrap.  The run's records lie in that directory, and other processes write to them meanwhile: a file that comes or
+goes between the listing and the deletion makes either call fail.  It is repeated then, and what it deleted is said.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from procsv.training.graph.patches import AttributePatch
+from procsv.training.process.after_tensorflow import call_after_tensorflow
+
+TRIES_MAX = 50
+
+Remove = Callable[..., Any]
+
+
+class LogdirDeletion:
+    """Keeps deletions of `logdir`, or of a directory around it, from failing because of the run's own files."""
+
+    def __init__(self, logdir: Path, on_begin: Callable[[], None], on_deleted: Callable[[int], None]) -> None:
+        """`on_begin` may raise to keep what is there; `on_deleted` is told how many checkpoints a deletion took."""
+        self._logdir, self._on_begin, self._on_deleted = logdir, on_begin, on_deleted
+
+    def watch(self) -> None:
+        """From here on, in this process."""
+        AttributePatch(shutil, "rmtree", self._repeated).apply()
+        call_after_tensorflow(self._watch_tensorflow)
+
+    def _watch_tensorflow(self) -> None:
+        library = sys.modules.get("tensorflow.python.lib.io._pywrap_file_io")
+        if library is not None:
+            AttributePatch(library, "DeleteRecursively", self._repeated).apply()
+
+    def _repeated(self, remove: Remove) -> Remove:
+        @functools.wraps(remove)
+        def rmtree(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._logdir.is_dir() or not self._is_inside(path):
+                return remove(path, *args, **kwargs)
+            self._on_begin()
+            before = self._count_checkpoints()
+            result = self._remove(lambda: remove(path, *args, **kwargs))
+            if deleted := before - self._count_checkpoints():
+                self._on_deleted(deleted)
+            return result
+
+        return rmtree
+
+    def _remove(self, remove: Callable[[], Any]) -> Any:
+        """As `remove` does, as often as our own directory is what has been in its way."""
+        for _ in range(TRIES_MAX):
+            try:
+                return remove()
+            except Exception:  # noqa: BLE001  of either library; raised by the last try if it is no matter of ours
+                if not (self._logdir / "procsv").is_dir():
+                    break
+        return remove() if self._logdir.is_dir() else None
+
+    def _is_inside(self, path: Any) -> bool:
+        """Whether the logdir is `path` or lies in it."""
+        try:
+            removed = Path(os.path.realpath(os.fsdecode(path)))
+        except (TypeError, ValueError):
+            return False  # the call itself says what is wrong
+        return self._logdir.is_relative_to(removed)
+
+    def _count_checkpoints(self) -> int:
+        return sum(1 for _ in self._logdir.glob("*.index"))
