@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from pathlib import Path
@@ -347,3 +348,59 @@ def test_a_lock_on_a_filesystem_that_has_locks_is_firm(tmp_path: Path) -> None:
     assert lock.try_acquire()
     assert lock.is_firm
     lock.let_go()
+
+
+def test_a_lock_that_was_never_taken_is_let_go_of_and_released_without_a_trace(tmp_path: Path) -> None:
+    path, stdin = tmp_path / "run.lock", os.fstat(0)
+    path.touch()
+    unused = FileLock(path)
+    unused.let_go()
+    unused.release()
+    assert path.exists(), "it is another's"
+    home = DirectoryLock(tmp_path)
+    assert home.try_acquire()
+    home.let_go()
+    home.let_go()
+    assert os.path.samestat(os.fstat(0), stdin)
+
+
+def test_a_lock_whose_file_is_gone_is_released_all_the_same(path: Path) -> None:
+    lock = FileLock(path)
+    assert lock.try_acquire("a test", 1.0)
+    path.unlink()
+    lock.release()
+    assert lock.fd == -1
+
+
+def test_a_directory_lock_is_of_a_directory_which_a_child_does_not_inherit_unasked(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        DirectoryLock(tmp_path / "file").try_acquire()
+    lock = DirectoryLock(tmp_path)
+    assert lock.try_acquire()
+    assert not os.get_inheritable(lock.fd)
+    lock.let_go()
+
+
+def test_a_directory_that_a_process_has_open_is_not_held_by_it_where_locks_are_known(tmp_path: Path) -> None:
+    looks = "import os, sys\nfd = os.open(sys.argv[1], os.O_RDONLY)\nprint('here')\nsys.stdin.readline()"
+    with running(looks, tmp_path) as looker:
+        looker.wait_said("here")
+        assert DirectoryLock(tmp_path).holders() == []
+
+
+def test_a_dead_holder_is_nobody_to_wake_and_one_of_an_older_procsv_has_no_date(path: Path) -> None:
+    with running("print('here')") as dead:
+        assert dead.wait() == 0
+    path.write_text(f'{{"pid": {dead.pid}, "what": "a test"}}')
+    lock = FileLock(path)
+    lock.wake()
+    assert lock.holder() == Holder(dead.pid, "a test", 0.0)
+    assert Holder(1, "").since == 0.0
+
+
+def test_who_only_looks_for_a_long_time_keeps_a_lock_from_being_taken_which_is_said(path: Path) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    assert try_lock(fd, fcntl.LOCK_SH)
+    assert not FileLock(path).try_acquire("a test", 1.0)
+    os.close(fd)

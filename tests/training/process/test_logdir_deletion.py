@@ -116,7 +116,7 @@ def test_a_program_that_deletes_its_logdir_at_each_start_trains_resumes_from_mem
     assert "Traceback" not in said
     assert "cannot write" not in said
     assert [entry["event"] for entry in journal].count("run_started") == 2, "its lines of before the deletion"
-    assert [entry["count"] for entry in journal if entry["event"] == "checkpoints_deleted"][0] == saved
+    assert next(entry["count"] for entry in journal if entry["event"] == "checkpoints_deleted") == saved
     assert pid in {entry.get("pid") for entry in journal}
     assert (logdir / "procsv" / "crashes").is_dir()
     assert newest_number(logdir / "procsv" / "logs", "trainer") > 1
