@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from procsv.base.run.logs import older_part
-from procsv.base.run.records import open_record
+from procsv.base.run.records import make_record_dir, open_record
 
 CHECK_S = 5.0
 OUTPUTS = (1, 2)
@@ -34,7 +34,8 @@ class LogRotation:
         with contextlib.suppress(OSError):  # the log is not worth the training
             if self._log.exists():
                 self._rotate_if_large()
-            elif self._log.parent.is_dir():
+            elif self._log.parents[1].is_dir():  # <logdir>/procsv, which is not ours to make
+                make_record_dir(self._log.parent)
                 self._go_on_in_new(_all_open_on_deleted(self._log))
 
     def _rotate_if_large(self) -> None:
@@ -63,9 +64,8 @@ class LogRotation:
 def _all_open_on_deleted(log: Path) -> list[int]:
     """Our outputs that go to a file which lay at `log`."""
     gone = f"{log} (deleted)"
-    return [
-        fd for fd in OUTPUTS if os.path.lexists(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}") == gone
-    ]
+    links = {fd: Path(f"/proc/self/fd/{fd}") for fd in OUTPUTS}
+    return [fd for fd, link in links.items() if link.is_symlink() and str(link.readlink()) == gone]
 
 
 def _is_open_on(fd: int, there: os.stat_result) -> bool:

@@ -6,6 +6,7 @@ goes between the listing and the deletion makes either call fail.  It is repeate
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -59,9 +60,17 @@ class LogdirDeletion:
             try:
                 return remove()
             except Exception:  # noqa: BLE001  of either library; raised by the last try if it is no matter of ours
-                if not (self._logdir / "procsv").is_dir():
+                if not self._move_home_away():
                     break
         return remove() if self._logdir.is_dir() else None
+
+    def _move_home_away(self) -> bool:
+        """Where nobody writes to it any more; False if it is not there, so that it was in nobody's way."""
+        home = self._logdir / "procsv"
+        with contextlib.suppress(OSError):
+            home.rename(home.with_name(f".procsv-deleted-{os.getpid()}"))
+            return True
+        return home.is_dir()
 
     def _is_inside(self, path: Any) -> bool:
         """Whether the logdir is `path` or lies in it."""

@@ -7,7 +7,9 @@ training goes on as long as it can.
 from __future__ import annotations
 
 import errno
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from procsv.watchdog.edge.time_metrics import MetricsBook
 
 LOG_LINES_SHOWN = 50
 GONE_S = 3.0  # what is there again within this time is no news
+REPORTS_AGAIN_MAX = 20
 CRASHES_KEPT_MAX = 1000  # reports; the oldest go first
 
 
@@ -66,6 +69,7 @@ class RunRecords:
         for entry in journal.read_journal(paths.journal):
             self._metrics.enter_event(entry)
         self._journal = journal.Journal(paths.journal, clock)
+        self._reports: deque[tuple[CrashReport, TaskId]] = deque(maxlen=REPORTS_AGAIN_MAX)
 
     def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
         self._try(lambda: self._metrics.enter_event(self._journal.append(event, task, incarnation, **fields)))
@@ -76,6 +80,7 @@ class RunRecords:
 
     def write_run(self, run: RunFile, durable: bool) -> None:
         self._try(lambda: write_run(self._paths.run_json, run, durable))
+        self._write_reports_again()
 
     def write_report(self, report: Report, run: RunFile) -> None:
         ended, cause, words = report.ended, report.cause, report.ended.words or LastWords()
@@ -100,7 +105,14 @@ class RunRecords:
             log=str(log),
             last_lines=last_lines(log, LOG_LINES_SHOWN),
         )
+        self._reports.append((crash, ended.task))
         self._try(lambda: self._write_crash(crash, ended.task))
+
+    def _write_reports_again(self) -> None:
+        """The newest ones, where the program has deleted them with its own directory."""
+        if self._reports and self._paths.home.is_dir() and not self._paths.crashes.is_dir():
+            for crash, task in self._reports:
+                self._try(partial(self._write_crash, crash, task))
 
     def _write_crash(self, crash: CrashReport, task: TaskId) -> None:
         crashes = self._paths.crashes

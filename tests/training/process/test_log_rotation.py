@@ -51,15 +51,15 @@ DELETED = """
     from pathlib import Path
     from procsv.training.process.log_rotation import CHECK_S, LogRotation
     log = Path(sys.argv[1])
-    log.parent.mkdir()
+    log.parent.mkdir(parents=True)
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     limit = LogRotation(log, 0)
     os.write(2, b"before\\n")
     limit.tick(CHECK_S)
-    shutil.rmtree(log.parent)
+    shutil.rmtree(log.parents[1])
     limit.tick(2 * CHECK_S)
-    assert not log.parent.exists(), "which is the watchdog's to make"
-    log.parent.mkdir()
+    assert not log.parents[1].exists(), "which is not the log's to make"
+    log.parents[1].mkdir()
     limit.tick(3 * CHECK_S)
     os.write(2, b"after\\n")
     print("printed")
@@ -67,7 +67,7 @@ DELETED = """
 
 
 def test_a_log_that_was_deleted_with_its_directory_goes_on_once_that_is_made_again(tmp_path: Path) -> None:
-    log = tmp_path / "logs" / "trainer.1.log"
+    log = tmp_path / "procsv" / "logs" / "trainer.1.log"
     with running(DELETED, log) as program:
         program.wait_said("printed")
         assert program.wait() == 0
