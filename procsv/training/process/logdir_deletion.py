@@ -15,12 +15,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from procsv.base.text import is_remote
+from procsv.base.units import show_count
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.process.after_tensorflow import call_after_tensorflow
+from procsv.training.runtime.context import Runtime
 
 TRIES_MAX = 50
 
 Remove = Callable[..., Any]
+
+
+def watch_deletions(runtime: Runtime) -> None:
+    """From here on, in the trainer: a deletion of the run's logdir goes well, and is said."""
+    logdir = runtime.start.logdir
+
+    def on_begin() -> None:
+        if (
+            runtime.gate is not None
+        ):  # a hot standby, which runs ahead, must not delete what the trainer beside it has saved
+            raise SystemExit(
+                "procsv: the program deletes its logdir at its start, so it cannot have a hot standby; use --standby warm"
+            )
+
+    def on_deleted(count: int) -> None:
+        print(f"procsv: the program deleted {show_count(count, 'checkpoint')} in {logdir}", file=sys.stderr)
+        runtime.note("checkpoints_deleted", count=count)
+
+    if not is_remote(logdir):
+        LogdirDeletion(runtime.paths.logdir, on_begin, on_deleted).watch()
 
 
 class LogdirDeletion:
