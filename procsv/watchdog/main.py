@@ -47,6 +47,7 @@ from procsv.watchdog.edge.processes import Argv, Processes
 from procsv.watchdog.edge.resources.ground import RunGround
 from procsv.watchdog.edge.resources.logdir_lease import HeldLogdir
 from procsv.watchdog.edge.resources.memory import MachineMemory
+from procsv.watchdog.edge.resources.service_manager import ServiceManager, without_manager
 from procsv.watchdog.edge.run_records import RunRecords
 from procsv.watchdog.edge.signals import Signals
 from procsv.watchdog.edge.sockets import RunSockets
@@ -69,8 +70,11 @@ def run(
         waiter, variables = Waiter(), os.environ if environment is None else environment
         # What is none of the program's must not pass for it, where we were started from its tree ourselves.
         variables = remove_mark(variables, logdir_hash(start.paths.logdir))
+        manager = ServiceManager({} if start.observes else variables)  # an observed program has its own word with it
+        if not start.observes:
+            variables = without_manager(variables)
         processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm)
-        return _run(start, opened, processes, clock, signals, console)
+        return _run(start, opened, processes, clock, signals, console, manager)
     except UserError as error:
         if observed is not None:
             observed.refuse(error)
@@ -124,6 +128,7 @@ def _run(
     clock: Clock,
     signals: Signals,
     console: Console,
+    manager: ServiceManager,
 ) -> int:
     facts = Facts(start, identify(os.getpid()), clock.wall())
     settings = Settings(
@@ -135,7 +140,7 @@ def _run(
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
-    environment = _build_environment(start, opened, core, processes, clock, signals, console)
+    environment = _build_environment(start, opened, core, processes, clock, signals, console, manager)
     reactor = Reactor(core, facts, environment)
     environment.records.append(
         "run_started",
@@ -182,6 +187,7 @@ def _build_environment(
     clock: Clock,
     signals: Signals,
     console: Console,
+    manager: ServiceManager,
 ) -> Environment:
     """The machine, as the event loop uses it."""
     paths, waiter = start.paths, processes.waiter
@@ -209,6 +215,7 @@ def _build_environment(
         console=console,
         event_hook=event_hook,
         ground=RunGround(paths, opened.lock, core.services, sockets.server.is_in_place),
+        manager=manager,
         make_injector=lambda reach: Injector(
             Plan.decode(start.settings.plan), paths, processes, reach, clock.monotonic()
         ),

@@ -46,7 +46,7 @@ class MachineInMemory(Generic[ChildT]):
         self, clock: Clock, sockets: Sockets, make_injector: Callable[[FaultReach], FaultInjector] | None = None
     ) -> Environment:
         make = make_injector or (lambda reach: self)
-        return Environment(clock, self, self, sockets, self, self, self, self, self, self, self, self, self, make)
+        return Environment(clock, self, self, sockets, self, self, self, self, self, self, self, self, self, self, make)
 
     # -- for a subclass to say ---------------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
@@ -142,6 +142,7 @@ class MachineInMemory(Generic[ChildT]):
 
     def say(self, text: str, is_bad: bool = False, traceback: str = "") -> None: ...
     def write_run(self, run: RunFile, durable: bool) -> None: ...
+    def notify(self, run: RunFile, now_s: float) -> None: ...
     def write_report(self, report: Report, run: RunFile) -> None: ...
     def tree_rss(self, pid: int) -> int:
         return 0

@@ -146,6 +146,15 @@ class EventCommands(Protocol):
     def close(self) -> None: ...
 
 
+class ManagerPort(Protocol):
+    """The service manager that has started us, if there is one."""
+
+    def notify(self, run: RunFile, now_s: float) -> None:
+        """Tells it how the run stands, if it is time to.  Never waits."""
+
+    def close(self) -> None: ...
+
+
 class GroundPort(Protocol):
     """The directories of the run, and the sockets and locks in them."""
 
@@ -183,4 +192,5 @@ class Environment(msgspec.Struct, frozen=True):
     console: Terminal
     event_hook: EventCommands
     ground: GroundPort
+    manager: ManagerPort
     make_injector: Callable[[FaultReach], FaultInjector]

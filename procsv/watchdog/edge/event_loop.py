@@ -314,7 +314,9 @@ class Reactor:
         """Not fsynced: while a checkpoint goes to a busy disk, that would keep `status` and the dead waiting."""
         self._run_json_s = self._clock.monotonic() + RUN_JSON_S
         failpoint("watchdog.rewriting_status")
-        self._env.records.write_run(self._run_file(), durable=False)
+        run = self._run_file()
+        self._env.manager.notify(run, self._clock.monotonic())
+        self._env.records.write_run(run, durable=False)
 
     def _run_file(self) -> RunFile:
         return run_file(self._facts, self._core, self._clock.monotonic(), self._clock.wall())
@@ -331,6 +333,8 @@ class Reactor:
     def close(self) -> RunFile:
         """Lets go of everything but the lock; the last state, for run.json."""
         run = self._run_file()
+        self._env.manager.notify(run, self._clock.monotonic())
+        self._env.manager.close()
         self._env.event_hook.close()
         self._sockets.close()
         self._heartbeats.close()

@@ -1,0 +1,85 @@
+"""News of a run for a service manager (systemd, Type=notify): what it is told, and when.
+
+Used by edge/resources/service_manager.py.  Pure: what is known of the run and the time go in, the lines of a datagram come out.
+
+    READY=1      once, at the first step; or when it is known that the program has no session, or that it has come to its end
+    STATUS=…     at a change of state, and every few seconds while the step moves
+    WATCHDOG=1   as often as the manager asks for, as long as the event loop comes round
+    STOPPING=1   once, at the end
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from procsv.base import exit_codes
+from procsv.base.terminal import printable
+
+STATUS_S = 5.0
+SHARE = 1 / 3  # of the manager's limit: after it the next sign of life is due
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run stands; the fields are those of run.json."""
+
+    state: str
+    step: int
+    durable_step: int
+    restarts: int
+    save_error: str | None
+    ground_error: str | None
+    protected: bool | None
+    exit_code: int | None
+
+
+class ManagerNews:
+    def __init__(self, watchdog_s: float | None) -> None:
+        """`watchdog_s`: without a sign of life for so long, the manager kills; None: it does not."""
+        self._watchdog_s = watchdog_s
+        self._is_ready = self._is_ending = False
+        self._state = ""
+        self._status = ""
+        self._status_s = self._alive_s = float("-inf")
+
+    def lines(self, run: Standing, now_s: float) -> list[str]:
+        """What is to be told now; none if there is nothing new."""
+        return [*self._phase(run), *self._status_lines(run, now_s), *self._sign_of_life(now_s)]
+
+    def _phase(self, run: Standing) -> list[str]:
+        found = []
+        trains = run.state == "running" or run.protected is False or run.exit_code == exit_codes.DONE
+        if trains and not self._is_ready:
+            self._is_ready = True
+            found.append("READY=1")
+        if run.exit_code is not None and not self._is_ending:
+            self._is_ending = True
+            found.append("STOPPING=1")
+        return found
+
+    def _status_lines(self, run: Standing, now_s: float) -> list[str]:
+        text = _sentence(run)
+        is_due = run.state != self._state or now_s >= self._status_s + STATUS_S
+        if text == self._status or not is_due:
+            return []
+        self._state, self._status, self._status_s = run.state, text, now_s
+        return [f"STATUS={text}"]
+
+    def _sign_of_life(self, now_s: float) -> list[str]:
+        if self._watchdog_s is None or now_s < self._alive_s + self._watchdog_s * SHARE:
+            return []
+        self._alive_s = now_s
+        return ["WATCHDOG=1"]
+
+
+def _sentence(run: Standing) -> str:
+    """`running at step 3812, step 3800 on disk, 2 restarts`, on one line."""
+    parts = [run.state]
+    if run.step >= 0:
+        parts[0] += f" at step {run.step}"
+    if run.durable_step >= 0:
+        parts.append(f"step {run.durable_step} on disk")
+    if run.restarts:
+        parts.append(f"{run.restarts} restarts")
+    if trouble := run.save_error or run.ground_error:
+        parts.append(f"not saved: {trouble}")
+    return printable(", ".join(parts)).replace("\n", " ")

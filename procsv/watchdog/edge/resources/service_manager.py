@@ -1,0 +1,53 @@
+"""The service manager that has started the watchdog, told of the run by datagrams to NOTIFY_SOCKET (sd_notify).
+
+Used by event_loop.py.  What to tell is decided in core/manager_news.py.  Never waits: a datagram that cannot be sent is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping
+
+from procsv.base.run.run_file import RunFile
+from procsv.watchdog.core.manager_news import ManagerNews, Standing
+
+VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")  # they are the watchdog's own: no child gets them
+
+
+class ServiceManager:
+    """Where there is none, nothing is told."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        address = environment.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + address[1:] if address.startswith("@") else address  # of the abstract namespace
+        self._news = ManagerNews(_watchdog_s(environment))
+        self._socket: socket.socket | None = None
+        if address.startswith(("/", "@")):
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+
+    def notify(self, run: RunFile, now_s: float) -> None:
+        if self._socket is None:
+            return
+        standing = Standing(**{name: getattr(run, name) for name in Standing.__struct_fields__})
+        if lines := self._news.lines(standing, now_s):
+            with contextlib.suppress(OSError, ValueError):  # it is gone, full, or its path means nothing
+                self._socket.sendto("\n".join(lines).encode(errors="replace"), self._address)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+
+def without_manager(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` for a child: what it said to the manager would pass for ours."""
+    return {name: value for name, value in environment.items() if name not in VARIABLES}
+
+
+def _watchdog_s(environment: Mapping[str, str]) -> float | None:
+    """After how long without a sign of life we are killed; None if never, or if that is meant for another process."""
+    limit, pid = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
+    if not (limit.isascii() and limit.isdecimal() and int(limit)) or pid not in ("", str(os.getpid())):
+        return None
+    return int(limit) / 1e6
