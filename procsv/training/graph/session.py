@@ -8,6 +8,7 @@ two calls and is never torn.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +25,17 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
 
     _procsv_boundary: Boundary
     _procsv_pending: PendingFetch | None = None
+    _procsv_at_close: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        """Closes it; before, on the training thread, calls whoever wants its last state.
+
+        Elsewhere it may be closed to end a call, which nothing must wait for.
+        """
+        call, self._procsv_at_close = self._procsv_at_close, None
+        if call is not None and self._procsv_boundary.is_ahead:
+            call()
+        super().close()
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         boundary, run = self._procsv_boundary, super().run
@@ -61,6 +73,12 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
 def set_pending_fetch(session: Any, pending: PendingFetch | None) -> None:
     """The next run of `session` on the training thread that fits takes `pending` along; None: none does."""
     session._procsv_pending = pending
+
+
+def call_at_close(session: Any, call: Callable[[], None] | None) -> None:
+    """`call` is called on the training thread before it closes `session`; None: nobody is."""
+    if isinstance(session, TrainingSession):
+        session._procsv_at_close = call
 
 
 def adopt(session: Any, boundary: Boundary) -> bool:

@@ -15,6 +15,7 @@ from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.messages import Durable
 from procsv.ipc.shm.heartbeat import Phase, Snapshots
 from procsv.training.graph.save_config import SaveConfig
+from procsv.training.graph.session import call_at_close
 from procsv.training.graph.user_saves import UserSaves, written_at
 from procsv.training.managed.session_manager import SessionManager
 from procsv.training.runtime.context import Runtime
@@ -43,6 +44,7 @@ class SessionController:
         self.is_in_run = False
         self._final_checkpoint = final_checkpoint
         self._user_saves: UserSaves | None = None
+        self._closed_by_program: Any = None  # the session whose close is watched
         self._is_introduced = self._is_text_laid = False
 
     @property
@@ -62,6 +64,7 @@ class SessionController:
         if not self.is_in_run:
             self.runtime.acquire_run()
             self.is_in_run = True
+            self.runtime.finish_session = self.finish_session
             self.runtime.on_stop(self._on_stop)
 
     def introduce_plan(self) -> None:
@@ -153,12 +156,34 @@ class SessionController:
         reason = self.runtime.stop_reason or "final"
         return step if training.save(reason, training.final_save_s()) else saved_step
 
+    def finish_session(self) -> None:
+        """Saves the last state and ends the session, where the program has not."""
+        self.let_close()  # which may be what is going on
+        self.save_last_state()
+        self.end_session()
+
+    def watch_close(self, session: Any) -> None:
+        """Has the last state of `session` saved where the program closes it and has not ended its supervisor."""
+        self._closed_by_program = session
+        call_at_close(session, self._on_close)
+
+    def let_close(self) -> None:
+        """The end of the session is looked after: from here on it is closed as it is."""
+        session, self._closed_by_program = self._closed_by_program, None
+        call_at_close(session, None)
+
+    def _on_close(self) -> None:
+        if self.runtime.is_connected:
+            self.finish_session()
+            self.runtime.phase = Phase.IDLE
+
     def record_failure(self, error: BaseException) -> None:
         """`error` has ended the training, and leaves it: the first one is what the run has ended with."""
         self.runtime.failure = self.runtime.failure or error
 
     def end_session(self) -> None:
         """The session is about to be closed: nothing of procsv touches it any more."""
+        self.let_close()
         training, self.training = self.training, None
         if training is not None:
             training.end_training()
@@ -168,6 +193,7 @@ class SessionController:
         if not self.is_in_run:
             return
         self.is_in_run = self._is_introduced = False
+        self.runtime.finish_session = lambda: None
         if self._user_saves is not None:
             self._user_saves.patch.undo()
         if self.manager is not None:

@@ -7,6 +7,7 @@ exception of the program's is left as last words for the crash report, and print
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -68,11 +69,19 @@ def main() -> None:
     if code == 0 and runtime.stop_reason is not None:
         code = exit_codes.RESUMABLE  # asked to stop: there may be more to train
     runtime.phase = Phase.STOP
+    atexit.register(_end_run, runtime, start)  # threads that the program has left are joined before
+    sys.exit(code)
+
+
+def _end_run(runtime: Runtime, start: Start) -> None:
+    if not runtime.is_connected:
+        return  # a fork that has come here by itself
+    runtime.finish_session()
+    runtime.write_step(runtime.step)  # whoever has not ended its session keeps the run
     runtime.release_run()
     for notice in start.settings.notice_signals:
         signal.signal(notice, signal.SIG_IGN)  # one that comes while the interpreter ends must not change the exit
     failpoint("trainer.atexit")  # killed here: all is saved, and the exit is a signal's all the same
-    sys.exit(code)
 
 
 def _make_runtime(start: Start) -> Runtime:

@@ -62,6 +62,7 @@ class Runtime:
         self.step = -1
         self.snapshots = Snapshots()  # their spacing now, for the heartbeat
         self.training: object = None  # the TrainingRun of the session that the process trains with now
+        self.finish_session: Callable[[], None] = lambda: None  # for a program that ends without ending it
         self.on_ready: Callable[[], None] = lambda: None  # called once, on the training thread
         self.interrupt: Callable[[], None] = lambda: None  # ends a program that has no session yet
         self.gate: Callable[[], None] | None = None  # where a hot standby sleeps until it is the trainer
@@ -91,6 +92,11 @@ class Runtime:
     def link(self) -> Link:
         assert self._link is not None, "the run has not started"
         return self._link
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether this process is in its run; a fork of one that is never is."""
+        return self in _begun
 
     @property
     def told_snapshot_s(self) -> float | Literal["auto"]:
@@ -237,10 +243,11 @@ class Runtime:
                 self.observer.close_run(exit_code_of(self.failure))
 
     def _end_at_exit(self) -> None:
-        """Ends the run when the program ends with its session open; the newest state is saved all the same."""
+        """Ends the run when the program ends with its session open; its last state is saved all the same."""
         link = self._link  # stays: the session's threads still use it
         if self in _begun and link is not None:
             self.failure = self.failure or getattr(sys, "last_value", None)
+            self.finish_session()
             self._close_link(link)
 
     def tell_checkpoint(self, body: Message) -> None:

@@ -191,6 +191,7 @@ class Supervisor(tf_supervisor.Supervisor):
             start = tf1.SessionLog(status=tf1.SessionLog.START)
             self._summary_writer.add_session_log(start, service_threads.read_step(sess, self._global_step))
         training = controller.start_session(sess)
+        controller.watch_close(sess)
         if self._saver is None:
             log.warning("procsv: saver=None: nothing of this session is saved, and a crash starts from the beginning")
         if self._save_model_secs:
@@ -224,6 +225,7 @@ class Supervisor(tf_supervisor.Supervisor):
         if controller is None:
             super().stop(threads, close_summary_writer, ignore_live_threads)
             return
+        controller.let_close()
         self._coord.request_stop()
         if controller.is_in_run:
             controller.runtime.phase = Phase.STOP
