@@ -214,6 +214,12 @@ class SnapshotFailed(Line, frozen=True, kw_only=True, tag="snapshot_failed"):
     is_last: bool
 
 
+class CheckpointsDeleted(Line, frozen=True, kw_only=True, tag="checkpoints_deleted"):
+    """The program has deleted its logdir, and its checkpoints with it."""
+
+    count: int
+
+
 class SnapshotsResumed(Line, frozen=True, kw_only=True, tag="snapshots_resumed"):
     """The program's state can be taken again."""
 
@@ -282,6 +288,7 @@ JournalLine = (
     | Fault
     | SnapshotFailed
     | SnapshotsResumed
+    | CheckpointsDeleted
     | GroundLost
     | GroundRestored
     | GaveUp
