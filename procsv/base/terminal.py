@@ -6,12 +6,18 @@ they are.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
+
+PIPE_COLUMNS = 10_000  # of what is no terminal
+COLUMN_GAP, COLUMN_MIN = 2, 6
 
 # C0 but for tab and newline, DEL, C1, what turns the direction of writing round, and half surrogates
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -34,14 +40,44 @@ def as_markup(text: str) -> str:
     return escape(printable(text))
 
 
-def make_table(columns: Iterable[str], right: Container[str] = ()) -> Table:
-    """A table without lines, with the columns of `right` flushed right."""
-    from rich.table import Table
+def make_console() -> Console:
+    """The console on standard output.  A pipe or a file has no width: nothing is folded or cut there."""
+    from rich.console import Console
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, width=PIPE_COLUMNS if is_wide else None)
+
+
+def make_table(columns: Iterable[str], right: Container[str] = ()) -> Table:
+    """A table without lines, with the columns of `right` flushed right.
+
+    A row is one line: where the terminal is too narrow, the widest columns end in "…".
+    """
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    class OneLineTable(Table):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            cells = [(column.header, *column.cells) for column in self.columns]
+            widths = [max(cell_len(Text.from_markup(str(cell)).plain) for cell in column) for column in cells]
+            room = options.max_width - COLUMN_GAP * len(widths)
+            for column, width in zip(self.columns, fit_widths(widths, room), strict=True):
+                column.max_width = width
+            return super().__rich_console__(console, options)
+
+    table = OneLineTable(box=None, padding=(0, COLUMN_GAP, 0, 0), header_style="dim")
     for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        table.add_column(name, justify="right" if name in right else "left", overflow="ellipsis", no_wrap=True)
     return table
+
+
+def fit_widths(widths: list[int], room: int) -> list[int]:
+    """Widths of columns that fit into `room`: the widest give way first, and none below COLUMN_MIN."""
+    fitted = list(widths)
+    while sum(fitted) > room and max(fitted) > COLUMN_MIN:
+        fitted[fitted.index(max(fitted))] -= 1
+    return fitted
 
 
 class OutputFilter:

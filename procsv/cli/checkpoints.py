@@ -16,7 +16,7 @@ import msgspec
 
 from procsv.base.errors import UserError
 from procsv.base.json_data import indent_json
-from procsv.base.terminal import as_markup, make_table
+from procsv.base.terminal import as_markup, make_console, make_table
 from procsv.base.units import show_duration, show_size
 from procsv.cli.directory import directory_argument
 from procsv.ipc.messaging.start import safe_path
@@ -50,9 +50,7 @@ def command(directory: str, verify: bool, as_json: bool) -> None:
 
 
 def show(inventory: dict[str, Any], verify: bool) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = make_console()
     if inventory["error"]:
         console.print(f"[red]{as_markup(inventory['error'])}[/red]")
     if inventory["checkpoints"]:

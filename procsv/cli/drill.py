@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from procsv.base.json_data import indent_json
+from procsv.base.terminal import make_console
 from procsv.cli.plans import make_plan
 from procsv.cli.values import Duration
 
@@ -84,9 +85,7 @@ def command(
     if as_json:
         click.echo(indent_json(as_data(found)))
     else:
-        from rich.console import Console
-
-        show(found, Console(highlight=False))
+        show(found, make_console())
     sys.exit(0 if found.held else FAILED)
 
 

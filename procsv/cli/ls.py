@@ -14,7 +14,7 @@ import click
 from procsv.base.errors import UserError
 from procsv.base.json_data import indent_json
 from procsv.base.run.run_file import FINAL_STATES
-from procsv.base.terminal import as_markup, make_table
+from procsv.base.terminal import as_markup, make_console, make_table
 from procsv.base.units import show_duration
 from procsv.cli.directory import FoundRun, list_runs
 from procsv.cli.status import INTERRUPTED, show_step
@@ -60,8 +60,6 @@ def _as_data(found: FoundRun) -> dict[str, Any]:
 
 
 def _show(runs: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
     now_s = time.time()  # noqa: TID251  ages are by the wall clock
     table = make_table(("run", "state", "step", "on disk", "started", "target"), right=("step", "on disk"))
     for run in runs:
@@ -70,4 +68,4 @@ def _show(runs: list[dict[str, Any]]) -> None:
         steps = (show_step(run["step"]), show_step(run["durable_step"]))
         target = " ".join((run["target"], *run["args"]))
         table.add_row(as_markup(run["directory"]), state, *steps, ago, as_markup(target))
-    Console(highlight=False).print(table)
+    make_console().print(table)

@@ -13,6 +13,7 @@ from procsv.base.errors import UserError
 from procsv.base.json_data import indent_json
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.system_clock import SystemClock
+from procsv.base.terminal import make_console
 from procsv.cli.directory import directory_argument
 
 
@@ -40,9 +41,7 @@ def command(directory: str, as_json: bool, html: str | None) -> None:
     elif html is not None:
         click.echo(f"wrote {html}")
     else:
-        from rich.console import Console
-
-        show(story, Console(highlight=False))
+        show(story, make_console())
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -14,7 +14,7 @@ from procsv.base.identity import TRAINER
 from procsv.base.json_data import indent_json
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.run_file import FINAL_STATES, RunFile
-from procsv.base.terminal import as_markup, make_table
+from procsv.base.terminal import as_markup, make_console, make_table
 from procsv.base.units import show_count, show_duration, show_size
 from procsv.cli.directory import directory_argument
 from procsv.cli.query import ask, find_run
@@ -72,10 +72,9 @@ def _seen_from_outside(run: RunFile) -> dict[str, Any]:
 
 # -- for people ------------------------------------------------------------------------------------------------
 def show(status: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = make_console()
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(status).items():
         facts.add_row(name, as_markup(value))
@@ -120,7 +119,9 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         facts["dropped"] = f"{count} messages that were garbled, outdated or of another run"
     if (memory := status.get("memory")) is not None:
         facts["memory"] = f"{show_size(memory['available'])} of {show_size(memory['total'])} free on this machine"
-    return facts | {"goodput": f"{status['goodput']:.1%}"}
+    goodput, of_launch = status["goodput"], status.get("launch_goodput")
+    launch = f", of this launch {of_launch:.1%}" if of_launch not in (None, goodput) else ""
+    return facts | {"goodput": f"{goodput:.1%}{launch}"}
 
 
 def _spacing(snapshots: dict[str, Any]) -> str:

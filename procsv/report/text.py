@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 MEANING: dict[Kind, str] = {
     "kept": "training whose steps are kept",
-    "redone": "training that was lost, and had to be done again",
+    "redone": "training that was lost, and done again",
     "starting": "imports, restore and compile, up to the first step",
-    "down": "no trainer: between a death and the next start, and at the end; or a lost connection",
+    "down": "no trainer, or no connection to its server",
     "stalled": "a trainer that hung, or that a signal had stopped",
     "stopped": "no run was active: between two launches",
 }
+DAY_S = 86400.0  # of a shorter run the date of a start says nothing
 LOOKS: dict[Kind, tuple[str, str]] = {  # colour and glyph
     "kept": ("green", "█"),
     "redone": ("yellow", "▒"),
@@ -129,10 +130,13 @@ def _show_bar(account: Account, console: Console) -> None:
 
 
 def _show_incarnations(account: Account, console: Console) -> None:
-    names = ("start", "at", "back after", "from", "to step", "ended", "steps lost")
-    table = make_table(names, right=("start", "at", "back after", "to step", "steps lost"))
+    names = ("start", "at", "back in", "from", "to step", "lost", "ended")
+    table = make_table(names, right=("start", "at", "back in", "to step", "lost"))
+    is_short = account.wall_s < DAY_S
     for one in account.incarnations:
-        table.add_row(*(as_markup(cell) for cell in incarnation_row(one)))
+        number, at, after, origin, reached, ended, lost = incarnation_row(one)
+        at = at.partition(" ")[2] if is_short else at
+        table.add_row(*map(as_markup, (number, at, after, origin, reached, lost, ended)))
     console.print(table)
 
 

@@ -19,6 +19,7 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG
+from procsv.base.run.journal import read_journal
 from procsv.base.run.lease import Lease, find_place
 from procsv.base.run.paths import logdir_hash
 from procsv.base.service_table import SERVICES
@@ -29,8 +30,10 @@ from procsv.base.text import is_remote
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
+from procsv.report.time_ledger import take_account
 from procsv.watchdog.core import wording
 from procsv.watchdog.core.actions import Quit
+from procsv.watchdog.core.goodput import Earlier
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.acquire_run import Opened, Unwanted, open_run, remove_run
@@ -135,6 +138,7 @@ def _run(
         start.settings,
         opened.step_s,
         opened.saved_step,
+        _read_earlier(start, opened, clock.wall()),
         observes=start.observes > 0,
         tasks=(start.chief,),
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
@@ -171,6 +175,15 @@ def _run(
     elif left.exit_code not in (exit_codes.DONE, exit_codes.RESUMABLE) and not start.home:
         console.say(f"report of the crash: {start.paths.crashes}; journal: {start.paths.journal}")
     return left.exit_code
+
+
+def _read_earlier(start: Start, opened: Opened, wall_s: float) -> Earlier:
+    asked_s = max(0.0, wall_s - start.asked_at) if start.asked_at else 0.0  # our own start is part of the run, too
+    account = take_account(read_journal(start.paths.journal), opened.seen_until)
+    if account is None:
+        return Earlier(ran_s=asked_s)
+    totals = account.totals
+    return Earlier(totals["kept"], account.wall_s - totals["stopped"] + asked_s)
 
 
 def _shown(logdir: str) -> str:

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from procsv.base.terminal import OutputFilter, as_markup, printable
+from procsv.base.terminal import OutputFilter, as_markup, fit_widths, make_table, printable
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202egnp.\udcff"
 
@@ -24,6 +24,26 @@ def test_markup_of_any_text_prints_that_text(text: str) -> None:
     out = io.StringIO()
     Console(file=out, highlight=False, width=200).print(as_markup(text))
     assert out.getvalue() == f"{printable(text)}\n"
+
+
+@pytest.mark.parametrize("columns", [40, 80, 160])
+def test_a_row_of_a_table_is_one_line_and_its_widest_columns_give_way_first(columns: int) -> None:
+    table = make_table(("start", "from", "ended"), right=("start",))
+    table.add_row("12", "memory, step 7", "killed: " + "SIGKILL, sender unknown " * 4)
+    table.add_row("13", "memory, step 9", "completed")
+    out = io.StringIO()
+    Console(file=out, highlight=False, width=columns).print(table)
+    header, *rows = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert header == "start  from            ended"
+    assert [row.split()[0] for row in rows] == ["12", "13"]
+    assert all("memory, step" in row for row in rows)
+    assert rows[0].endswith("…" if columns < 120 else "unknown")
+
+
+def test_columns_are_no_narrower_than_they_must_be() -> None:
+    assert fit_widths([3, 10, 50], 40) == [3, 10, 27]
+    assert fit_widths([3, 10, 5], 40) == [3, 10, 5]
+    assert sum(fit_widths([30, 30, 30], 10)) == 18, "no column is made so narrow that nothing can be read"
 
 
 def test_colours_and_progress_bars_pass_a_terminal_and_titles_and_queries_do_not() -> None:

@@ -187,7 +187,7 @@ def test_status_of_a_finished_run_is_its_last_state(tmp_path: Path) -> None:
 def test_status_has_every_field_that_was_promised(tmp_path: Path) -> None:
     a_run(tmp_path)
     promised = {"state", "target", "logdir", "pid", "step", "durable_step", "memory_step", "incarnation", "restarts"}
-    promised |= {"no_progress_count", "last_exit", "next_restart_in", "goodput", "processes"}
+    promised |= {"no_progress_count", "last_exit", "next_restart_in", "goodput", "launch_goodput", "processes"}
 
     assert promised <= set(json.loads(procsv("status", str(tmp_path), "--json").stdout))
 

@@ -22,6 +22,7 @@ DIFFERENCES = {
     "last checkpoint": "B7: a session that ends leaves a checkpoint of its last state",
     "summaries that need a feed": "B9: fetched with a step that feeds it, else reported; training goes on",
     "summaries take no input": "B10: they are fetched along with a training step",
+    "no rate without steps": "B32: the first global_step/sec comes with the first steps, and is no zero",
     "steady timers": "B11: monotonic time, and no burst of calls after a late one",
     "errors outside a handler": "B12: the exception that is given is the one that is raised",
     "fewer checkpoints to keep": "B14: all that are too many are deleted",

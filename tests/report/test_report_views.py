@@ -59,6 +59,14 @@ def test_the_text_names_cause_loss_and_goodput(logdir: Path) -> None:
     assert "\x1b[" not in said.stdout, "colours are for terminals"
 
 
+def test_no_row_of_a_table_folds_in_a_narrow_terminal_or_a_pipe(logdir: Path) -> None:
+    for said in (procsv("report", str(logdir)), procsv("report", str(logdir), COLUMNS="80")):
+        lines = said.stdout.splitlines()
+        at = next(number for number, line in enumerate(lines) if line.lstrip().startswith("start "))
+        assert [line.split()[0] for line in lines[at + 1 : at + 4]] == ["1", "2", "3"]
+    assert "…" not in procsv("report", str(logdir)).stdout, "a pipe has no width: nothing is cut"
+
+
 def test_the_json_adds_up(logdir: Path) -> None:
     data = json.loads(procsv("report", str(logdir), "--json").stdout)
     assert sum(data["seconds"].values()) == pytest.approx(data["wall_seconds"], abs=0.01)

@@ -1,12 +1,13 @@
 """A program without TensorFlow, trained under `procsv launch` with a source of state of its own."""
 
+import json
 import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.support.launched import Launched, launched
+from tests.support.launched import Launched, launched, procsv
 from tests.support.numpy_state import STEP, NumpyState, numpy_plan
 from tests.support.numpy_training import digest, initial, train
 from tests.support.programs import ROOT
@@ -58,7 +59,7 @@ def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undistu
 def test_a_numpy_program_that_is_stopped_goes_on_from_its_last_step(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
     with launched(logdir, *OPTIONS, PROGRAM, str(10**6), str(STEP_S), cwd=ROOT) as run:
-        run.wait_step(20)
+        run.wait_step(300)
         run.kill("watchdog", 15)
         assert run.wait_end() == 75, run.said()
         [last] = [entry for entry in run.events("exited") if entry["role"] == "trainer"]
@@ -72,6 +73,10 @@ def test_a_numpy_program_that_is_stopped_goes_on_from_its_last_step(tmp_path: Pa
         assert run.wait_end() == 0, run.said()
         assert f"procsv: the program resumes from step {durable} on disk" in run.said()
         assert f"ended with {digest(undisturbed)}" in run.said()
+        report = json.loads(procsv("report", str(logdir), "--json").stdout)
+        assert run.status()["goodput"] == pytest.approx(report["goodput"], abs=0.1), "one goodput, of the run"
+        assert run.status()["launch_goodput"] < run.status()["goodput"], "a launch of ten steps"
+        assert run.events("run_completed")[-1]["goodput"] == pytest.approx(report["goodput"], abs=0.1)
     assert int(undisturbed[STEP]) == durable + 10
 
 

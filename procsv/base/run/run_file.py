@@ -54,7 +54,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     next_save_in: float | None = None  # seconds until that is tried again
     ground_error: str | None = None  # what the run stands on and is lost: directories, sockets, locks
     protected: bool | None = None  # whether the program's state is saved; None as long as nobody can know
-    goodput: float = 0.0  # share of the run's time that went into steps which were kept
+    goodput: float = 0.0  # share of the run's time, in all its launches, that went into steps which were kept
+    launch_goodput: float = 0.0  # the same of the last launch alone
     started_at: float
     ended_at: float | None = None
     exit_code: int | None = None  # of the watchdog, once the run is over

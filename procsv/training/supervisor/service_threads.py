@@ -149,7 +149,7 @@ class SVStepCounterThread(ServiceThread):
     def __init__(self, supervisor: Any, session: Any, training: TrainingRun) -> None:
         super().__init__(supervisor, session, training)
         self._tag = f"{supervisor.global_step.op.name}/sec"
-        self._last_s, self._last_step, self._logged = 0.0, 0, 0
+        self._last_s, self._last_step, self._logged, self._has_begun = 0.0, 0, 0, False
 
     def start_loop(self) -> None:
         self._last_s = self._clock.monotonic()
@@ -157,6 +157,10 @@ class SVStepCounterThread(ServiceThread):
 
     def run_loop(self) -> None:
         step, now_s = self._training.read_step(), self._clock.monotonic()
+        if step == self._last_step and not self._has_begun:
+            self._last_s = now_s  # compiling the first step is no slow training
+            return
+        self._has_begun = True
         elapsed_s = now_s - self._last_s
         rate = (step - self._last_step) / elapsed_s if elapsed_s > 0 else float("inf")
         self._last_s, self._last_step = now_s, step

@@ -14,8 +14,16 @@ from procsv.base.units import show_duration
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 
+class Earlier(msgspec.Struct, frozen=True):
+    """The launches of a run before this one."""
+
+    kept_s: float = 0.0  # of training
+    ran_s: float = 0.0  # in which the run was active
+
+
 class Goodput(msgspec.Struct):
-    started_s: float  # of the run
+    started_s: float  # of the launch
+    earlier: Earlier = Earlier()
     _kept_s: float = 0.0
     _ready_s: float | None = None  # when the trainer that now runs had ended its first step
     _first_step: int = 0
@@ -41,10 +49,17 @@ class Goodput(msgspec.Struct):
             self._ready_s += seconds
 
     def value(self, now_s: float) -> float:
-        """From 0 to 1."""
+        """Of the whole run, from 0 to 1."""
+        return self._share(now_s, self.earlier)
+
+    def of_launch(self, now_s: float) -> float:
+        """Of this launch, from 0 to 1."""
+        return self._share(now_s, Earlier())
+
+    def _share(self, now_s: float, earlier: Earlier) -> float:
         going_s = max(0.0, now_s - self._ready_s) if self._ready_s is not None else 0.0
-        run_s = now_s - self.started_s
-        return round(min(1.0, (self._kept_s + going_s) / run_s), 4) if run_s > 0 else 0.0
+        kept_s, ran_s = self._kept_s + going_s + earlier.kept_s, now_s - self.started_s + earlier.ran_s
+        return round(min(1.0, kept_s / ran_s), 4) if ran_s > 0 else 0.0
 
 
 class Attempt(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from procsv.base.identity import TRAINER, TaskId
 from procsv.base.outcome import NO_STEP
 from procsv.base.service_table import SERVICES, ServiceSpec
 from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.watchdog.core.goodput import Earlier
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -18,6 +19,7 @@ class Settings(msgspec.Struct, frozen=True):
     launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)
     learned_step_s: float = 0.0  # the median of an earlier launch; 0.0: none is known
     saved_step: int = NO_STEP  # the newest step that is on disk, as far as can be seen
+    earlier: Earlier = Earlier()  # what the launches before this one were good for
     observes: bool = False  # the program was started by somebody else: it is neither ended nor started again
     tasks: tuple[TaskId, ...] = (TRAINER,)  # the first is the chief: its state is the one that is saved
     services: Mapping[TaskId, ServiceSpec] = msgspec.field(default_factory=lambda: SERVICES)

@@ -75,7 +75,7 @@ class TrainerSupervisor:
         self.history = History(settings.launch, rng, restarts=not settings.observes)
         liveness = Liveness(settings.launch, StepTimes(settings.learned_step_s))
         self.hanging = HangEscalation(task, liveness, settings.launch, out)
-        self.goodput = Goodput(now_s)
+        self.goodput = Goodput(now_s, settings.earlier)
         self.incarnation = incarnation  # of the trainer that runs, or of the next one
         self.pid = 0
         self.step, self.durable_step, self.snapshots = NO_STEP, settings.saved_step, SnapshotRecord()

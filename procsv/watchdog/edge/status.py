@@ -48,11 +48,12 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
         no_progress_count=task.history.no_progress_count,
         last_exit=task.last_exit,
         next_restart_in=round(max(0.0, task.restart_s - now_s), 3) if waits and task.restart_s is not None else None,
-        step_s=round(task.hanging.liveness.steps.median_s, 6),
+        step_s=float(f"{task.hanging.liveness.steps.median_s:.4g}"),  # a small model's step takes a microsecond
         save_error=core.saves.error or task.snapshots.untaken or None,
         next_save_in=None if core.saves.try_s is None else round(max(0.0, core.saves.try_s - now_s), 3),
         ground_error=core.ground.error or None,
         goodput=task.goodput.value(now_s),
+        launch_goodput=task.goodput.of_launch(now_s),
         started_at=facts.started_at,
         ended_at=wall_s if is_over else None,
         exit_code=core.exit_code,
