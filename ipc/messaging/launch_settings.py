@@ -58,6 +58,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hang_kill_s: float = 10.0  # from SIGABRT to SIGKILL; no option sets it
     session_s: float = 60.0  # to the first session; then it is said that nothing is saved; no option sets it
 
+    steps_total: int = 0  # at which training ends, for the status line; 0: not told
     memory_limit: int = 0  # of the trainer's process tree; 0: none
     log_limit: int = 512 * 2**20  # of the program's log; 0: none
     on_event: str = ""  # command line; "": none

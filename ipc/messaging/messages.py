@@ -345,6 +345,7 @@ class FirstStepDone(Message, frozen=True):
     origin: str
     step: int
     ended_s: float
+    steps_total: int = -1  # at which the program will end, where it has told
 
 
 class Loaded(Message, frozen=True):

@@ -6,9 +6,7 @@ they are.
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
-PIPE_COLUMNS = 10_000  # of what is no terminal
 COLUMN_GAP, COLUMN_MIN = 2, 6
 
 # C0 but for tab and newline, DEL, C1, what turns the direction of writing round, and half surrogates
@@ -38,14 +35,6 @@ def as_markup(text: str) -> str:
     from rich.markup import escape
 
     return escape(printable(text))
-
-
-def make_console() -> Console:
-    """The console on standard output.  A pipe or a file has no width: nothing is folded or cut there."""
-    from rich.console import Console
-
-    is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=PIPE_COLUMNS if is_wide else None)
 
 
 def make_table(columns: Iterable[str], right: Container[str] = ()) -> Table:

@@ -16,7 +16,8 @@ import msgspec
 
 from procsv.base.errors import UserError
 from procsv.base.json_data import indent_json
-from procsv.base.terminal import as_markup, make_console, make_table
+from procsv.base.system.result_console import make_console
+from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration, show_size
 from procsv.cli.directory import directory_argument
 from procsv.ipc.messaging.start import safe_path

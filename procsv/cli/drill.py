@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from procsv.base.json_data import indent_json
-from procsv.base.terminal import make_console
+from procsv.base.system.result_console import make_console
 from procsv.cli.plans import make_plan
 from procsv.cli.values import Duration
 

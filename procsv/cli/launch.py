@@ -138,6 +138,7 @@ def _seconds(flag: str, name: str, default: str | None, text: str, *words: str, 
     help="Longest time that each other phase may go without progress, and a service without completing a loop "
     "iteration. A phase that is not named keeps its default. Before its first session a program is never ended.",
 )
+@_count("--steps-total", 0, 0, "Steps of the whole training, for the status line; a StopAtStepHook tells by itself.")
 @click.option(
     "--memory-limit",
     type=SIZE,

@@ -14,7 +14,8 @@ import click
 from procsv.base.errors import UserError
 from procsv.base.json_data import indent_json
 from procsv.base.run.run_file import FINAL_STATES
-from procsv.base.terminal import as_markup, make_console, make_table
+from procsv.base.system.result_console import make_console
+from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration
 from procsv.cli.directory import FoundRun, list_runs
 from procsv.cli.status import INTERRUPTED, show_step

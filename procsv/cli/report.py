@@ -12,8 +12,8 @@ import click
 from procsv.base.errors import UserError
 from procsv.base.json_data import indent_json
 from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.result_console import make_console
 from procsv.base.system.system_clock import SystemClock
-from procsv.base.terminal import make_console
 from procsv.cli.directory import directory_argument
 
 

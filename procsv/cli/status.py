@@ -14,7 +14,8 @@ from procsv.base.identity import TRAINER
 from procsv.base.json_data import indent_json
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.run_file import FINAL_STATES, RunFile
-from procsv.base.terminal import as_markup, make_console, make_table
+from procsv.base.system.result_console import make_console
+from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_count, show_duration, show_size
 from procsv.cli.directory import directory_argument
 from procsv.cli.query import ask, find_run

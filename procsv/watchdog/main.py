@@ -67,7 +67,7 @@ def run(
 ) -> int:
     """Runs the run; the exit code of `procsv launch`.  `observed`: the trainer, where somebody else has started it."""
     clock, signals = SystemClock(), Signals(start.settings.notice_signals)
-    console = Console(echo=not start.settings.detach)  # else the program's own log says it
+    console = Console(not start.settings.detach, has_status=not start.observes)  # else the program's own log says it
     try:
         opened = _open(start, clock, signals, console, observed)
         waiter, variables = Waiter(), os.environ if environment is None else environment

@@ -31,6 +31,7 @@ ChildT = TypeVar("ChildT", bound=Child)
 
 
 class MachineInMemory(Generic[ChildT]):
+    is_live = False  # no status line is drawn
     is_busy = False  # no command of --on-event runs
     stacks = ""  # of a process that has died
     taker = ""  # who has taken the lease of the logdir
@@ -130,7 +131,7 @@ class MachineInMemory(Generic[ChildT]):
     def _nothing(self, *_: object, **__: object) -> None:
         """No files, no terminal, no commands, no plan of faults."""
 
-    reap_strays = follow = stop_writing = clear = offer_event = run_commands = inject_due_faults = close = (
+    reap_strays = show = follow = stop_writing = clear = offer_event = run_commands = inject_due_faults = close = (
         next_due_s
     ) = metrics_due = _nothing
 

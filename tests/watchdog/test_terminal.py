@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
+import subprocess
+import sys
+import termios
 from typing import TYPE_CHECKING
 
 import pytest
 
 from procsv import __version__
-from tests.watchdog.test_main import launched
+from tests.support.launched import settings_text
+from tests.support.screen import TerminalInMemory
+from tests.watchdog.test_main import LAUNCH, NEWS_S_MAX, ROOT, launched
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.fault
@@ -76,3 +84,80 @@ def test_what_does_not_end_at_the_first_ctrl_c_ends_at_the_second_as_the_first_o
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 75
         assert "Ctrl-C: ending the program now" in run.said()
+
+
+BAR = """
+import signal, sys
+for percent in range(0, 101, 10):
+    print(f"\\r{percent:3d}% [{'#' * percent}]", end="", flush=True)
+try:
+    signal.pause()
+finally:
+    print("\\nleft")
+"""
+
+
+class Watched:
+    """`procsv launch` on a terminal of `columns`."""
+
+    def __init__(self, tmp_path: Path, source: str, columns: int) -> None:
+        (tmp_path / "train.py").write_text(source)
+        self.terminal, self.said = TerminalInMemory(columns), b""
+        self._fd, theirs = os.openpty()
+        termios.tcsetwinsize(theirs, (24, columns))
+        argv = [sys.executable, str(LAUNCH), str(tmp_path / "logdir"), settings_text(), str(tmp_path / "train.py")]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": "1"}
+        self.process = subprocess.Popen(
+            argv, env=environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        os.close(theirs)
+
+    def until(self, what: str, holds: Callable[[list[str]], bool]) -> list[str]:
+        """The rows, once they are so; "the end": all of them."""
+        while not holds(self.terminal.rows):
+            assert select.select([self._fd], [], [], NEWS_S_MAX)[0], f"no {what}: {self.terminal.rows}"
+            try:
+                data = os.read(self._fd, 65536)
+            except OSError:  # nobody has the other end any more
+                assert what == "the end", f"ended before {what}: {self.terminal.rows}"
+                break
+            self.said += data
+            self.terminal.feed(data)
+        return self.terminal.rows
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._fd)
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_on_a_terminal_a_status_line_stands_below_a_progress_bar_and_goes_with_the_run(
+    tmp_path: Path, columns: int
+) -> None:
+    watched = Watched(tmp_path, BAR, columns)
+    try:
+        rows = watched.until("bar and line", lambda rows: len(rows) > 1 and "100%" in rows[-2] and rows[-1][:1] == "▸")
+        assert sum("% [" in row for row in rows) == 1, "a bar that redraws is one row"
+        assert all(len(row) < columns for row in rows[-2:]), "what wraps could not be erased"
+        watched.until("state", lambda rows: rows[-1].startswith("▸ no session yet, "))
+        watched.process.send_signal(signal.SIGINT)
+        rows = watched.until("the end", lambda rows: False)
+        assert watched.process.wait(NEWS_S_MAX) == 75
+        assert not any("▸" in row for row in rows)
+        assert f"100% [{'#' * 100}]" in "".join(rows), "a line that has ended is whole"
+        assert "left" in rows
+        assert rows[-1] == ""
+        assert rows[-2].startswith("procsv: ")
+    finally:
+        watched.close()
+
+
+def test_without_a_terminal_there_is_no_status_line(tmp_path: Path) -> None:
+    with launched(tmp_path, BAR) as run:
+        run.until("the bar", lambda: "100%" in run.said())
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 75
+        assert b"\r 50% [" in (tmp_path / "output").read_bytes(), "byte for byte what the program has printed"
+        assert "▸" not in run.said()
+        assert "\x1b" not in run.said()

@@ -43,6 +43,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # in lower case: pending … running … done, failed, stopped
     incarnation: int  # of the trainer; goes on counting in the next launch
     step: int = NO_STEP  # global step as last read
+    steps_total: int = NO_STEP  # at which training ends, where a hook or the command line has told
     durable_step: int = NO_STEP  # of the newest checkpoint that is verified on disk
     memory_step: int = NO_STEP  # of the newest whole snapshot in shared memory
     restarts: int = 0  # of the trainer, in this launch

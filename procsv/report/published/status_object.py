@@ -57,6 +57,7 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     state: str
     incarnation: int
     step: Step
+    steps_total: Step
     durable_step: Step
     memory_step: Step
     restarts: int
@@ -68,7 +69,8 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     next_save_in: Seconds | None
     ground_error: str | None
     protected: bool | None
-    goodput: Annotated[float, Meta(ge=0, le=1)]
+    goodput: Annotated[float, Meta(ge=0, le=1, description="of the run, in all its launches")]
+    launch_goodput: Annotated[float, Meta(ge=0, le=1, description="of the last launch alone")]
     started_at: Seconds
     ended_at: Seconds | None
     exit_code: int | None

@@ -18,6 +18,7 @@ from tensorflow.python.training import basic_session_run_hooks as tf_hooks
 from tensorflow.python.training import monitored_session as tf_monitored
 
 from procsv.base import exit_codes
+from procsv.base.outcome import NO_STEP
 from procsv.base.run.manifest import Reason
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.patches import AttributePatch
@@ -163,15 +164,20 @@ class MonitoredController(SessionController):
         """The hooks have seen the new session: it trains from here on."""
         self._writers.describe_graph(graph, None)
         self._reason = "periodic"
+        self.runtime.steps_total = min(self._last_steps(), default=NO_STEP)
 
     def is_at_the_end(self) -> bool:
         """Whether the program resumes at the last step of its StopAtStepHook; TensorFlow's would make one more."""
         step = self._resumed_at
-        stops = [hook._last_step for hook in self._hooks if isinstance(hook, tf_hooks.StopAtStepHook)]
-        if step is None or not any(last is not None and step >= last for last in stops):
+        if step is None or not any(step >= last for last in self._last_steps()):
             return False
         log.info("procsv: resumed at the last step, %d: nothing is left to train", step)
         return True
+
+    def _last_steps(self) -> list[int]:
+        """The steps at which hooks end the training, as far as they know."""
+        stops = [hook._last_step for hook in self._hooks if isinstance(hook, tf_hooks.StopAtStepHook)]
+        return [int(last) for last in stops if last is not None]
 
     # -- for the hook ----------------------------------------------------------------------------------------
     def describe_graph(self, graph: Any, saver: Any, has_text: bool) -> None:

@@ -60,6 +60,7 @@ class Runtime:
         self.phase = Phase.IMPORT
         self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread
         self.step = -1
+        self.steps_total = -1  # at which the program will end, where a hook tells
         self.snapshots = Snapshots()  # their spacing now, for the heartbeat
         self.training: object = None  # the TrainingRun of the session that the process trains with now
         self.finish_session: Callable[[], None] = lambda: None  # for a program that ends without ending it

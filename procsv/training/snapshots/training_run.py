@@ -140,7 +140,8 @@ class TrainingRun:
         self._runtime.step = step
         self._runtime.phase = Phase.STEP
         now_s = self._runtime.clock.monotonic()
-        recovered = FirstStepDone(self.first_step, self.origin.source, self.origin.path, step, now_s)
+        total, origin = self._runtime.steps_total, self.origin
+        recovered = FirstStepDone(self.first_step, origin.source, origin.path, step, now_s, total)
         if self._lost is None:
             self._runtime.recovered(recovered)
             return

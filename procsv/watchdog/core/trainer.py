@@ -80,6 +80,7 @@ class TrainerSupervisor:
         self.pid = 0
         self.step, self.durable_step, self.snapshots = NO_STEP, settings.saved_step, SnapshotRecord()
         self.protection = Protection(settings.launch)
+        self.steps_total = settings.launch.steps_total or NO_STEP
         self.phase: Phase | None = None
         self.restarts = 0
         self.last_exit: LastExit | None = None
@@ -179,6 +180,7 @@ class TrainerSupervisor:
         if recovered.source == "checkpoint":
             self.durable_step = recovered.restored_step
         self._resumed_step = recovered.restored_step
+        self.steps_total = self.steps_total if recovered.steps_total < 0 else recovered.steps_total
         self.protection.has_session = True
         self.hanging.liveness.see_session()
         self.snapshots.recovered()

@@ -1,5 +1,5 @@
 """Console: the watchdog's lines on the terminal, and the trainer's output, which it echoes from the log file
-without TensorFlow's start-up noise.
+without TensorFlow's start-up noise; on a terminal with a status line below (screen.py).
 
 Used by event_loop.py.  All writing is done by one daemon thread: a terminal that does not take it (Ctrl-S, a full pipe)
 stops that thread and nothing else.  The trainer writes to its file and never to us.
@@ -14,13 +14,18 @@ import threading
 from pathlib import Path
 
 from procsv.base.run.logs import LogFollower
+from procsv.base.run.run_file import RunFile
 from procsv.base.startup_noise import NoiseFilter
 from procsv.base.terminal import OutputFilter, printable
+from procsv.watchdog.core.status_line import LineFacts, StatusLine, render
+from procsv.watchdog.edge.screen import Screen
 
 POLL_S = 0.1  # how late the trainer's output may appear
 CHUNK_BYTES = 2**16
 ROUND_BYTES_MAX = 2**20  # echoed before our own lines get their turn
 LINES_WAITING_MAX = 1000  # of ours, for a terminal that is stopped; then the oldest are dropped
+COLUMNS_MIN = 20  # of a terminal that has a status line
+COLUMNS_UNKNOWN = 80
 DRAIN_S_MAX = 5.0  # at the end: a terminal that takes no more is left
 
 _RED, _DIM, _PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[0m"
@@ -29,8 +34,12 @@ _RED, _DIM, _PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[0m"
 class Console:
     """`procsv: ` lines on stderr, the trainer's own on stdout."""
 
-    def __init__(self, echo: bool = True, out_fd: int = 1, err_fd: int = 2) -> None:
+    def __init__(self, echo: bool = True, out_fd: int = 1, err_fd: int = 2, has_status: bool = False) -> None:
+        """`has_status`: with a status line below all that, if it is one terminal."""
         self._out_fd, self._err_fd, self._echo = out_fd, err_fd, echo
+        self.is_live = has_status and echo and _is_one_screen(out_fd, err_fd)
+        self._screen, self._line = Screen(), StatusLine()
+        self._facts: LineFacts | None = None
         self._colour = os.isatty(err_fd) and "NO_COLOR" not in os.environ
         self._queue: collections.deque[bytes | Path | None] = collections.deque()
         self._news = threading.Condition()
@@ -47,6 +56,11 @@ class Console:
         if self._colour:
             line = f"{_RED if is_bad else _DIM}{line}{_PLAIN}"
         self._put((line + "\n" + (printable(traceback.rstrip()) + "\n" if traceback else "")).encode(errors="replace"))
+
+    def show(self, run: RunFile, now_s: float) -> None:
+        """The run as it is now, for the status line."""
+        if self.is_live:
+            self._facts = self._line.look(run, now_s)
 
     def follow(self, log: Path) -> None:
         """From now on echoes `log`, from its present end; first the rest of the one before."""
@@ -83,14 +97,17 @@ class Console:
             self._pump(ROUND_BYTES_MAX)
             for item in items:
                 if isinstance(item, bytes):
-                    self._write(self._err_fd, item)
+                    self._print(self._err_fd, item)
                     continue
                 self._pump(None)
                 self._echo_output(self._noise.release())
-                self._write(self._out_fd, self._filter.finish() if self._filter is not None else b"")
+                self._print(self._out_fd, self._filter.finish() if self._filter is not None else b"")
+                self._screen.end_line()
                 if item is None:
+                    self._write(self._out_fd, self._screen.finish())
                     return
                 self._open(item)
+            self._draw()
 
     def _open(self, log: Path) -> None:
         if self._log is not None:
@@ -115,7 +132,24 @@ class Console:
             self._echo_output(self._noise.pass_on(data))
 
     def _echo_output(self, data: bytes) -> None:
-        self._write(self._out_fd, self._filter.pass_on(data) if self._filter is not None else data)
+        self._print(self._out_fd, self._filter.pass_on(data) if self._filter is not None else data)
+
+    def _print(self, fd: int, data: bytes) -> None:
+        """Output of the program (`out_fd`), or a line of ours; on a live screen it is drawn at the end of the round."""
+        if not self.is_live:
+            self._write(fd, data)
+        elif fd == self._err_fd:
+            self._screen.print_line(data)
+        else:
+            self._screen.print_output(data)
+
+    def _draw(self) -> None:
+        if not self.is_live:
+            return
+        width = _columns(self._out_fd)
+        is_shown = self._facts is not None and width >= COLUMNS_MIN and _is_foreground(self._out_fd)
+        self._screen.show_status(render(self._facts, width - 1) if is_shown and self._facts is not None else "")
+        self._write(self._out_fd, self._screen.take(width))
 
     def _write(self, fd: int, data: bytes) -> None:
         view = memoryview(data)
@@ -126,3 +160,25 @@ class Console:
                 threading.Event().wait(0.02)
             except OSError:  # closed: the log file has it all
                 self._broken.add(fd)
+
+
+def _is_one_screen(out_fd: int, err_fd: int) -> bool:
+    """Whether both are one terminal, and one that can erase a line."""
+    if not (os.isatty(out_fd) and os.isatty(err_fd)) or os.environ.get("TERM", "dumb") == "dumb":
+        return False
+    return os.fstat(out_fd).st_rdev == os.fstat(err_fd).st_rdev
+
+
+def _is_foreground(fd: int) -> bool:
+    """Whether the shell has not got the terminal back (`procsv launch … &`): its prompt would be drawn over."""
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return True  # not the terminal that controls us: no shell is on it
+
+
+def _columns(fd: int) -> int:
+    try:
+        return os.get_terminal_size(fd).columns or COLUMNS_UNKNOWN
+    except OSError:
+        return COLUMNS_UNKNOWN

@@ -134,6 +134,12 @@ class Resources(Protocol):
 class Terminal(Protocol):
     def say(self, text: str, is_bad: bool = False, traceback: str = "") -> None: ...
     def follow(self, log: Path) -> None: ...
+    @property
+    def is_live(self) -> bool:
+        """Whether it has a status line."""
+
+    def show(self, run: RunFile, now_s: float) -> None:
+        """The run as it is now, for the status line."""
 
 
 class EventCommands(Protocol):

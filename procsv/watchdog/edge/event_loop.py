@@ -119,6 +119,8 @@ class Reactor:
             self._env.records.stop_writing()
             self.handle(events.LogdirTaken(taker))
         self.handle(self._reading())
+        if self._env.console.is_live:
+            self._env.console.show(self._run_file(), now_s)
         if now_s >= self._run_json_s:
             self._write_run()
             self._look_at_memory()

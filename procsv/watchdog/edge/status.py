@@ -42,6 +42,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
         state=core.word,
         incarnation=task.incarnation,
         step=task.step,
+        steps_total=task.steps_total,
         durable_step=task.durable_step,
         memory_step=task.snapshots.memory_step,
         restarts=task.restarts,

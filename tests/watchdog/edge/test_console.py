@@ -63,6 +63,30 @@ def test_row_36_a_terminal_that_takes_nothing_blocks_nobody(tmp_path: Path, monk
     os.close(out)
 
 
+def test_a_terminal_with_a_status_line_that_takes_nothing_blocks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRAIN_S_MAX", 0.2)
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = os.openpty()
+    console = Console(out_fd=theirs, err_fd=theirs, has_status=True)
+    assert console.is_live
+    log = tmp_path / "trainer.1.log"
+    log.write_bytes(b"x" * 99 + b"\n" + b"y" * 2**20)  # more than a terminal holds
+    console.follow(log)
+    for number in range(5000):
+        console.say(f"line {number}")
+    console.finish()  # gives up after its limit
+    assert len(console._queue) <= module.LINES_WAITING_MAX
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    while console._thread.is_alive():  # let the thread go
+        with contextlib.suppress(OSError):
+            os.read(ours, 2**20)
+        console._thread.join(0.001)
+    os.close(ours)
+
+
 def test_row_36_a_closed_terminal_is_survived(tmp_path: Path) -> None:
     out_read, out = os.pipe()
     os.close(out_read)

@@ -1,0 +1,146 @@
+"""The status line of a launch on a terminal: facts and a width in, one line out.
+
+Used by edge/console.py.  Pure; the screen that it is drawn on is edge/screen.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from procsv.base.outcome import NO_STEP
+from procsv.base.units import show_count, show_duration
+
+if TYPE_CHECKING:
+    from procsv.base.run.run_file import RunFile
+
+RATE_S = 30.0  # the rate is that of so much time
+LOOKS_MAX = 120  # remembered for it
+_MARK, _BETWEEN = "▸ ", " · "
+_WORDS = {"pending": "starting", "connected": "no session yet", "backoff": "waiting to start again"}
+
+
+class LineFacts(msgspec.Struct, frozen=True):
+    state: str
+    state_s: float  # how long it has been in that
+    step: int = NO_STEP
+    steps_total: int = NO_STEP  # where somebody has told
+    steps_per_s: float | None = None
+    durable_step: int = NO_STEP
+    durable_s: float | None = None  # since that step was seen to be on disk
+    restarts: int = 0
+    goodput: float = 0.0
+    next_start_s: float | None = None
+    trouble: str = ""  # what has to be mended
+
+
+class StatusLine(msgspec.Struct):
+    """What the line needs of the past."""
+
+    _state: str = ""
+    _state_s: float = 0.0
+    _attempt: int = 0
+    _durable_step: int = NO_STEP
+    _durable_s: float | None = None
+    _looks: deque[tuple[float, int]] = msgspec.field(default_factory=lambda: deque(maxlen=LOOKS_MAX))
+
+    def look(self, run: RunFile, now_s: float) -> LineFacts:
+        """The facts of now."""
+        if run.state != self._state:
+            self._state, self._state_s = run.state, now_s
+        if run.durable_step != self._durable_step:
+            # What an earlier launch has left was saved nobody knows when.
+            self._durable_s = now_s if self._attempt else None
+            self._durable_step = run.durable_step
+        if run.incarnation != self._attempt or run.state != "running":
+            self._attempt = run.incarnation
+            self._looks.clear()
+        if run.state == "running":
+            self._looks.append((now_s, run.step))
+            while now_s - self._looks[0][0] > RATE_S:
+                self._looks.popleft()
+        return LineFacts(
+            run.state,
+            now_s - self._state_s,
+            run.step,
+            run.steps_total,
+            self._rate(),
+            run.durable_step,
+            None if self._durable_s is None else now_s - self._durable_s,
+            run.restarts,
+            run.goodput,
+            run.next_restart_in,
+            "not saved" if run.save_error else "nothing is saved" if run.protected is False else "",
+        )
+
+    def _rate(self) -> float | None:
+        if len(self._looks) < 2:
+            return None
+        (first_s, first), (last_s, last) = self._looks[0], self._looks[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s and last >= first else None
+
+
+def render(facts: LineFacts, width: int) -> str:
+    """One line of at most `width` columns: where there is no room, the least important parts are left out."""
+    parts = [part for part in _parts(facts) if part[1]]
+    while len(parts) > 1 and _width(parts) > width:
+        parts.remove(max(parts))
+    line = _MARK + _BETWEEN.join(text for _, text in parts)
+    return line if len(line) <= width else line[: max(0, width - 1)] + "…"
+
+
+def _parts(facts: LineFacts) -> list[tuple[int, str]]:
+    """Rank, lowest the most important, and text; "" where there is nothing to say."""
+    is_running = facts.state == "running"
+    return [
+        (0, "" if is_running else _state(facts)),
+        (1, _step(facts)),
+        (3, _rate(facts.steps_per_s) if is_running and facts.steps_per_s else ""),
+        (4, _left(facts) if is_running else ""),
+        (5, _saved(facts)),
+        (2, facts.trouble),
+        (6, show_count(facts.restarts, "restart") if facts.restarts else ""),
+        (7, f"goodput {facts.goodput:.0%}" if is_running else ""),
+    ]
+
+
+def _width(parts: list[tuple[int, str]]) -> int:
+    return len(_MARK) + sum(len(text) for _, text in parts) + len(_BETWEEN) * (len(parts) - 1)
+
+
+def _state(facts: LineFacts) -> str:
+    if facts.next_start_s is not None:
+        return f"starting again in {facts.next_start_s:.0f} s"
+    return f"{_WORDS.get(facts.state, facts.state)}, {_whole(facts.state_s)}"
+
+
+def _step(facts: LineFacts) -> str:
+    if facts.step < 0:
+        return ""
+    if facts.steps_total <= 0:
+        return f"step {facts.step:,}"
+    return f"step {facts.step:,} of {facts.steps_total:,} ({min(1.0, facts.step / facts.steps_total):.0%})"
+
+
+def _rate(steps_per_s: float) -> str:
+    if 0 < steps_per_s < 0.1:
+        return f"{show_duration(1 / steps_per_s)} a step"
+    return f"{steps_per_s:,.0f}/s" if steps_per_s >= 100 else f"{steps_per_s:.3g}/s"
+
+
+def _left(facts: LineFacts) -> str:
+    left = facts.steps_total - facts.step
+    return f"{_whole(left / facts.steps_per_s)} left" if left > 0 and facts.steps_per_s else ""
+
+
+def _saved(facts: LineFacts) -> str:
+    if facts.durable_step < 0:
+        return ""
+    ago = f" {_whole(facts.durable_s)} ago" if facts.durable_s is not None else ""
+    return f"saved {facts.durable_step:,}{ago}"
+
+
+def _whole(seconds: float) -> str:
+    return show_duration(seconds) if seconds >= 10 else f"{seconds:.0f} s"
