@@ -39,6 +39,7 @@ class LastWords(msgspec.Struct, frozen=True):
     traceback: str = ""
     step: int | None = None
     permanent: bool = False  # it will be the same at every start: a missing module, a syntax error, a wrong argument
+    is_shown: bool = False  # one message, which the trainer has printed itself
 
 
 class LastExit(msgspec.Struct, frozen=True, omit_defaults=False):

@@ -39,6 +39,7 @@ DIFFERENCES = {
     "no rewriting at the start": "B26: a restored checkpoint is not written again",
     "failing hooks": "B13: what a hook's error leaves unfinished is closed",
     "pauses between recoveries": "B15: attempts in a row wait longer and longer",
+    "cure of eager execution": "the error says what to do",
     "readable errors": "B19: the text of an ambiguous collection is a text",
     "open sessions for step functions": "B20: a step function that is called again gets the new session",
     "ends that nobody asked for": "B21: a StopIteration or OutOfRangeError of the program's own is told",

@@ -210,7 +210,8 @@ def test_a_resource_variable_named_global_step_is_the_step(kind: Kind) -> None:
 def test_under_eager_execution_it_refuses(kind: Kind) -> None:
     with tf.init_scope(), pytest.raises(RuntimeError) as caught:
         _construct_eagerly(kind)
-    assert str(caught.value) == "Supervisors are incompatible with eager execution."
+    assert str(caught.value).startswith("Supervisors are incompatible with eager execution.")
+    assert ("disable_eager_execution()" in str(caught.value)) is kind.differs("cure of eager execution")
 
 
 def _construct_eagerly(kind: Kind) -> None:

@@ -83,6 +83,22 @@ def test_a_target_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("made", ["Supervisor()", "MonitoredTrainingSession()"])
+def test_eager_execution_is_an_error_with_its_cure_said_once_and_not_tried_again(tmp_path: Path, made: str) -> None:
+    (tmp_path / "train.py").write_text(f"import tensorflow as tf\ntf.compat.v1.train.{made}\n")
+    with launched(tmp_path / "logdir", "--drop-in", str(tmp_path / "train.py")) as run:
+        assert run.wait_end() == 70
+    (ended,) = run.events("exited", "trainer")
+    assert ended["code"] == 78
+    said = run.said()
+    assert "are incompatible with eager execution. Call tf.compat.v1.disable_eager_execution()" in said
+    assert said.count("disable_eager_execution()") == 1
+    assert "Traceback" not in said
+    report = (run.logdir / "procsv" / "crashes" / "1.txt").read_text()
+    assert f'File "{tmp_path / "train.py"}", line 2' in report
+    assert "procsv/training" not in report
+
+
 def test_a_supervisor_with_another_logdir_fails_at_once_and_names_both_and_the_flag(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import tensorflow as tf, procsv\n"

@@ -40,6 +40,19 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
     return Runtime(observer.paths, observer.peers, observer=observer), logdir
 
 
+class EagerExecution(UserError, RuntimeError):
+    """TensorFlow's classes raise a RuntimeError there."""
+
+
+def check_graph_mode(what: str) -> None:
+    """EagerExecution, with the cure, where TensorFlow runs eagerly."""
+    if tf.executing_eagerly():
+        raise EagerExecution(
+            f"{what} are incompatible with eager execution. Call tf.compat.v1.disable_eager_execution() right after the import of "
+            "TensorFlow, or build the graph and train within `with tf.Graph().as_default():`"
+        )
+
+
 def check_filesystem(logdir: str) -> None:
     """UserError if `logdir` is a URL that TensorFlow does not know; one that is only unreachable may come back."""
     if not is_remote(logdir):

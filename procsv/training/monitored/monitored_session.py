@@ -17,6 +17,7 @@ from tensorflow.python.training import monitored_session as tf_monitored
 
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.graph.save_config import SNAPSHOT_SECS_DEFAULT
+from procsv.training.managed.attach import check_graph_mode
 from procsv.training.managed.coordinator import Coordinator
 from procsv.training.managed.session_manager import resolve_master
 from procsv.training.monitored.monitored_controller import MonitoredController, control_session
@@ -96,6 +97,7 @@ class Monitored:
         snapshot_secs: Any,
         final_checkpoint: bool,
     ) -> None:
+        check_graph_mode("Monitored sessions")
         self._graph_was_finalized = tf1.get_default_graph().finalized
         self._hooks = list(hooks or [])
         self._raised_by_run: BaseException | None = None

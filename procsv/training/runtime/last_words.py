@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+from pathlib import Path
 from types import TracebackType
 
 import msgspec
@@ -17,16 +18,29 @@ from procsv.base.outcome import LastWords
 from procsv.base.system.atomic_file import replace_file
 from procsv.ipc.messaging.start import Start
 
+OUR_FILES = f"{Path(__file__).parents[2]}/"
+
 
 def write_last_words(start: Start, error: BaseException | None, trace: TracebackType | None, step: int) -> None:
     """Leaves `error`, with `trace` as its traceback (None: its own); nothing of a way out that is no failure."""
     if error is None or isinstance(error, SystemExit):
         return
     permanent = isinstance(error, (ImportError, SyntaxError, UserError)) and step < 0
-    lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
-    words = LastWords(type(error).__qualname__, str(error), "".join(lines), step, permanent)
+    is_message = isinstance(error, UserError)
+    lines = _trace_to_user(error) if is_message else _trace(error, trace)
+    words = LastWords(type(error).__qualname__, str(error), "".join(lines), step, permanent, is_message)
     with contextlib.suppress(OSError):  # no room, or no directory: the log has them, too
         replace_file(start.paths.last_words(start.task, start.incarnation), msgspec.json.encode(words), durable=False)
+
+
+def _trace_to_user(error: BaseException) -> list[str]:
+    """Where in the program an error of the user's was made: without our own frames."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OUR_FILES)]
+    return [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+
+
+def _trace(error: BaseException, trace: TracebackType | None) -> list[str]:
+    return traceback.format_exception(type(error), error, trace or error.__traceback__)
 
 
 def exit_code_of(error: BaseException | None) -> int:

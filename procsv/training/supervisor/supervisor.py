@@ -19,7 +19,7 @@ from tensorflow.python.training import supervisor as tf_supervisor
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.save_config import SaveConfig
-from procsv.training.managed.attach import attach
+from procsv.training.managed.attach import attach, check_graph_mode
 from procsv.training.managed.coordinator import Coordinator
 from procsv.training.managed.session_controller import SessionController
 from procsv.training.managed.session_manager import SessionManager, resolve_master
@@ -75,8 +75,7 @@ class Supervisor(tf_supervisor.Supervisor):
         final_checkpoint: bool = True,
     ) -> None:
         given = {name: value for name, value in tuple(locals().items()) if name in _TENSORFLOWS_ARGUMENTS}
-        if tf.executing_eagerly():
-            raise RuntimeError("Supervisors are incompatible with eager execution.")
+        check_graph_mode("Supervisors")
         self._runtime: Runtime | None = None  # None: it behaves as TensorFlow's class
         self._controller: SessionController | None = None  # None without a runtime
         self._graph_added_to_summary = False

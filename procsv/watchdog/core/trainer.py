@@ -221,7 +221,7 @@ class TrainerSupervisor:
             who = f"{self.task} {self.incarnation} (pid {self.pid})"
             sentence = f"{who} {what}"
             if not (self._observes and ended.words):  # of what it has printed itself, its terminal needs no more
-                is_shown = ended.words is not None and ended.words.type == "UserError" and not self._is_detached
+                is_shown = ended.words is not None and ended.words.is_shown and not self._is_detached
                 self._out.append(Say(f"{who} ended with the error above" if is_shown else sentence, is_bad=True))
             self._out.append(Report(ended, cause, sentence, self._own_step, self.lost_steps, self.resume_step))
         self.hanging.end_watch()
