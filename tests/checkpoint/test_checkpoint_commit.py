@@ -14,6 +14,7 @@ import pytest
 
 from procsv.base.system import disk
 from procsv.services.checkpoint.core.facts import Found
+from procsv.services.checkpoint.store.commit import finish_deletions
 from tests.support.commits import Commits
 from tests.support.power_loss import Killed, Recording, read_tree, write_tree
 
@@ -147,3 +148,24 @@ def test_everything_that_the_store_does_to_a_disk_can_be_stood_in_for() -> None:
     of_them = {"write_all", "write_file", "copy", "link_or_copy", "unlink_if_there", "make_dirs", "remove_tree"}
     of_them |= {"begin_writing_back"}
     assert made - of_them - {"try_to_remove_tree", "fsync_files"} == set(disk.CALLS)
+
+
+def test_a_deletion_that_was_cut_off_behind_its_index_is_finished_and_nothing_else_is_deleted(make_case: Any) -> None:
+    case: Commits = make_case(True, 5)
+    case.save_all([1, 2, 4])
+    logdir = case.logdir
+    whole = {path.name for path in logdir.iterdir()}
+    of_two = {name for name in whole if name.startswith("model.ckpt-2.")}
+    assert len(of_two) > 3, "index, data, graph and manifest"
+    finish_deletions(logdir, "model.ckpt", {str(logdir / "model.ckpt-4")})
+    assert {path.name for path in logdir.iterdir()} == whole, "each has its index"
+
+    for number in (1, 2, 4):
+        (logdir / f"model.ckpt-{number}.index").unlink()
+    (logdir / "model.ckpt-1.manifest.json").write_text("garbled")
+    finish_deletions(logdir, "other", set())
+    assert of_two <= {path.name for path in logdir.iterdir()} | {"model.ckpt-2.index"}
+    finish_deletions(logdir, "model.ckpt", {str(logdir / "model.ckpt-4")})
+    left = {path.name for path in logdir.iterdir()}
+    assert not left & of_two
+    assert left == whole - of_two - {"model.ckpt-1.index", "model.ckpt-4.index"}
