@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from procsv.training.graph.data_position import keep_position
     from procsv.training.monitored.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
     from procsv.training.monitored.monitored_session import MonitoredSession, SingularMonitoredSession
     from procsv.training.monitored.scaffold import (
@@ -39,6 +40,7 @@ __all__ = [
     "__version__",
     "extend",
     "install",
+    "keep_position",
     "preempted",
     "uninstall",
 ]
@@ -57,6 +59,7 @@ _HOME = {  # public name -> the module that defines it
     "WorkerSessionCreator": "procsv.training.monitored.scaffold",
     "extend": "procsv.training.runtime.program_calls",
     "install": "procsv.training.process.drop_in",
+    "keep_position": "procsv.training.graph.data_position",
     "preempted": "procsv.training.runtime.program_calls",
     "uninstall": "procsv.training.process.drop_in",
 }
