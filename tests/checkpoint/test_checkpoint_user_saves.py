@@ -148,6 +148,28 @@ def test_another_savers_checkpoints_are_found_without_a_word_stay_listed_beside_
 
 
 @pytest.mark.fault
+def test_the_manifests_of_what_another_saver_or_the_program_deletes_go_with_it(
+    run: Any, plan: Any, program: Program, snapshot: Any
+) -> None:
+    run.start_service()
+    trainer, watchdog = run.trainer(plan=plan()), run.watchdog()
+    trainer.ask(Restore(False))
+    trainer.ask_ack(Restored())
+    other = program.saver(max_to_keep=1)
+    for step in (11, 12):
+        watchdog.until_body(Durable, manual(program.save(other, step, run.logdir / "best")))
+    assert _manifests(run) == {"best-12"}
+    for file in run.logdir.glob("best-12.*[!n]"):  # all but the manifest
+        file.unlink()
+    snapshot(trainer, 1, 20)
+    assert _manifests(run) == {"model.ckpt-20"}
+
+
+def _manifests(run: Any) -> set[str]:
+    return {path.name.removesuffix(".manifest.json") for path in run.logdir.glob("*.manifest.json")}
+
+
+@pytest.mark.fault
 def test_a_new_trainer_starts_from_what_the_last_one_has_just_saved_if_that_is_later_than_its_snapshot(
     run: Any, plan: Any, program: Program, publish: Any
 ) -> None:

@@ -305,17 +305,22 @@ def delete_surely(path: str) -> None:
 
 
 def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
-    """Finishes interrupted deletions: removes manifests whose index is gone, and their files."""
+    """Finishes interrupted deletions: removes manifests whose index is gone, and their files.
+
+    Of a checkpoint by another name, which a Saver of the program has deleted, only the manifest is ours.
+    """
+    kept = {base_of(path) for path in listed}
     for manifest_path in directory.glob(f"*{MANIFEST_SUFFIX}"):
-        if not manifest_path.name.startswith(basename):
-            continue
         path = str(directory / manifest_path.name.removesuffix(MANIFEST_SUFFIX))
+        if Path(path + ".index").exists() or base_of(path) in kept:
+            continue
         try:
             manifest = read_manifest(manifest_path)
         except (BadCheckpoint, OSError):
             continue
-        if manifest is None or base_of(path) in {base_of(p) for p in listed}:
-            continue
-        index = [name for name in manifest.files if name.endswith(".index")]
+        index = [name for name in manifest.files if name.endswith(".index")] if manifest is not None else []
         if index and not (directory / index[0]).exists():
-            delete_surely(path)
+            if manifest_path.name.startswith(basename):
+                delete_surely(path)
+            else:
+                disk.unlink_if_there(manifest_path)

@@ -347,6 +347,10 @@ class Store:
             self._catalog.forget(delete)
             self._catalog.trust(path)
             self._rotation.is_written(plan, listed, outcome.next_keep)
+            with contextlib.suppress(OSError):
+                finish_deletions(
+                    Path(path).parent, Path(plan.save_path).name, set(listed)
+                )  # a Saver deletes no manifest
             own = self._rotation.own(listed, plan)
             return durable_of(manifest, path, self._clock.monotonic() - started_s, own)
 
