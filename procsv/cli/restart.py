@@ -15,6 +15,7 @@ from procsv.base.terminal import printable
 from procsv.cli.directory import directory_argument
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import CannotRestart, RestartTrainer
+from procsv.watchdog.core.wording import where_from
 
 ASK_S_MAX = 5.0
 LOOK_S = 0.1
@@ -29,9 +30,10 @@ def command(directory: str) -> None:
         raise UserError(f"no run is active in {run.logdir} (state: {run.state}); start it with procsv launch", 1)
     answer = ask(run, RestartTrainer(), ASK_S_MAX)
     if isinstance(answer, CannotRestart):
+        resumes = ": it resumes" if max(run.durable_step, run.memory_step) >= 0 else ""
         raise UserError(
             f"{run.target} was not started by procsv launch, so procsv cannot start it again; "
-            f"end it with `procsv stop {directory}`, then start it yourself: it resumes",
+            f"end it with `procsv stop {directory}`, then start it yourself{resumes}",
             1,
         )
     if answer is None:
@@ -42,9 +44,7 @@ def command(directory: str) -> None:
     after = _wait_for_next(directory, run)
     if after.incarnation == run.incarnation:
         raise UserError(f"the program was not started again: the run is {after.state}", 1)
-    click.echo(
-        f"started again as incarnation {after.incarnation}, from step {max(after.durable_step, after.memory_step)}"
-    )
+    click.echo(f"started again as incarnation {after.incarnation}, {where_from(after.memory_step, after.durable_step)}")
 
 
 def _wait_for_next(directory: str, before: RunFile) -> RunFile:

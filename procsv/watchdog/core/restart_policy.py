@@ -26,7 +26,7 @@ from procsv.watchdog.core.hangs.stack_parser import where_it_was_raised
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
 RETURNS_AT_ONCE = 5  # exits 75 in a row with nothing saved between them that cost no delay; more of them are a loop
 RECYCLES_AT_ONCE = 1
-NOT_OURS = "the program was not started by `procsv launch`: start it again, and it resumes"
+NOT_OURS = "the program was not started by `procsv launch`: start it again"
 
 SERVICE_KILLS = 4  # times as many deaths by SIGKILL as others may a service die before the run fails
 JITTER = 0.2  # of every delay, either way: many runs that died of one cause do not come back at one moment

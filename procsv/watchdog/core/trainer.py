@@ -463,7 +463,8 @@ class TrainerSupervisor:
         if isinstance(verdict, Restart):
             self._restart(verdict.delay_s, now_s)
         elif verdict.is_final or not self._keeps_state:
-            self._give_up(verdict.why, now_s)
+            resumes = ", and it resumes" if self._observes and self.resume_step >= 0 else ""
+            self._give_up(verdict.why + resumes, now_s)
         else:
             self._verdict = verdict  # what is being saved now may be progress: looked at again in `settled`
 

@@ -56,7 +56,15 @@ def test_a_program_that_is_killed_leaves_its_snapshot_and_an_unknown_cause_and_i
     assert (an_end(world)["cause"], an_end(world)["evidence"]) == ("unknown", "an unknown exit status")
     assert world.reports[0].resume_step == 6
     assert not world.events("restarting")
+    assert world.last("gave_up")["why"].endswith("start it again, and it resumes")
     assert any("an unknown exit status, at step 7" in text for text in world.said)
+
+
+def test_a_program_that_is_killed_before_anything_was_saved_is_not_said_to_resume() -> None:
+    world = an_observer()
+    world.crash(UNKNOWN)
+
+    assert world.last("gave_up")["why"].endswith("start it again")
 
 
 def test_what_faulthandler_wrote_is_the_cause_of_an_end_without_a_status() -> None:
