@@ -169,3 +169,23 @@ def test_a_deletion_that_was_cut_off_behind_its_index_is_finished_and_nothing_el
     left = {path.name for path in logdir.iterdir()}
     assert not left & of_two
     assert left == whole - of_two - {"model.ckpt-1.index", "model.ckpt-4.index"}
+
+
+def test_damage_to_a_commit_that_was_over_is_left_for_the_catalog_and_to_one_that_was_not_is_undone(
+    make_case: Any,
+) -> None:
+    case: Commits = make_case(True, 5)
+    with Recording(case.logdir) as recording:
+        case.commit(1, case.open_store())
+    index, manifest = case.logdir / "model.ckpt-1.index", case.logdir / "model.ckpt-1.manifest.json"
+    for is_garbled in (False, True):
+        write_tree(case.logdir, recording.start)
+        with Recording(case.logdir, kill_at=recording.calls - 1), pytest.raises(Killed):
+            case.commit(1, case.open_store())
+        assert manifest.exists()
+        assert any((case.logdir / "procsv" / "staging").iterdir()), "only its tidying was cut short"
+        index.write_bytes(index.read_bytes()[:-1])
+        if is_garbled:
+            manifest.write_text("garbled")
+        case.open_store()
+        assert index.exists() == (not is_garbled)
