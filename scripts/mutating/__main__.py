@@ -26,6 +26,7 @@ from scripts.mutating.trial import MORE_S, MORE_TIME, Copy
 ROOT = Path(__file__).parents[2]
 EQUIVALENTS = Path(__file__).with_name("equivalents.txt")
 KILLED_MIN = 0.9
+PROGRESS_EVERY = 10  # mutants
 
 
 def main() -> int:
@@ -74,7 +75,9 @@ def _try_all(room: Room, mutants: list[Mutant], copies: list[Copy], timeout_s: f
 
     killed = equivalent = 0
     with ThreadPoolExecutor(len(copies)) as pool:
-        for mutant, lines in zip(mutants, pool.map(survivor, mutants), strict=True):
+        for tried, (mutant, lines) in enumerate(zip(mutants, pool.map(survivor, mutants), strict=True), 1):
+            if tried % PROGRESS_EVERY == 0:
+                print(f"  {tried} tried", file=sys.stderr, flush=True)
             if lines is None:
                 killed += 1
             elif (mutant.path.as_posix(), lines[1]) in known:
