@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `90`, `90s`, `5m`, `2h`; `8GiB`."""
+"""Durations and sizes as people write them: `90`, `90s`, `5m`, `5 min`, `2h`, `1hour`; `8GiB`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ import math
 import re
 from fractions import Fraction
 
-_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
-_SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_UNITS = (  # seconds, and the words for so much
+    (0.001, ("ms", "millisecond", "milliseconds")),
+    (1.0, ("s", "sec", "secs", "second", "seconds")),
+    (60.0, ("m", "min", "mins", "minute", "minutes")),
+    (3600.0, ("h", "hr", "hrs", "hour", "hours")),
+    (86400.0, ("d", "day", "days")),
+)
+_SECONDS = {word: seconds for seconds, words in _UNITS for word in words}
+_DURATION = re.compile(
+    rf"^\s*(\d+(?:\.\d+)?)\s*({'|'.join(sorted(_SECONDS, key=len, reverse=True))})?\s*$", re.IGNORECASE
+)
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*$", re.IGNORECASE)
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -17,7 +26,7 @@ def parse_duration(text: str) -> float:
     match = _DURATION.match(text)
     if not match:
         raise ValueError(f"{text!r} is not a duration; write 90, 90s, 5m or 2h")
-    seconds = float(match[1]) * _SECONDS[match[2]]
+    seconds = float(match[1]) * _SECONDS[(match[2] or "s").lower()]
     if math.isinf(seconds):
         raise ValueError(f"{text!r} is too long a duration")
     return seconds

@@ -16,7 +16,7 @@ from procsv.base.errors import UserError
 if TYPE_CHECKING:
     import click
 
-_NOT_IN_A_FILE = ("config", "help")
+_NOT_IN_A_FILE = ("config", "help", "help-all")
 
 
 def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -17,6 +17,7 @@ from procsv.base.errors import UserError
 from procsv.base.run.run_file import RunFile
 from procsv.base.terminal import printable
 from procsv.cli.query import find_run
+from procsv.cli.usage.completion import complete_runs
 
 PLACES = (".", "*", "runs/*")  # below a directory; `procsv launch` makes runs/<target name>
 
@@ -52,7 +53,9 @@ def directory_argument(*, changes_run: bool = False) -> Callable[[CommandT], Com
         click.echo(f"procsv: the run in {printable(directory)}", err=True)
         return directory
 
-    return click.argument("directory", metavar="[DIR]", type=click.Path(), required=False, callback=default)
+    return click.argument(
+        "directory", metavar="[DIR]", type=click.Path(), required=False, callback=default, shell_complete=complete_runs
+    )
 
 
 def _newest() -> str:

@@ -23,6 +23,8 @@ from procsv.base.text import is_remote
 from procsv.cli.config import load_config
 from procsv.cli.detach import launch_detached
 from procsv.cli.plans import make_plan
+from procsv.cli.usage.completion import complete_targets
+from procsv.cli.usage.grouped_help import GroupedCommand
 from procsv.cli.values import COMMAND_LINE, DURATION_RANGE, PHASE_LIMITS, SIZE, Duration
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.messaging.start import Start
@@ -41,14 +43,39 @@ def _seconds(flag: str, name: str, default: str | None, text: str, *words: str, 
     return click.option(flag, name, type=Duration(*words, least_s=least_s), default=default, metavar=metavar, help=text)
 
 
+_EXAMPLES = """
+procsv launch --logdir runs/mine train.py --steps 10000
+procsv launch --drop-in my_package.train          a program that knows only TensorFlow
+procsv launch --detach train.py                   the run goes on without this terminal
+procsv launch --fault 'kill trainer at step 50' train.py
+"""
+_GROUPS = {
+    "Run": "logdir drop-in snapshot-secs standby steps-total detach log-limit group-readable config help help-all",
+    "Restarts": "max-failures backoff early-failures same-failures repeated-failures min-kept min-goodput "
+    "goodput-attempts suspect-crashes service-failures service-period",
+    "Hangs and limits": "hang-timeout hang-limits memory-limit grace",
+    "Events": "on-event on-event-timeout preempt-signal",
+    "Faults": "fault plan preempt-every preempt-grace preempt-seed",
+}
+_COMMON = (
+    "logdir drop-in new snapshot-secs standby detach config help help-all max-failures backoff hang-timeout memory-limit "
+    "grace on-event fault plan preempt-every"
+)
+
+
 @click.command(
     "launch",
+    cls=GroupedCommand,
+    groups={title: tuple(names.split()) for title, names in _GROUPS.items()},
+    common=frozenset(_COMMON.split()),
+    examples=_EXAMPLES,
     context_settings={"allow_interspersed_args": False, "show_default": True},
     epilog="""
     Exit codes: 0 training complete; 2 usage; 70 gave up; 73 the logdir is in use or not writable; 75 stopped after a
     durable checkpoint: run the same command again to resume.
 
-    Every option can stand in a TOML file: --config FILE, or [tool.procsv] in ./pyproject.toml.
+    Every option can stand in a TOML file (--config FILE, or [tool.procsv] in ./pyproject.toml) and in the environment
+    (PROCSV_LAUNCH_BACKOFF for --backoff).
     """,
 )
 @click.option(
@@ -211,7 +238,7 @@ def _seconds(flag: str, name: str, default: str | None, text: str, *words: str, 
     show_default="[tool.procsv] in ./pyproject.toml",
     help="TOML file with any of these options.",
 )
-@click.argument("target", metavar="TARGET")
+@click.argument("target", metavar="TARGET", shell_complete=complete_targets)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def command(
     logdir: str | None,

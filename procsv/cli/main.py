@@ -32,7 +32,8 @@ COMMANDS = {  # name -> (module, what it does); in the order of the help
     "report": ("procsv.cli.report", "Account for every second of a run."),
     "preempt": ("procsv.cli.preempt", "Preempt a run as a cloud or a scheduler does."),
     "drill": ("procsv.cli.drill", "Prove that a program survives: train it with and without faults."),
-    "logs": ("procsv.cli.logs", "Show what a process of a run has printed."),
+    "logs": ("procsv.cli.logs.command", "Show what the processes of a run have printed."),
+    "completion": ("procsv.cli.usage.completion", "Complete commands and options in bash, zsh or fish."),
 }
 
 
@@ -45,6 +46,9 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
         command: click.Command = module.command
+        for param in command.params:
+            if isinstance(param, click.Option) and not (param.multiple or param.is_eager):
+                param.envvar = f"PROCSV_{cmd_name}_{param.opts[-1].lstrip('-')}".replace("-", "_").upper()
         return command
 
     def resolve_command(

@@ -16,7 +16,19 @@ BYTES = {"": 1, "k": 10**3, "M": 10**6, "g": 10**9, "T": 10**12, "ki": 2**10, "M
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90.0), ("90s", 90.0), ("5m", 300.0), ("2h", 7200.0), ("250ms", 0.25), (" 1.5 h ", 5400.0)],
+    [
+        ("90", 90.0),
+        ("90s", 90.0),
+        ("5m", 300.0),
+        ("2h", 7200.0),
+        ("250ms", 0.25),
+        (" 1.5 h ", 5400.0),
+        ("5min", 300.0),
+        ("1hour", 3600.0),
+        ("2 Hours", 7200.0),
+        ("30 sec", 30.0),
+        ("1 day", 86400.0),
+    ],
 )
 def test_a_duration_reads_as_people_mean_it(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
@@ -39,7 +51,7 @@ def test_a_size_reads_as_people_mean_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "s", "-1", "1e3", "5 minutes", "nan", "inf", "1,5", "0x10", "5mm", "1 2", "9" * 400]
+    "text", ["", "s", "-1", "1e3", "5 minuten", "nan", "inf", "1,5", "0x10", "5mm", "1 2", "9" * 400]
 )
 def test_what_is_no_duration_is_refused_with_how_to_write_one(text: str) -> None:
     with pytest.raises(ValueError, match="duration"):

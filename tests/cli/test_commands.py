@@ -102,8 +102,8 @@ def test_help_lists_every_command_and_each_says_the_same_of_itself() -> None:
         assert procsv(name, "--help").returncode == 0
 
 
-def test_launch_help_shows_every_default() -> None:
-    said = " ".join(procsv("launch", "--help").stdout.split())
+def test_launch_help_all_shows_every_default() -> None:
+    said = " ".join(procsv("launch", "--help-all").stdout.split())
     for default in (
         "runs/<target name>",
         "default: auto",

@@ -132,7 +132,9 @@ def test_row_08_row_09_row_32_a_detached_run_is_frozen_insulted_asked_to_end_res
                 follower.kill()
     logs = sorted((run.logdir / "procsv" / "logs").glob("trainer.*.log"), key=lambda path: int(path.name.split(".")[1]))
     assert len(logs) == 4
-    assert (tmp_path / "followed").read_text() == "".join(path.read_text() for path in logs)
+    lines = (tmp_path / "followed").read_text().splitlines(keepends=True)
+    assert "".join(line for line in lines if line[0] != "─") == "".join(path.read_text() for path in logs)
+    assert sum(line[0] == "─" for line in lines) == 3, "a line at each restart says what has ended the attempt before"
     told = [json.loads(line)["event"] for line in received.read_text().splitlines()]
     assert sorted(told) == ["exited", "preempt_notice", "stopped"]  # the crash; a SIGTERM by somebody; the end
     assert find_run(str(run.logdir)).exit_code == 75

@@ -15,7 +15,7 @@ from tests.support.programs import ROOT
 pytestmark = pytest.mark.fault
 
 PROGRAM = "tests.support.numpy_training"
-STEPS, STEP_S = 400, 0.01
+STEPS, STEP_S = 1000, 0.01
 KILLS = 4
 OPTIONS = ("--backoff", "0.05s..0.1s", "--max-failures", "20")
 

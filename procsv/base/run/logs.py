@@ -25,10 +25,15 @@ def older_part(log: Path) -> Path:
     return log.with_name(f"{log.name}.1")
 
 
-def newest_number(logs: Path, name: str) -> int:
-    """The highest number of the logs NAME.<number>.log in a directory; 0 if there is none."""
+def list_numbers(logs: Path, name: str) -> list[int]:
+    """The numbers of the logs NAME.<number>.log in a directory, in order."""
     pattern = re.compile(rf"{re.escape(name)}\.(\d+)\.log(?:\.1)?")
-    return max((int(match[1]) for path in logs.glob("*.log*") if (match := pattern.fullmatch(path.name))), default=0)
+    return sorted({int(match[1]) for path in logs.glob("*.log*") if (match := pattern.fullmatch(path.name))})
+
+
+def newest_number(logs: Path, name: str) -> int:
+    """The highest of these numbers; 0 if there is none."""
+    return max(list_numbers(logs, name), default=0)
 
 
 class LogFollower:

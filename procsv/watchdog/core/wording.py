@@ -40,7 +40,7 @@ def greet(version: str, logdir: str, memory_step: int, durable_step: int) -> tup
     return (
         f"version {version}; run directory {logdir}",
         begins if is_new else f"the program resumes {where_from(memory_step, durable_step)}{on_disk}",
-        f"watch it with procsv status {where}; Ctrl-C saves and stops",
+        f"watch it with procsv top {where}; Ctrl-C saves and stops",
     )
 
 

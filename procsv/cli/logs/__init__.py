@@ -1,0 +1,1 @@
+"""Output of the processes of a run, for `procsv logs`."""

@@ -1,0 +1,172 @@
+"""`procsv logs [DIR]`: show what the processes of a run have printed; -f follows them through restarts.
+
+Called by main.py.  Reads files only.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from typing import BinaryIO
+
+import click
+
+from procsv.base.errors import UserError
+from procsv.base.run.run_file import RunFile
+from procsv.base.system.system_clock import SystemClock
+from procsv.base.terminal import OutputFilter
+from procsv.cli.directory import directory_argument
+from procsv.cli.logs.reels import Reel, list_roles
+from procsv.cli.query import find_run
+from procsv.cli.usage.completion import complete_roles
+from procsv.cli.values import Duration
+
+POLL_S = 0.2
+
+
+class Output:
+    """Where output goes: a terminal is spared what it would obey, and of what there is first only the last lines are shown."""
+
+    def __init__(self, stream: BinaryIO, last_lines: int | None) -> None:
+        self._stream = stream
+        self._filter = OutputFilter() if stream.isatty() else None
+        self._lines: deque[bytes] | None = None if last_lines is None else deque(maxlen=last_lines)
+        self._rest = b""
+        self._is_at_start = True  # of a line
+
+    def write(self, data: bytes) -> None:
+        if self._lines is not None:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._lines += (line + b"\n" for line in lines)
+        elif data:
+            self._stream.write(self._filter.pass_on(data) if self._filter is not None else data)
+            self._is_at_start = data.endswith(b"\n")
+
+    def separate(self, line: bytes) -> None:
+        """A line of ours, whatever the program has left unfinished."""
+        is_at_start = not self._rest if self._lines is not None else self._is_at_start
+        self.write((b"" if is_at_start else b"\n") + line)
+
+    def end_tail(self) -> None:
+        """What there was is told: its last lines are shown, and all that follows."""
+        if self._lines is None:
+            return
+        lines, self._lines = self._lines, None
+        if self._rest and lines.maxlen:
+            lines.append(self._rest)
+        self.write(b"".join(lines))
+        self._rest = b""
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+@click.command("logs")
+@directory_argument()
+@click.option("-f", "--follow", is_flag=True, help="Follow the log, through restarts, until the run ends.")
+@click.option(
+    "-n", "lines", type=click.IntRange(min=0), metavar="N", help="Show only the last N lines of what there is."
+)
+@click.option(
+    "--since",
+    "since_s",
+    type=Duration(),
+    metavar="TIME",
+    help="Show all attempts that have printed something in this time, for example 10m.",
+)
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Show this attempt, not the newest.")
+@click.option(
+    "--role",
+    default="trainer",
+    show_default=True,
+    metavar="R",
+    shell_complete=complete_roles,
+    help="trainer, standby, checkpoint, summary, or watchdog (with --detach).",
+)
+@click.option("--all", "is_all", is_flag=True, help="Show all roles, each line with its role; with -f as they print.")
+def command(
+    directory: str,
+    follow: bool,
+    lines: int | None,
+    since_s: float | None,
+    attempt: int | None,
+    role: str,
+    is_all: bool,
+) -> None:
+    """Show what the newest process of a role has printed.
+
+    Where there are several attempts, a line above each says what has ended the one before.
+    """
+    if attempt is not None and (follow or since_s is not None):
+        raise click.UsageError("--attempt shows one attempt; leave out --follow and --since")
+    run = find_run(directory)
+    reels = [Reel(run, one, is_marked=is_all) for one in (list_roles(run) if is_all else [role])]
+    chosen = {reel: _choose(reel, since_s, attempt) for reel in reels}
+    if not any(chosen.values()):
+        _complain(run, reels[0] if reels else Reel(run, role), role, attempt, since_s)
+    out = Output(sys.stdout.buffer, lines)
+    try:
+        _show(chosen, out, is_separated=is_all or since_s is not None, is_over=not run.is_active)
+        out.end_tail()
+        if follow:
+            _follow(run, reels, out)
+        out.flush()
+    except (BrokenPipeError, KeyboardInterrupt):
+        sys.stderr.close()
+    finally:
+        for reel in reels:
+            reel.close()
+
+
+def _choose(reel: Reel, since_s: float | None, attempt: int | None) -> list[int]:
+    """The attempts to be shown."""
+    numbers = reel.numbers()
+    if attempt is not None:
+        return [attempt] if attempt in numbers else []
+    if since_s is not None:
+        from_s = SystemClock().wall() - since_s
+        return [number for number in numbers if reel.printed_at(number) >= from_s]
+    return numbers[-1:]
+
+
+def _complain(run: RunFile, reel: Reel, role: str, attempt: int | None, since_s: float | None) -> None:
+    numbers = reel.numbers()
+    if numbers and since_s is not None:
+        raise UserError(f"{reel.role} has printed nothing in that time")
+    if numbers:
+        there = ", ".join(map(str, numbers))
+        raise UserError(f"there is no log of attempt {attempt} of {reel.role} in {run.paths.logs}; there are: {there}")
+    roles = ", ".join(list_roles(run)) or "none"
+    raise UserError(f"there is no log of {role!r} in {run.paths.logs}; there are: {roles}")
+
+
+def _show(chosen: dict[Reel, list[int]], out: Output, *, is_separated: bool, is_over: bool) -> None:
+    """All that there is, attempt by attempt, in the order in which they have printed last."""
+    attempts = [(reel.printed_at(number), number, reel) for reel, numbers in chosen.items() for number in numbers]
+    for _, number, reel in sorted(attempts, key=lambda one: one[:2]):
+        reel.open(number)
+        if is_separated:
+            out.separate(reel.separator())
+        _copy(reel, out, is_last=is_over or number != reel.newest())
+
+
+def _follow(run: RunFile, reels: list[Reel], out: Output) -> None:
+    pause, is_over = threading.Event(), False
+    while not is_over:
+        is_over = not run.is_active  # before the reading: what was printed last is still shown
+        for reel in reels:
+            newest = reel.newest()
+            _copy(reel, out, is_last=newest != reel.number or is_over)
+            if newest != reel.number:
+                reel.open(newest)
+                out.separate(reel.separator())
+                _copy(reel, out, is_last=is_over)
+        out.flush()
+        if not is_over:
+            pause.wait(POLL_S)
+
+
+def _copy(reel: Reel, out: Output, is_last: bool) -> None:
+    while data := reel.read(is_last):
+        out.write(data)

@@ -1,0 +1,1 @@
+"""Usage of the command line: long helps in groups, and completion in a shell."""

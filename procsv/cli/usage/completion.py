@@ -1,0 +1,66 @@
+"""`procsv completion SHELL`: the script that completes commands, options, runs, roles and modules in a shell.
+
+Called by main.py; the functions are called by click for each word that is completed.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
+
+from procsv.base.errors import UserError
+
+VARIABLE = "_PROCSV_COMPLETE"  # by which the shell asks for completions
+WHERE = {
+    "bash": 'eval "$(procsv completion bash)"      # in ~/.bashrc',
+    "zsh": 'eval "$(procsv completion zsh)"       # in ~/.zshrc',
+    "fish": "procsv completion fish | source       # in ~/.config/fish/config.fish",
+}
+
+
+@click.command("completion", epilog="\b\n" + "\n".join(WHERE.values()))
+@click.argument("shell", type=click.Choice(tuple(WHERE)))
+def command(shell: str) -> None:
+    """Print the script that completes procsv's commands, options, runs, roles and modules in SHELL."""
+    found = get_completion_class(shell)
+    assert found is not None, "click knows these shells"
+    script = found(click.Group("procsv"), {}, "procsv", VARIABLE)
+    click.echo(ShellComplete.source(script))  # bash's own would start a bash to see its version
+
+
+def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The runs here and under runs/, or else any directory."""
+    from procsv.cli.directory import list_runs
+
+    names = [str(one.directory) for one in list_runs(Path())]
+    found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="dir")]
+
+
+def complete_roles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The roles that have a log in the run that is meant."""
+    from procsv.cli.directory import list_runs
+    from procsv.cli.logs.reels import list_roles
+    from procsv.cli.query import find_run
+
+    directory = ctx.params.get("directory")
+    try:
+        runs = [find_run(directory)] if directory else [one.run for one in list_runs(Path())[:1]]
+    except (UserError, OSError):
+        return []
+    return [CompletionItem(role) for run in runs for role in list_roles(run) if role.startswith(incomplete)]
+
+
+def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Modules and files that a program may be: those from here on, and the examples."""
+    if "/" in incomplete:
+        return [CompletionItem(incomplete, type="file")]
+    package, dot, _ = incomplete.rpartition(".")
+    modules = [package + dot + one.name for one in pkgutil.iter_modules([str(Path(*package.split(".")))])]
+    examples = [f"procsv.examples.{name}" for name in ("digits", "wide")] if incomplete else []
+    files = [path.name for path in Path().glob("*.py")]
+    names = dict.fromkeys(name for name in (*files, *modules, *examples) if name.startswith(incomplete))
+    return [CompletionItem(name) for name in names]

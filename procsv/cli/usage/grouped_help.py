@@ -1,0 +1,71 @@
+"""The help of a command with many options: examples first, options in groups, and the rare ones with --help-all only.
+
+Used by launch.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+_ALL = "procsv.help_all"  # in the context: --help-all was asked for
+
+
+class GroupedCommand(click.Command):
+    """`groups`: the options under each title; what is in none of them is shown with the first.  `common`: those of --help."""
+
+    groups: Mapping[str, tuple[str, ...]]
+    common: frozenset[str]
+    examples: str
+
+    def __init__(
+        self,
+        *args: Any,  # noqa: ANN401  click's own
+        groups: Mapping[str, tuple[str, ...]],
+        common: frozenset[str],
+        examples: str,
+        **more: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(*args, **more)
+        self.groups, self.common, self.examples = groups, common, examples
+        self.params.append(
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_show_all,
+                help="Show this help with all options and exit.",
+            )
+        )
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help_text(ctx, formatter)
+        with formatter.section("Examples"):
+            formatter.write("".join(f"  {line.strip()}\n" for line in self.examples.strip().splitlines()))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        is_all = bool(ctx.meta.get(_ALL))
+        left = {name_of(param): param for param in self.get_params(ctx) if isinstance(param, click.Option)}
+        sections = {title: [left.pop(name) for name in names if name in left] for title, names in self.groups.items()}
+        sections[next(iter(sections))] += left.values()
+        for title, options in sections.items():
+            shown = [option for option in options if is_all or name_of(option) in self.common]
+            records = [record for option in shown if (record := option.get_help_record(ctx)) is not None]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def name_of(option: click.Option) -> str:
+    """As it is written, without its dashes."""
+    return option.opts[-1].lstrip("-")
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()

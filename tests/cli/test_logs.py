@@ -1,0 +1,92 @@
+"""`procsv logs` of real runs: last lines, attempts, all roles, and what has ended each attempt."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from procsv.ipc.messaging.launch_settings import Range
+from tests.support.launched import NEWS_S_MAX, environment, procsv
+from tests.watchdog.test_main import Run, launched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.fault
+
+COUNTS = """
+import os, signal
+attempt = os.environ["PROCSV_INCARNATION"]
+for number in range(5):
+    print(f"line {number} of {attempt}", flush=True)
+print("begun", flush=True)
+signal.pause()
+"""
+
+
+@contextmanager
+def restarted_once(tmp_path: Path, **settings: Any) -> Iterator[Run]:
+    with launched(tmp_path, COUNTS, backoff=Range(0.05, 1.0), **settings) as run:
+        run.begun()
+        os.kill(run.pid("trainer"), 9)
+        run.begun(2)
+        yield run
+
+
+def logs(run: Run, *options: str) -> list[str]:
+    said = procsv("logs", str(run.logdir), *options)
+    assert said.returncode == 0, said.stderr
+    return said.stdout.splitlines()
+
+
+def test_last_lines_one_attempt_and_all_roles_with_what_ended_each_attempt(tmp_path: Path) -> None:
+    with restarted_once(tmp_path) as run:
+        assert logs(run, "-n", "2") == ["line 4 of 2", "begun"]
+        assert logs(run, "-n", "0") == []
+        assert logs(run, "--attempt", "1", "-n", "3") == ["line 3 of 1", "line 4 of 1", "begun"]
+        both = logs(run, "--since", "1hour")
+        assert [line for line in both if not line.startswith("──")] == [
+            *(f"line {number} of 1" for number in range(5)),
+            "begun",
+            *(f"line {number} of 2" for number in range(5)),
+            "begun",
+        ]
+        assert both[0].startswith("── trainer 1, ")
+        assert "trainer 1 was killed by SIGKILL, sender unknown, before its first step ── trainer 2, " in both[7]
+        everything = logs(run, "--all")
+        assert "trainer    │ line 0 of 2" in everything
+        assert {line.split()[0] for line in everything if "│" in line} <= {"trainer", "checkpoint", "summary"}
+        assert any(line.startswith("── checkpoint 1, ") for line in everything)
+
+        missing = procsv("logs", str(run.logdir), "--attempt", "7")
+        assert (missing.returncode, "there are: 1, 2" in missing.stderr) == (2, True)
+        run.process.send_signal(15)
+        assert run.end() == 75
+
+
+def test_who_follows_sees_each_restart_with_its_cause(tmp_path: Path) -> None:
+    with restarted_once(tmp_path) as run:
+        argv = [sys.executable, "-m", "procsv", "logs", str(run.logdir), "-f", "-n", "1", "--all"]
+        follower = subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, text=True)
+        try:
+            assert follower.stdout is not None
+            assert next(line for line in follower.stdout if "begun" in line)
+            os.kill(run.pid("trainer"), 9)
+            separator = next(line for line in follower.stdout if "── trainer 3, " in line)
+            assert separator.startswith("── trainer 2 was killed by SIGKILL, sender unknown")
+            assert next(follower.stdout) == "trainer    │ line 0 of 3\n"
+            run.begun(3)
+            run.process.send_signal(15)
+            assert run.end() == 75
+            assert follower.wait(NEWS_S_MAX) == 0, "it ends with the run"
+        finally:
+            follower.kill()
+            follower.wait()
+            if follower.stdout is not None:
+                follower.stdout.close()
