@@ -250,7 +250,7 @@ def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None
     task = core.chief
     match left.exit_code:
         case exit_codes.DONE:
-            console.say(wording.ended(task.step, task.protection.has_session))
+            console.say(wording.ended(task.step, task.protection.has_session, start.settings.drop_in))
         case exit_codes.RESUMABLE:
             console.say(wording.stopped(task.step, task.durable_step))
         case _:

@@ -53,8 +53,8 @@ def test_row_56_a_program_that_only_waits_is_suspected_once_and_left_alone_and_i
     assert [entry["incarnation"] for entry in run.events("spawned", "trainer")] == [1]
     said = run.said()
     assert said.count("nothing is saved, and a crash starts from the beginning") == 1
-    assert "--drop-in" in said
-    assert "the program has ended; it had no session" in said
+    assert "the program has ended. It had no session of procsv's, so nothing was saved" in said
+    assert said.count("--drop-in protects") == 2  # at the warning, and at the end
     assert "training is complete" not in said
 
 

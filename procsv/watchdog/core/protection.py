@@ -8,9 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from procsv.base.identity import TaskId
-from procsv.base.units import show_duration
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Spacing
+from procsv.watchdog.core import wording
 from procsv.watchdog.core.actions import Action, Journal, Say
 from procsv.watchdog.core.hangs.trainer_liveness import WITHOUT_SESSION
 
@@ -47,13 +47,4 @@ class Protection(msgspec.Struct):
             return []
         self._is_warned = True
         told = Journal("unprotected", task, incarnation, {"seconds": round(seconds, 1)})
-        return [told, Say(_warning(seconds, self.launch.drop_in), is_bad=True)]
-
-
-def _warning(seconds: float, drop_in: bool) -> str:
-    training = "a tf.compat.v1.train.Supervisor or MonitoredTrainingSession"
-    cure = f"--drop-in protects {training}" if not drop_in else f"procsv sees {training}, and no other"
-    return (
-        f"the program has no session of procsv's after {show_duration(seconds)}: nothing is saved, and a crash starts from the "
-        f"beginning. {cure}; a Keras model has keras.callbacks.BackupAndRestore. Fine if it is no training"
-    )
+        return [told, Say(wording.unprotected(seconds, self.launch.drop_in), is_bad=True)]

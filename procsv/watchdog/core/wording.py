@@ -118,10 +118,24 @@ def does_nothing(task: TaskId, incarnation: int, hang: Hang) -> tuple[Journal, S
     return Journal("hang_suspected", task, incarnation, fields), Say(text, is_bad=True)
 
 
-def ended(step: int, has_session: bool) -> str:
+def unprotected(seconds: float, drop_in: bool) -> str:
+    """A program has had its time to open a session."""
+    return (
+        f"the program has no session of procsv's after {show_duration(seconds)}: nothing is saved, and a crash starts from the "
+        f"beginning. {_cure(drop_in)}"
+    )
+
+
+def _cure(drop_in: bool) -> str:
+    training = "a tf.compat.v1.train.Supervisor or MonitoredTrainingSession"
+    cure = f"procsv sees {training}, and no other" if drop_in else f"--drop-in protects {training}"
+    return f"{cure}; a Keras model has keras.callbacks.BackupAndRestore. Fine if it is no training"
+
+
+def ended(step: int, has_session: bool, drop_in: bool) -> str:
     """A program has ended with exit code 0."""
     if not has_session:
-        return "the program has ended; it had no session of procsv's, so nothing was saved"
+        return f"the program has ended. It had no session of procsv's, so nothing was saved. {_cure(drop_in)}"
     return f"training is complete{_at(step)}"
 
 
