@@ -48,6 +48,16 @@ def test_a_launch_begins_with_its_version_its_directory_where_it_starts_and_how_
     assert f"procsv top {run.logdir}" in watching
 
 
+def test_an_error_of_procsv_s_own_is_shown_once_and_without_a_traceback(tmp_path: Path) -> None:
+    source = "from procsv.base.errors import UserError\nraise UserError('the logdir is /a, and must be /b')"
+    with launched(tmp_path, source) as run:
+        assert run.end() == 70
+        assert run.said().count("the logdir is /a, and must be /b") == 1
+        assert "Traceback" not in run.said()
+        assert "ended with the error above" in run.said()
+        assert "/b" in run.journal("exited", "trainer")[0]["evidence"]
+
+
 CAREFUL = """
 import time
 print("begun", flush=True)
