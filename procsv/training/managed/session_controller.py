@@ -27,6 +27,7 @@ tf1 = tf.compat.v1
 log = tf1.logging
 
 SNAPSHOT_INTERVAL, SNAPSHOT_STALL = "procsv/snapshot_interval", "procsv/snapshot_stall_ms"  # scalars: s, ms
+CALL_S_MAX = 10.0  # at the interpreter's end: how long a call of another thread is waited for
 NOT_SAVED = -2  # no global step is this one; -1 stands for "there is none"
 
 
@@ -159,6 +160,9 @@ class SessionController:
     def finish_session(self) -> None:
         """Saves the last state and ends the session, where the program has not."""
         self.let_close()  # which may be what is going on
+        if self.training is not None and not self.training.boundary.is_reached_within(CALL_S_MAX):
+            log.warning("procsv: no last checkpoint: another thread is still in a call of the session")
+            return
         self.save_last_state()
         self.end_session()
 

@@ -63,6 +63,14 @@ class Boundary:
                 self.inside = False
         return result
 
+    def is_reached_within(self, timeout_s: float) -> bool:
+        """Whether the training thread is between two calls, or comes there in time; it may be stuck in one for ever."""
+        if threading.get_ident() == self.thread:
+            return True
+        if is_reached := self.lock.acquire(timeout=timeout_s):
+            self.lock.release()
+        return is_reached
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Keeps the training thread between two calls, from any thread; on that thread, from within a call, too."""

@@ -77,3 +77,24 @@ def test_the_training_thread_waits_for_whoever_holds_it_and_not_for_itself() -> 
     with boundary.held():
         boundary.pass_call(order.append, ("its own",))
     assert order == ["held", "step", "its own"]
+
+
+def test_a_training_thread_that_is_stuck_in_a_call_is_waited_for_no_longer_than_said() -> None:
+    made: list[Boundary] = []
+    inside, may_end = threading.Event(), threading.Event()
+
+    def step() -> bool:
+        inside.set()
+        return may_end.wait(300.0)
+
+    def train() -> None:
+        made.append(boundary := Boundary(lambda: None))
+        boundary.pass_call(step)
+
+    training = threading.Thread(target=train)
+    training.start()
+    assert inside.wait(300.0)
+    assert not made[0].is_reached_within(0.01)
+    may_end.set()
+    assert made[0].is_reached_within(300.0)
+    training.join()
