@@ -1,0 +1,103 @@
+"""The wheel by itself, in a virtual environment of its own: it has all of the package, and the first commands of the README run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import site
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import NEWS_S_MAX, environment
+
+ROOT = Path(__file__).parents[1]
+TREE = ("procsv", "services", "ipc", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")
+BUILD = "import sys, setuptools.build_meta as build; print(build.build_wheel(sys.argv[1]))"
+
+
+def run(*argv: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    variables = {name: value for name, value in environment(**env).items() if name != "PYTHONPATH"}
+    return subprocess.run(argv, cwd=cwd, env=variables, capture_output=True, text=True, timeout=NEWS_S_MAX, check=False)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of the tree."""
+    place = tmp_path_factory.mktemp("wheel")
+    (place / "tree").mkdir()
+    for name in TREE:
+        source = ROOT / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(source, place / "tree" / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(source, place / "tree" / name)
+    built = run(sys.executable, "-c", BUILD, str(place), cwd=place / "tree")
+    assert built.returncode == 0, built.stdout + built.stderr
+    return place / built.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The commands of an environment with the wheel, and what procsv needs from the one of the tests."""
+    place = tmp_path_factory.mktemp("env")
+    venv.create(place, symlinks=True)
+    done = run(
+        *(sys.executable, "-m", "pip", "--python", str(place), "--disable-pip-version-check"),
+        *("install", "--quiet", "--no-deps", "--no-index", str(wheel)),
+        cwd=place,
+    )
+    assert done.returncode == 0, done.stderr
+    own = next(place.glob("lib/python*/site-packages"))
+    (own / "needed.pth").write_text("\n".join(site.getsitepackages()))
+    return place / "bin"
+
+
+def test_the_wheel_has_every_module_of_the_tree_under_its_name_and_nothing_else(wheel: Path) -> None:
+    expected = {
+        str(Path("procsv", top if top != "procsv" else "", file.relative_to(ROOT / top)))
+        for top in ("procsv", "services", "ipc")
+        for file in (ROOT / top).rglob("*.py")
+        if not any(parent.is_symlink() for parent in file.parents)
+    }
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names == expected | {"procsv/py.typed"}
+
+
+def test_the_metadata_names_author_and_licence_and_shows_readme_and_changelog(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
+    metadata = archive.read(name).decode()
+    for words in ("Author: ", "License-Expression: Apache-2.0", "pip install 'procsv[examples]'", "# Changelog"):
+        assert words in metadata, words
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_the_readmes_first_commands_run_from_the_wheel_alone(scripts: Path, tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    launch = next(
+        line.strip() for line in text.splitlines() if line.startswith("    procsv launch --logdir runs/digits")
+    )
+    path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+    where = run(str(scripts / "python"), "-c", "import procsv; print(procsv.__file__)", cwd=tmp_path)
+    assert where.stdout.startswith(str(scripts.parent)), where.stderr
+    program, *args = shlex.split(launch)
+    trained = run(str(scripts / program), *args, "--steps", "100", cwd=tmp_path, PATH=path)
+    assert trained.returncode == 0, trained.stderr
+    assert "test accuracy" in trained.stdout
+    for command, words in (
+        ("status", "done"),
+        ("ls", "runs/digits"),
+        ("report", "completed in"),
+        ("checkpoints", "100"),
+    ):
+        done = run(str(scripts / program), command, cwd=tmp_path, PATH=path)
+        assert done.returncode == 0, done.stderr
+        assert words in done.stdout
