@@ -57,6 +57,7 @@ def test_each_loss_is_journaled_with_what_it_cost_and_the_trainer_is_not_started
         assert 0.0 <= after["seconds"] <= after["time"] - before["time"] + 0.1
     assert [len(run.events(name)) for name in ("recovered", "ready", "spawned")] == [1, 1, 3]
     assert run.events("run_completed")[0]["step"] == 60
+    assert run.status()["steps_total"] == 60, "a hook has told"
     account = run.account()
     assert account.lost_sessions == 2
     assert account.lost_steps == sum(after["lost_steps"] for after in anew)

@@ -85,8 +85,11 @@ def test_deaths_by_the_fault_plan_are_named_as_such_in_the_journal_on_the_termin
 ) -> None:
     faults = ("kill trainer at step 20", "segfault trainer at step 40", "exit trainer with 7 at step 60")
     plan = [word for fault in faults for word in ("--fault", fault)]
-    with launched(tmp_path / "logdir", *OPTIONS, *plan, PROGRAM, "80", str(STEP_S), cwd=ROOT) as run:
+    with launched(
+        tmp_path / "logdir", *OPTIONS, *plan, "--steps-total", "80", PROGRAM, "80", str(STEP_S), cwd=ROOT
+    ) as run:
         assert run.wait_end() == 0, run.said()
+        assert run.status()["steps_total"] == 80
         evidence = [entry["evidence"] for entry in run.events("exited", "trainer")][: len(faults)]
         assert [fault in told for fault, told in zip(faults, evidence, strict=True)] == [True] * len(faults), evidence
         assert f"was killed by the fault plan ({faults[0]}): SIGKILL, at step 20" in run.said()
