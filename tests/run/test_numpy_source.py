@@ -90,6 +90,7 @@ def test_deaths_by_the_fault_plan_are_named_as_such_in_the_journal_on_the_termin
     ) as run:
         assert run.wait_end() == 0, run.said()
         assert run.status()["steps_total"] == 80
+        assert "80 of 80   on disk 80" in procsv("status", str(run.logdir)).stdout
         evidence = [entry["evidence"] for entry in run.events("exited", "trainer")][: len(faults)]
         assert [fault in told for fault, told in zip(faults, evidence, strict=True)] == [True] * len(faults), evidence
         assert f"was killed by the fault plan ({faults[0]}): SIGKILL, at step 20" in run.said()
