@@ -280,7 +280,10 @@ def test_a_plain_program(kind: Kind, tmp_path: Path, plain: None) -> None:
 
     def train() -> None:
         with supervisor.managed_session() as session:
-            supervisor.loop(0.05, lambda: session.run(tf1.get_default_graph().get_tensor_by_name("global_step:0")))
+            supervisor.loop(
+                0.05,
+                lambda: session.run(tf1.get_default_graph().get_tensor_by_name("global_step/Read/ReadVariableOp:0")),
+            )
             wait_for(lambda: supervisor.should_stop() or len(events(tmp_path)) > 6)
             session.run(model.train)
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from procsv.base.errors import UserError
 from procsv.base.text import is_remote
+from procsv.training.managed.tested_versions import find_new_warning
 from procsv.training.runtime.context import Runtime, check_logdir, current
 from procsv.training.runtime.observer import Observer
 
@@ -21,6 +22,8 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
 
     UserError under `procsv launch` if `logdir` is another than the run's.
     """
+    if warning := find_new_warning(tf.__version__):
+        tf.compat.v1.logging.warning("procsv: %s", warning)
     launched = current()
     if launched is not None and not logdir:
         logdir = launched.start.logdir
