@@ -94,6 +94,19 @@ class ItemPatch(Patch):
         return True
 
 
+@contextlib.contextmanager
+def empty_meanwhile(thing: Any, *lists: str) -> Iterator[None]:
+    """`thing`'s attributes of these names are empty lists inside the block, and afterwards what they were."""
+    before = {name: getattr(thing, name) for name in lists}
+    for name in lists:
+        setattr(thing, name, [])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(thing, name, value)
+
+
 def change_type(thing: Any, kind: type[Any]) -> None:
     """`thing` is from here on an instance of `kind`, a class that extends its own."""
     thing.__class__ = kind

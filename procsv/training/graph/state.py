@@ -18,6 +18,7 @@ import tensorflow as tf
 from procsv.ipc.shm.slot_file import SlotReader
 from procsv.training.graph.call_counter import CallCounter
 from procsv.training.graph.capture import Capture
+from procsv.training.graph.patches import empty_meanwhile
 from procsv.training.graph.restore import feed_from_slot, restore_or_send
 from procsv.training.graph.saver_ops import is_restore
 from procsv.training.graph.session import adopt
@@ -133,15 +134,8 @@ def _quiet_saver(saver: Any) -> Iterator[dict[str, Any]]:
     if "write_state" in options or not isinstance(saver, tf1.train.Saver):
         yield options
         return
-    lists = ("_last_checkpoints", "_checkpoints_to_be_deleted")
-    before = [getattr(saver, name) for name in lists]
-    for name in lists:
-        setattr(saver, name, [])
-    try:
+    with empty_meanwhile(saver, "_last_checkpoints", "_checkpoints_to_be_deleted"):
         yield options
-    finally:
-        for name, listed in zip(lists, before, strict=True):
-            setattr(saver, name, listed)
 
 
 def _checkpoint_in(directory: Path) -> Path:

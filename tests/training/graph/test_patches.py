@@ -128,7 +128,14 @@ def test_ops_that_are_hidden_at_different_times_are_all_hidden(graph: Any) -> No
 
 
 # Of procsv's own classes, which extend TensorFlow's; and a hook is as it was before it began.
-ASSIGNED_ELSEWHERE = {"_controller", "_procsv_boundary", "_procsv_pending", "_should_stop", "_summary_writer"}
+ASSIGNED_ELSEWHERE = {
+    "_controller",
+    "_procsv_at_close",
+    "_procsv_boundary",
+    "_procsv_pending",
+    "_should_stop",
+    "_summary_writer",
+}
 
 
 def test_nothing_but_the_patches_assigns_private_attributes_of_others() -> None:
