@@ -163,7 +163,7 @@ def test_a_deletion_that_was_cut_off_behind_its_index_is_finished_and_nothing_el
     for number in (1, 2, 4):
         (logdir / f"model.ckpt-{number}.index").unlink()
     (logdir / "model.ckpt-1.manifest.json").write_text("garbled")
-    finish_deletions(logdir, "other", set())
+    finish_deletions(logdir, "other", {str(logdir / f"model.ckpt-{number}") for number in (1, 2, 4)})
     assert of_two <= {path.name for path in logdir.iterdir()} | {"model.ckpt-2.index"}
     finish_deletions(logdir, "model.ckpt", {str(logdir / "model.ckpt-4")})
     left = {path.name for path in logdir.iterdir()}

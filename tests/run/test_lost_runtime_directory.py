@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from procsv.base.identity import TRAINER
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
-from tests.support.launched import Launched, launched, procsv
+from tests.support.launched import Launched, launched, procsv, remove_live
 from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.fault
@@ -25,7 +24,7 @@ OPTIONS = ("--backoff", "0.05s..0.1s", "--standby", "warm")
 def sweep(run: Launched, directory: Path, count: int) -> None:
     """Removes the runtime directory, or one that it lies in, and waits until it is back for the `count`th time."""
     paths = find_paths(run.logdir)
-    shutil.rmtree(directory)
+    remove_live(directory)
     run.wait_event("ground_restored", count)
     for path in (paths.saver_plan, paths.loaded, paths.stacks(TRAINER, run.status()["incarnation"])):
         run.wait_for(path.name, path.exists)
@@ -80,7 +79,7 @@ def test_row_50_a_detached_run_does_not_depend_on_what_goes_at_the_last_logout(t
     run = read_run(logdir / "procsv" / "run.json")
     assert run is not None
     assert not Path(run.run_dir).is_relative_to(login)
-    shutil.rmtree(login)
+    remove_live(login)
     login.mkdir(mode=0o700)
     stopped = procsv("stop", str(logdir))
     assert stopped.returncode == 0, stopped.stderr

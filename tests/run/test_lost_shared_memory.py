@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from procsv.base.run.paths import find_paths
 from procsv.ipc.shm.slot_file import scan_slots
-from tests.support.launched import Launched, launched, procsv
+from tests.support.launched import Launched, launched, procsv, remove_live
 from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.fault
@@ -49,7 +48,7 @@ def goes_on_without_its_shared_memory(run: Launched) -> None:
     """The memory is swept under `run`, then its trainer is killed just behind another sweep; then it is stopped."""
     run.wait_event("recovered")
     run.wait_event("checkpoint_durable", 2)
-    shutil.rmtree(shm_of(run))
+    remove_live(shm_of(run))
     saves_again(run)
     run.wait_event("ground_restored", role="watchdog")
     assert run.events("ground_lost", "watchdog")[0]["path"] == str(shm_of(run))
@@ -64,7 +63,7 @@ def goes_on_without_its_shared_memory(run: Launched) -> None:
     assert (shown["save_error"], shown["restarts"]) == (None, 0)
 
     kept = saves_again(run)
-    shutil.rmtree(shm_of(run))
+    remove_live(shm_of(run))
     run.kill("trainer")
     recovered = run.wait_event("recovered", 2)[-1]
     assert recovered["step"] >= kept
@@ -92,7 +91,7 @@ def test_row_49_checkpoints_go_on_without_launch(tmp_path: Path) -> None:
     launcher = (sys.executable, "-m", DIGITS[0], *DIGITS[1:], "--logdir")
     with launched(tmp_path / "logdir", launcher=launcher) as run:
         run.wait_event("checkpoint_durable", 2)
-        shutil.rmtree(shm_of(run))
+        remove_live(shm_of(run))
         saves_again(run)
         run.wait_event("ground_restored", role="watchdog")
         saves_again(run)
@@ -107,7 +106,7 @@ def test_row_49_a_stop_just_after_the_removal_saves_the_last_state(tmp_path: Pat
     with launched(tmp_path / "logdir", *OPTIONS, *program, cwd=ROOT) as run:
         run.wait_event("recovered")
         run.wait_event("checkpoint_durable", 2)
-        shutil.rmtree(shm_of(run))
+        remove_live(shm_of(run))
         run.kill("watchdog", signal.SIGTERM)
         ends_with_its_last_step_on_disk(run)
 
@@ -119,7 +118,7 @@ def test_row_49_a_state_that_goes_with_the_memory_before_it_is_saved_ends_the_ru
         run.wait_for("a snapshot after the first checkpoint", lambda: run.status()["memory_step"] > 10)
         run.kill("trainer", signal.SIGSTOP)  # else it would capture its state again
         newest = scan_slots(shm_of(run))[0].step
-        shutil.rmtree(shm_of(run))
+        remove_live(shm_of(run))
         run.kill("trainer")
         run.wait_event("restarting")
         run.kill("watchdog", signal.SIGTERM)
@@ -135,7 +134,7 @@ def test_row_49_a_state_that_goes_with_the_memory_before_it_is_saved_ends_the_ru
 def test_row_49_checkpoints_go_on_by_staging_when_something_else_lies_where_the_memory_was(tmp_path: Path) -> None:
     with launched(tmp_path / "logdir", *OPTIONS, *NUMPY, cwd=ROOT) as run:
         run.wait_event("checkpoint_durable", 2)
-        shutil.rmtree(shm_of(run))
+        remove_live(shm_of(run))
         shm_of(run).touch()
         try:
             run.wait_event("ground_lost", role="watchdog")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from procsv.testing.run import Run, start
 from procsv.testing.run import environment as _environment
 from tests.support.published import check_journal
 
-__all__ = ["NEWS_S_MAX", "Launched", "environment", "launched", "procsv", "settings_text"]
+__all__ = ["NEWS_S_MAX", "Launched", "environment", "launched", "procsv", "remove_live", "settings_text"]
 
 NEWS_S_MAX = 300.0  # a machine that somebody else has to himself for minutes has not failed a test
 
@@ -64,3 +65,10 @@ def launched(
     finally:
         run.end()
     check_journal(run.logdir)
+
+
+def remove_live(directory: Path) -> None:
+    """Removes a directory that processes write to: at once, so that nothing that they make meanwhile is in the way."""
+    gone = directory.with_name(f".{directory.name}.gone")
+    directory.rename(gone)
+    shutil.rmtree(gone)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -22,7 +21,7 @@ import pytest
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
 from procsv.base.system.locks import DirectoryLock
-from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv
+from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv, remove_live
 from tests.support.programs import until
 
 pytestmark = pytest.mark.fault
@@ -213,7 +212,7 @@ def test_row_53_a_frozen_program_of_which_only_the_logdir_knows_is_never_joined_
                 process.kill()
             psutil.wait_procs(services, timeout=300)
             until(lambda: set(DirectoryLock(paths.home).holders()) == {pid}, lambda: None, NEWS_S_MAX)
-            shutil.rmtree(paths.run_dir)
+            remove_live(paths.run_dir)
             paths.run_json.unlink()
             refused = procsv(
                 "launch",
@@ -230,7 +229,7 @@ def test_row_53_a_frozen_program_of_which_only_the_logdir_knows_is_never_joined_
         assert f"is in use: process {pid} (python train.py" in refused.stderr
         program.run.process.kill()
         program.run.process.wait()
-        shutil.rmtree(paths.shm_dir)
+        remove_live(paths.shm_dir)
     with observed(tmp_path, "again") as program:
         program.tell("begin")
         program.order("end")
@@ -399,7 +398,7 @@ def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_for_a_program_w
         program.tell("step 7")
         rows = program.run.wait_for("the processes", partial(processes, program.run))
         run_dir = find_paths(program.run.logdir).run_dir
-        shutil.rmtree(run_dir)
+        remove_live(run_dir)
         program.run.wait_event("ground_restored")
         program.tell("step 8")
         program.run.wait_for("the new heartbeat", lambda: program.run.status()["step"] == 8)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import stat
 import subprocess
@@ -28,7 +27,7 @@ from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.launch_settings import Range
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 from tests.support.holders import holders
-from tests.support.launched import settings_text
+from tests.support.launched import remove_live, settings_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -337,7 +336,7 @@ def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_w
         serve(run.begun())
         paths, pids = run.file().paths, {role: run.pid(role) for role in ("trainer", "checkpoint", "summary")}
         names = {path.name for path in paths.run_dir.iterdir() if not path.name.startswith("writer")}
-        shutil.rmtree(paths.run_dir)
+        remove_live(paths.run_dir)
         run.until("the loss in the journal", lambda: run.journal("ground_lost"))
         run.until("the directory in the journal", lambda: run.journal("ground_restored"))
         assert [(e["what"], e["path"]) for e in run.journal("ground_lost")] == [
@@ -398,7 +397,7 @@ def test_row_31_a_file_in_the_place_of_the_control_socket_is_said_and_stays(tmp_
 def test_row_35_a_logdir_that_was_removed_and_made_again_has_the_rest_of_the_run(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE) as run:
         run.begun()
-        shutil.rmtree(run.logdir)
+        remove_live(run.logdir)
         run.until("word of it", lambda: "cannot write to" in run.said())
         run.logdir.mkdir()
         run.until("the journal", lambda: run.journal("ground_restored"))

@@ -92,7 +92,7 @@ def test_a_notice_in_a_long_evaluation_costs_no_step(
     program.write_text(PROGRAM)
     options = ["--snapshot-secs", "600", "--grace", "60s", "--standby", "off"]
     run = procsv_launch(str(program), kind, where, str(is_saved), options=options)
-    run.wait_for("the evaluation", lambda: "long" in run.said())
+    run.wait_for("the evaluation", lambda: "long" in run.said().splitlines())
     os.kill(run.process.pid, signal.SIGTERM)
     run.wait_for("its state", lambda: 40 in [entry["step"] for entry in run.events("checkpoint_durable")])
     is_saved.touch()
