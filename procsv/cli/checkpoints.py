@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from typing import Any
 
 import click
@@ -17,6 +16,7 @@ import msgspec
 from procsv.base.errors import UserError
 from procsv.base.json_data import indent_json
 from procsv.base.system.result_console import make_console
+from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration, show_size
 from procsv.cli.directory import directory_argument
@@ -71,7 +71,7 @@ def _row(item: dict[str, Any], verify: bool) -> tuple[str, ...]:
     verdict = item["error"] or ("yes" if verify else "whole")
     if not item["listed"] and not item["error"]:
         verdict += ", not listed"
-    now_s = time.time()  # noqa: TID251  ages are by the wall clock
+    now_s = SystemClock().wall()
     age = show_duration(max(0.0, now_s - item["time"])) if item["time"] is not None else "-"
     step = str(item["step"]) if item["step"] >= 0 else "-"
     return step, name, show_size(item["bytes"]), age, item["reason"] or "-", verdict

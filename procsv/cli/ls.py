@@ -5,7 +5,6 @@ Called by main.py.  Reads run.json files only: no watchdog is asked.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from procsv.base.errors import UserError
 from procsv.base.json_data import indent_json
 from procsv.base.run.run_file import FINAL_STATES
 from procsv.base.system.result_console import make_console
+from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration
 from procsv.cli.directory import FoundRun, list_runs
@@ -61,7 +61,7 @@ def _as_data(found: FoundRun) -> dict[str, Any]:
 
 
 def _show(runs: list[dict[str, Any]]) -> None:
-    now_s = time.time()  # noqa: TID251  ages are by the wall clock
+    now_s = SystemClock().wall()
     table = make_table(("run", "state", "step", "on disk", "started", "target"), right=("step", "on disk"))
     for run in runs:
         state = f"[green]{as_markup(run['state'])}[/]" if run["running"] else as_markup(run["state"])

@@ -17,7 +17,7 @@ from procsv.base.run.run_file import RunFile
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import OutputFilter
 from procsv.cli.directory import directory_argument
-from procsv.cli.logs.reels import Reel, list_roles
+from procsv.cli.logs.role_logs import RoleLogs, list_roles
 from procsv.cli.query import find_run
 from procsv.cli.usage.completion import complete_roles
 from procsv.cli.values import Duration
@@ -101,72 +101,72 @@ def command(
     if attempt is not None and (follow or since_s is not None):
         raise click.UsageError("--attempt shows one attempt; leave out --follow and --since")
     run = find_run(directory)
-    reels = [Reel(run, one, is_marked=is_all) for one in (list_roles(run) if is_all else [role])]
-    chosen = {reel: _choose(reel, since_s, attempt) for reel in reels}
+    all_logs = [RoleLogs(run, one, is_marked=is_all) for one in (list_roles(run) if is_all else [role])]
+    chosen = {logs: _choose(logs, since_s, attempt) for logs in all_logs}
     if not any(chosen.values()):
-        _complain(run, reels[0] if reels else Reel(run, role), role, attempt, since_s)
+        _complain(run, all_logs[0] if all_logs else RoleLogs(run, role), role, attempt, since_s)
     out = Output(sys.stdout.buffer, lines)
     try:
         _show(chosen, out, is_separated=is_all or since_s is not None, is_over=not run.is_active)
         out.end_tail()
         if follow:
-            _follow(run, reels, out)
+            _follow(run, all_logs, out)
         out.flush()
     except (BrokenPipeError, KeyboardInterrupt):
         sys.stderr.close()
     finally:
-        for reel in reels:
-            reel.close()
+        for logs in all_logs:
+            logs.close()
 
 
-def _choose(reel: Reel, since_s: float | None, attempt: int | None) -> list[int]:
+def _choose(logs: RoleLogs, since_s: float | None, attempt: int | None) -> list[int]:
     """The attempts to be shown."""
-    numbers = reel.numbers()
+    numbers = logs.numbers()
     if attempt is not None:
         return [attempt] if attempt in numbers else []
     if since_s is not None:
         from_s = SystemClock().wall() - since_s
-        return [number for number in numbers if reel.printed_at(number) >= from_s]
+        return [number for number in numbers if logs.printed_at(number) >= from_s]
     return numbers[-1:]
 
 
-def _complain(run: RunFile, reel: Reel, role: str, attempt: int | None, since_s: float | None) -> None:
-    numbers = reel.numbers()
+def _complain(run: RunFile, logs: RoleLogs, role: str, attempt: int | None, since_s: float | None) -> None:
+    numbers = logs.numbers()
     if numbers and since_s is not None:
-        raise UserError(f"{reel.role} has printed nothing in that time")
+        raise UserError(f"{logs.role} has printed nothing in that time")
     if numbers:
         there = ", ".join(map(str, numbers))
-        raise UserError(f"there is no log of attempt {attempt} of {reel.role} in {run.paths.logs}; there are: {there}")
+        raise UserError(f"there is no log of attempt {attempt} of {logs.role} in {run.paths.logs}; there are: {there}")
     roles = ", ".join(list_roles(run)) or "none"
     raise UserError(f"there is no log of {role!r} in {run.paths.logs}; there are: {roles}")
 
 
-def _show(chosen: dict[Reel, list[int]], out: Output, *, is_separated: bool, is_over: bool) -> None:
+def _show(chosen: dict[RoleLogs, list[int]], out: Output, *, is_separated: bool, is_over: bool) -> None:
     """All that there is, attempt by attempt, in the order in which they have printed last."""
-    attempts = [(reel.printed_at(number), number, reel) for reel, numbers in chosen.items() for number in numbers]
-    for _, number, reel in sorted(attempts, key=lambda one: one[:2]):
-        reel.open(number)
+    attempts = [(logs.printed_at(number), number, logs) for logs, numbers in chosen.items() for number in numbers]
+    for _, number, logs in sorted(attempts, key=lambda one: one[:2]):
+        logs.open(number)
         if is_separated:
-            out.separate(reel.separator())
-        _copy(reel, out, is_last=is_over or number != reel.newest())
+            out.separate(logs.separator())
+        _copy(logs, out, is_last=is_over or number != logs.newest())
 
 
-def _follow(run: RunFile, reels: list[Reel], out: Output) -> None:
+def _follow(run: RunFile, all_logs: list[RoleLogs], out: Output) -> None:
     pause, is_over = threading.Event(), False
     while not is_over:
         is_over = not run.is_active  # before the reading: what was printed last is still shown
-        for reel in reels:
-            newest = reel.newest()
-            _copy(reel, out, is_last=newest != reel.number or is_over)
-            if newest != reel.number:
-                reel.open(newest)
-                out.separate(reel.separator())
-                _copy(reel, out, is_last=is_over)
+        for logs in all_logs:
+            newest = logs.newest()
+            _copy(logs, out, is_last=newest != logs.number or is_over)
+            if newest != logs.number:
+                logs.open(newest)
+                out.separate(logs.separator())
+                _copy(logs, out, is_last=is_over)
         out.flush()
         if not is_over:
             pause.wait(POLL_S)
 
 
-def _copy(reel: Reel, out: Output, is_last: bool) -> None:
-    while data := reel.read(is_last):
+def _copy(logs: RoleLogs, out: Output, is_last: bool) -> None:
+    while data := logs.read(is_last):
         out.write(data)

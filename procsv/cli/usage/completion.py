@@ -43,7 +43,7 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 def complete_roles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The roles that have a log in the run that is meant."""
     from procsv.cli.directory import list_runs
-    from procsv.cli.logs.reels import list_roles
+    from procsv.cli.logs.role_logs import list_roles
     from procsv.cli.query import find_run
 
     directory = ctx.params.get("directory")

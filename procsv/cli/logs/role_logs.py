@@ -1,4 +1,4 @@
-"""Reels: the output of one role after another attempt, with what ended each attempt between them.
+"""Logs of a role: the output of one role after another attempt, with what ended each attempt between them.
 
 Used by command.py.  Reads files only; what a process prints is never waited for.
 """
@@ -24,7 +24,7 @@ def list_roles(run: RunFile) -> list[str]:
     return sorted({path.name.rsplit(".", 2)[0] for path in run.paths.logs.glob("*.*.log")})
 
 
-class Reel:
+class RoleLogs:
     """One role's output.  `is_marked`: each line begins with the role."""
 
     def __init__(self, run: RunFile, role: str, *, is_marked: bool = False) -> None:
