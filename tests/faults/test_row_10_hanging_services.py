@@ -53,7 +53,8 @@ def test_row_10_services_that_are_frozen_are_replaced_while_training_goes_on_and
         found = run.events("hang_detected", role)[0]
         assert (found["incarnation"], found["seconds"] >= 5.0) == (1, True)
         (cause, evidence), *_, last = ended(run, role)
-        assert (cause, "its loop has not come round for" in evidence, "SIGSTOP" in evidence) == ("hang", True, True)
+        assert cause == "hang", evidence
+        assert ("its loop has not come round for" in evidence, "SIGSTOP" in evidence) == (True, True)
         assert last[0] == "completed"
         assert run.events("service_restarted", role)[0]["incarnation"] == 2
     final = run.events("checkpoint_durable")[-1]

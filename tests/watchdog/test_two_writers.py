@@ -22,6 +22,7 @@ from procsv.base.run.paths import find_paths
 from procsv.base.system.locks import DirectoryLock
 from procsv.base.system.processes import process_state
 from procsv.ipc.messaging.launch_settings import Range
+from tests.support.launched import remove_live
 from tests.watchdog.test_main import IDLE, launched
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def test_row_53_lock_and_lease_are_made_again_in_a_directory_that_was_replaced(t
         run.begun()
         paths = find_paths(run.logdir)
         old = lease_file(tmp_path).holder()
-        shutil.rmtree(paths.home)
+        remove_live(paths.home)
         run.until("a lease", lambda: lease_file(tmp_path).holder() is not None)
         new = lease_file(tmp_path).holder()
         assert old is not None

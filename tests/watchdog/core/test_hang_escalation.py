@@ -62,6 +62,20 @@ def test_the_ladder_goes_from_the_dump_to_abort_to_kill_in_its_time() -> None:
     assert trainer_signals(world)[-1] == signal.SIGKILL
 
 
+def test_one_that_dies_while_its_stacks_are_written_has_died_of_its_hang() -> None:
+    world = hung()
+    world.crash(Exit(None, signal.SIGSEGV))
+
+    ended = world.last("exited")
+    assert (ended["cause"], ended["signal"]) == ("hang", "SIGSEGV")
+    assert "no progress for" in ended["evidence"]
+
+    world.advance(2.0)
+    world.ready().train(10)
+    world.crash(Exit(None, signal.SIGSEGV))
+    assert world.last("exited")["cause"] == "crashed"
+
+
 def test_a_hang_is_a_failure_like_others_and_its_cause_names_the_frame() -> None:
     world = hung()
     world.stacks = DUMP

@@ -26,6 +26,7 @@ from procsv.watchdog.core.hangs.stack_parser import where_it_stood
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness
 
 ENDED_BY_US = (signal.SIGABRT, signal.SIGKILL, DUMP_SIGNAL)  # the last: before the bootstrap had armed faulthandler
+BY_ITS_DUMP = (signal.SIGSEGV, signal.SIGBUS)  # faulthandler reads the frames of threads that run meanwhile
 
 
 L = TypeVar("L", Liveness, ServiceLiveness)  # of a trainer, of a service
@@ -45,10 +46,11 @@ class HangEscalation(Generic[L]):
     _abort_s: float | None = None
     _kill_s: float | None = None
     _watches: bool = False
+    _was_signalled: bool = False  # its stacks, or its end, were asked for
 
     def start_watch(self, now_s: float) -> None:
         self.liveness.start_watch(now_s)
-        self.hang, self._watches = None, True
+        self.hang, self._watches, self._was_signalled = None, True, False
         self._abort_s = self._kill_s = None
 
     def end_watch(self) -> None:
@@ -95,6 +97,7 @@ class HangEscalation(Generic[L]):
         if not self.was_stopped:  # else it would wait, and write into the middle of what SIGABRT writes
             self.out.append(Signal(self.task, incarnation, DUMP_SIGNAL))
         self._abort_s = now_s + self.launch.hang_abort_s
+        self._was_signalled = True
 
     def is_to_be_killed(self, incarnation: int, now_s: float) -> bool:
         """Goes on with the ladder; True once, when only SIGKILL is left."""
@@ -112,7 +115,8 @@ class HangEscalation(Generic[L]):
 
     def evidence(self, exit: Exit, stacks: str) -> str:
         """Why it is dead, if that is its hanging; "" if it is not."""
-        if self.hang is None or exit.signal not in ENDED_BY_US:
+        ours = (*ENDED_BY_US, *BY_ITS_DUMP) if self._was_signalled else ENDED_BY_US
+        if self.hang is None or exit.signal not in ours:
             return ""
         where = where_it_stood(stacks)
         return self._what() + (f"; its main thread was in {where}" if where else "") + f"; ended with {exit}"
