@@ -366,6 +366,22 @@ class Note(Message, frozen=True):
     fields: dict[str, str | int | float | bool | None]
 
 
+class LogdirAdopted(Message, frozen=True):
+    """Says whether the program's directory is the run's logdir now: `error` is not "" if it cannot be."""
+
+    contract = Contract(WATCHDOG, PROGRAM)
+
+    error: str
+
+
+class AdoptLogdir(Message, frozen=True):
+    """Asks to make `logdir`, which the program has named, the run's logdir, where nobody has said --logdir."""
+
+    contract = Contract(PROGRAM, WATCHDOG, (LogdirAdopted,))
+
+    logdir: str  # its real path
+
+
 # -- watchdog -> trainer -----------------------------------------------------------------------------------
 class StopTraining(Message, frozen=True):
     """Asks to stop at the next boundary, save and exit.

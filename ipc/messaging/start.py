@@ -39,6 +39,8 @@ class Start(msgspec.Struct, frozen=True):
     logdir: str  # as the user knows it: a directory's real path, or a URL
     run_dir: str
     shm_dir: str
+    root: str = ""  # the directory with the run's own files, where the logdir is one that the program has named
+    may_adopt: bool = False  # nobody has said --logdir: the program may name it
     lifeline_fd: int = -1  # end-of-file on it: whoever runs the run is dead
     observes: int = 0  # the pid of a program that has started its watchdog itself, which then only observes it
     chief: TaskId = TRAINER  # whose state the checkpoint service saves; other tasks may have slots of their own
@@ -53,7 +55,16 @@ class Start(msgspec.Struct, frozen=True):
     @property
     def paths(self) -> RunPaths:
         home = Path(self.home) if self.home else None
-        return RunPaths(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir), home)
+        return RunPaths(local_home(self.root or self.logdir), Path(self.run_dir), Path(self.shm_dir), home)
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """The directory on this machine that stands for the logdir."""
+        return local_home(self.logdir)
+
+    def with_logdir(self, logdir: str) -> Start:
+        """The same for a run that has adopted `logdir`."""
+        return msgspec.structs.replace(self, logdir=logdir, root=self.root or self.logdir)
 
     def argv(self) -> list[str]:
         """The command line; in `ps` it shows role, logdir and target."""

@@ -26,7 +26,7 @@ INVENTORY = "procsv.services.checkpoint.tools.inventory"
 
 
 @click.command("checkpoints")
-@directory_argument()
+@directory_argument(of_checkpoints=True)
 @click.option("--verify", is_flag=True, help="Read every byte and compare it with the checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(directory: str, verify: bool, as_json: bool) -> None:

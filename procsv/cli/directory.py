@@ -14,8 +14,11 @@ import click
 import msgspec
 
 from procsv.base.errors import UserError
-from procsv.base.run.run_file import RunFile
+from procsv.base.run.adoption import root_of
+from procsv.base.run.paths import find_paths, shorten_path
+from procsv.base.run.run_file import RunFile, find_run_in
 from procsv.base.terminal import printable
+from procsv.base.text import is_remote
 from procsv.cli.query import find_run
 from procsv.cli.usage.completion import complete_runs
 
@@ -38,24 +41,38 @@ def list_runs(root: Path) -> list[FoundRun]:
     directories = {file.parent.parent for place in PLACES for file in root.glob(f"{place}/procsv/run.json")}
     found = []
     for directory in directories:
+        if root_of(directory) is not None:  # a run elsewhere has adopted it since
+            continue
         with contextlib.suppress(UserError, PermissionError):  # damaged, or another user's
             found.append(FoundRun(directory, find_run(str(directory))))
     return sorted(found, key=lambda one: (-one.run.started_at, one.directory))
 
 
-def directory_argument(*, changes_run: bool = False) -> Callable[[CommandT], CommandT]:
-    """The argument DIR.  A command that `changes_run` takes the one run that is active: it never guesses."""
+def directory_argument(*, changes_run: bool = False, of_checkpoints: bool = False) -> Callable[[CommandT], CommandT]:
+    """The argument DIR: the run's own directory, whichever of its two was given; `of_checkpoints`: the one with these.
 
-    def default(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-        if value is not None or ctx.resilient_parsing:
+    A command that `changes_run` takes the one run that is active: it never guesses.
+    """
+
+    def find(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+        if ctx.resilient_parsing:
             return value
-        directory = _only_active() if changes_run else _newest()
-        click.echo(f"procsv: the run in {printable(directory)}", err=True)
-        return directory
+        directory = value
+        if directory is None:
+            directory = _only_active() if changes_run else _newest()
+            click.echo(f"procsv: the run in {printable(directory)}", err=True)
+        elif (root := root_of(directory)) is not None:
+            directory = shorten_path(str(root))
+        return _checkpoint_dir(directory) if of_checkpoints else directory
 
     return click.argument(
-        "directory", metavar="[DIR]", type=click.Path(), required=False, callback=default, shell_complete=complete_runs
+        "directory", metavar="[DIR]", type=click.Path(), required=False, callback=find, shell_complete=complete_runs
     )
+
+
+def _checkpoint_dir(directory: str) -> str:
+    run = None if is_remote(directory) else find_run_in(find_paths(directory))
+    return run.logdir if run is not None and run.root else directory
 
 
 def _newest() -> str:

@@ -17,12 +17,13 @@ import msgspec
 
 from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
-from procsv.base.run.paths import check_socket_paths, find_paths
+from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths
 from procsv.base.system.target import find_target
 from procsv.base.text import is_remote
 from procsv.cli.config import load_config
 from procsv.cli.detach import launch_detached
 from procsv.cli.plans import make_plan
+from procsv.cli.run_directory import make_new_directory, newest_directory
 from procsv.cli.usage.completion import complete_targets
 from procsv.cli.usage.grouped_help import GroupedCommand
 from procsv.cli.values import COMMAND_LINE, DURATION_RANGE, PHASE_LIMITS, SIZE, Duration
@@ -50,7 +51,7 @@ procsv launch --detach train.py                   the run goes on without this t
 procsv launch --fault 'kill trainer at step 50' train.py
 """
 _GROUPS = {
-    "Run": "logdir drop-in snapshot-secs standby steps-total detach log-limit group-readable config help help-all",
+    "Run": "logdir new drop-in snapshot-secs standby steps-total detach log-limit group-readable config help help-all",
     "Restarts": "max-failures backoff early-failures same-failures repeated-failures min-kept min-goodput "
     "goodput-attempts suspect-crashes service-failures service-period",
     "Hangs and limits": "hang-timeout hang-limits memory-limit grace",
@@ -83,7 +84,14 @@ _COMMON = (
     type=click.Path(file_okay=False),
     show_default="runs/<target name>",
     help="Where checkpoints, event files and the journal go; created if it does not exist. A URL that TensorFlow can "
-    "write to (gs://…) takes checkpoints and events, and the journal stays on this machine.",
+    "write to (gs://…) takes checkpoints and events, and the journal stays on this machine. Without it, they go where the "
+    "program says, and the journal to the newest run of this target under runs/.",
+)
+@click.option(
+    "--new",
+    "begins_new",
+    is_flag=True,
+    help="Begin a new run, in runs/<target name>-N, instead of going on with the newest.",
 )
 @click.option(
     "--drop-in",
@@ -242,6 +250,7 @@ _COMMON = (
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def command(
     logdir: str | None,
+    begins_new: bool,
     fault: tuple[str, ...],
     plan: str | None,
     preempt_every: float | None,
@@ -260,8 +269,10 @@ def command(
     del config  # it has done its work
     if logdir == "":  # a shell variable that is not set, mostly
         raise click.UsageError("--logdir is empty; omit it for runs/<target name>")
+    if logdir is not None and begins_new:
+        raise click.UsageError("--new makes a directory under runs/; with --logdir, name one that is not there yet")
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
-    start = make_start(logdir, target, args, LaunchSettings(**settings, plan=faults.encode()))
+    start = make_start(logdir, target, args, LaunchSettings(**settings, plan=faults.encode()), begins_new)
     start = msgspec.structs.replace(start, asked_at=click.get_current_context().find_root().obj or 0.0)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -270,15 +281,15 @@ def command(
     os.execve(sys.executable, start.argv(), start.environment(os.environ))
 
 
-def make_start(logdir: str | None, target: str, args: tuple[str, ...], settings: LaunchSettings) -> Start:
-    """What the watchdog is told, having checked the target and the logdir; UserError says what is wrong."""
+def make_start(
+    logdir: str | None, target: str, args: tuple[str, ...], settings: LaunchSettings, begins_new: bool = False
+) -> Start:
+    """What the watchdog is told, having checked the target and the logdir; UserError says what is wrong.
+
+    `begins_new`: where no logdir is told, this is not to go on with an earlier run.
+    """
     found = find_target(target, Path.cwd())
-    paths = find_paths(logdir or Path("runs") / found.name, outlives_login=settings.detach)
-    check_socket_paths(paths)
-    try:
-        paths.logdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LogdirLocked(f"the logdir {paths.logdir} cannot be created: {error.strerror}") from error
+    paths = _make_directory(logdir, found.name, begins_new, outlives_login=settings.detach)
     if logdir is not None and is_remote(logdir):
         click.echo(
             f"procsv: checkpoints and events go to {logdir}; journal, logs and reports to {paths.home}", err=True
@@ -291,7 +302,21 @@ def make_start(logdir: str | None, target: str, args: tuple[str, ...], settings:
         logdir=where,
         run_dir=str(paths.run_dir),
         shm_dir=str(paths.shm_dir),
+        may_adopt=logdir is None,
         target=target,
         args=tuple(arg.replace(LOGDIR, where) for arg in (args[1:] if args[:1] == ("--",) else args)),
         settings=settings,
     )
+
+
+def _make_directory(logdir: str | None, name: str, begins_new: bool, *, outlives_login: bool) -> RunPaths:
+    directory: str | Path = logdir or newest_directory(name)
+    try:
+        if begins_new:
+            directory = make_new_directory(name)
+        paths = find_paths(directory, outlives_login=outlives_login)
+        check_socket_paths(paths)
+        paths.logdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LogdirLocked(f"the logdir {directory} cannot be created: {error.strerror}") from error
+    return paths

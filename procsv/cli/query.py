@@ -43,7 +43,7 @@ def find_run(directory: str) -> RunFile:
 
 def _after_its_watchdog(run: RunFile) -> RunFile:
     """Whoever ran it was killed; what its services saved after that stands in no run.json, but beside the checkpoints."""
-    saved = NO_STEP if is_remote(run.logdir) else saved_step(run.paths.logdir)
+    saved = NO_STEP if is_remote(run.logdir) else saved_step(run.checkpoint_dir)
     durable_step = max(run.durable_step, saved)
     return msgspec.structs.replace(run, durable_step=durable_step, step=max(run.step, durable_step))
 

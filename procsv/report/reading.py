@@ -43,4 +43,5 @@ def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
     if account is None:
         raise UserError(f"{directory} is not the logdir of a run: it has no {paths.journal.relative_to(paths.logdir)}")
     target, args = (run.target, run.args) if run is not None else ("", ())
-    return Story(str(paths.logdir), target, args, is_running, account, len(damaged))
+    logdir = str(run.checkpoint_dir if run is not None else paths.logdir)
+    return Story(logdir, target, args, is_running, account, len(damaged))

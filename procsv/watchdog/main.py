@@ -10,7 +10,6 @@ import os
 import random
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 
 import psutil
 
@@ -21,12 +20,12 @@ from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG
 from procsv.base.run.journal import read_journal
 from procsv.base.run.lease import Lease, find_place
-from procsv.base.run.paths import logdir_hash
+from procsv.base.run.manifest import saved_step
+from procsv.base.run.paths import logdir_hash, shorten_path
 from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import remove_mark
-from procsv.base.text import is_remote
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
@@ -47,8 +46,9 @@ from procsv.watchdog.edge.observed.observed_program import ObservedProgram
 from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Argv, Processes
+from procsv.watchdog.edge.resources.adopted_logdir import AdoptedLogdir
 from procsv.watchdog.edge.resources.ground import RunGround
-from procsv.watchdog.edge.resources.logdir_lease import HeldLogdir
+from procsv.watchdog.edge.resources.held_logdir import HeldLogdir
 from procsv.watchdog.edge.resources.memory import MachineMemory
 from procsv.watchdog.edge.resources.service_manager import ServiceManager, without_manager
 from procsv.watchdog.edge.run_records import RunRecords
@@ -69,7 +69,7 @@ def run(
     clock, signals = SystemClock(), Signals(start.settings.notice_signals)
     console = Console(not start.settings.detach, has_status=not start.observes)  # else the program's own log says it
     try:
-        opened = _open(start, clock, signals, console, observed)
+        start, opened, adopted = _open(start, clock, signals, console, observed)
         waiter, variables = Waiter(), os.environ if environment is None else environment
         # What is none of the program's must not pass for it, where we were started from its tree ourselves.
         variables = remove_mark(variables, logdir_hash(start.paths.logdir))
@@ -77,7 +77,7 @@ def run(
         if not start.observes:
             variables = without_manager(variables)
         processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm)
-        return _run(start, opened, processes, clock, signals, console, manager)
+        return _run(start, opened, adopted, processes, clock, signals, console, manager)
     except UserError as error:
         if observed is not None:
             observed.refuse(error)
@@ -89,7 +89,11 @@ def run(
         signals.close()
 
 
-def _open(start: Start, clock: Clock, signals: Signals, console: Console, observed: ObservedProgram | None) -> Opened:
+def _open(
+    start: Start, clock: Clock, signals: Signals, console: Console, observed: ObservedProgram | None
+) -> tuple[Start, Opened, AdoptedLogdir | None]:
+    """Takes the run's directory, and the logdir that the run before has adopted, if the program may name one."""
+
     def wait(seconds: float) -> None:
         if observed is not None and observed.wait(seconds):
             raise Unwanted("the program has ended")
@@ -97,7 +101,7 @@ def _open(start: Start, clock: Clock, signals: Signals, console: Console, observ
             raise Unwanted(signals.take_requests()[0].source)
 
     what = f"{'python' if start.observes else 'procsv launch'} {shlex.join((start.target, *start.args))}"
-    return open_run(
+    opened = open_run(
         start.paths,
         clock,
         start.settings.grace_s,
@@ -106,6 +110,16 @@ def _open(start: Start, clock: Clock, signals: Signals, console: Console, observ
         _make_lease(start, what, clock.wall()),
         group_readable=start.settings.group_readable,
     )
+    if opened.adopted is None or not start.may_adopt:
+        return start, opened, None
+    adopted = AdoptedLogdir(opened.adopted, start.paths.logdir, opened.lease, clock)
+    try:
+        adopted.take(wait, console.say)
+    except UserError:
+        remove_run(start.paths, opened, keep_memory=True)
+        raise
+    opened.saved_step = saved_step(opened.adopted)
+    return start.with_logdir(str(opened.adopted)), opened, adopted
 
 
 def _make_lease(start: Start, what: str, wall_s: float) -> Lease:
@@ -127,6 +141,7 @@ def _make_lease(start: Start, what: str, wall_s: float) -> Lease:
 def _run(
     start: Start,
     opened: Opened,
+    adopted: AdoptedLogdir | None,
     processes: Processes,
     clock: Clock,
     signals: Signals,
@@ -144,7 +159,8 @@ def _run(
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
-    environment = _build_environment(start, opened, core, processes, clock, signals, console, manager)
+    held = HeldLogdir(start.paths, opened.lease, opened.heirs, clock, adopted)
+    environment = _build_environment(start, opened, held, core, processes, clock, signals, console, manager)
     reactor = Reactor(core, facts, environment)
     environment.records.append(
         "run_started",
@@ -166,10 +182,11 @@ def _run(
         environment.records.append("lease_taken_over", WATCHDOG, 1, fields)
     if not start.observes:
         memory_step = environment.post_mortem.snapshot_step(start.chief)
-        for line in wording.greet(__version__, _shown(start.logdir), memory_step, opened.saved_step):
+        where, adopted_to = shorten_path(start.root or start.logdir), shorten_path(start.logdir) if start.root else ""
+        for line in wording.greet(__version__, where, adopted_to, memory_step, opened.saved_step):
             console.say(line)
     left = reactor.run()
-    _leave(core, start, opened, reactor, environment, left)
+    _leave(core, start, opened, held, reactor, environment, left)
     if not start.observes:
         _say_goodbye(core, left, console, start)
     elif left.exit_code not in (exit_codes.DONE, exit_codes.RESUMABLE) and not start.home:
@@ -186,15 +203,10 @@ def _read_earlier(start: Start, opened: Opened, wall_s: float) -> Earlier:
     return Earlier(totals["kept"], account.wall_s - totals["stopped"] + asked_s)
 
 
-def _shown(logdir: str) -> str:
-    """As short as the working directory allows."""
-    inside = not is_remote(logdir) and Path(logdir).is_relative_to(Path.cwd())
-    return os.path.relpath(logdir) if inside else logdir
-
-
 def _build_environment(
     start: Start,
     opened: Opened,
+    held: HeldLogdir,
     core: Core,
     processes: Processes,
     clock: Clock,
@@ -219,7 +231,7 @@ def _build_environment(
         processes=processes,
         standby=StandbyLink(processes),
         sockets=sockets,
-        held=HeldLogdir(paths, opened.lease, opened.heirs, clock),
+        held=held,
         signals=signals,
         records=RunRecords(paths, clock, lambda text: console.say(text, is_bad=True)),
         heartbeats=RunHeartbeats(paths),
@@ -235,7 +247,15 @@ def _build_environment(
     )
 
 
-def _leave(core: Core, start: Start, opened: Opened, reactor: Reactor, environment: Environment, left: Quit) -> None:
+def _leave(
+    core: Core,
+    start: Start,
+    opened: Opened,
+    held: HeldLogdir,
+    reactor: Reactor,
+    environment: Environment,
+    left: Quit,
+) -> None:
     """Nothing of the run stays but what is in the logdir.  Killed at any line: the next launch clears the rest."""
     last = reactor.close()
     for task in core.tasks:
@@ -243,6 +263,7 @@ def _leave(core: Core, start: Start, opened: Opened, reactor: Reactor, environme
     environment.processes.close()
     environment.records.write_run(last, durable=True)
     environment.records.close()
+    held.let_go()
     remove_run(start.paths, opened, left.keep_memory)
 
 
@@ -254,4 +275,4 @@ def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None
         case exit_codes.RESUMABLE:
             console.say(wording.stopped(task.step, task.durable_step))
         case _:
-            console.say(f"reports of the crashes: {_shown(str(start.paths.crashes))}")
+            console.say(f"reports of the crashes: {shorten_path(str(start.paths.crashes))}")

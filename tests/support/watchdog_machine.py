@@ -6,6 +6,7 @@ A subclass says how they start, end and beat.  What people would read, run or wa
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from procsv.base.clock import Clock
@@ -76,6 +77,12 @@ class MachineInMemory(Generic[ChildT]):
 
     def words_of(self, child: ChildT) -> LastWords | None:
         raise NotImplementedError
+
+    def use_logdir(self, logdir: str) -> None:
+        pass
+
+    def adopt(self, logdir: Path) -> None:
+        pass
 
     # -- processes ---------------------------------------------------------------------------------------------
     def find(self, task: TaskId, incarnation: int) -> ChildT | None:

@@ -134,6 +134,12 @@ def local_home(logdir: str | Path) -> Path:
     return Path(os.path.realpath(root / "procsv" / name))
 
 
+def shorten_path(path: str) -> str:
+    """`path` as short as the working directory allows, for people; a URL as it is."""
+    inside = not is_remote(path) and Path(path).is_relative_to(Path.cwd())
+    return os.path.relpath(path) if inside else path
+
+
 def logdir_hash(logdir: Path) -> str:
     """16 hex digits that name the real path of `logdir`: two spellings of one directory share a run."""
     return hashlib.sha256(os.fsencode(os.path.realpath(logdir))).hexdigest()[:16]

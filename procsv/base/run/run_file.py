@@ -6,6 +6,7 @@ Never says whether the run is active: its writer may have been killed since, so 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     run: str  # run id: 16 hexadecimal digits, new with every launch
     target: str
     args: tuple[str, ...] = ()
-    logdir: str
+    logdir: str  # of the checkpoints and events: a directory's real path, or a URL
+    root: str = ""  # the directory with the run's own files, where the logdir is one that the program has named
     run_dir: str
     shm_dir: str
 
@@ -63,7 +65,12 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def paths(self) -> RunPaths:
-        return RunPaths(local_home(self.logdir), Path(self.run_dir), Path(self.shm_dir))
+        return RunPaths(local_home(self.root or self.logdir), Path(self.run_dir), Path(self.shm_dir))
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """The directory on this machine that stands for the logdir."""
+        return local_home(self.logdir)
 
     @property
     def watchdog(self) -> Identity:
@@ -103,12 +110,20 @@ def find_run_in(paths: RunPaths) -> RunFile | None:
     run = believed(run, paths.run_json)
     if is_remote(run.logdir) or run.paths.logdir == paths.logdir:
         return run
-    here = msgspec.structs.replace(run, logdir=str(paths.logdir))
+    here = _moved(run, paths.logdir)
     there = read_run(run.paths.run_json)
     if there is None or there.run != run.run or run.paths.logdir.samefile(paths.logdir):
         return here
     run_dir, shm_dir = str(paths.run_dir), str(paths.shm_dir)
     return msgspec.structs.replace(here, boot="", run_dir=run_dir, shm_dir=shm_dir)  # a process of no boot is not alive
+
+
+def _moved(run: RunFile, directory: Path) -> RunFile:
+    """`run` in its new directory; a logdir that it had adopted may have moved with it, and lies at the same place from there."""
+    if not run.root:
+        return msgspec.structs.replace(run, logdir=str(directory))
+    logdir = os.path.realpath(directory / os.path.relpath(run.logdir, run.root))
+    return msgspec.structs.replace(run, root=str(directory), logdir=logdir if Path(logdir).is_dir() else run.logdir)
 
 
 def write_run(path: Path, run: RunFile, durable: bool) -> None:

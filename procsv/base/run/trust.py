@@ -28,7 +28,7 @@ def believed(run: RunFile, run_json: Path) -> RunFile:
     except OSError:
         return msgspec.structs.replace(run, boot="")
     if not _has_own_directories(run.paths, owner):
-        own = find_paths(run.logdir)
+        own = find_paths(run.root or run.logdir)
         return msgspec.structs.replace(run, boot="", run_dir=str(own.run_dir), shm_dir=str(own.shm_dir))
     with contextlib.suppress(psutil.Error):  # it is dead
         if psutil.Process(run.pid).uids().effective != owner:

@@ -51,7 +51,7 @@ class Readings:
         status = read_status(run)
         self._enter_step(status["step"], status["running"])
         self._read_journal(run)
-        self._losses.read(run.paths.logdir, run.paths.log(TRAINER, run.incarnation))
+        self._losses.read(run.checkpoint_dir, run.paths.log(TRAINER, run.incarnation))
         return View(
             status,
             list(self._rates),

@@ -46,6 +46,12 @@ class LeaseTakenOver(Line, frozen=True, kw_only=True, tag="lease_taken_over"):
     since: Seconds
 
 
+class LogdirAdopted(Line, frozen=True, kw_only=True, tag="logdir_adopted"):
+    """The program has named its directory: checkpoints and events go there from now on."""
+
+    logdir: str
+
+
 class Spawned(Line, frozen=True, kw_only=True, tag="spawned"):
     """A process was started."""
 
@@ -265,6 +271,7 @@ class RunCompleted(Line, frozen=True, kw_only=True, tag="run_completed"):
 JournalLine = (
     RunStarted
     | LeaseTakenOver
+    | LogdirAdopted
     | Spawned
     | Ready
     | Recovered

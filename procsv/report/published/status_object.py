@@ -53,6 +53,7 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     target: str
     args: tuple[str, ...]
     logdir: str
+    root: str  # the run's own directory, where the logdir is one that the program has named
     pid: int
     state: str
     incarnation: int

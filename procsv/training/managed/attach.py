@@ -13,8 +13,9 @@ import tensorflow as tf
 from procsv.base.errors import UserError
 from procsv.base.text import is_remote
 from procsv.training.managed.tested_versions import find_new_warning
-from procsv.training.runtime.context import Runtime, check_logdir, current
+from procsv.training.runtime.context import Runtime, current
 from procsv.training.runtime.observer import Observer
+from procsv.training.runtime.program_logdir import settle_logdir
 
 
 def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
@@ -28,7 +29,7 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
     if launched is not None and not logdir:
         logdir = launched.start.logdir
     elif launched is not None:
-        check_logdir(launched, os.fspath(logdir))
+        logdir = settle_logdir(launched, os.fspath(logdir))
     if not logdir:
         return None, logdir
     check_filesystem(os.fspath(logdir))

@@ -8,6 +8,7 @@ has a TrainingRun of its own.  It never calls a hook.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -37,6 +38,12 @@ tf1 = tf.compat.v1
 log = tf1.logging
 
 SCALARS_EVERY_S = 30.0  # between scalars of the snapshots, where the hooks write no summaries by time
+_USERS_OF_LOGDIR = (
+    tf_monitored.ChiefSessionCreator,
+    tf_hooks.CheckpointSaverHook,
+    tf_hooks.StepCounterHook,
+    tf_hooks.SummarySaverHook,
+)
 FIRST_SAVE_S_MAX = 5.0  # programs find the first checkpoint once they have their session, unless it is large
 
 
@@ -55,11 +62,24 @@ def control_session(
         hook = next((s for s in savers if _is_same(s._checkpoint_dir, restored_from)), next(iter(savers), None))
     if hook is not None:
         runtime, logdir = attach(hook._checkpoint_dir, may_save=True)
+        _move(hooks, creator, hook._checkpoint_dir, logdir)
     elif launched is not None and launched.training is None:
         runtime, logdir = launched, launched.start.logdir
     else:
         return None
     return MonitoredController(runtime, logdir, hook, snapshot_secs, final_checkpoint) if runtime is not None else None
+
+
+def _move(hooks: list[Any], creator: Any, given: Any, logdir: Any) -> None:
+    """Has all that was to use the directory `given` use `logdir`, where the run goes on in that."""
+    if os.fspath(given) == os.fspath(logdir):
+        return
+    for user, name in itertools.product((creator, *hooks), ("_checkpoint_dir", "_output_dir")):
+        if isinstance(user, _USERS_OF_LOGDIR) and _is_same(getattr(user, name, None) or "", given):
+            setattr(user, name, logdir)
+    for hook in hooks:
+        if isinstance(hook, CheckpointSaverHook) and hook._checkpoint_dir == logdir:
+            hook._save_path = os.path.join(logdir, os.path.relpath(hook._save_path, given))
 
 
 def _is_same(directory: Any, other: Any) -> bool:

@@ -43,7 +43,7 @@ def watch_deletions(runtime: Runtime) -> None:
         runtime.note("checkpoints_deleted", count=count)
 
     if not is_remote(logdir):
-        LogdirDeletion(runtime.paths.logdir, on_begin, on_deleted).watch()
+        LogdirDeletion(runtime.start.checkpoint_dir, on_begin, on_deleted).watch()
 
 
 class LogdirDeletion:

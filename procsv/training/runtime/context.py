@@ -15,16 +15,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId, attempt_name
 from procsv.base.run.manifest import Reason
-from procsv.base.run.paths import RunPaths, local_home
+from procsv.base.run.paths import RunPaths
 from procsv.base.system.stack_dump import DumpFile, arm_unless_armed
 from procsv.base.system.system_clock import SystemClock
-from procsv.base.text import is_remote
 from procsv.faults.pending import Injected
-from procsv.ipc.messaging.messages import FirstStepDone, Message, Note, StopTraining, UserSave
+from procsv.ipc.messaging.messages import (
+    AdoptLogdir,
+    FirstStepDone,
+    LogdirAdopted,
+    Message,
+    Note,
+    StopTraining,
+    UserSave,
+)
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Phase, Snapshots
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
@@ -34,6 +42,7 @@ from procsv.training.runtime.link import Link
 from procsv.training.runtime.observer import Observer
 
 END_S_MAX = 10.0  # for the last messages
+ADOPT_S_MAX = 60.0  # for the watchdog's answer
 RESTORE_S = 1.0  # how often it looks whether its files in the runtime directory are still there
 DIRECTORY_TRIES_MAX, DIRECTORY_PAUSE_S = 100, 0.1  # while there is no runtime directory
 WAIT_S_MAX = 1e8  # three years stand in the heartbeat for a wait without end
@@ -65,6 +74,7 @@ class Runtime:
         self.training: object = None  # the TrainingRun of the session that the process trains with now
         self.finish_session: Callable[[], None] = lambda: None  # for a program that ends without ending it
         self.on_ready: Callable[[], None] = lambda: None  # called once, on the training thread
+        self.named_logdir = ""  # as the program has named it first
         self.interrupt: Callable[[], None] = lambda: None  # ends a program that has no session yet
         self.gate: Callable[[], None] | None = None  # where a hot standby sleeps until it is the trainer
         self._start = start
@@ -132,6 +142,15 @@ class Runtime:
             yield
         finally:
             self.release_run()
+
+    def adopt_logdir(self, logdir: Path) -> None:
+        """Makes `logdir`, which the program has named, that of the run.  UserError if it cannot be."""
+        with self.held_run():
+            told = self.link.ask(WATCHDOG, AdoptLogdir(str(logdir)), ADOPT_S_MAX)
+        assert isinstance(told.body, LogdirAdopted), "the answer to AdoptLogdir"
+        if told.body.error:
+            raise UserError(told.body.error, exit_code=exit_codes.LOGDIR_UNUSABLE)
+        self._start = self.start.with_logdir(str(logdir))
 
     def become_trainer(self, start: Start) -> None:
         """Makes this process trainer `start.incarnation`."""
@@ -347,13 +366,3 @@ def current() -> Runtime | None:
 def watched() -> list[Runtime]:
     """The runtimes whose watchdogs watch this process now."""
     return list(_begun)
-
-
-def check_logdir(runtime: Runtime, logdir: str) -> None:
-    """UserError if `logdir` is not the run's; it says what to pass."""
-    if local_home(logdir) != runtime.paths.logdir:
-        shown = logdir if is_remote(logdir) else os.path.abspath(logdir)
-        raise UserError(
-            f"the program's logdir is {shown}, but the run's is {runtime.start.logdir}; "
-            f"start it with `procsv launch --logdir {logdir} …`, or leave logdir out of the program"
-        )

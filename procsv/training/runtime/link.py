@@ -27,6 +27,7 @@ from procsv.ipc.messaging.messages import (
     FlushDone,
     Hello,
     Inject,
+    LogdirAdopted,
     Message,
     Rejected,
     RestoreFrom,
@@ -48,7 +49,19 @@ Handler = Callable[[Any], None]  # of the body of a message
 # The messages that a training process does something with.  Some have their handler only while a session lasts; any other
 # is refused, and counted.
 HEARD = frozenset(
-    {Durable, FlushDone, Inject, Rejected, RestoreFrom, SaveFailed, ServiceLost, StopTraining, Unwritable, Written}
+    {
+        Durable,
+        FlushDone,
+        Inject,
+        LogdirAdopted,
+        Rejected,
+        RestoreFrom,
+        SaveFailed,
+        ServiceLost,
+        StopTraining,
+        Unwritable,
+        Written,
+    }
 )
 
 

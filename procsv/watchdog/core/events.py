@@ -56,6 +56,16 @@ class TreeGone(msgspec.Struct, frozen=True):
     incarnation: int
 
 
+class LogdirAdopted(msgspec.Struct, frozen=True):
+    """The directory that the program has named is the run's logdir now."""
+
+    task: TaskId
+    incarnation: int
+    logdir: str
+    shown: str  # the same, for people
+    saved_step: int = NO_STEP  # that the program resumes from there, as far as it can be seen
+
+
 class Said(msgspec.Struct, frozen=True):
     """A message from the trainer or a service.  `answers`: what of ours it answers, if it does."""
 
@@ -178,6 +188,7 @@ Event = (
     | RecycleAsked
     | StopAsked
     | PreemptAsked
+    | LogdirAdopted
     | LogdirTaken
     | StandbySaid
     | Promoted

@@ -115,6 +115,9 @@ class Core:
                 self.tasks[event.task].not_promoted(now_s)
             case events.StopAsked():
                 self._stop_asked(event, now_s)
+            case events.LogdirAdopted(name, incarnation, logdir, shown, saved_step):
+                journal = actions.Journal("logdir_adopted", name, incarnation, {"logdir": logdir})
+                self._out += [journal, actions.Say(wording.adopted(shown, saved_step)), actions.WriteRun()]
             case events.LogdirTaken(by):
                 self._logdir_taken(by, now_s)
             case events.RecycleAsked(why, by_hand, name):

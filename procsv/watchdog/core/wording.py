@@ -32,16 +32,25 @@ def where_from(memory_step: int, durable_step: int) -> str:
     return f"from step {step}" + (" in memory" if memory_step > durable_step else "")
 
 
-def greet(version: str, logdir: str, memory_step: int, durable_step: int) -> tuple[str, str, str]:
-    """The first lines of a launch: who speaks, what it resumes from, how to watch it."""
+def greet(version: str, directory: str, logdir: str, memory_step: int, durable_step: int) -> tuple[str, str, str]:
+    """The first lines of a launch: who speaks, what it resumes from, how to watch it.
+
+    `logdir`: where checkpoints and events go, if that is not the run's own `directory`.
+    """
     is_new = max(memory_step, durable_step) < 0
-    where, on_disk = shlex.quote(logdir), " on disk" if memory_step <= durable_step else ""
+    where, on_disk = shlex.quote(directory), " on disk" if memory_step <= durable_step else ""
     begins = "nothing is saved there yet: the program starts from the beginning"
     return (
-        f"version {version}; run directory {logdir}",
+        f"version {version}; run directory {directory}" + (f", checkpoints and events in {logdir}" if logdir else ""),
         begins if is_new else f"the program resumes {where_from(memory_step, durable_step)}{on_disk}",
         f"watch it with procsv top {where}; Ctrl-C saves and stops",
     )
+
+
+def adopted(logdir: str, saved_step: int) -> str:
+    """The program has named its directory; `saved_step`: of what is saved there."""
+    found = f"; step {saved_step} is saved there" if saved_step >= 0 else ""
+    return f"checkpoints and events go to {logdir}, as the program says{found}"
 
 
 def training(recovered: FirstStepDone, death_s: float, last: LastExit | None) -> str:

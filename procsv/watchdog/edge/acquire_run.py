@@ -23,6 +23,7 @@ from procsv.base.clock import Clock
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import PROGRAM_ROLES, TRAINER
 from procsv.base.outcome import NO_STEP
+from procsv.base.run.adoption import adopted_logdir, remove_pointer
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.lease import Lease, LeaseFile, find_place
 from procsv.base.run.manifest import saved_step
@@ -34,6 +35,7 @@ from procsv.base.system.atomic_file import set_aside
 from procsv.base.system.locks import DirectoryLock, FileLock
 from procsv.base.terminal import printable
 from procsv.base.text import is_remote
+from procsv.watchdog.edge.resources.adopted_logdir import refuse_if_adopted
 from procsv.watchdog.edge.resources.logdir_lease import in_use, take_lease
 from procsv.watchdog.edge.resources.orphans import Orphans
 
@@ -54,6 +56,7 @@ class Opened(msgspec.Struct):
     step_s: float = 0.0  # how long a step took in the run before; 0.0 if nobody knows
     saved_step: int = NO_STEP  # of what earlier runs have left to go on from, as far as it can be seen
     taken_from: Lease | None = None  # of another machine, which had not renewed it
+    adopted: Path | None = None  # the logdir that the run before has adopted from the program
 
 
 def open_run(
@@ -85,7 +88,9 @@ def open_run(
                 if before is not None and before.paths.run_dir != paths.run_dir:
                     _clear_other_run_dir(before.paths)
                 _check_room(paths)
+                refuse_if_adopted(paths)
                 taken_from = take_lease(paths, us, clock, wait, say, has_lock=heirs.is_firm)
+                remove_pointer(paths.logdir)
                 break
             lock.let_go()  # the services of the run before have removed the run directory under us
             heirs.let_go()
@@ -103,7 +108,15 @@ def open_run(
     if before is not None and is_remote(before.logdir):
         saved = before.durable_step  # the files are not here to be seen
     return Opened(
-        lock, heirs, us, _last_incarnation(paths, before) + 1, _seen_until(paths, before), step_s, saved, taken_from
+        lock,
+        heirs,
+        us,
+        _last_incarnation(paths, before) + 1,
+        _seen_until(paths, before),
+        step_s,
+        saved,
+        taken_from,
+        adopted_logdir(before),
     )
 
 

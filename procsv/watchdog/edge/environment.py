@@ -45,6 +45,9 @@ class ProcessTable(Protocol):
     def clear_tree(self, task: TaskId) -> bool:
         """Kills what a dead task has left.  True once nothing of it holds the logdir or the GPU."""
 
+    def use_logdir(self, logdir: str) -> None:
+        """Processes that are started from now on have it as their logdir, and the run's own directory as their root."""
+
     def reap_strays(self) -> None: ...
     def is_stopped(self, task: TaskId) -> bool: ...
     def doing(self, task: TaskId) -> str: ...
@@ -76,6 +79,9 @@ class Sockets(Protocol):
 
 class Held(Protocol):
     """The logdir, as far as it is ours."""
+
+    def adopt(self, logdir: Path) -> None:
+        """Takes another directory beside it, which the program has named.  UserError if that does not go."""
 
     def keep(self, now_s: float) -> str:
         """Renews our lease of it, every few seconds; who has taken that, or ""."""

@@ -6,12 +6,15 @@ Made by main.py.  Decides nothing, and touches the world only through its enviro
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, assert_never
 
 import msgspec
 
 from procsv.base.errors import UserError
 from procsv.base.identity import COMMAND_LINE, STANDBY, WATCHDOG, TaskId
+from procsv.base.run.manifest import saved_step
+from procsv.base.run.paths import shorten_path
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging import messages
@@ -234,6 +237,9 @@ class Reactor:
             case messages.RestartTrainer():
                 self.handle(events.RecycleAsked("procsv restart", by_hand=True))
                 self._sockets.server.acknowledge(received)
+            case messages.AdoptLogdir(logdir) if received.task in self._core.tasks:
+                answer = messages.LogdirAdopted(self._adopt_logdir(received, logdir))
+                self._sockets.server.send_reliable(received.who, answer, re=received.seq)
             case messages.StopRun(now):
                 self.handle(events.StopAsked("procsv stop", now))
                 self._sockets.server.acknowledge(received)  # what it asks for is written down by now
@@ -241,6 +247,26 @@ class Reactor:
                 if received.task in self._core.tasks:
                     self.handle(events.Said(received.task, received.incarnation, body))
                 self._sockets.server.acknowledge(received)
+
+    def _adopt_logdir(self, received: Received, logdir: str) -> str:
+        """Why the program's directory cannot be the run's logdir, or ""."""
+        start = self._facts.start
+        if start.root or not start.may_adopt:
+            return "" if logdir == start.logdir else f"the run's logdir is {start.logdir}"
+        try:
+            self._env.held.adopt(Path(logdir))
+        except UserError as error:
+            return str(error)
+        self._facts = msgspec.structs.replace(self._facts, start=start.with_logdir(logdir))
+        self._processes.use_logdir(logdir)
+        task, incarnation, shown, step = (
+            received.task,
+            received.incarnation,
+            shorten_path(logdir),
+            saved_step(Path(logdir)),
+        )
+        self.handle(events.LogdirAdopted(task, incarnation, logdir, shown, step))
+        return ""
 
     def _heard_from_service(self, task: TaskId, client: ClientEndpoint, received: Received) -> None:
         answered = received.answers

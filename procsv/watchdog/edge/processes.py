@@ -131,6 +131,9 @@ class Processes(msgspec.Struct):
         failpoint("watchdog.after_exec")  # killed here: nobody knows of the child, which finds its lifeline cut
         return self._list(task, incarnation, child, line)
 
+    def use_logdir(self, logdir: str) -> None:
+        self.start = self.start.with_logdir(logdir)
+
     def take_writer_lock(self, task: TaskId, incarnation: int) -> FileLock:
         """WriterLockHeld as long as anything of the older tree has it, whatever has become of the file."""
         lock = FileLock(self.start.paths.writer_lock(task))

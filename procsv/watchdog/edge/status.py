@@ -34,6 +34,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
         target=start.target,
         args=start.args,
         logdir=start.logdir,
+        root=start.root,
         run_dir=start.run_dir,
         shm_dir=start.shm_dir,
         pid=facts.watchdog.pid,

@@ -75,7 +75,7 @@ class Injector:
 
     def _find_for_logdir(self, fault: Fault) -> Callable[[], object] | None:
         if fault.action == "corrupt":
-            return lambda: corrupt_newest(self._paths.logdir, fault.how)
+            return lambda: corrupt_newest(self._processes.start.checkpoint_dir, fault.how)
         if any(self._processes.running.get(task) is None for task, spec in SERVICES.items() if spec.is_critical):
             return None
         return lambda: self._fill(fault.number)

@@ -1,6 +1,7 @@
-"""The lease of a logdir: taken at the start of a run, at once or after a watch where another machine may hold it, and kept.
+"""The lease of a logdir: taken at once, or after a watch where another machine may hold it.
 
-Used by acquire_run.py, with the directory's lock in hand, and by event_loop.py.  Never compares a clock with another machine's.
+Used by acquire_run.py and adopted_logdir.py, with the directory's lock in hand; held_logdir.py keeps it.  Never compares a clock
+with another machine's.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from procsv.base.errors import LogdirLocked
 from procsv.base.run.lease import (
     Lease,
     LeaseFile,
-    LeaseKeeper,
     Place,
     Standing,
     decode_lease,
@@ -21,7 +21,6 @@ from procsv.base.run.lease import (
     taken_by,
 )
 from procsv.base.run.paths import RunPaths
-from procsv.base.system.locks import DirectoryLock
 from procsv.base.terminal import printable
 
 LEASE_S = 60.0  # one that has not changed for so long, while somebody watched, has ended
@@ -30,24 +29,6 @@ SETTLE_S = 2.0  # who has taken over an ended one looks again after this: two ma
 LOOK_S = 0.5
 
 Wait = Callable[[float], None]
-
-
-class HeldLogdir:
-    """The logdir of a run: its lock, and its lease."""
-
-    def __init__(self, paths: RunPaths, lease: Lease, heirs: DirectoryLock, clock: Clock) -> None:
-        self._heirs, self._clock = heirs, clock
-        self._keeper = LeaseKeeper(paths, lease, clock.monotonic())
-
-    def keep(self, now_s: float) -> str:
-        """Renews the lease, if it is time; who has taken it, for people, or ""."""
-        if not self._keeper.is_due(now_s):
-            return ""
-        taken = self._keeper.renew(now_s, self._clock.wall())
-        if taken is not None:
-            return _who(taken)
-        self._heirs.follow()
-        return ""
 
 
 def take_lease(
@@ -83,7 +64,7 @@ def take_lease(
 def _watch(paths: RunPaths, file: LeaseFile, data: bytes, clock: Clock, wait: Wait, say: Callable[[str], None]) -> None:
     """Waits until a lease has ended; LogdirLocked as soon as it is renewed."""
     found = decode_lease(data)
-    who = _who(found) if found is not None else "somebody"
+    who = name_holder(found) if found is not None else "somebody"
     seconds = LEASE_S_LOOKS_OLD if file.age_s() > LEASE_S else LEASE_S
     say(f"{who} has had {paths.logdir}; watching for {seconds:.0f} s whether it still does")
     until_s = clock.monotonic() + seconds
@@ -108,11 +89,11 @@ def in_use(paths: RunPaths, lease: Lease, here: Place | None) -> str:
             f"look at it with `procsv status {paths.logdir}`, end it with `procsv stop {paths.logdir}`"
         )
     return (
-        f"the logdir {paths.logdir} is in use: {_who(lease)} runs it since {when}; end it there, with `procsv stop`. "
+        f"the logdir {paths.logdir} is in use: {name_holder(lease)} runs it since {when}; end it there, with `procsv stop`. "
         f"Once that machine is dead, and its lease {LEASE_S:.0f} s old, the same command takes over"
     )
 
 
-def _who(lease: Lease) -> str:
-    """Whoever can write to the logdir may have put anything there."""
+def name_holder(lease: Lease) -> str:
+    """For people.  Whoever can write to the logdir may have put anything there."""
     return printable(f"process {lease.pid} on {lease.place.host} ({lease.what})")

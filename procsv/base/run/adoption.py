@@ -1,0 +1,76 @@
+"""A run that has adopted the logdir of its program: checkpoints and events lie there, the run's own files elsewhere.
+
+`procsv launch` without --logdir begins in `runs/<target>`, the run's own directory.  When the program names another one, the
+run goes on with that as its logdir.  run.json in the own directory names the logdir, and a pointer in `<logdir>/procsv` leads
+back: only where both agree does either lead anywhere, so a directory that was copied, or made anew, stands for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from procsv.base.json_data import decode_sealed, encode_json, seal
+from procsv.base.run.paths import find_paths, local_home
+from procsv.base.run.records import record_mode
+from procsv.base.run.run_file import RunFile, find_run_in
+from procsv.base.system.atomic_file import replace_file
+from procsv.base.text import is_remote
+
+POINTER_BYTES_MAX = 2**14
+
+
+class Pointer(msgspec.Struct, frozen=True):
+    """The contents of pointer.json."""
+
+    root: str  # the run's own directory, relative to the logdir: they may be moved together
+
+
+def pointer_of(logdir: Path) -> Path:
+    return logdir / "procsv" / "pointer.json"
+
+
+def write_pointer(logdir: Path, root: Path) -> None:
+    """Makes `logdir` lead to the run in `root`; nothing if it does.  OSError."""
+    pointer = Pointer(os.path.relpath(root, logdir))
+    if _read_pointer(logdir) != pointer:
+        path = pointer_of(logdir)
+        replace_file(path, seal(encode_json(pointer)) + b"\n", mode=record_mode(path.parent))
+
+
+def remove_pointer(logdir: Path) -> None:
+    """`logdir` is a run's own directory from now on."""
+    with contextlib.suppress(OSError):
+        pointer_of(logdir).unlink()
+
+
+def root_of(logdir: str | os.PathLike[str]) -> Path | None:
+    """The own directory of the run that has adopted `logdir`; None if none has."""
+    if is_remote(os.fspath(logdir)):
+        return None
+    real = local_home(os.fspath(logdir))
+    pointer = _read_pointer(real)
+    if pointer is None:
+        return None
+    root = Path(os.path.realpath(real / pointer.root))
+    run = None if root == real else find_run_in(find_paths(root))
+    return root if run is not None and run.checkpoint_dir == real else None
+
+
+def adopted_logdir(run: RunFile | None) -> Path | None:
+    """The logdir that `run` has adopted, if that still leads back to it."""
+    if run is None or not run.root:
+        return None
+    logdir = run.checkpoint_dir
+    return logdir if root_of(logdir) == run.paths.logdir else None
+
+
+def _read_pointer(logdir: Path) -> Pointer | None:
+    try:
+        with pointer_of(logdir).open("rb") as file:
+            return decode_sealed(file.read(POINTER_BYTES_MAX), Pointer)
+    except (OSError, msgspec.DecodeError):
+        return None

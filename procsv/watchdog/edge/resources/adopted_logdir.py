@@ -1,0 +1,100 @@
+"""The logdir that the run has adopted from its program: locked and leased as the run's own directory is, and leading to it.
+
+Used by held_logdir.py while a run lives, and by main.py at its start.  What the program's processes inherit is the lock of the run's own
+directory: whoever wants the logdir follows its pointer there, and finds what a killed watchdog has left.  Killed anywhere in
+`take`: run.json does not name the logdir yet, so the pointer leads nowhere, and the next launch begins again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from procsv.base.clock import Clock
+from procsv.base.errors import LogdirLocked
+from procsv.base.run.adoption import root_of, write_pointer
+from procsv.base.run.lease import Lease, LeaseFile, LeaseKeeper, find_place
+from procsv.base.run.paths import RunPaths, find_paths
+from procsv.base.run.records import PRIVATE, whose
+from procsv.base.run.run_file import RunFile, find_run_in
+from procsv.base.system.locks import DirectoryLock
+from procsv.watchdog.edge.resources.logdir_lease import Wait, in_use, name_holder, take_lease
+
+
+class AdoptedLogdir:
+    def __init__(self, logdir: Path, root: Path, lease: Lease, clock: Clock) -> None:
+        """`lease`: the run's."""
+        self._paths, self._root, self._lease, self._clock = find_paths(logdir), root, lease, clock
+        self._lock = DirectoryLock(self._paths.home)
+        self._keeper: LeaseKeeper | None = None
+
+    def take(self, wait: Wait, say: Callable[[str], None]) -> None:
+        """LogdirLocked if another run has it, or it cannot be written.  `wait` raises where nobody may be kept waiting."""
+        paths = self._paths
+        try:
+            paths.home.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+            refuse_if_adopted(paths, self._root)
+            _refuse_if_active(paths, find_run_in(paths))
+            if not self._lock.try_acquire():
+                raise _still_held(paths)
+            take_lease(paths, self._lease, self._clock, wait, say, has_lock=self._lock.is_firm)
+            write_pointer(paths.logdir, self._root)
+        except OSError as error:
+            self._lock.let_go()
+            text = f"the logdir {paths.logdir} cannot be written: {error.strerror}{whose(paths.logdir)}"
+            raise LogdirLocked(text) from error
+        except BaseException:
+            self._lock.let_go()
+            raise
+        self._keeper = LeaseKeeper(paths, self._lease, self._clock.monotonic())
+
+    def keep(self, now_s: float) -> str:
+        """Renews the lease, if it is time, and makes anew what the program has deleted with its logdir; who has taken it, or ""."""
+        if self._keeper is None or not self._keeper.is_due(now_s):
+            return ""
+        if self._paths.logdir.is_dir():
+            with contextlib.suppress(OSError):  # full, read-only: tried again
+                self._paths.home.mkdir(mode=PRIVATE, exist_ok=True)
+                write_pointer(self._paths.logdir, self._root)
+        taken = self._keeper.renew(now_s, self._clock.wall())
+        if taken is not None:
+            return name_holder(taken)
+        self._lock.follow()
+        return ""
+
+    def let_go(self) -> None:
+        LeaseFile(self._paths).remove(self._lease.run)
+        self._lock.let_go()
+
+
+def refuse_if_adopted(paths: RunPaths, root: Path | None = None) -> None:
+    """LogdirLocked if a run elsewhere, but for that in `root`, has adopted this logdir and something of it is alive."""
+    other = root_of(paths.logdir)
+    if other is None or other == root:
+        return
+    theirs = find_paths(other)
+    _refuse_if_active(paths, find_run_in(theirs))
+    lock = DirectoryLock(theirs.home)
+    try:
+        if not lock.try_acquire():
+            raise _still_held(theirs)
+    finally:
+        lock.let_go()
+
+
+def _refuse_if_active(paths: RunPaths, run: RunFile | None) -> None:
+    if run is not None and run.is_active and run.ended_at is None:
+        here = find_place()
+        lease = Lease(run=run.run, place=here, pid=run.pid, started=0.0, what="procsv launch", since=run.started_at)
+        raise LogdirLocked(in_use(paths, lease, here))
+
+
+def _still_held(paths: RunPaths) -> LogdirLocked:
+    holder = LeaseFile(paths).holder()
+    if holder is not None and holder.process.is_alive():
+        return LogdirLocked(in_use(paths, holder, find_place()))
+    return LogdirLocked(
+        f"what an earlier run started in {paths.logdir} is still alive; start it again once that has ended, or end it with "
+        f"`procsv stop {paths.logdir}`"
+    )

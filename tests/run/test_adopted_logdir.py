@@ -1,0 +1,267 @@
+"""A launch without --logdir goes where the program says: one directory for checkpoints and events, found from both sides."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psutil
+import pytest
+
+from procsv.base.run.adoption import root_of
+from procsv.base.run.lease import LeaseFile
+from procsv.base.run.paths import find_paths
+from procsv.base.run.run_file import read_run
+from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# As `procsv launch`, which is not told where; the first argument is where it is expected to go.
+LAUNCH = "import os, sys; os.execv(sys.executable, [sys.executable, '-m', 'procsv', 'launch', *sys.argv[2:]])"
+
+TRAIN = """
+import os, sys, tempfile, time
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+kind, place, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+logdir = tempfile.mkdtemp(dir=place) if kind.endswith("-new") else place
+step = tf1.train.get_or_create_global_step()
+total = tf1.get_variable("total", [], tf.float64, initializer=tf1.zeros_initializer())
+with tf.control_dependencies([total.assign_add(tf.cast(step, tf.float64))]):
+    train = step.assign_add(1)
+
+def loop(session, should_stop):
+    now = 0
+    while not should_stop() and now < steps:
+        now = session.run(train)
+        time.sleep(0.01)
+    print("ended at", now, "with", session.run(total), flush=True)
+
+if kind.startswith("supervisor"):
+    supervisor = tf1.train.Supervisor(logdir=logdir, save_model_secs=1)
+    with supervisor.managed_session() as session:
+        loop(session, supervisor.should_stop)
+    supervisor.stop()
+else:
+    hooks = [tf1.train.StopAtStepHook(steps)]
+    with tf1.train.MonitoredTrainingSession(checkpoint_dir=logdir, save_checkpoint_secs=1, hooks=hooks) as session:
+        while not session.should_stop():
+            now = session.run(train)
+            time.sleep(0.01)
+    print("ended at", now, flush=True)
+"""
+
+# What a Supervisor does with its directory, without TensorFlow.
+NAMES = """
+import shutil, sys, threading
+from procsv.training.runtime.context import current
+from procsv.training.runtime.program_logdir import settle_logdir
+
+if sys.argv[1] == "deletes":
+    shutil.rmtree(sys.argv[2], ignore_errors=True)
+stopped = threading.Event()
+current().on_stop(lambda reason: stopped.set())
+for given in sys.argv[2:]:
+    print("uses", settle_logdir(current(), given), flush=True)
+if sys.argv[1] != "ends":
+    with current().held_run():
+        print("begun", flush=True)
+        stopped.wait()
+"""
+
+
+@contextlib.contextmanager
+def run_in(place: Path, program: str, *args: str, name: str = "train", to: str = "", **env: str) -> Iterator[Launched]:
+    """`procsv launch ARGS…` in `place`, of a program `name`; `to`: the directory under runs/ that it is expected to use."""
+    (place / f"{name}.py").write_text(program)
+    command = [arg.replace("PROGRAM", f"{name}.py") for arg in args]
+    with launched(
+        place / "runs" / (to or name), *command, cwd=place, launcher=(sys.executable, "-c", LAUNCH), **env
+    ) as run:
+        yield run
+
+
+def begun(run: Launched, times: int = 1) -> None:
+    """`times`: what earlier launches have printed is in the same file."""
+    run.wait_for("its directory", lambda: run.said().count("begun") == times)
+
+
+def sum_below(steps: int) -> float:
+    return steps * (steps - 1) / 2
+
+
+@pytest.mark.fault
+def test_checkpoints_go_where_the_supervisor_says_and_both_directories_lead_to_the_run(tmp_path: Path) -> None:
+    logdir = tmp_path / "logs"
+    train = ("--drop-in", "PROGRAM", "supervisor", "logs")
+    with run_in(tmp_path, TRAIN, *train, "400") as run:
+        run.wait_event("checkpoint_durable")
+        run.wait_step(100)
+        run.kill("trainer")
+        assert run.wait_end() == 0
+    durable = run.events("checkpoint_durable")
+    assert {Path(entry["path"]).parent for entry in durable} == {logdir}
+    assert run.events("recovered")[1]["step"] > 0
+    assert f"ended at 400 with {sum_below(400)}" in run.said()
+    assert "checkpoints and events go to logs, as the program says" in run.said()
+    assert list(logdir.glob("events.out.tfevents.*"))
+    assert sorted(path.name for path in (logdir / "procsv").iterdir()) == ["pointer.json"]
+    assert [path.name for path in run.logdir.iterdir()] == ["procsv"]
+    for directory in (logdir, run.logdir):
+        status = json.loads(procsv("status", str(directory), "--json").stdout)
+        assert (status["logdir"], status["root"], status["state"]) == (str(logdir), str(run.logdir), "done")
+        listed = json.loads(procsv("checkpoints", str(directory), "--json").stdout)
+        assert listed["checkpoints"][-1]["step"] == 400
+        assert json.loads(procsv("report", str(directory), "--json").stdout)["logdir"] == str(logdir)
+        assert "ended at 400" in procsv("logs", str(directory)).stdout
+
+    # The same command goes on there, from the first moment.
+    with run_in(tmp_path, TRAIN, *train, "500") as run:
+        assert run.wait_end() == 0
+    assert f"ended at 500 with {sum_below(500)}" in run.said()
+    assert "run directory runs/train, checkpoints and events in logs" in run.said()
+    assert "resumes from step 400 on disk" in run.said()
+    assert len(run.events("logdir_adopted")) == 1
+
+
+@pytest.mark.fault
+def test_a_program_with_a_new_directory_at_each_start_goes_on_in_its_first_one_until_a_new_run_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    train = ("PROGRAM", "monitored-new", ".", "300")
+    with run_in(tmp_path, TRAIN, "--drop-in", *train) as run:
+        run.wait_event("checkpoint_durable")
+        run.wait_step(100)
+        run.kill("trainer")
+        assert run.wait_end() == 0
+    first = Path(run.events("logdir_adopted")[0]["logdir"])
+    assert {Path(entry["path"]).parent for entry in run.events("checkpoint_durable")} == {first}
+    assert run.events("recovered")[1]["step"] > 0
+    assert run.said().count(f"this time; the run goes on in {first}") == 1
+    made = [path for path in tmp_path.glob("tmp*") if path != first]
+    assert [list(path.iterdir()) for path in made] == [[]]  # of the second start, and not used
+
+    with run_in(tmp_path, TRAIN, "--new", "--drop-in", *train, to="train-2") as run:
+        assert run.wait_end() == 0
+    assert run.events("recovered")[0]["source"] == "fresh"
+    assert Path(run.events("logdir_adopted")[0]["logdir"]) not in (first, *made)
+
+    with run_in(tmp_path, TRAIN, "--drop-in", *train, to="train-2") as run:  # the newest is the one that is meant
+        assert run.wait_end() == 0
+    assert "resumes from step 300" in run.said()
+
+
+def names(*given: str, kind: str = "stays") -> tuple[str, ...]:
+    return ("PROGRAM", kind, *given)
+
+
+@pytest.mark.fault
+def test_a_logdir_that_another_run_has_adopted_is_refused_and_the_error_says_who_has_it(tmp_path: Path) -> None:
+    with run_in(tmp_path, NAMES, *names("logs")) as run:
+        begun(run)
+        with run_in(tmp_path, NAMES, *names("logs"), name="other") as other:
+            assert other.wait_end() == 70
+        assert f"the logdir {tmp_path}/logs is in use: process {run.process.pid}" in other.said()
+        assert f"procsv status {tmp_path}/logs" in other.said()
+        told = procsv("launch", "--logdir", str(tmp_path / "logs"), str(tmp_path / "train.py"), "stays", "logs")
+        assert (told.returncode, f"process {run.process.pid}" in told.stderr) == (73, True)
+        assert procsv("stop", str(tmp_path / "logs")).returncode == 0
+        assert run.wait_end() == 75
+    assert not LeaseFile(find_paths(tmp_path / "logs")).read()
+
+
+@pytest.mark.fault
+def test_what_a_killed_watchdog_has_left_keeps_others_from_the_adopted_logdir(tmp_path: Path) -> None:
+    with run_in(tmp_path, NAMES, *names("logs")) as run:
+        begun(run)
+        trainer = psutil.Process(run.kill("trainer", signal.SIGSTOP))
+        others = [psutil.Process(run.kill(role)) for role in ("watchdog", "checkpoint", "summary")]
+        run.process.wait()
+        psutil.wait_procs(others, timeout=NEWS_S_MAX)
+        told = procsv("launch", "--logdir", str(tmp_path / "logs"), str(tmp_path / "train.py"), "stays", "logs")
+        assert (told.returncode, "is still alive" in told.stderr) == (73, True)
+
+        trainer.send_signal(signal.SIGCONT)
+        psutil.wait_procs([trainer], timeout=NEWS_S_MAX)
+    with run_in(tmp_path, NAMES, *names("logs")) as run:
+        begun(run, 2)
+        assert run.said().count("uses logs") == 2  # as the program has written it
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait_end() == 75
+
+
+@pytest.mark.fault
+def test_a_run_with_its_own_logdir_there_ends_the_adoption_and_the_next_launch_adopts_anew(tmp_path: Path) -> None:
+    with run_in(tmp_path, NAMES, *names("logs", kind="ends")) as run:
+        assert run.wait_end() == 0
+    assert root_of(tmp_path / "logs") == run.logdir
+    ended = procsv("launch", "--standby", "off", "--logdir", str(tmp_path / "logs"), str(tmp_path / "train.py"), "ends")
+    assert ended.returncode == 0
+    assert root_of(tmp_path / "logs") is None
+    assert json.loads(procsv("status", str(tmp_path / "logs"), "--json").stdout)["root"] == ""
+    with run_in(tmp_path, NAMES, *names("logs", kind="ends")) as run:
+        assert run.wait_end() == 0
+    assert root_of(tmp_path / "logs") == run.logdir
+    assert len(run.events("logdir_adopted")) == 2
+
+
+@pytest.mark.fault
+def test_a_program_that_is_told_another_directory_is_refused_with_what_to_say(tmp_path: Path) -> None:
+    with run_in(tmp_path, NAMES, *names("logs", kind="ends")) as run:
+        assert run.wait_end() == 0
+    with run_in(tmp_path, NAMES, *names("more/of/it", kind="ends")) as run:
+        assert run.wait_end() == 70
+    assert "the program is told to use more/of/it: begin a new run with `procsv launch --new …`" in run.said()
+    with run_in(tmp_path, NAMES, *names("two", "three", kind="ends"), name="both") as run:
+        assert run.wait_end() == 70
+    assert f"the program's logdir is {tmp_path}/three, but the run's is {tmp_path}/two" in run.said()
+
+
+@pytest.mark.fault
+def test_a_program_that_deletes_its_directory_at_each_start_leaves_the_way_to_the_run(tmp_path: Path) -> None:
+    with run_in(tmp_path, NAMES, *names("logs", kind="deletes")) as run:
+        begun(run)
+        run.kill("trainer")
+        begun(run, 2)
+        (tmp_path / "logs").mkdir(exist_ok=True)  # as a Supervisor does
+        run.wait_for("the pointer", lambda: root_of(tmp_path / "logs") == run.logdir)
+        run.wait_for("the lease", lambda: LeaseFile(find_paths(tmp_path / "logs")).holder())
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait_end() == 75
+
+
+@pytest.mark.fault
+def test_a_run_ends_loudly_when_another_machine_takes_the_logdir_that_it_has_adopted(tmp_path: Path) -> None:
+    with run_in(tmp_path, NAMES, *names("logs")) as run:
+        begun(run)
+        file = LeaseFile(find_paths(tmp_path / "logs"))
+        lease = file.holder()
+        assert lease is not None
+        file.replace(msgspec.structs.replace(lease, run="0123456789abcdef", pid=1, what="another"))
+        assert run.wait_end() not in (0, 75)
+    assert "another" in run.said()
+
+
+def test_a_logdir_that_was_moved_with_its_run_or_copied_leads_where_it_should(tmp_path: Path) -> None:
+    here, there, copy = tmp_path / "here", tmp_path / "there", tmp_path / "copy"
+    here.mkdir()
+    with run_in(here, NAMES, *names("logs", kind="ends")) as run:
+        assert run.wait_end() == 0
+    shutil.copytree(here, copy)
+    here.rename(there)
+    for place in (there, copy):
+        assert root_of(place / "logs") == place / "runs" / "train"
+        status: dict[str, Any] = json.loads(procsv("status", str(place / "logs"), "--json").stdout)
+        assert (status["logdir"], status["root"]) == (str(place / "logs"), str(place / "runs" / "train"))
+    (there / "runs" / "train" / "procsv" / "run.json").unlink()
+    assert root_of(there / "logs") is None
+    assert read_run(copy / "runs" / "train" / "procsv" / "run.json") is not None
