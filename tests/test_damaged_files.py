@@ -22,6 +22,7 @@ from procsv.base.clock import Clock
 from procsv.base.errors import PeerError, UserError
 from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.base.outcome import LastExit
+from procsv.base.run.adoption import pointer_of, root_of, write_pointer
 from procsv.base.run.journal import Journal, read_journal
 from procsv.base.run.lease import Lease, LeaseFile, Place
 from procsv.base.run.manifest import FileSum, Manifest, saved_step
@@ -76,6 +77,11 @@ class Readers:
     paths: RunPaths
     clock: Clock
 
+    @property
+    def adopted(self) -> Path:
+        """The logdir of another run, whose own directory is elsewhere."""
+        return self.paths.logdir.parent / "adopted"
+
     def write_all(self) -> dict[Path, Callable[[], Any]]:
         paths = self.paths
         for directory in (paths.home, paths.run_dir, paths.shm_dir, paths.staging / "2"):
@@ -87,6 +93,7 @@ class Readers:
             paths.lease: self.lease(),
             paths.logdir / "model.ckpt-7.manifest.json": self.manifest(),
             paths.staging / "2" / "intent.json": self.intent(),
+            pointer_of(self.adopted): self.pointer(),
             paths.home / "checkpoints.json": self.stored_state(),
             paths.logdir / "checkpoint": self.state_file(),
             paths.loaded: self.loaded(),
@@ -112,6 +119,18 @@ class Readers:
             return read_run(self.paths.run_json)
 
         return read
+
+    def pointer(self) -> Callable[[], Any]:
+        root = self.adopted.parent / "runs"
+        home = root / "procsv"
+        for directory in (home, pointer_of(self.adopted).parent):
+            directory.mkdir(parents=True)
+        run = read_run(self.paths.run_json)
+        assert run is not None, "what `run_file` has written"
+        adopting = msgspec.structs.replace(run, logdir=str(self.adopted), root=str(root))
+        write_run(home / "run.json", adopting, durable=False)
+        write_pointer(self.adopted, root)
+        return lambda: root_of(self.adopted)
 
     def journal(self) -> Callable[[], Any]:
         book = Journal(self.paths.journal, self.clock)
@@ -271,7 +290,15 @@ class Readers:
         return read
 
 
-CHECKED = {"run.json", "model.ckpt-7.manifest.json", "intent.json", "checkpoints.json", "slot.1.0", "events.1-x.pos"}
+CHECKED = {
+    "run.json",
+    "pointer.json",
+    "model.ckpt-7.manifest.json",
+    "intent.json",
+    "checkpoints.json",
+    "slot.1.0",
+    "events.1-x.pos",
+}
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # of protobuf, which goes on

@@ -8,8 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from procsv.base.run.adoption import write_pointer
 from procsv.base.run.lease import Lease, LeaseFile, Place
+from procsv.base.run.paths import find_paths
+from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system import disk
+from procsv.base.system.system_clock import SystemClock
+from procsv.services.checkpoint.store.local_store import Store
 from tests.support.commits import Commits
 from tests.support.power_loss import read_tree
 
@@ -60,3 +65,30 @@ def test_row_53_what_was_written_when_the_lease_was_taken_is_not_committed(
 def test_the_runs_own_lease_is_in_nobodys_way(case: Commits) -> None:
     files_of(case).create(msgspec.structs.replace(THEIRS, run=case.run.id))
     assert case.commit(4, case.open_store()).step == 4
+
+
+def run_file(run: Any, logdir: Path) -> RunFile:
+    """Of the run, once it has adopted `logdir`."""
+    paths = run.start().paths
+    return RunFile(
+        run=run.id, target="train.py", logdir=str(logdir), root=str(paths.logdir), run_dir=str(paths.run_dir),
+        shm_dir=str(paths.shm_dir), pid=4_000_000, started=1.0, boot="b", state="running", incarnation=1, started_at=1e9,
+    )  # fmt: skip
+
+
+def test_row_57_nothing_is_saved_in_an_adopted_logdir_that_another_machine_has(
+    run: Any, plan: Any, publish: Any, tmp_path: Path
+) -> None:
+    logdir = tmp_path / "programs"
+    (logdir / "procsv").mkdir(parents=True)
+    case = Commits(run, plan(save_path=str(logdir / "model.ckpt")), publish)
+    store = Store(run.start(), SystemClock())  # it runs before the program has named its directory
+    run.start().paths.home.mkdir(parents=True)
+    write_run(run.start().paths.run_json, run_file(run, logdir), durable=False)
+    write_pointer(logdir, run.logdir)
+    assert case.commit(1, store).path == str(logdir / "model.ckpt-1")
+
+    LeaseFile(find_paths(logdir)).create(THEIRS)
+    with pytest.raises(OSError, match="node17 has taken the logdir"):
+        case.commit(2, store)
+    assert not (logdir / "model.ckpt-2.index").exists()

@@ -165,7 +165,7 @@ def names(*given: str, kind: str = "stays") -> tuple[str, ...]:
 
 
 @pytest.mark.fault
-def test_a_logdir_that_another_run_has_adopted_is_refused_and_the_error_says_who_has_it(tmp_path: Path) -> None:
+def test_row_57_a_logdir_that_another_run_has_adopted_is_refused_and_the_error_says_who_has_it(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs")) as run:
         begun(run)
         with run_in(tmp_path, NAMES, *names("logs"), name="other") as other:
@@ -180,7 +180,7 @@ def test_a_logdir_that_another_run_has_adopted_is_refused_and_the_error_says_who
 
 
 @pytest.mark.fault
-def test_what_a_killed_watchdog_has_left_keeps_others_from_the_adopted_logdir(tmp_path: Path) -> None:
+def test_row_57_what_a_killed_watchdog_has_left_keeps_others_from_the_adopted_logdir(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs")) as run:
         begun(run)
         trainer = psutil.Process(run.kill("trainer", signal.SIGSTOP))
@@ -227,7 +227,7 @@ def test_a_program_that_is_told_another_directory_is_refused_with_what_to_say(tm
 
 
 @pytest.mark.fault
-def test_a_program_that_deletes_its_directory_at_each_start_leaves_the_way_to_the_run(tmp_path: Path) -> None:
+def test_row_57_a_program_that_deletes_its_directory_at_each_start_leaves_the_way_to_the_run(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs", kind="deletes")) as run:
         begun(run)
         run.kill("trainer")
@@ -240,7 +240,7 @@ def test_a_program_that_deletes_its_directory_at_each_start_leaves_the_way_to_th
 
 
 @pytest.mark.fault
-def test_a_run_ends_loudly_when_another_machine_takes_the_logdir_that_it_has_adopted(tmp_path: Path) -> None:
+def test_row_57_a_run_ends_loudly_when_another_machine_takes_the_logdir_that_it_has_adopted(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs")) as run:
         begun(run)
         file = LeaseFile(find_paths(tmp_path / "logs"))

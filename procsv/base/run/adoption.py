@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -26,7 +27,9 @@ POINTER_BYTES_MAX = 2**14
 class Pointer(msgspec.Struct, frozen=True):
     """The contents of pointer.json."""
 
-    root: str  # the run's own directory, relative to the logdir: they may be moved together
+    root: Annotated[
+        str, msgspec.Meta(pattern=r"^[^\x00]+$")
+    ]  # the run's own directory, relative to the logdir: they may be moved together
 
 
 def pointer_of(logdir: Path) -> Path:
@@ -62,10 +65,17 @@ def root_of(logdir: str | os.PathLike[str]) -> Path | None:
 
 def adopted_logdir(run: RunFile | None) -> Path | None:
     """The logdir that `run` has adopted, if that still leads back to it."""
-    if run is None or not run.root:
+    if run is None or not run.root or not _is_ours(run.paths.run_json):
         return None
     logdir = run.checkpoint_dir
     return logdir if root_of(logdir) == run.paths.logdir else None
+
+
+def _is_ours(path: Path) -> bool:
+    """Else somebody who can write there could say where our checkpoints go."""
+    with contextlib.suppress(OSError):
+        return path.lstat().st_uid == os.getuid()
+    return False
 
 
 def _read_pointer(logdir: Path) -> Pointer | None:

@@ -17,9 +17,11 @@ from msgspec.structs import replace
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
+from procsv.base.run.adoption import root_of
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.lease import LeaseFile, taken_by
 from procsv.base.run.manifest import FileSum, Manifest, Reason
+from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
 from procsv.base.system import disk, progress_counter
 from procsv.base.system.failpoints import declare, failpoint
@@ -69,7 +71,9 @@ class Store:
     def __init__(self, start: Start, clock: Clock) -> None:
         self._start = start
         self._clock = clock
-        self._lease = LeaseFile(start.paths)
+        self._leases = {
+            start.paths.logdir: LeaseFile(start.paths)
+        }  # by their directories: of the run, of what it adopts
         self._catalog = Catalog()
         self._memory = StoredState(start.paths.home)
         self._rotation = Rotation(self._memory)
@@ -146,6 +150,8 @@ class Store:
         same_disk = not home.is_dir() or directory.stat().st_dev == home.stat().st_dev
         workshop = Workshop(home if same_disk else directory / ".procsv")
         self._recover(workshop)
+        if directory not in self._leases and root_of(directory) == self._start.paths.logdir:
+            self._leases[directory] = LeaseFile(find_paths(directory))
         if directory not in self._recovered:
             with contextlib.suppress(OSError):
                 for leftover in directory.glob(".*.new"):
@@ -212,8 +218,9 @@ class Store:
 
     def _check_lease(self) -> None:
         """OSError if another machine has taken the logdir: nothing more is written there, and nothing removed."""
-        if (taken := taken_by(self._lease, self._start.run)) is not None:
-            raise OSError(f"{taken.place.host} has taken the logdir")
+        for lease in self._leases.values():
+            if (taken := taken_by(lease, self._start.run)) is not None:
+                raise OSError(f"{taken.place.host} has taken the logdir")
 
     def _read(self, info: SlotInfo) -> SlotReader:
         try:

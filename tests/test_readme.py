@@ -1,0 +1,34 @@
+"""The README's programs run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from procsv.base.run.manifest import saved_step
+from tests.support.launched import procsv
+
+ROOT = Path(__file__).parents[1]
+
+
+def snippets() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("hooks", [False, True], ids=["the supervisor", "the monitored session"])
+def test_a_program_of_the_readme_trains_and_saves_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hooks: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole, with_hooks = snippets()
+    program = "".join([*whole.splitlines(keepends=True)[:-4], with_hooks]) if hooks else whole
+    Path("train.py").write_text(program)
+    done = procsv("launch", "--standby", "off", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "training is complete at step 1000" in done.stderr
+    assert saved_step(tmp_path / "runs" / "mine") == 1000
+    status = procsv("status", "runs/mine")
+    assert "done" in status.stdout, status.stderr
