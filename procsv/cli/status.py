@@ -97,6 +97,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         "state": status["state"] if status["running"] else f"{status['state']} (not running)",
         "target": " ".join((status["target"], *status["args"])),
         "logdir": status["logdir"],
+        **({"run files": f"{status['root']}/procsv"} if status.get("root") else {}),
         "step": steps,
     }
     if (protected := status.get("protected")) is not None:

@@ -118,6 +118,7 @@ def test_checkpoints_go_where_the_supervisor_says_and_both_directories_lead_to_t
     assert [path.name for path in run.logdir.iterdir()] == ["procsv"]
     for directory in (logdir, run.logdir):
         status = json.loads(procsv("status", str(directory), "--json").stdout)
+        assert f"{run.logdir}/procsv" in procsv("status", str(directory)).stdout
         assert (status["logdir"], status["root"], status["state"]) == (str(logdir), str(run.logdir), "done")
         listed = json.loads(procsv("checkpoints", str(directory), "--json").stdout)
         assert listed["checkpoints"][-1]["step"] == 400

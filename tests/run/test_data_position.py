@@ -15,7 +15,7 @@ tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault
 
 TRAINING = """
-import os, sys
+import os, sys, time
 import tensorflow as tf
 import procsv
 
@@ -32,6 +32,7 @@ flag = sys.argv[1]
 with procsv.Supervisor(logdir=None, save_model_secs=1).managed_session() as session:
     while not os.path.exists(flag):
         session.run(train)
+        time.sleep(0.002)  # a step as long as one that computes something
     print("trained", *session.run([step, digest]))
 """
 
@@ -54,7 +55,9 @@ def test_a_shuffled_pipeline_goes_on_with_the_very_next_element_after_a_kill_and
     with launched(tmp_path / "logdir", str(program), str(flag)) as run:
         run.wait_for("a checkpoint", lambda: run.wait_event("checkpoint_durable")[-1]["step"] > 3)
         run.kill("trainer")
-        assert run.wait_event("recovered", 2)[1]["step"] > 3
+        resumed = run.wait_event("recovered", 2)[1]["step"]
+        assert resumed > 3
+        assert f"from step {resumed}" in run.said()  # as it was told beforehand
         run.wait_event("ready", 2)
         run.kill("watchdog", 15)
         assert run.wait_end() == 75

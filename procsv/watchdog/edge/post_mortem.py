@@ -5,12 +5,13 @@ Whatever is not there, or is cut short, is nothing.
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
 import msgspec
 
-from procsv.base.identity import STANDBY, TaskId
+from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.json_data import decode_json
 from procsv.base.outcome import NO_STEP, LastWords
 from procsv.base.run.logs import last_lines, read_end
@@ -59,11 +60,18 @@ class PostMortem:
             self._paths.stacks(dead.task, dead.incarnation).unlink(missing_ok=True)
 
     def snapshot_step(self, task: TaskId) -> int:
-        """The step of the newest whole snapshot of `task` in shared memory; NO_STEP if there is none."""
+        """The step of the newest whole snapshot of `task` in memory; NO_STEP if there is none.
+
+        One that the program's Saver writes (training/snapshots/backends.py) is whole once its index is there, which comes last.
+        """
         try:
-            return max((s.step for s in scan_slots(self._paths.shm_dir) if s.task == task), default=NO_STEP)
+            steps = [slot.step for slot in scan_slots(self._paths.shm_dir) if slot.task == task]
+            if task == TRAINER:
+                staged = self._paths.shm_dir.glob("staged.*/*.index")
+                steps += [int(found[1]) for path in staged if (found := re.search(r"-(\d+)\.index$", path.name))]
         except OSError:
             return NO_STEP
+        return max(steps, default=NO_STEP)
 
     def _last_words(self, task: TaskId, incarnation: int) -> LastWords | None:
         try:
