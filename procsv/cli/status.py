@@ -101,14 +101,15 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         "step": steps,
     }
     if (protected := status.get("protected")) is not None:
-        facts["protected"] = "yes" if protected else "no: nothing is saved, and a crash starts from the beginning"
+        facts["protected"] = "yes" if protected else _unprotected(status["running"])
     if status["snapshots"] is not None:
         facts["snapshots"] = _spacing(status["snapshots"])
     facts["incarnation"] = f"{status['incarnation']}, restarted {show_count(status['restarts'], 'time')} in this launch"
     if status["no_progress_count"]:
         facts["incarnation"] += f", {show_count(status['no_progress_count'], 'failure')} without progress"
     if (last := status["last_exit"]) is not None:
-        facts["last exit"] = f"{last['cause']}: {last['evidence']}, at step {show_step(last['step'])}"
+        at = f"at step {last['step']}" if last["step"] >= 0 else "before its first step"
+        facts["last exit"] = f"{last['cause']}: {last['evidence']}, {at}"
     if status["next_restart_in"] is not None:
         facts["next start"] = f"in {show_duration(status['next_restart_in'])}"
     if status["save_error"] is not None:
@@ -126,6 +127,14 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     goodput, of_launch = status["goodput"], status.get("launch_goodput")
     launch = f", of this launch {of_launch:.1%}" if of_launch not in (None, goodput) else ""
     return facts | {"goodput": f"{goodput:.1%}{launch}"}
+
+
+def _unprotected(is_running: bool) -> str:
+    return (
+        "no: nothing is saved, and a crash starts from the beginning"
+        if is_running
+        else "no: it had no session of procsv's"
+    )
 
 
 def _spacing(snapshots: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from procsv.base.identity import TRAINER
+from procsv.base.outcome import LastExit
 from procsv.base.run.manifest import Manifest
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile, read_run, write_run
@@ -182,6 +183,18 @@ def test_status_of_a_finished_run_is_its_last_state(tmp_path: Path) -> None:
     status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
 
     assert (status["running"], status["state"], status["exit_code"]) == (False, "done", 0)
+
+
+def test_status_of_a_program_that_ended_before_its_first_step_says_so_and_that_nothing_was_saved(
+    tmp_path: Path,
+) -> None:
+    last = LastExit(1, None, "exception", "ValueError: no data", -1)
+    a_run(
+        tmp_path, state="failed", step=-1, durable_step=-1, last_exit=last, protected=False, ended_at=20.0, exit_code=70
+    )
+    shown = " ".join(procsv("status", str(tmp_path)).stdout.split())
+    assert "last exit exception: ValueError: no data, before its first step" in shown
+    assert "protected no: it had no session of procsv's" in shown
 
 
 def test_status_has_every_field_that_was_promised(tmp_path: Path) -> None:
