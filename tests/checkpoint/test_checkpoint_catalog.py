@@ -15,7 +15,10 @@ import tensorflow as tf
 
 from procsv.base.system.system_clock import SystemClock
 from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.store.catalog import Catalog, verify_foreign
 from procsv.services.checkpoint.store.local_store import Store
+from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest
+from procsv.services.checkpoint.store.names import all_files, signature_of
 from procsv.services.checkpoint.store.state_file import read_state, state_text
 
 tf1 = tf.compat.v1
@@ -151,6 +154,56 @@ def test_a_manifest_that_is_garbled_makes_its_checkpoint_suspect(run: Any, store
     save(1, 2)
     (run.logdir / "model.ckpt-2.manifest.json").write_text("{")
     assert store.find(plan()).checkpoint.step == 1
+
+
+@pytest.mark.parametrize("index", ["as old as the manifest", "missing"])
+def test_a_garbled_manifest_is_void_only_if_the_index_was_written_after_it(run: Any, save: Any, index: str) -> None:
+    (path,) = save(1)
+    manifest = Path(f"{path}.manifest.json")
+    manifest.write_text("{")
+    if index == "missing":
+        Path(f"{path}.index").unlink()
+    else:
+        written = manifest.stat().st_mtime_ns
+        os.utime(f"{path}.index", ns=(written, written))
+    with pytest.raises(BadCheckpoint, match="manifest cannot be read"):
+        Catalog().verify(path)
+
+
+def test_a_manifest_of_before_the_checksum_is_read() -> None:
+    data = b'{"version": 1, "step": 5, "sequence": 2, "incarnation": 1, "run": "r", "reason": "final", "time": 1.0,' + (
+        b' "files": {"model.ckpt-5.index": {"size": 9, "xxh3_128": "00"}}}'
+    )
+    assert decode_manifest(data).step == 5
+
+
+def test_a_checkpoint_that_was_deleted_is_read_again_if_another_takes_its_name(run: Any, save: Any) -> None:
+    (path,) = save(1)
+    catalog, data = Catalog(), data_of(path)
+    catalog.verify(path)
+    before = data.stat()
+    flip(data)
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if signature_of(all_files(path)) == catalog._good[path]:
+        catalog.verify(path)  # it looks as it did
+    catalog.forget([path])
+    with pytest.raises(BadCheckpoint):
+        catalog.verify(path)
+
+
+def test_a_checkpoint_in_two_old_files_is_whole_with_both_of_them(tmp_path: Path) -> None:
+    with tf1.Graph().as_default(), tf1.Session() as session:
+        tf1.get_variable("a", initializer=1.0)
+        session.run(tf1.global_variables_initializer())
+        whole = Path(tf1.train.Saver(write_version=tf1.train.SaverDef.V1).save(session, str(tmp_path / "v1")))
+    for number in (0, 1):
+        shutil.copy(whole, tmp_path / f"model.ckpt-7-{number:05d}-of-00002")
+    path = str(tmp_path / "model.ckpt-7-?????-of-00002")
+    assert verify_foreign(path) == 7
+    assert verify_foreign(str(whole)) == -1
+    (tmp_path / "model.ckpt-7-00001-of-00002").unlink()
+    with pytest.raises(BadCheckpoint, match="1 of its 2 files are there"):
+        verify_foreign(path)
 
 
 def test_checkpoints_without_a_manifest_are_taken_if_their_own_checksums_agree(run: Any, store: Any, plan: Any) -> None:

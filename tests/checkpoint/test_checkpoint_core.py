@@ -104,9 +104,8 @@ def test_a_failed_save_is_announced_and_tried_again_after_1_2_4_up_to_60_seconds
     desk.snapshot(slot(1, 10), "manual")
     for delay in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
         out = desk.see(desk.core.save_failed("disk full", desk.now_s))
-        assert [a.body.error for a in out if isinstance(a, Announce) and isinstance(a.body, SaveFailed)] == [
-            "disk full"
-        ]
+        told = [a.body for a in out if isinstance(a, Announce) and isinstance(a.body, SaveFailed)]
+        assert [(failed.error, failed.retry_in) for failed in told] == [("disk full", pytest.approx(delay))]
         assert desk.after(delay - 0.01) == []
         again = only(desk.after(0.02), Persist)
         assert again.reason == "manual"
@@ -261,6 +260,14 @@ def test_what_is_durable_already_is_not_saved_again_after_a_restart() -> None:
     there = durable_of(State.of_slot(slot(4, 40)))
     told = desk.see(desk.core.stocked(DiskState(40, 4, there, there.all_paths), 0.0))
     assert told == [Announce(there)]  # the service before it may have died before it could say so
+
+
+def test_what_is_on_disk_for_another_plan_hides_nothing_newer_that_was_saved_meanwhile() -> None:
+    desk = Desk().begun()
+    desk.saved(only(desk.snapshot(slot(1, 20), "manual"), Persist))
+    for newest_on_disk, known in ((10, 20), (30, 30)):
+        desk.core.states.stocked(DiskState(newest_on_disk, 1, None, ()))
+        assert desk.core.states.newest_step == known
 
 
 # -- staged ----------------------------------------------------------------------------------------------------
