@@ -259,13 +259,8 @@ class Reactor:
             return str(error)
         self._facts = msgspec.structs.replace(self._facts, start=start.with_logdir(logdir))
         self._processes.use_logdir(logdir)
-        task, incarnation, shown, step = (
-            received.task,
-            received.incarnation,
-            shorten_path(logdir),
-            saved_step(Path(logdir)),
-        )
-        self.handle(events.LogdirAdopted(task, incarnation, logdir, shown, step))
+        shown, step = shorten_path(logdir), saved_step(Path(logdir))
+        self.handle(events.LogdirAdopted(received.task, received.incarnation, logdir, shown, step))
         return ""
 
     def _heard_from_service(self, task: TaskId, client: ClientEndpoint, received: Received) -> None:
