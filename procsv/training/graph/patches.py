@@ -8,9 +8,12 @@ be changed back is a Patch, with `apply` and `undo`; one around which somebody e
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
@@ -110,6 +113,14 @@ def empty_meanwhile(thing: Any, *lists: str) -> Iterator[None]:
 def change_type(thing: Any, kind: type[Any]) -> None:
     """`thing` is from here on an instance of `kind`, a class that extends its own."""
     thing.__class__ = kind
+
+
+def move_paths(things: Iterable[Any], names: Sequence[str], old: str, new: str) -> None:
+    """Has `things` use the directory `new` wherever one of their attributes `names` is `old`, or a path in that."""
+    for thing, name in itertools.product(things, names):
+        path = getattr(thing, name, None)
+        if path and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(old)):
+            setattr(thing, name, os.path.normpath(os.path.join(new, os.path.relpath(path, old))))
 
 
 @contextlib.contextmanager

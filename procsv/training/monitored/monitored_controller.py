@@ -8,7 +8,6 @@ has a TrainingRun of its own.  It never calls a hook.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from procsv.base import exit_codes
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.manifest import Reason
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.training.graph.patches import AttributePatch
+from procsv.training.graph.patches import AttributePatch, move_paths
 from procsv.training.graph.save_config import SaveConfig, plan_of, snapshot_seconds
 from procsv.training.managed.attach import attach
 from procsv.training.managed.session_controller import NOT_SAVED, SessionController
@@ -62,24 +61,14 @@ def control_session(
         hook = next((s for s in savers if _is_same(s._checkpoint_dir, restored_from)), next(iter(savers), None))
     if hook is not None:
         runtime, logdir = attach(hook._checkpoint_dir, may_save=True)
-        _move(hooks, creator, hook._checkpoint_dir, logdir)
+        if os.fspath(logdir) != os.fspath(hook._checkpoint_dir):  # the run goes on in another one
+            users = [user for user in (creator, *hooks) if isinstance(user, _USERS_OF_LOGDIR)]
+            move_paths(users, ("_checkpoint_dir", "_output_dir", "_save_path"), hook._checkpoint_dir, logdir)
     elif launched is not None and launched.training is None:
         runtime, logdir = launched, launched.start.logdir
     else:
         return None
     return MonitoredController(runtime, logdir, hook, snapshot_secs, final_checkpoint) if runtime is not None else None
-
-
-def _move(hooks: list[Any], creator: Any, given: Any, logdir: Any) -> None:
-    """Has all that was to use the directory `given` use `logdir`, where the run goes on in that."""
-    if os.fspath(given) == os.fspath(logdir):
-        return
-    for user, name in itertools.product((creator, *hooks), ("_checkpoint_dir", "_output_dir")):
-        if isinstance(user, _USERS_OF_LOGDIR) and _is_same(getattr(user, name, None) or "", given):
-            setattr(user, name, logdir)
-    for hook in hooks:
-        if isinstance(hook, CheckpointSaverHook) and hook._checkpoint_dir == logdir:
-            hook._save_path = os.path.join(logdir, os.path.relpath(hook._save_path, given))
 
 
 def _is_same(directory: Any, other: Any) -> bool:

@@ -19,6 +19,7 @@ from procsv.training.graph.patches import (
     Patch,
     growing_graph,
     hiding_ops,
+    move_paths,
 )
 from procsv.training.process.drop_in import class_patches
 
@@ -156,3 +157,12 @@ def test_nothing_but_the_patches_assigns_private_attributes_of_others() -> None:
                 is_alias = file.name == "supervisor.py"  # procsv.Supervisor's own names
                 found |= {node.func.id} if file.name != "patches.py" and not is_alias else set()
     assert found <= ASSIGNED_ELSEWHERE
+
+
+def test_paths_in_a_directory_move_with_it_and_others_stay(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    hook = SimpleNamespace(_dir=str(old), _path=f"{old}/model.ckpt", _other=str(tmp_path / "older"), _none=None)
+    move_paths([hook], ("_dir", "_path", "_other", "_none", "_missing"), str(old), str(new))
+    assert vars(hook) == {
+        "_dir": str(new), "_path": f"{new}/model.ckpt", "_other": str(tmp_path / "older"), "_none": None
+    }  # fmt: skip
