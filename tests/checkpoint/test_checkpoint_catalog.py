@@ -201,7 +201,11 @@ def test_a_checkpoint_in_two_old_files_is_whole_with_both_of_them(tmp_path: Path
     path = str(tmp_path / "model.ckpt-7-?????-of-00002")
     assert verify_foreign(path) == 7
     assert verify_foreign(str(whole)) == -1
-    (tmp_path / "model.ckpt-7-00001-of-00002").unlink()
+    second = tmp_path / "model.ckpt-7-00001-of-00002"
+    second.write_bytes(second.read_bytes()[:-1])
+    with pytest.raises(BadCheckpoint, match="00001-of-00002 is not a whole checkpoint file"):
+        verify_foreign(path)
+    second.unlink()
     with pytest.raises(BadCheckpoint, match="1 of its 2 files are there"):
         verify_foreign(path)
 
