@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from procsv.base.system.system_clock import SystemClock
 from procsv.services.checkpoint.core.facts import State
-from procsv.services.checkpoint.store.catalog import Catalog, verify_foreign
+from procsv.services.checkpoint.store.catalog import Catalog, read_list, verify_foreign
 from procsv.services.checkpoint.store.local_store import Store
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest
 from procsv.services.checkpoint.store.names import all_files, signature_of
@@ -148,6 +148,14 @@ def test_a_checkpoint_file_that_cannot_be_read_now_is_left_as_it_is(run: Any, st
     (run.logdir / "checkpoint").rmdir()
     (run.logdir / "aside").rename(run.logdir / "checkpoint")
     assert (store.find(plan()).checkpoint.step, (run.logdir / "checkpoint").read_bytes()) == (2, text)
+
+
+def test_a_checkpoint_file_that_cannot_be_read_is_not_called_garbled(tmp_path: Path) -> None:
+    unreadable, garbled = tmp_path / "unreadable", tmp_path / "garbled"
+    unreadable.mkdir()
+    garbled.write_bytes(b"\xff\xfe")
+    assert read_list(unreadable) == ([], f"{unreadable} cannot be read: Is a directory", False)
+    assert (read_list(garbled)[0], read_list(garbled)[2]) == ([], True)
 
 
 def test_a_manifest_that_is_garbled_makes_its_checkpoint_suspect(run: Any, store: Any, plan: Any, save: Any) -> None:
