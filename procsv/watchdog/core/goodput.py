@@ -112,7 +112,7 @@ class Attempts(msgspec.Struct):
         if len(self._last) < self.launch.goodput_attempts or kept_s >= self.launch.min_goodput * seconds:
             return ""
         failures = Counter(attempt.failure for attempt in self._last if attempt.failure)
-        failure, times = failures.most_common(1)[0]
+        ((failure, times),) = failures.most_common(1)
         return (
             f"in the last {len(self._last)} attempts {show_duration(kept_s)} of {show_duration(seconds)} were training that "
             f"is kept; most often, {times} times, they ended with {failure}"

@@ -73,9 +73,7 @@ class ManagerNews:
 
 def _sentence(run: Standing) -> str:
     """`running at step 3812, step 3800 on disk, 2 restarts`, on one line."""
-    parts = [run.state]
-    if run.step >= 0:
-        parts[0] += f" at step {run.step}"
+    parts = [run.state + (f" at step {run.step}" if run.step >= 0 else "")]
     if run.durable_step >= 0:
         parts.append(f"step {run.durable_step} on disk")
     if run.restarts:

@@ -144,7 +144,7 @@ class Standby(msgspec.Struct):
 
     def check_deadlines(self, now_s: float, room_bytes: int | None) -> None:
         """`room_bytes`: free memory, if it was looked at."""
-        if self._late_s is not None and now_s >= self._late_s and self.state is State.PROMOTING:
+        if self._late_s is not None and now_s >= self._late_s:
             self._late_s = None
             self._why_killed = f"it did not answer within {show_duration(PROMOTE_S_MAX)}"
             self._handle(Event.LATE, now_s)

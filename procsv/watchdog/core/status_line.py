@@ -76,7 +76,7 @@ class StatusLine(msgspec.Struct):
         )
 
     def _rate(self) -> float | None:
-        if len(self._looks) < 2:
+        if not self._looks:
             return None
         (first_s, first), (last_s, last) = self._looks[0], self._looks[-1]
         return (last - first) / (last_s - first_s) if last_s > first_s and last >= first else None
@@ -88,7 +88,7 @@ def render(facts: LineFacts, width: int) -> str:
     while len(parts) > 1 and _width(parts) > width:
         parts.remove(max(parts))
     line = _MARK + _BETWEEN.join(text for _, text in parts)
-    return line if len(line) <= width else line[: max(0, width - 1)] + "…"
+    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def _parts(facts: LineFacts) -> list[tuple[int, str]]:
@@ -125,7 +125,7 @@ def _step(facts: LineFacts) -> str:
 
 
 def _rate(steps_per_s: float) -> str:
-    if 0 < steps_per_s < 0.1:
+    if steps_per_s < 0.1:
         return f"{show_duration(1 / steps_per_s)} a step"
     return f"{steps_per_s:,.0f}/s" if steps_per_s >= 100 else f"{steps_per_s:.3g}/s"
 

@@ -29,6 +29,22 @@ def test_a_fault_after_a_time_happens_once() -> None:
     assert schedule.next_due_s() is None
 
 
+@pytest.mark.parametrize(
+    ("text", "due_s"),
+    [
+        ("kill summary after 0s", 100.0),
+        ("kill summary after 0.5s", 100.5),
+        ("kill summary every 0.5s", 100.5),
+        ("kill summary every 1s", 101.0),
+    ],
+)
+def test_a_fault_may_be_due_at_once_or_within_the_first_second(text: str, due_s: float) -> None:
+    schedule = _schedule(text)
+    assert schedule.next_due_s() == due_s
+    assert _due(schedule, due_s) == [0]
+    assert _due(schedule, due_s - 0.1) == []
+
+
 def test_a_repeated_fault_counts_from_its_last_time() -> None:
     schedule = _schedule("kill summary every 10s, 2 times")
     assert _due(schedule, 110) == [0]

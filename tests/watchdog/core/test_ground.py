@@ -133,3 +133,18 @@ def test_why_something_in_a_lost_directory_cannot_be_made_anew_is_no_news() -> N
     ground = seen(*ALL)
     ground.look([gone(sight) for sight in ALL], 2.0)
     assert ground.not_restored(OURS.path, "No such file or directory") == []
+
+
+def test_a_loss_and_its_end_are_told_and_journaled_in_the_watchdogs_name() -> None:
+    ground = seen(DIRECTORY)
+    assert ground.look([gone(DIRECTORY)], 2.0)[:2] == [
+        Journal("ground_lost", WATCHDOG, 1, {"what": RUN_DIR, "path": "/run/x"}),
+        Say("something removed the runtime directory /run/x; the run goes on", is_bad=True),
+    ]
+    assert ground.not_restored("/run/x", "Read-only file system") == [
+        Say("the runtime directory /run/x cannot be made anew: Read-only file system; trying again", is_bad=True)
+    ]
+    assert ground.look([anew(DIRECTORY)], 14.34567) == [
+        Journal("ground_restored", WATCHDOG, 1, {"what": RUN_DIR, "path": "/run/x", "seconds": 12.346}),
+        Say("the runtime directory /run/x is there again, after 12 s"),
+    ]

@@ -60,3 +60,18 @@ def test_trouble_is_part_of_the_status_on_one_line_and_the_end_is_told_once() ->
     assert news.lines(standing(save_error="disk\nfull \x1b"), 0.0) == ["STATUS=importing, not saved: disk full \\x1b"]
     assert "STOPPING=1" in news.lines(standing(exit_code=75), 1.0)
     assert "STOPPING=1" not in news.lines(standing(exit_code=75), 2.0)
+
+
+def test_step_0_is_a_step() -> None:
+    assert ManagerNews(None).lines(standing(step=0, durable_step=0), 0.0) == [
+        "STATUS=importing at step 0, step 0 on disk"
+    ]
+
+
+def test_a_change_of_state_is_told_at_once_and_a_status_at_most_every_five_seconds() -> None:
+    news = ManagerNews(None)
+    assert news.lines(standing(step=1), 100.0) == ["STATUS=importing at step 1"]
+    assert news.lines(standing(step=2), 104.9) == []
+    assert news.lines(standing(state="stopping", step=2), 104.9) == ["STATUS=stopping at step 2"]
+    assert news.lines(standing(state="stopping", step=3), 109.8) == []
+    assert news.lines(standing(state="stopping", step=3), 109.9) == ["STATUS=stopping at step 3"]

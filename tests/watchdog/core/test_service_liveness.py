@@ -14,7 +14,7 @@ from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Heartbeat, Phase
 from procsv.watchdog.core.events import STOPPED
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
-from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX
+from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, Hang
 from procsv.watchdog.core.service import ServiceState
 from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import World
@@ -189,3 +189,92 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     watched.show(BUSY, 1.0, beats=True)
     watched.now_s += 3600.0
     assert not watched.show(BUSY, HANG_LIMITS_S["service"] - LOOK_GAP_S_MAX - 2.0)
+
+
+# -- just below and just above -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("beat", "beats", "limit_s", "told"),
+    [
+        (None, False, 300.0, "has not begun to serve for 5 min 0 s, and may take 5 min 0 s"),
+        (replace(BUSY, moved=0), False, 60.0, "its loop has not come round for 1 min 0 s, and may take 1 min 0 s"),
+        (
+            replace(BUSY, moved=LOOP_AT_DISK),
+            False,
+            900.0,
+            "its loop has not come round for 15 min 0 s, and may take 15 min 0 s",
+        ),
+        (BUSY, True, 300.0, "its job has not moved for 5 min 0 s, and may take 5 min 0 s"),
+    ],
+)
+def test_each_limit_may_be_reached_and_not_passed(
+    beat: Heartbeat | None, beats: bool, limit_s: float, told: str
+) -> None:
+    watched = Watched()
+    if beat is not None:
+        watched.show(beat, 0.5, beats)
+    assert not watched.show(beat, limit_s, beats)
+    assert watched.show(beat, 0.5, beats) == told
+    hang = watched.liveness.hang(watched.now_s)
+    phase, step = (Phase.SAVE, 10) if beat is not None else (Phase.IMPORT, -1)
+    assert hang == Hang(phase, limit_s + 0.5, limit_s, step, told)
+
+
+@pytest.mark.parametrize(("restore", "save", "limit_s"), [(600.0, 100.0, 50.0), (100.0, 900.0, 50.0)])
+def test_a_job_has_half_the_time_of_a_restore_and_of_a_save(restore: float, save: float, limit_s: float) -> None:
+    watched = Watched(LaunchSettings(hang_limits_s={"restore": restore, "save": save}))
+    watched.show(BUSY, 0.5, beats=True)
+    assert not watched.show(BUSY, limit_s, beats=True)
+    assert watched.show(BUSY, 0.5, beats=True)
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_process_is_looked_at_from_two_quiet_seconds_on(beats: bool) -> None:
+    watched = Watched()
+    watched.show(BUSY, 0.5, beats=True)
+    assert watched.liveness.is_quiet is False
+    watched.show(BUSY, 1.5, beats)
+    assert watched.liveness.is_quiet is False
+    watched.show(BUSY, 0.5, beats)
+    assert watched.liveness.is_quiet is True
+    watched.liveness.start_watch(watched.now_s)
+    assert watched.liveness.is_quiet is False
+
+
+def test_a_beat_that_cannot_be_read_is_silence_of_the_loop_and_tells_nothing_of_the_job() -> None:
+    watched = Watched()
+    watched.show(BUSY, 100.0, beats=True)
+    assert not watched.show(None, 60.0)
+    assert "its loop has not come round" in watched.show(None, 0.5)
+
+
+def test_of_a_pause_between_two_looks_five_seconds_count_and_of_a_clock_that_stands_none() -> None:
+    liveness = ServiceLiveness(LaunchSettings())
+    liveness.start_watch(1000.0)
+    for now_s in (1001.0, 1001.0, 1000.0, 1001.0, 2000.0):
+        liveness.read_heartbeat(None, now_s)
+    hang = ServiceLiveness.hang(liveness, 2000.0)
+    assert hang is None
+    for _ in range(59):
+        liveness.read_heartbeat(None, liveness._looked_s + 100.0)
+    hang = liveness.hang(0.0)
+    assert hang is not None
+    assert hang.seconds == 302.0, "a second that was looked at twice, and 60 times 5 s"
+
+
+@pytest.mark.parametrize(("hangs", "limit_s"), [(1, 120.0), (2, 240.0), (6, 3840.0), (7, 3840.0), (9, 3840.0)])
+def test_a_limit_is_doubled_six_times_at_most(hangs: int, limit_s: float) -> None:
+    watched = Watched()
+    watched.show(BUSY, 0.5)
+    for _ in range(hangs):
+        watched.liveness.count_hang(Hang(Phase.IDLE, 61.0, 60.0, -1))
+    assert watched.liveness._limit_s("service") == limit_s
+
+
+@pytest.mark.parametrize(("work", "limit_s"), [(0, 120.0), (1, 60.0)])
+def test_a_job_that_was_done_before_the_first_beat_was_read_forgives_too(work: int, limit_s: float) -> None:
+    liveness = ServiceLiveness(LaunchSettings())
+    liveness.count_hang(Hang(Phase.IDLE, 61.0, 60.0, -1))
+    liveness.start_watch(0.0)
+    liveness.read_heartbeat(replace(BUSY, work=work), 0.5)
+    liveness.read_heartbeat(replace(BUSY, work=work), 1.0)
+    assert liveness._limit_s("service") == limit_s

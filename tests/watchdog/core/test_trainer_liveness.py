@@ -266,3 +266,159 @@ def test_every_phase_has_a_limit() -> None:
     assert set(HANG_LIMITS_S) == {phase.name.lower() for phase in set(Phase) - {Phase.STEP, Phase.IDLE}} | {"service"}
     assert all(Trainer().liveness.limit_s(phase) > 0 for phase in Phase)
     assert math.isinf(Trainer().liveness.limit_s(Phase.IDLE))
+
+
+# -- just below and just above -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("phase", "limit_s"),
+    [(Phase.CONNECT, 1800.0), (Phase.RESTORE, 600.0), (Phase.COMPILE, 1800.0), (Phase.SAVE, 900.0)],
+)
+def test_a_phase_may_take_just_its_limit_and_no_longer(phase: Phase, limit_s: float) -> None:
+    trainer = Trainer().says(phase, 7)
+    assert trainer.passes(limit_s) is None
+    assert trainer.passes(0.5) == Hang(phase, limit_s + 0.5, limit_s, 7)
+
+
+def test_a_start_that_said_nothing_but_that_it_has_a_session_has_the_time_of_an_import() -> None:
+    trainer = Trainer()
+    trainer.liveness.see_session()
+    assert trainer.passes(300.0) is None
+    assert trainer.passes(0.5) == Hang(Phase.IMPORT, 300.5, 300.0, -1)
+
+
+def test_a_heartbeat_that_cannot_be_read_is_no_progress_and_no_other_phase() -> None:
+    trainer = Trainer().says(Phase.RESTORE, 7)
+    trainer.beat = None
+    assert trainer.passes(600.0) is None
+    assert trainer.passes(0.5) == Hang(Phase.RESTORE, 600.5, 600.0, 7)
+
+
+def test_of_a_pause_between_two_looks_five_seconds_count_and_of_a_clock_that_stands_none() -> None:
+    trainer = Trainer().says(Phase.RESTORE)
+    assert trainer.passes(595.0) is None
+    trainer.liveness.read_heartbeat(trainer.beat, trainer.now_s - 1.0)
+    trainer.liveness.read_heartbeat(trainer.beat, trainer.now_s)
+    trainer.liveness.read_heartbeat(trainer.beat, trainer.now_s)
+    trainer.now_s += 60.0
+    trainer.liveness.read_heartbeat(trainer.beat, trainer.now_s)
+    hang = trainer.liveness.hang(trainer.now_s)
+    assert hang is not None
+    assert hang.seconds == 601.0, "595 s, a second that was looked at twice, and 5 s"
+
+
+def test_extend_holds_up_to_its_very_end() -> None:
+    trainer = Trainer().says(Phase.RESTORE, extended_s=2000.0)
+    assert trainer.passes(1000.0) is None
+    assert trainer.now_s == 2000.0
+    assert trainer.passes(0.5) is not None
+
+
+def test_the_median_is_believed_from_the_third_step_on() -> None:
+    steps = StepTimes(10.0)
+    for seconds, median_s in ((1.0, 10.0), (3.0, 10.0), (2.0, 2.0)):
+        steps.add_step(seconds)
+        assert steps.median_s == median_s
+    assert StepTimes().median_s == 0.0
+    assert StepTimes().limit_s == 1800.0
+
+
+def test_the_median_is_over_the_last_201_steps() -> None:
+    steps = StepTimes()
+    for seconds in [10.0] * 101 + [1.0] * 201:
+        steps.add_step(seconds)
+    assert steps.median_s == 1.0
+    for _ in range(101):
+        steps.add_step(10.0)
+    assert steps.median_s == 10.0
+
+
+def test_a_step_without_a_number_is_measured_by_the_calls_that_ended() -> None:
+    trainer = Trainer().says(Phase.STEP, -1, 0)
+    for calls in (2, 4, 6):
+        trainer.passes(10.0)
+        trainer.says(Phase.STEP, -1, calls)
+    assert trainer.liveness.steps.median_s == pytest.approx(5.0)
+
+
+def test_calls_without_a_new_step_are_no_steps_and_their_time_is_that_of_the_next_step() -> None:
+    trainer = Trainer().says(Phase.STEP, 0, 0)
+    for step in (1, 2, 3):
+        for call in (1, 2):
+            trainer.passes(10.0)
+            trainer.says(Phase.STEP, step - (call == 1), 2 * step + call)
+    assert trainer.liveness.steps.median_s == pytest.approx(20.0)
+
+
+def test_the_time_of_a_save_is_no_step_time() -> None:
+    trainer = Trainer().trains(2, 1.0)
+    trainer.says(Phase.SAVE, 2, 3)
+    trainer.passes(100.0)
+    trainer.says(Phase.STEP, 2, 4)
+    for step in (3, 4, 5):
+        trainer.passes(1.0)
+        trainer.says(Phase.STEP, step, step + 2)
+    assert trainer.liveness.steps.median_s == pytest.approx(1.0)
+    assert max(trainer.liveness.steps._measured) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("hangs", "limit_s"), [(0, 600.0), (1, 1200.0), (2, 2400.0), (10, 614400.0), (12, 614400.0)])
+def test_a_limit_is_doubled_ten_times_at_most_and_only_that_of_the_phase_that_hung(hangs: int, limit_s: float) -> None:
+    liveness = Trainer().liveness
+    for _ in range(hangs):
+        liveness.count_hang(Hang(Phase.RESTORE, 601.0, 600.0, -1))
+    assert liveness.limit_s(Phase.RESTORE) == limit_s
+    assert liveness.limit_s(Phase.CONNECT) == 1800.0
+
+
+def test_the_first_step_beyond_the_highest_one_that_hung_forgives() -> None:
+    trainer = Trainer().says(Phase.STEP, -1, 0)
+    trainer.liveness.count_hang(Hang(Phase.RESTORE, 601.0, 600.0, -1))
+    trainer.says(Phase.STEP, 0, 1)
+    assert trainer.liveness.limit_s(Phase.RESTORE) == 600.0
+    for step in (20, 10):
+        trainer.liveness.count_hang(Hang(Phase.RESTORE, 601.0, 600.0, step))
+    for step, limit_s in ((20, 2400.0), (21, 600.0)):
+        trainer.says(Phase.STEP, step, step)
+        assert trainer.liveness.limit_s(Phase.RESTORE) == limit_s
+
+
+@pytest.mark.parametrize("phase", [Phase.COMPILE, Phase.RESTORE])
+def test_a_limit_that_the_user_has_set_may_be_a_short_one(phase: Phase) -> None:
+    limits = LaunchSettings(hang_limits_s={"compile": 0.25, "restore": 0.25})
+    assert Trainer(limits).liveness.limit_s(phase) == 0.25
+
+
+def test_what_a_step_may_take_is_also_what_the_first_one_may_take_and_no_other_phase() -> None:
+    limits = LaunchSettings(hang_timeout_s=3600.0)
+    assert Trainer(limits).liveness.limit_s(Phase.COMPILE) == 3600.0
+    assert Trainer(limits).liveness.limit_s(Phase.RESTORE) == 600.0
+    assert Trainer(limits).liveness.limit_s(Phase.STEP) == 3600.0
+
+
+def test_a_heartbeat_of_ten_seconds_ago_is_no_suspicion_and_an_older_one_is() -> None:
+    trainer = Trainer()
+    assert not trainer.liveness.is_silent(trainer.now_s + 1000.0), "none was ever read"
+    trainer.says(Phase.STEP, 1)
+    assert not trainer.liveness.is_silent(trainer.now_s + 10.0)
+    assert trainer.liveness.is_silent(trainer.now_s + 10.5)
+
+
+def test_processes_are_looked_at_only_where_there_is_no_session_and_somebody_wants_to_know_of_hangs() -> None:
+    trainer = Trainer()
+    assert trainer.liveness.wants_activity(trainer.now_s)
+    trainer.liveness.read_activity(1, trainer.now_s)
+    assert not trainer.liveness.wants_activity(trainer.now_s + 9.5)
+    assert trainer.liveness.wants_activity(trainer.now_s + 10.0)
+    trainer.liveness.see_session()
+    assert not trainer.liveness.wants_activity(trainer.now_s + 10.0)
+    trainer.liveness.start_watch(trainer.now_s)
+    assert trainer.liveness.wants_activity(trainer.now_s), "nobody has looked at those of the next one"
+    assert not Trainer(LaunchSettings(hang_timeout_s="off")).liveness.wants_activity(trainer.now_s)
+
+
+def test_a_program_that_had_a_session_is_suspected_of_nothing_and_one_without_is_not_called_hung() -> None:
+    before, after = Trainer().says(Phase.IMPORT), Trainer().says(Phase.CONNECT)
+    assert before.is_suspected_within(400.0) is not None
+    assert before.passes(1000.0) is None
+    assert after.is_suspected_within(3000.0) is None
+    assert after.passes(1.0) is not None

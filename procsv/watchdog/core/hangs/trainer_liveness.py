@@ -95,7 +95,7 @@ class Liveness(msgspec.Struct):
         """A new trainer is started: nothing that the one before said counts for it."""
         self._last, self._stepped_s, self._has_session = None, None, False
         self._quiet_s, self._looked_s = 0.0, now_s
-        self._tree.start_watch()
+        self._tree = TreeActivity()
 
     def see_session(self) -> None:
         """The trainer that runs has a session: from here on it is known what it is to do."""
@@ -172,10 +172,9 @@ class Liveness(msgspec.Struct):
         """
         again = 2.0 ** min(self._hangs[phase], 10)
         if phase is not Phase.STEP:
-            told_s = self.launch.step_s_max or 0.0
-            # The first step is a step, too: whoever allows an hour for one allows it for the first.
             limit_s = math.inf if phase is Phase.IDLE else self.launch.hang_limit_s(phase.name.lower()) * again
-            return max(limit_s, told_s if phase is Phase.COMPILE else 0.0)
+            # The first step is a step, too: whoever allows an hour for one allows it for the first.
+            return max(limit_s, self.launch.step_s_max or 0.0) if phase is Phase.COMPILE else limit_s
         if self.launch.step_s_max is not None:
             return self.launch.step_s_max
         return min(STEP_S_MOST, self.steps.limit_s * again)

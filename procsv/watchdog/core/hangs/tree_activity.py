@@ -15,14 +15,11 @@ LOOKS_PER_LIMIT = 8
 
 
 class TreeActivity(msgspec.Struct):
-    """One process tree after the other."""
+    """Of one process tree."""
 
     _last: int | None = None
     _looked_s: float = -math.inf
     _idle_s: float = 0.0  # up to the last look; of a longer pause between two only so much counts
-
-    def start_watch(self) -> None:
-        self._last, self._looked_s, self._idle_s = None, -math.inf, 0.0
 
     def is_due(self, limit_s: float, now_s: float) -> bool:
         return now_s - self._looked_s >= _look_s(limit_s)

@@ -1,0 +1,194 @@
+"""The ending of one process that hangs, rung by rung, and what is said of it."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from procsv.base.identity import CHECKPOINT, TRAINER
+from procsv.base.outcome import Exit
+from procsv.base.signals import DUMP_SIGNAL
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.watchdog.core.actions import Action, Journal, Say, Signal
+from procsv.watchdog.core.hangs.escalation import HangEscalation
+from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
+from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness, StepTimes
+
+BEAT = Heartbeat(Phase.RESTORE, 7, 0, 1000.0, 0.0)
+NEXT = Heartbeat(Phase.RESTORE, 7, 1, 1700.0, 0.0)
+FOUND_S = 1605.0  # the first look after the 600 s of a restore
+STACK = 'Thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 41 in one_step\n'
+WHAT = "no progress for 10 min 5 s in phase restore, which may take 10 min 0 s"
+
+
+def watched() -> HangEscalation[Liveness]:
+    launch = LaunchSettings()
+    escalation = HangEscalation(TRAINER, Liveness(launch, StepTimes()), launch, [])
+    escalation.start_watch(1000.0)
+    return escalation
+
+
+def look(escalation: HangEscalation[Liveness], from_s: float, to_s: float, is_stopped: bool = False) -> list[float]:
+    """Every five seconds; when it was found hanging."""
+    return [
+        float(now_s)
+        for now_s in range(int(from_s), int(to_s) + 1, 5)
+        if escalation.is_found(BEAT, is_stopped, float(now_s))
+    ]
+
+
+def found(is_stopped: bool = False) -> HangEscalation[Liveness]:
+    escalation = watched()
+    assert look(escalation, 1000.0, FOUND_S, is_stopped) == [FOUND_S]
+    return escalation
+
+
+def escalated(is_stopped: bool = False) -> HangEscalation[Liveness]:
+    escalation = found(is_stopped)
+    escalation.start_escalation(3, FOUND_S)
+    return escalation
+
+
+def test_a_hang_is_found_once_and_only_of_what_is_watched() -> None:
+    assert look(found(), FOUND_S, 3000.0) == []
+    launch = LaunchSettings()
+    assert look(HangEscalation(TRAINER, Liveness(launch, StepTimes()), launch, []), 1000.0, 3000.0) == []
+    asked_to_stop = watched()
+    asked_to_stop.end_watch()
+    assert look(asked_to_stop, 1000.0, 3000.0) == []
+
+
+def test_what_hangs_is_journaled_said_and_asked_for_its_stacks() -> None:
+    assert escalated().out == [
+        Journal("hang_detected", TRAINER, 3, {"phase": "restore", "seconds": 605.0, "step": 7}),
+        Say(f"trainer 3 hangs: {WHAT}; ending it", is_bad=True),
+        Signal(TRAINER, 3, DUMP_SIGNAL),
+    ]
+
+
+def test_the_journal_has_the_seconds_to_a_tenth() -> None:
+    escalation = watched()
+    escalation.hang = Hang(Phase.STEP, 123.456, 120.0, 7)
+    escalation.report_hang(3, FOUND_S, "left alone")
+    assert escalation.out == [
+        Journal("hang_detected", TRAINER, 3, {"phase": "step", "seconds": 123.5, "step": 7}),
+        Say(
+            "trainer 3 hangs: no progress for 2 min 3 s in phase step, which may take 2 min 0 s; left alone",
+            is_bad=True,
+        ),
+    ]
+
+
+def test_a_service_is_named_as_one_and_what_there_is_to_tell_of_it_is_told() -> None:
+    out: list[Action] = []
+    launch = LaunchSettings()
+    escalation = HangEscalation(CHECKPOINT, ServiceLiveness(launch), launch, out)
+    escalation.hang = Hang(Phase.IDLE, 61.0, 60.0, 7, "its loop has not come round")
+    escalation.report_hang(2, 1000.0, "ending it")
+    assert out[1:] == [Say("the checkpoint service hangs: its loop has not come round; ending it", is_bad=True)]
+    escalation.was_stopped = True
+    assert escalation.evidence(Exit(None, signal.SIGKILL), "") == (
+        "its loop has not come round, the process being stopped (SIGSTOP); ended with SIGKILL"
+    )
+
+
+def test_five_seconds_after_its_stacks_it_is_aborted_and_ten_seconds_later_killed() -> None:
+    escalation = escalated()
+    escalation.out.clear()
+    assert escalation.next_due_s() == FOUND_S + 5.0
+    assert not escalation.is_to_be_killed(3, FOUND_S + 4.9)
+    assert escalation.out == []
+    assert not escalation.is_to_be_killed(3, FOUND_S + 5.0)
+    assert escalation.out == [Signal(TRAINER, 3, signal.SIGABRT), Signal(TRAINER, 3, signal.SIGCONT)]
+    assert escalation.next_due_s() == FOUND_S + 15.0
+    assert not escalation.is_to_be_killed(3, FOUND_S + 14.9)
+    assert escalation.is_to_be_killed(3, FOUND_S + 15.0)
+    assert escalation.next_due_s() is None
+    assert not escalation.is_to_be_killed(3, FOUND_S + 100.0), "once"
+    assert len(escalation.out) == 2
+
+
+@pytest.mark.parametrize("after_s", [0.0, 5.0])
+def test_what_is_dead_or_asked_to_stop_leaves_the_ladder(after_s: float) -> None:
+    for leave in (HangEscalation.end_watch, lambda one: one.start_watch(2000.0)):
+        escalation = escalated()
+        escalation.is_to_be_killed(3, FOUND_S + after_s)
+        leave(escalation)
+        escalation.out.clear()
+        assert escalation.next_due_s() is None
+        assert not escalation.is_to_be_killed(3, 3000.0)
+        assert escalation.out == []
+
+
+def test_the_next_try_gets_twice_the_time_but_not_after_one_that_somebody_had_frozen() -> None:
+    assert escalated().liveness.limit_s(Phase.RESTORE) == 1200.0
+    frozen = escalated(is_stopped=True)
+    assert frozen.liveness.limit_s(Phase.RESTORE) == 600.0
+    assert frozen.out[1:] == [
+        Say(f"trainer 3 hangs: {WHAT}, the process being stopped (SIGSTOP); ending it", is_bad=True)
+    ], "and it is not asked for its stacks"
+    assert frozen.next_due_s() == FOUND_S + 5.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL, DUMP_SIGNAL])
+def test_what_dies_of_our_signals_has_died_of_its_hang(number: int) -> None:
+    exit = Exit(None, number)
+    for escalation in (found(), escalated()):
+        assert escalation.evidence(exit, "") == f"{WHAT}; ended with {exit}"
+        main = "one_step (/home/me/train.py:41)"
+        assert escalation.evidence(exit, STACK) == f"{WHAT}; its main thread was in {main}; ended with {exit}"
+    assert watched().evidence(exit, STACK) == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS])
+def test_what_crashes_has_died_of_its_hang_if_it_was_asked_for_its_stacks_and_else_of_its_own(number: int) -> None:
+    exit = Exit(None, number)
+    escalation = escalated()
+    assert escalation.evidence(exit, "") == f"{WHAT}; ended with {exit}"
+    assert found().evidence(exit, "") == ""
+    escalation.start_watch(2000.0)
+    assert escalation.evidence(exit, "") == ""
+    assert look(escalation, 2000.0, 3205.0) == [3205.0]
+    assert escalation.evidence(exit, "") == ""
+
+
+@pytest.mark.parametrize("exit", [Exit(0, None), Exit(1, None), Exit(None, signal.SIGTERM)])
+def test_what_ends_by_itself_after_all_has_not_died_of_its_hang(exit: Exit) -> None:
+    assert escalated().evidence(exit, STACK) == ""
+
+
+def test_a_hang_is_named_by_its_phase_and_its_place() -> None:
+    assert watched().name_failure(STACK) == ""
+    assert found().name_failure("") == "a hang in phase restore"
+    assert found().name_failure(STACK) == "a hang in phase restore, in one_step (/home/me/train.py:41)"
+
+
+def test_what_was_left_alone_goes_on_once_and_is_watched_again() -> None:
+    escalation = found()
+    escalation.report_hang(3, FOUND_S, "left alone")
+    assert escalation.goes_on(BEAT, FOUND_S + 5.0) is None
+    assert escalation.stood_still_s(FOUND_S + 5.0) == 610.0
+    assert escalation.goes_on(NEXT, 1700.0) == 700.0
+    assert escalation.goes_on(NEXT, 1705.0) is None
+    assert escalation.stood_still_s(1705.0) == 0.0
+    assert not escalation.is_found(NEXT, False, 1705.0)
+
+
+def test_what_is_not_watched_or_does_not_hang_does_not_go_on() -> None:
+    assert watched().goes_on(NEXT, 1001.0) is None
+    escalation = found()
+    escalation.report_hang(3, FOUND_S, "left alone")
+    escalation.end_watch()
+    assert escalation.goes_on(NEXT, 1700.0) is None
+
+
+def test_time_in_the_hands_of_a_disk_counts_unless_it_is_told() -> None:
+    launch = LaunchSettings()
+    beat = Heartbeat(Phase.SAVE, 10, 0, 0.0, 0.0, moved=1)
+    for told, is_found in (((), True), ((False,), True), ((True,), False)):
+        escalation = HangEscalation(CHECKPOINT, ServiceLiveness(launch), launch, [])
+        escalation.start_watch(1000.0)
+        seen = [escalation.is_found(beat, False, float(now_s), *told) for now_s in range(1000, 1070, 5)]
+        assert any(seen) is is_found
