@@ -272,7 +272,7 @@ class World(MachineInMemory[Process]):
         self.end(TRAINER, exit, words)
 
     def stop(self, now: bool = False, source: str = "SIGTERM") -> None:
-        self.asked.append(StopAsked(source, now, is_notice=False))
+        self.asked.append(StopAsked(source, now))
         self._turn()
 
     # -- what is seen --------------------------------------------------------------------------------------

@@ -232,4 +232,4 @@ class Standby(msgspec.Struct):
 
     def _count(self, now_s: float) -> None:
         self._deaths_s = [death_s for death_s in self._deaths_s if now_s - death_s < DEATHS_PERIOD_S] + [now_s]
-        self._due_s = now_s + min(DELAY_S_MIN * DELAY_FACTOR ** min(len(self._deaths_s) - 1, 10), DELAY_S_MAX)
+        self._due_s = now_s + min(DELAY_S_MIN * DELAY_FACTOR ** (len(self._deaths_s) - 1), DELAY_S_MAX)

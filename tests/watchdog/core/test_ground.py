@@ -146,5 +146,5 @@ def test_a_loss_and_its_end_are_told_and_journaled_in_the_watchdogs_name() -> No
     ]
     assert ground.look([anew(DIRECTORY)], 14.34567) == [
         Journal("ground_restored", WATCHDOG, 1, {"what": RUN_DIR, "path": "/run/x", "seconds": 12.346}),
-        Say("the runtime directory /run/x is there again, after 12 s"),
+        Say("the runtime directory /run/x is there again, after 12 s", is_bad=False),
     ]

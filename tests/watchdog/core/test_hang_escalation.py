@@ -193,6 +193,13 @@ def test_a_start_that_hangs_is_found_too() -> None:
     assert world.last("hang_detected")["phase"] == "restore"
 
 
+def test_a_launch_that_has_learned_nothing_of_its_steps_gives_one_more_than_the_least_time() -> None:
+    world = World().ready().train(840)
+    world.advance(130.0)
+
+    assert world.core.word == "running"
+
+
 # -- reading the stacks ----------------------------------------------------------------------------------------
 def test_the_main_thread_is_the_last_one_and_the_programs_own_frame_is_named() -> None:
     assert len(read_stacks(DUMP)) == 2

@@ -48,7 +48,7 @@ def last(standby: Standby) -> Action:
 
 def test_one_that_is_wanted_is_due_at_once_and_made_where_there_is_room() -> None:
     standby = Standby("warm", [])
-    assert standby.next_due_s() is None
+    assert (standby.pid, standby.next_due_s()) == (0, None)
     assert not standby.is_due(1000.0)
     standby.wanted()
     assert standby.next_due_s() == 0.0

@@ -148,7 +148,7 @@ def test_a_hang_that_is_over_is_told_and_journaled() -> None:
     told = wording.goes_on(TRAINER, 3, 123.456, 7)
     assert told == (
         Journal("hang_over", TRAINER, 3, {"seconds": 123.5, "step": 7}),
-        Say("the program goes on: it had made no progress for 2 min 3 s"),
+        Say("the program goes on: it had made no progress for 2 min 3 s", is_bad=False),
     )
 
 
