@@ -5,6 +5,8 @@ Used by trainer.py.  Pure.  Counted over all attempts of a launch: a program tha
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from procsv.base.identity import TaskId
@@ -20,11 +22,11 @@ class Protection(msgspec.Struct):
     has_session: bool = False  # there is, or was, a session of ours
     is_saved: bool = False  # and snapshots of it
     _is_unsaved: bool = False  # a session trains, of which none are taken
-    _started_s: float | None = None
+    _started_s: float = math.inf  # the first attempt
     _is_warned: bool = False
 
     def start_attempt(self, now_s: float) -> None:
-        self._started_s = now_s if self._started_s is None else self._started_s
+        self._started_s = min(self._started_s, now_s)
 
     def see(self, beat: Heartbeat) -> Say | None:
         """The heartbeat of the program; what there is to say."""
@@ -42,7 +44,7 @@ class Protection(msgspec.Struct):
 
     def warn(self, task: TaskId, incarnation: int, now_s: float) -> list[Action]:
         """Says once that nothing is saved, when the program has had its time to open a session."""
-        seconds = now_s - self._started_s if self._started_s is not None else 0.0
+        seconds = now_s - self._started_s
         if self._is_warned or self.has_session or seconds < self.launch.session_s:
             return []
         self._is_warned = True

@@ -30,6 +30,7 @@ def test_a_checkpoint_is_news_once_and_two_saves_of_one_name_are_two() -> None:
     for number in range(2 * REMEMBERED_MAX):
         assert saves.is_news(durable(number + 8))
     assert len(saves._known) == REMEMBERED_MAX
+    assert not saves.is_news(durable(2 * REMEMBERED_MAX + 7)), "the newest are remembered"
 
 
 def test_a_failure_is_journaled_once_for_each_change_and_shown_with_the_next_try() -> None:
@@ -69,6 +70,17 @@ def test_a_directory_that_goes_and_comes_is_said_both_times_and_its_failing_save
     saves.durable(durable(), 1)
     assert saves.error == ""
     assert saves.unwritable(Unwritable(""), 1, 90) == []
+
+
+def test_a_directory_that_is_well_again_forgets_its_trouble_unless_saves_still_fail() -> None:
+    saves = Saves()
+    gone = "/l does not exist any more"
+    for step in (70, 80):
+        assert journaled(saves.unwritable(Unwritable(gone), 1, step)) == ["checkpoint_failed"]
+        saves.unwritable(Unwritable(""), 1, step)
+    saves.failed(failed(gone), 1, 0.0)
+    saves.unwritable(Unwritable(""), 1, 90)
+    assert saves.unwritable(Unwritable(gone), 1, 95) == [], "one that never got well"
 
 
 def test_the_gist_of_an_error_leaves_its_numbers_out() -> None:
