@@ -100,12 +100,9 @@ class ServiceSupervisor:
         """When there is something to do, whatever else happens."""
         return self.restart_s if self.restart_s is not None else self.hanging.next_due_s()
 
-    def ready(self, incarnation: int) -> bool:
-        """True if that is news."""
-        if incarnation != self.incarnation or self.state is not ServiceState.STARTING:
-            return False
-        self.state = ServiceState.SERVING
-        return True
+    def ready(self, incarnation: int) -> None:
+        if incarnation == self.incarnation and self.state is ServiceState.STARTING:
+            self.state = ServiceState.SERVING
 
     def finish(self) -> None:
         if self.is_up:

@@ -1,0 +1,290 @@
+"""The core alone, told what happens at a time: what it does and says about it, in which order, and when its deadlines end."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
+from procsv.base.outcome import Exit
+from procsv.ipc.messaging.messages import (
+    Finish,
+    Rejected,
+    StopTraining,
+    TrainerExited,
+)
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.watchdog.core.actions import Action, Quit, Restore, Signal, Spawn, Tell, WriteRun
+from procsv.watchdog.core.events import (
+    Ended,
+    GroundSeen,
+    LogdirTaken,
+    NotSpawned,
+    PreemptAsked,
+    Said,
+    ServiceReady,
+    Sight,
+    Ticked,
+    TreeGone,
+)
+from tests.watchdog.played import DONE, KILLED, SAVED, WORKER, Played, journaled, killed, said, told
+
+
+# -- a stop ----------------------------------------------------------------------------------------------------
+def test_a_stop_is_written_down_before_any_signal_and_wakes_the_services() -> None:
+    out = Played().stop()
+
+    assert isinstance(out[0], WriteRun)
+    woken = [action.task for action in out if isinstance(action, Signal) and action.number == signal.SIGCONT]
+    assert woken == [CHECKPOINT, SUMMARY, TRAINER]
+    assert said(out) == [("SIGTERM: saving and stopping the program, 25 s at most", False)]
+    assert Tell(TRAINER, StopTraining(17.0, "final", ends_run=True)) in out
+    assert not journaled(out, "preempt_notice")
+
+
+def test_the_same_stop_again_says_and_does_nothing_and_one_without_patience_kills() -> None:
+    played = Played()
+    played.stop()
+    assert played.stop() == []
+    out = played.stop(now=True)
+    assert said(out) == [("SIGTERM: ending the program now", False)]
+    assert killed(out) == [TRAINER]
+    (exited,) = journaled(played.end(TRAINER, KILLED), "exited")
+    assert exited["evidence"] == "SIGKILL, sent by procsv: SIGTERM asked for an end at once"
+
+
+def test_a_trainer_that_does_not_stop_is_killed_for_that() -> None:
+    played = Played()
+    played.stop()
+    assert killed(played.tick(116.9)) == []
+    assert killed(played.tick(117.0)) == [TRAINER]
+    (exited,) = journaled(played.end(TRAINER, KILLED), "exited")
+    assert exited["evidence"].endswith("it did not stop in its share of the grace of 25 s")
+
+
+def test_a_notice_is_journaled_with_its_grace_and_names_the_last_checkpoint() -> None:
+    out = Played().stop(is_notice=True)
+    assert journaled(out, "preempt_notice") == [{"grace": 25.0, "source": "SIGTERM"}]
+    assert Tell(TRAINER, StopTraining(17.0, "preempt", ends_run=True)) in out
+
+
+def test_a_stop_of_a_run_whose_training_is_done_has_nothing_to_say() -> None:
+    played = Played()
+    played.end(TRAINER, DONE)
+    assert said(played.stop()) == []
+
+
+def test_a_preemption_by_the_plan_is_told_with_all_of_its_grace() -> None:
+    out = Played().tell(PreemptAsked(10.0, "the plan"))
+    assert journaled(out, "preempt_notice") == [{"grace": 10.0, "source": "the plan"}]
+    assert Tell(TRAINER, StopTraining(10.0, "preempt")) in out
+
+
+# -- the end of the services -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(("dies_s", "end_s"), [(101.0, 122.0), (116.9, 122.0), (117.5, 122.5), (121.0, 126.0)])
+def test_the_services_of_a_stopped_run_have_22_of_25_seconds_and_5_at_least(dies_s: float, end_s: float) -> None:
+    played = Played()
+    played.stop()
+    played.end(TRAINER, SAVED, at_s=dies_s)
+
+    assert played.core.next_due_s() == pytest.approx(end_s)
+    assert killed(played.tick(end_s - 0.1)) == []
+    assert killed(played.tick(end_s)) == [CHECKPOINT, SUMMARY]
+    for task in (CHECKPOINT, SUMMARY):
+        out = played.end(task, KILLED)
+        assert journaled(out, "exited")[0]["evidence"] == "SIGKILL, sent by procsv: it was not done in time"
+        assert not [text for text, _ in said(out) if "starting it again" in text]
+
+
+def test_the_services_have_900_seconds_after_the_end_of_training() -> None:
+    played = Played()
+    played.end(TRAINER, DONE)
+    assert killed(played.tick(999.9)) == []
+    assert killed(played.tick(1000.0)) == [CHECKPOINT, SUMMARY]
+
+
+def test_a_service_that_dies_when_its_time_is_over_is_not_started_again() -> None:
+    for at_s, is_again in ((121.9, True), (122.0, False)):
+        played = Played()
+        played.stop()
+        played.end(TRAINER, SAVED)
+        out = played.end(CHECKPOINT, Exit(1, None), at_s=at_s)
+        assert any("starting it again" in text for text, _ in said(out)) is is_again
+
+
+def test_services_that_do_not_even_die_are_left_after_30_seconds() -> None:
+    played = Played()
+    played.stop()
+    played.end(TRAINER, SAVED)
+    played.tick(122.0)
+    assert not [action for action in played.tick(151.9) if isinstance(action, Quit)]
+    assert [action.exit_code for action in played.tick(152.0) if isinstance(action, Quit)] == [70]
+
+
+def test_services_that_still_start_in_a_run_that_never_spoke_are_ended_at_once() -> None:
+    played = Played(is_up=False, trains=False)
+    played.stop()
+    assert killed(played.end(TRAINER, Exit(None, signal.SIGTERM))) == [CHECKPOINT, SUMMARY]
+    (exited,) = journaled(played.end(SUMMARY, KILLED), "exited")
+    assert exited["evidence"] == "SIGKILL, sent by procsv: it had nothing to do yet"
+
+
+def test_only_the_service_that_keeps_the_state_waits_for_what_the_trainer_left() -> None:
+    played = Played()
+    out = played.end(TRAINER, DONE)
+    assert told(out) == [(CHECKPOINT, TrainerExited), (SUMMARY, Finish)]
+    assert told(played.answer(TrainerExited(1, True), "")) == [(CHECKPOINT, Finish)]
+
+
+def test_a_service_that_is_late_to_start_is_told_to_finish_after_the_other_has() -> None:
+    played = Played(is_up=False)
+    played.tell(ServiceReady(CHECKPOINT, 1))
+    played.end(TRAINER, DONE)
+    played.answer(TrainerExited(1, True), "")
+    played.end(CHECKPOINT, DONE)
+    assert told(played.tell(ServiceReady(SUMMARY, 1))) == [(SUMMARY, Finish)]
+    assert [action.exit_code for action in played.end(SUMMARY, DONE) if isinstance(action, Quit)] == [0]
+
+
+def test_the_first_reason_why_the_newest_state_is_not_on_disk_is_told() -> None:
+    for first, second, why in (("disk full", "gone", "disk full"), ("", "gone", "gone")):
+        played = Played()
+        played.end(TRAINER, DONE)
+        played.answer(TrainerExited(1, True), first)
+        played.answer(Finish(), second)
+        played.end(CHECKPOINT, DONE)
+        out = played.end(SUMMARY, DONE)
+        assert (f"gave up: the newest state of the program is not on disk: {why}", True) in said(out)
+
+
+# -- services ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("fault", "how"), [("", "SIGKILL"), ("kill summary at step 3", "SIGKILL, by the fault plan")])
+def test_a_service_that_ends_is_said_with_what_was_behind_it(fault: str, how: str) -> None:
+    out = Played().end(SUMMARY, KILLED, fault=fault)
+    assert said(out) == [(f"the summary service ended ({how}); starting it again, training goes on", True)]
+
+
+def test_a_service_that_was_last_seen_at_work_does_not_come_back_at_once() -> None:
+    for phase, is_at_once in ((Phase.IDLE, True), (Phase.SAVE, False)):
+        played = Played()
+        played.tell(Ticked({CHECKPOINT: Heartbeat(phase, 1, 0, 100.0, 0.0)}))
+        out = played.end(CHECKPOINT, KILLED)
+        assert any(isinstance(action, Spawn) for action in out) is is_at_once
+
+
+def test_a_service_that_cannot_be_started_and_a_bad_checkpoint_are_bad_news() -> None:
+    played = Played()
+    text = "cannot start the summary service: EAGAIN; trying again"
+    assert said(played.tell(NotSpawned(SUMMARY, 1, "EAGAIN"))) == [(text, True)]
+    assert said(played.tell(Said(CHECKPOINT, 1, Rejected("/l/m-1", "torn")))) == [
+        ("/l/m-1 is invalid, skipping: torn", True)
+    ]
+
+
+def lose(played: Played, task: TaskId) -> list[Action]:
+    """It fails five times, and what came of the last time."""
+    out: list[Action] = []
+    for incarnation in range(1, 6):
+        out = played.tell(Ended(task, incarnation, Exit(1, None)))
+        played.tick(played.now_s + 10.0)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("task", "trains", "is_killed"),
+    [(CHECKPOINT, False, True), (CHECKPOINT, True, False), (SUMMARY, False, False), (SUMMARY, True, False)],
+)
+def test_a_lost_service_ends_the_run_and_only_a_trainer_that_waits_for_its_state_is_not_waited_for(
+    task: TaskId, trains: bool, is_killed: bool
+) -> None:
+    played = Played(trains=trains)
+    out = lose(played, task)
+
+    assert (killed(out) == [TRAINER]) is is_killed
+    assert ((TRAINER, StopTraining) in told(out)) is not is_killed
+    assert [(text.partition(" service")[0], is_bad) for text, is_bad in said(out)] == [(f"giving up: the {task}", True)]
+    assert played.core.stop_source == "a lost service"
+
+
+def test_a_lost_service_of_an_observed_program_is_bad_news_and_no_end() -> None:
+    played = Played(observes=True)
+    ((text, is_bad),) = said(lose(played, CHECKPOINT))
+    assert text.endswith("it is not started again, the program goes on")
+    assert is_bad
+    assert not played.core.is_ending
+
+
+# -- the end of the run ----------------------------------------------------------------------------------------
+def test_a_taken_logdir_is_bad_news_and_the_source_of_the_stop_unless_there_was_one() -> None:
+    for is_stopped, source in ((False, "a logdir that was taken"), (True, "SIGTERM")):
+        played = Played()
+        if is_stopped:
+            played.stop()
+        ((text, is_bad),) = said(played.tell(LogdirTaken("node17")))
+        assert text.startswith("giving up: node17 has taken the logdir")
+        assert is_bad
+        assert played.core.stop_source == source
+
+
+@pytest.mark.parametrize(("dies", "who"), [(False, "1002"), (True, "(a child of the trainer)")])
+def test_a_process_that_does_not_die_is_named_and_shown_and_costs_a_70(dies: bool, who: str) -> None:
+    played = Played()
+    played.stop(now=True)
+    assert played.core.word == "stopping"
+    played.tick(129.9)
+    assert played.core.word == "stopping"
+    if not dies:
+        played.tick(130.0)
+        assert played.core.word == "unkillable"
+    else:
+        played = Played()
+        played.end(TRAINER, KILLED)
+        played.tick(130.0)
+        assert played.core.word == "unkillable"
+        played.stop()
+    out = played.tick(2000.0)
+    why = f"process {who} does not die, although it was killed"
+    assert journaled(out, "gave_up") == [{"why": why}]
+    assert [action.exit_code for action in out if isinstance(action, Quit)] == [70]
+
+
+def test_the_end_of_the_chief_asks_the_other_tasks_to_stop_and_ends_the_run_after_them() -> None:
+    played = Played(tasks=(TRAINER, WORKER))
+    out = played.end(TRAINER, DONE)
+
+    assert (WORKER, StopTraining) in told(out)
+    assert killed(out) == []
+    assert played.core.word == "stopping"
+    assert played.tick(101.0) == []
+    assert (SUMMARY, Finish) not in told(out)
+    out = played.end(WORKER, SAVED)
+    assert (SUMMARY, Finish) in told(out)
+
+
+def test_the_end_of_another_task_ends_nothing() -> None:
+    played = Played(tasks=(TRAINER, WORKER))
+    out = played.end(WORKER, KILLED)
+    assert told(out) == []
+    assert not played.core.is_ending
+    played.tell(TreeGone(WORKER, 1))
+    assert [action.task for action in played.tick(110.0) if isinstance(action, Spawn)] == [WORKER]
+
+
+# -- the ground ------------------------------------------------------------------------------------------------
+def seen(owner: TaskId, is_there: bool) -> GroundSeen:
+    return GroundSeen((Sight("socket", f"/run/{owner}", (1, 2) if is_there else None, owner),))
+
+
+def test_what_a_service_makes_is_missed_while_it_serves_alone() -> None:
+    played = Played(is_up=False)
+    assert not any(played.tell(seen(CHECKPOINT, is_there)) for is_there in (True, False, False, False))
+    played.tell(ServiceReady(CHECKPOINT, 1))
+    assert not played.tell(seen(CHECKPOINT, True), seen(CHECKPOINT, False))
+    assert journaled(played.tell(seen(CHECKPOINT, False)), "ground_lost")
+
+
+def test_what_the_watchdog_makes_is_made_anew_whichever_service_serves() -> None:
+    for is_up in (False, True):
+        played = Played(is_up)
+        assert Restore("socket", f"/run/{WATCHDOG}") in played.tell(seen(WATCHDOG, False))
