@@ -29,6 +29,7 @@ RECYCLES_AT_ONCE = 1
 NOT_OURS = "the program was not started by `procsv launch`: start it again"
 
 SERVICE_KILLS = 4  # times as many deaths by SIGKILL as others may a service die before the run fails
+DOUBLINGS_MAX = 32  # of a delay: more would be beyond any limit, and in the end beyond a float
 JITTER = 0.2  # of every delay, either way: many runs that died of one cause do not come back at one moment
 
 _CRASH_SIGNALS = frozenset(
@@ -221,7 +222,7 @@ class History(msgspec.Struct):
         return f"{self.no_progress_count} failures in a row with no newly durable step"
 
     def delay_s(self) -> float:
-        return self._jittered(self.launch.backoff.least_s * 2 ** min(max(self.no_progress_count - 1, 0), 32))
+        return self._doubled_s(max(self.no_progress_count - 1, 0))
 
     def suspects(self, death: Death, resumed_step: int, newest_step: int) -> bool:
         """Whether the state that the dead trainer was resumed from may be the cause.
@@ -251,15 +252,17 @@ class History(msgspec.Struct):
 
     def not_spawned_delay_s(self) -> float:
         """The system would not start a process (EAGAIN, ENOMEM): not the trainer's failure."""
-        return self._jittered(self.launch.backoff.least_s)
+        return self._doubled_s(0)
 
     def _return_delay_s(self, at_once: int) -> float:
         """Exit 75 is free and immediate; a program that saves nothing new and comes back again is slowed down."""
         self._idle_returns += 1
         late = self._idle_returns - at_once
-        return 0.0 if late <= 0 else self._jittered(self.launch.backoff.least_s * 2 ** min(late - 1, 32))
+        return 0.0 if late <= 0 else self._doubled_s(late - 1)
 
-    def _jittered(self, delay_s: float) -> float:
+    def _doubled_s(self, times: int) -> float:
+        """The least delay, doubled so many times, to its limit, and spread."""
+        delay_s = self.launch.backoff.least_s * 2 ** min(times, DOUBLINGS_MAX)
         return min(delay_s, self.launch.backoff.most_s) * self.rng.uniform(1 - JITTER, 1 + JITTER)
 
     def _permanent(self, death: Death, kind: Kind) -> str:

@@ -122,7 +122,13 @@ def test_the_story_does_not_grow_without_end() -> None:
         for event in (LifecycleEvent.RESTORES, LifecycleEvent.CRASHED, LifecycleEvent.DELAY_OVER):
             life.handle(event)
 
-    assert len(life.story) <= 40
+    assert len(life.story) == 40
+    assert life.story[-1] == "DELAY_OVER > PENDING"
+
+
+def test_a_state_is_shown_by_its_name_and_a_stall_as_what_it_is() -> None:
+    assert {state.word for state in State if state.word != state.name.lower()} == {"hung"}
+    assert (State.STALLED.word, State.HUNG.word) == ("hung", "hung")
 
 
 def test_nothing_is_spawned_but_from_backoff() -> None:

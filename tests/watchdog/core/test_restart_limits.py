@@ -193,6 +193,16 @@ def test_failures_at_a_step_are_forgotten_once_a_later_one_is_on_disk() -> None:
         assert kinds(past, raised(LastWords("E", "x", step=840)), 1) == [last]
 
 
+def test_failures_that_do_not_pay_are_given_up_for_good_although_each_made_progress() -> None:
+    past = history()
+    for step in range(1, 6):
+        verdict = past.decide_restart(Death(Exit(1, None), None, step, Attempt(10.0, 1.0, "exit code 1")))
+        past.durable(step)
+        assert isinstance(verdict, GiveUp) is (step == 5)
+    assert isinstance(verdict, GiveUp)
+    assert verdict.is_final
+
+
 # -- progress --------------------------------------------------------------------------------------------------
 def test_what_was_resumed_from_beyond_the_newest_step_on_disk_is_progress_when_it_gets_there() -> None:
     past = history()

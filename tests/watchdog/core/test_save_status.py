@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from procsv.base.identity import CHECKPOINT
 from procsv.base.text import gist
 from procsv.ipc.messaging.messages import Durable, SaveFailed, Unwritable
 from procsv.watchdog.core.actions import Action, Journal, Say
@@ -31,6 +32,14 @@ def test_a_checkpoint_is_news_once_and_two_saves_of_one_name_are_two() -> None:
         assert saves.is_news(durable(number + 8))
     assert len(saves._known) == REMEMBERED_MAX
     assert not saves.is_news(durable(2 * REMEMBERED_MAX + 7)), "the newest are remembered"
+
+
+def test_the_journal_has_all_of_a_checkpoint_and_its_time_to_a_millisecond() -> None:
+    news = Durable(1, 10, 3, "/l/model.ckpt-10", "manual", 100, 0.12345, (), 1.0)
+    (entry,) = Saves().durable(news, 2)
+
+    fields = {"step": 10, "path": "/l/model.ckpt-10", "reason": "manual", "bytes": 100, "seconds": 0.123, "trainer": 3}
+    assert entry == Journal("checkpoint_durable", CHECKPOINT, 2, fields)
 
 
 def test_a_failure_is_journaled_once_for_each_change_and_shown_with_the_next_try() -> None:

@@ -66,6 +66,7 @@ def test_a_start_that_the_system_refuses_is_bad_news_and_no_restart() -> None:
 def test_a_tree_that_stays_for_30_seconds_is_called_unkillable_once() -> None:
     played = Played()
     played.end(TRAINER, KILLED)
+    assert played.core.chief.next_due_s() == 130.0
     assert said(played.tick(129.9)) == []
     text = "processes of trainer 1 do not die; nothing else may write to the logdir"
     assert said(played.tick(130.0)) == [(text, True)]
