@@ -262,7 +262,7 @@ class History(msgspec.Struct):
 
     def _doubled_s(self, times: int) -> float:
         """The least delay, doubled so many times, to its limit, and spread."""
-        delay_s = self.launch.backoff.least_s * 2 ** min(times, DOUBLINGS_MAX)
+        delay_s = self.launch.backoff.least_s * 2.0 ** min(times, DOUBLINGS_MAX)
         return min(delay_s, self.launch.backoff.most_s) * self.rng.uniform(1 - JITTER, 1 + JITTER)
 
     def _permanent(self, death: Death, kind: Kind) -> str:

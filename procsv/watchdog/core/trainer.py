@@ -251,9 +251,9 @@ class TrainerSupervisor:
             self.durable_step = news.step
         self.history.durable(news.step)
 
-    def settled(self, news: messages.FlushDone, of: messages.TrainerExited | None, now_s: float) -> None:
+    def settled(self, news: messages.FlushDone, of: messages.TrainerExited, now_s: float) -> None:
         """What the dead trainer left is on disk, or cannot be."""
-        if self.unsettled is None or of is None or of.incarnation != self.unsettled.incarnation:
+        if self.unsettled is None or of.incarnation != self.unsettled.incarnation:
             return
         self.unsettled, self.unsaved = None, news.error
         if self._verdict is not None:

@@ -113,6 +113,7 @@ def test_a_state_that_was_resumed_from_and_crashed_twice_is_left_for_the_one_bef
 
     ended = [body for task, body in world.told if task == CHECKPOINT and isinstance(body, TrainerExited)]
     assert [body.avoid_step for body in ended] == [-1, -1, 840]
+    assert not any(body.clean for body in ended)
     assert world.last("state_suspected")["step"] == 840
     assert any("going back to the checkpoint before it" in text for text in world.said)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+from random import Random
 
 import pytest
 
-from procsv.base.identity import TRAINER
+from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import StopTraining
+from procsv.ipc.messaging.messages import Durable, FirstStepDone, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Signal, Spawn, Tell
 from procsv.watchdog.core.events import (
@@ -17,11 +18,15 @@ from procsv.watchdog.core.events import (
     NotSpawned,
     PreemptAsked,
     RecycleAsked,
+    Said,
+    Spawned,
     StopAsked,
     Ticked,
     TreeGone,
 )
 from procsv.watchdog.core.lifecycle import State
+from procsv.watchdog.core.run import Core
+from procsv.watchdog.core.settings import Settings
 from tests.watchdog.played import KILLED, SAVED, Played, journaled, killed, said
 
 BOOM = LastWords("ValueError", "boom", "Traceback …", 7)
@@ -41,7 +46,8 @@ def test_it_is_started_again_when_its_delay_is_over_and_its_tree_is_gone() -> No
     played = Played()
     assert ClearTree(TRAINER, 1) in played.end(TRAINER, SAVED)
     assert spawns(played.tick(105.0)) == []
-    assert played.tell(TreeGone(TRAINER, 7)) == []
+    played.tell(TreeGone(TRAINER, 7))
+    assert spawns(played.tick(105.0)) == []
     played.tell(TreeGone(TRAINER, 1))
     assert played.core.chief.next_due_s() == 100.0
     assert spawns(played.tick(105.0)) == [2]
@@ -61,6 +67,59 @@ def test_a_start_that_the_system_refuses_is_bad_news_and_no_restart() -> None:
     assert spawns(played.tick(due_s - 0.01)) == []
     assert spawns(played.tick(due_s)) == [2]
     assert played.core.chief.restarts == 1
+
+
+def test_the_first_start_that_the_system_refuses_is_tried_again() -> None:
+    played = Played(trains=False)
+    played.tell(NotSpawned(TRAINER, 1, "EAGAIN"))
+    assert spawns(played.tick(101.2)) == [1]
+
+
+def test_a_return_between_two_failures_neither_counts_nor_forgives() -> None:
+    played = Played(launch=LaunchSettings(repeated_failures=2))
+    for incarnation, exit in enumerate((Exit(3, None), SAVED, Exit(3, None)), 1):
+        out = played.tell(Ended(TRAINER, incarnation, exit))
+        assert bool(journaled(out, "gave_up")) is (incarnation == 3)
+        played.tell(TreeGone(TRAINER, incarnation))
+        played.tick(played.now_s + 100.0)
+        played.tell(Spawned(TRAINER, incarnation + 1, 2000))
+
+
+def test_what_a_trainer_left_is_settled_once_and_by_its_own_answer() -> None:
+    played = Played()
+    played.end(TRAINER, KILLED)
+    played.answer(TrainerExited(7, False), "gone")
+    assert played.core.chief.unsettled is not None
+    for error in ("disk full", "gone"):
+        played.answer(TrainerExited(1, False), error)
+        assert played.core.chief.unsettled is None
+        assert played.core.chief.unsaved == "disk full"
+
+
+@pytest.mark.parametrize(("waited_s", "least_s", "most_s"), [(0.5, 0.3, 0.7), (60.0, 0.0, 0.0)])
+def test_the_time_of_a_save_that_turned_out_to_be_progress_is_part_of_the_delay(
+    waited_s: float, least_s: float, most_s: float
+) -> None:
+    played = Played(launch=LaunchSettings(max_failures=1))
+    assert not journaled(played.end(TRAINER, KILLED), "gave_up")
+    played.now_s += waited_s
+    played.tell(Said(CHECKPOINT, 1, Durable(8, 8, 1, "/l/m-8", "crash", 10, 0.1, ("/l/m-8",))))
+    (restarting,) = journaled(played.answer(TrainerExited(1, False), ""), "restarting")
+    assert least_s <= restarting["delay"] <= most_s
+
+
+def test_going_back_to_an_older_state_is_bad_news_and_no_clean_end() -> None:
+    played = Played(launch=LaunchSettings(suspect_crashes=1))
+    out = played.end(TRAINER, Exit(None, signal.SIGSEGV))
+    assert [is_bad for text, is_bad in said(out) if "going back to the checkpoint before it" in text] == [True]
+    assert Tell(CHECKPOINT, TrainerExited(1, False, 0)) in out
+
+
+def test_a_heartbeat_before_there_is_a_process_is_nobodys() -> None:
+    core = Core(Settings(), 1, Random(0), 100.0)
+    core.start(100.0)
+    assert core.handle(Ticked({TRAINER: beat(Phase.STEP, 7)}), 100.0) == []
+    assert not core.chief.is_before_session
 
 
 def test_a_tree_that_stays_for_30_seconds_is_called_unkillable_once() -> None:
@@ -101,6 +160,22 @@ def test_a_restart_for_its_memory_forgives_nothing() -> None:
         played.end(TRAINER, KILLED)
         played.tell(RecycleAsked("memory", by_hand))
         assert played.core.chief.history.no_progress_count == count
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_one_that_fails_on_its_way_out_has_failed(is_asked: bool) -> None:
+    played = Played(launch=LaunchSettings(repeated_failures=1))
+    if is_asked:
+        played.tell(RecycleAsked("procsv restart", by_hand=True))
+    assert journaled(played.end(TRAINER, Exit(3, None)), "gave_up")
+
+
+def test_one_that_is_killed_on_its_way_out_has_not_failed() -> None:
+    played = Played(launch=LaunchSettings(repeated_failures=1, max_failures=1))
+    played.tell(RecycleAsked("procsv restart", by_hand=True))
+    played.tick(117.0)
+    (restarting,) = journaled(played.end(TRAINER, KILLED), "restarting")
+    assert (restarting["delay"], restarting["why"]) == (0.0, "procsv restart")
 
 
 def test_a_preemption_kills_after_its_own_grace_and_the_next_trainer_has_the_runs() -> None:
@@ -159,8 +234,8 @@ def test_time_in_which_it_is_frozen_is_told_when_it_goes_on() -> None:
     played = Played()
     for at_s in (101.0, 102.0, 103.0):
         assert freeze(played, True, at_s) == []
-    out = freeze(played, False, 104.5004)
-    assert journaled(out, "frozen") == [{"seconds": 3.5, "step": 7}]
+    out = freeze(played, False, 104.5014)
+    assert journaled(out, "frozen") == [{"seconds": 3.501, "step": 7}]
     assert said(out) == [("the program goes on: a signal had stopped it for 3.5 s", False)]
     assert freeze(played, False, 105.0) == []
 
@@ -213,3 +288,26 @@ def test_one_whose_heartbeat_has_stopped_is_suspect_as_long_as_it_lives() -> Non
     assert played.core.chief.is_suspect(200.0)
     played.end(TRAINER, KILLED)
     assert not played.core.chief.is_suspect(200.0)
+
+
+# -- a program without a session -------------------------------------------------------------------------------
+def test_only_a_program_of_ours_that_nobody_has_asked_to_stop_is_said_to_have_no_session() -> None:
+    launch = LaunchSettings(grace_s=1000.0)
+    assert said(Played(trains=False, launch=launch).tick(160.0))
+    assert not said(Played(trains=False, launch=launch, observes=True).tick(160.0))
+    played = Played(trains=False, launch=launch)
+    played.stop()
+    assert not said(played.tick(160.0))
+    played = Played(trains=False, launch=launch)
+    played.hear(FirstStepDone(0, "fresh", "x", 1, 100.0))
+    assert not said(played.tick(160.0))
+
+
+def test_the_processes_of_a_program_without_a_session_are_looked_at_as_long_as_it_runs() -> None:
+    played = Played(trains=False)
+    assert played.core.chief.wants_activity(400.0)
+    assert not Played().core.chief.wants_activity(400.0)
+    played.stop()
+    assert not played.core.chief.wants_activity(400.0)
+    played.end(TRAINER, KILLED)
+    assert not played.core.chief.wants_activity(400.0)
