@@ -53,7 +53,9 @@ class GraphState(StateSource):
         self._saver, self._capture, self._save_name = saver, capture, save_name
         self._keep_meta = keep_meta
         self._boundary: Boundary | None = None
+        self._is_adopted = False  # its calls pass the boundary
         self._calls: CallCounter | None = None
+        self._calls_before = 0  # of a graph without a global step: its calls are counted, on from the state's
         self._read_step: Callable[[], Any] | None = None
         if global_step is not None:
             tensor = session.graph.as_graph_element(global_step, allow_operation=False)
@@ -62,7 +64,8 @@ class GraphState(StateSource):
 
     def attach(self, boundary: Boundary) -> None:
         self._boundary = boundary
-        if not adopt(self.session, boundary):
+        self._is_adopted = adopt(self.session, boundary)
+        if not self._is_adopted:
             log.warning(
                 "procsv: %s is not a plain tf.Session; snapshots run without a step boundary",
                 type(self.session).__name__,
@@ -71,7 +74,16 @@ class GraphState(StateSource):
         self._calls.start_counting()
 
     def read_step(self) -> int:
-        return -1 if self._read_step is None else int(np.asarray(self._read_step()).reshape(()))
+        if self._read_step is None:
+            return self._calls_before + self._count_steps()
+        return int(np.asarray(self._read_step()).reshape(()))
+
+    def count_on_from(self, step: int) -> bool:
+        self._calls_before = max(step, 0)
+        return self._read_step is None
+
+    def _count_steps(self) -> int:
+        return self._boundary.runs if self._boundary is not None and self._is_adopted else self.count_calls()
 
     def warm_up(self) -> None:
         if self._capture is not None:
@@ -79,7 +91,10 @@ class GraphState(StateSource):
 
     def capture(self, into: mmap.mmap) -> Captured:
         assert self._capture is not None, "nothing is captured of this session"
-        return self._capture.run(self.session, into)
+        captured = self._capture.run(self.session, into)
+        if self._read_step is None:
+            captured.step = self.read_step()
+        return captured
 
     def restore(self, state: SlotReader | str) -> None:
         if isinstance(state, str):
@@ -98,11 +113,10 @@ class GraphState(StateSource):
         return self._boundary is not None and is_restore(self._boundary.about, self.session.graph)
 
     def save_to(self, directory: Path, step: int) -> str:
+        named = None if self._read_step is None else step
         with self.session.graph.as_default(), _quiet_saver(self._saver) as options:
             # Killed in here: a directory without an index, which nobody takes for a checkpoint.
-            prefix = self._saver.save(
-                self.session, str(directory / self._save_name), global_step=step if step >= 0 else None, **options
-            )
+            prefix = self._saver.save(self.session, str(directory / self._save_name), global_step=named, **options)
         return str(prefix or _checkpoint_in(directory))
 
     def keep_files(self) -> None:

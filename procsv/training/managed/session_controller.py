@@ -7,6 +7,7 @@ services and the watchdog say, saves the last state, and leaves the run.  It nev
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -88,6 +89,8 @@ class SessionController:
         cadence = self.config.cadence() if saves else None
         source = self.config.source_of(session)
         training = self.training = TrainingRun(self.runtime, source, origin, cadence, self._on_durable, lost)
+        if training.counts_calls and training.origin.source == "fresh" and self.runtime.observer is None:
+            print("procsv: the program has no global step: each call of its session counts as one", file=sys.stderr)
         training.start_training()
         if self.runtime.stop_reason is not None:
             self.coord.request_stop()  # making the session has cleared the stop

@@ -69,6 +69,10 @@ class StateSource(Protocol):
     def read_step(self) -> int:
         """The global step now; -1 if there is none.  Any thread, at any time; never passes the boundary."""
 
+    def count_on_from(self, step: int) -> bool:
+        """The state is of `step` (-1: a fresh one).  Whether the source has no global step, and counts its calls instead."""
+        return False
+
     def warm_up(self) -> None:
         """Makes the first capture cost what the others do.  On the training thread, before the first step."""
 

@@ -64,6 +64,7 @@ class TrainingRun:
         self._tell_durable, self._lost = on_durable, lost
         self._failures: tuple[type[Exception], ...] = (TimeoutError, OSError, NoRoom, *source.errors)  # of a snapshot
         self.boundary = Boundary(self._visit)
+        self.counts_calls = source.count_on_from(origin.step)  # for want of a global step
         self.first_step = runtime.step = source.read_step()
         self.is_ready = False  # whether a step has ended
         self._last_durable: dict[bool, SavedKey] = {}  # of the program's own saves, and of ours

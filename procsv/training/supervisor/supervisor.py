@@ -192,7 +192,10 @@ class Supervisor(tf_supervisor.Supervisor):
         training = controller.start_session(sess)
         controller.watch_close(sess)
         if self._saver is None:
-            log.warning("procsv: saver=None: nothing of this session is saved, and a crash starts from the beginning")
+            log.warning(
+                "procsv: saver=None: nothing of this session is saved, and a crash starts from the beginning; "
+                "a Supervisor without this argument saves all variables"
+            )
         if self._save_model_secs:
             training.save_first_state()
         if self._save_path and self._save_model_secs and getattr(self._saver, "_is_empty", False):
