@@ -17,6 +17,7 @@ from typing import Any
 
 from procsv.base.text import is_remote
 from procsv.base.units import show_count
+from procsv.ipc.shm.slot_file import scan_slots
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.process.after_tensorflow import call_after_tensorflow
 from procsv.training.runtime.context import Runtime
@@ -39,7 +40,12 @@ def watch_deletions(runtime: Runtime) -> None:
             )
 
     def on_deleted(count: int) -> None:
-        print(f"procsv: the program deleted {show_count(count, 'checkpoint')} in {logdir}", file=sys.stderr)
+        lost = (
+            ""
+            if runtime.training is not None or scan_slots(runtime.paths.shm_dir)
+            else ": it starts from the beginning"
+        )
+        print(f"procsv: the program deleted {show_count(count, 'checkpoint')} in {logdir}{lost}", file=sys.stderr)
         runtime.note("checkpoints_deleted", count=count)
 
     if not is_remote(logdir):

@@ -89,6 +89,7 @@ class TrainerSupervisor:
         self.ends_run = False
         self.gave_up = ""  # why
         self.unsettled: messages.TrainerExited | None = None  # what the checkpoint service has still to answer
+        self.deletes_logdir = False  # the program, at its start, with the checkpoints in it
         self.unsaved = ""  # why the newest state of the last trainer is not on disk
         self.restart_s: float | None = None  # monotonic time of the next start
         self._keeps_state = task == settings.tasks[0]  # of the others nothing is saved
@@ -168,6 +169,7 @@ class TrainerSupervisor:
                 pass  # the signal that it has heard was ours
             case messages.Note(event, fields):
                 self._out.append(Journal(event, self.task, self.incarnation, dict(fields)))
+                self.deletes_logdir |= event == "checkpoints_deleted"
                 if event in ("snapshot_failed", "snapshots_resumed") and (news := self.snapshots.told(fields)):
                     self._out.append(news)
             case messages.Ack():

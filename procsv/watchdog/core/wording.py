@@ -148,9 +148,15 @@ def ended(step: int, has_session: bool, drop_in: bool) -> str:
     return f"training is complete{_at(step)}"
 
 
-def stopped(step: int, durable_step: int) -> str:
+def stopped(step: int, durable_step: int, deletes_logdir: bool) -> str:
+    """The run has ended before the program.  `deletes_logdir`: the program has done so in this run."""
     if durable_step < 0:
         return f"stopped{_at(step)}; nothing is saved. The same command starts from the beginning"
+    if deletes_logdir:
+        return (
+            f"stopped{_at(step)}; step {durable_step} is on disk. The same command starts from the beginning: "
+            "the program deletes its directory when it starts, and the checkpoints with it"
+        )
     return f"stopped{_at(step)}; step {durable_step} is on disk. The same command goes on from there"
 
 
