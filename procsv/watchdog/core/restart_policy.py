@@ -32,6 +32,7 @@ SERVICE_KILLS = 4  # times as many deaths by SIGKILL as others may a service die
 DOUBLINGS_MAX = 32  # of a delay: more would be beyond any limit, and in the end beyond a float
 JITTER = 0.2  # of every delay, either way: many runs that died of one cause do not come back at one moment
 
+_IN_GRAPH = re.compile(r"^(.+)\n\s*\[\[\{\{node ", re.MULTILINE)
 _CRASH_SIGNALS = frozenset(
     getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
 )
@@ -126,7 +127,9 @@ def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -
 
 
 def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:300]
+    """Of a message, the line that says what is wrong: TensorFlow's of a session call begins with where in the graph it is."""
+    in_graph = _IN_GRAPH.search(text) if text.startswith("Graph execution error:") else None
+    return (in_graph[1] if in_graph else text).strip().partition("\n")[0][:300]
 
 
 # -- the trainer ---------------------------------------------------------------------------------------------

@@ -74,6 +74,16 @@ def test_exits_have_classes(exit: Exit, kind: Kind) -> None:
 
 
 BOOM = LastWords("ValueError", "boom\nmore", "Traceback", 10)
+IN_GRAPH = """Graph execution error:
+
+Detected at node 'embed' defined at (most recent call last):
+Node: 'embed'
+indices[6,1] = 7 is not in [0, 5)
+\t [[{{node embed}}]]
+
+Original stack trace for 'embed':
+"""
+OF_GRAPH = LastWords("InvalidArgumentError", IN_GRAPH, "Traceback", 10)
 
 
 def test_a_death_that_a_fault_of_the_plan_explains_is_said_to_be_its_doing() -> None:
@@ -96,6 +106,7 @@ def test_a_death_that_a_fault_of_the_plan_explains_is_said_to_be_its_doing() -> 
         (Exit(0, None), None, False, "", "completed", "exit code 0"),
         (Exit(1, None), BOOM, False, "", "exception", "ValueError: boom"),
         (Exit(1, None), BOOM, True, "", "exception", "ValueError: boom"),
+        (Exit(1, None), OF_GRAPH, False, "", "exception", "InvalidArgumentError: indices[6,1] = 7 is not in [0, 5)"),
         (Exit(3, None), None, False, "", "exit-code", "exit code 3"),
         (Exit(75, None), None, False, "", "exit-code", "exit code 75: checkpointed"),
         (Exit(75, None), None, True, "", "stopped", "asked to stop"),
