@@ -152,6 +152,7 @@ def _run(
     settings = Settings(
         start.settings,
         opened.step_s,
+        opened.began_step,
         opened.saved_step,
         _read_earlier(start, opened, clock.wall()),
         observes=start.observes > 0,

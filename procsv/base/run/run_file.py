@@ -46,6 +46,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int  # of the trainer; goes on counting in the next launch
     step: int = NO_STEP  # global step as last read
     steps_total: int = NO_STEP  # at which training ends, where a hook or the command line has told
+    began_step: int = NO_STEP  # of the training that has not come to its end yet, through all launches of it
     durable_step: int = NO_STEP  # of the newest checkpoint that is verified on disk
     memory_step: int = NO_STEP  # of the newest whole snapshot in shared memory
     restarts: int = 0  # of the trainer, in this launch
@@ -84,7 +85,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     def as_status(self) -> dict[str, Any]:
         """The part that `procsv status` shows: where files lie, and how a process is told apart, is the run's own business."""
         shown: dict[str, Any] = msgspec.to_builtins(self)
-        for name in ("version", "run_dir", "shm_dir", "started", "boot"):
+        for name in ("version", "run_dir", "shm_dir", "started", "boot", "began_step"):
             del shown[name]
         return shown
 

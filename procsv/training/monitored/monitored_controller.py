@@ -20,6 +20,7 @@ from tensorflow.python.training import monitored_session as tf_monitored
 from procsv.base import exit_codes
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.manifest import Reason
+from procsv.base.run.run_file import read_run
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.patches import AttributePatch, move_paths
 from procsv.training.graph.save_config import SaveConfig, plan_of, snapshot_seconds
@@ -102,6 +103,7 @@ class MonitoredController(SessionController):
         self._creators_manager: AttributePatch | None = None
         self.saved_step = NOT_SAVED  # of the newest checkpoint that was asked for, or that the session began with
         self._lost: Lost | None = None  # the last session that trained and was lost
+        self._is_worker = False  # whose chief saves
         self._resumed_at: int | None = None  # the step that the program resumes at, if this session is its first
 
     # -- beginning -------------------------------------------------------------------------------------------
@@ -119,6 +121,7 @@ class MonitoredController(SessionController):
     def prepare_session(self, creator: Any) -> None:
         """Before each session: enters the run, and has a chief restore from the checkpoint service."""
         restores = isinstance(creator, tf_monitored.ChiefSessionCreator)
+        self._is_worker = isinstance(creator, tf_monitored.WorkerSessionCreator)
         if restores:
             creator._scaffold.finalize()  # beside the services' own start
         self.enter_run()
@@ -161,13 +164,29 @@ class MonitoredController(SessionController):
         self._introduce(session.graph)
         self.coord, self.writer = coord, self._hook._summary_writer if self._hook is not None else None
         is_anew = self._reason != "start"
+        if self._hook is None and not is_anew and not self._is_worker:
+            log.warning(
+                "procsv: no CheckpointSaverHook: nothing of this session is saved, and a crash starts from the beginning; "
+                "give it such a hook, or use a MonitoredTrainingSession with a checkpoint_dir, which has one"
+            )
         training = self.start_session(session, lost=self._lost)
         is_resumed = training.origin.source != "fresh"
         self.saved_step = training.first_step if is_resumed else NOT_SAVED
         self._resumed_at = training.first_step if is_resumed and not is_anew else None
+        if is_resumed and not is_anew and self.runtime.observer is None:
+            self._go_on_counting()
         if is_anew or is_resumed:
             self._writers.mark_start(training.first_step)
         self.start_cadence(training, _summaries_every_s(self._hooks))
+
+    def _go_on_counting(self) -> None:
+        """A StopAtStepHook that makes so many steps makes them from where this training began, not from each restart on."""
+        run = read_run(self.runtime.paths.run_json)
+        if run is None or run.began_step == NO_STEP:
+            return
+        for hook in self._hooks:
+            if isinstance(hook, tf_hooks.StopAtStepHook) and hook._num_steps is not None:
+                hook._last_step = run.began_step + hook._num_steps
 
     def begin_training(self, graph: Any) -> None:
         """The hooks have seen the new session: it trains from here on."""

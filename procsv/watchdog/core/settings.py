@@ -18,6 +18,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)
     learned_step_s: float = 0.0  # the median of an earlier launch; 0.0: none is known
+    began_step: int = NO_STEP  # of a training that it has not brought to its end
     saved_step: int = NO_STEP  # the newest step that is on disk, as far as can be seen
     earlier: Earlier = Earlier()  # what the launches before this one were good for
     observes: bool = False  # the program was started by somebody else: it is neither ended nor started again

@@ -79,6 +79,7 @@ class TrainerSupervisor:
         self.incarnation = incarnation  # of the trainer that runs, or of the next one
         self.pid = 0
         self.step, self.durable_step, self.snapshots = NO_STEP, settings.saved_step, SnapshotRecord()
+        self.began_step = settings.began_step
         self.protection = Protection(settings.launch)
         self.steps_total = settings.launch.steps_total or NO_STEP
         self.phase: Phase | None = None
@@ -182,6 +183,8 @@ class TrainerSupervisor:
         if recovered.source == "checkpoint":
             self.durable_step = recovered.restored_step
         self._resumed_step = recovered.restored_step
+        if self.began_step == NO_STEP or recovered.source == "fresh":
+            self.began_step = recovered.restored_step
         self.steps_total = self.steps_total if recovered.steps_total < 0 else recovered.steps_total
         self.protection.has_session = True
         self.hanging.liveness.see_session()

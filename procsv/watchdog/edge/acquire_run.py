@@ -54,6 +54,7 @@ class Opened(msgspec.Struct):
     first_incarnation: int
     seen_until: float | None  # Unix time: the run before was killed, and wrote run.json then for the last time
     step_s: float = 0.0  # how long a step took in the run before; 0.0 if nobody knows
+    began_step: int = NO_STEP  # of a training that the run before has not brought to its end
     saved_step: int = NO_STEP  # of what earlier runs have left to go on from, as far as it can be seen
     taken_from: Lease | None = None  # of another machine, which had not renewed it
     adopted: Path | None = None  # the logdir that the run before has adopted from the program
@@ -114,6 +115,7 @@ def open_run(
         _last_incarnation(paths, before) + 1,
         _seen_until(paths, before),
         step_s,
+        before.began_step if before is not None and before.state != "done" else NO_STEP,
         saved,
         taken_from,
         adopted_logdir(before),

@@ -1,0 +1,40 @@
+"""A StopAtStepHook that makes so many steps: as many in all, through crashes and stops, as in a run that is left alone."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import launched
+
+pytestmark = pytest.mark.fault
+
+STEPS = 400
+TRAIN = f"""
+import sys, time
+import tensorflow as tf
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+train = tf1.train.get_or_create_global_step().assign_add(1)
+hooks = [tf1.train.StopAtStepHook(num_steps={STEPS})]
+with tf1.train.MonitoredTrainingSession(checkpoint_dir=sys.argv[1], hooks=hooks) as session:
+    while not session.should_stop():
+        session.run(train)
+        time.sleep(0.01)
+"""
+
+
+def test_num_steps_are_made_once_through_a_kill_and_a_stop_and_once_more_after_the_end(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(TRAIN)
+    options = ["--drop-in", "--snapshot-secs", "0.2", "--fault", "kill trainer at step 100"]
+    with launched(tmp_path / "logdir", *options, str(program), "{logdir}") as run:
+        run.wait_step(200)
+        run.kill("watchdog", signal.SIGINT)
+        assert run.wait_end() == 75
+    for end in (STEPS, 2 * STEPS):
+        with launched(tmp_path / "logdir", *options, str(program), "{logdir}") as run:
+            run.assert_completed()
+        assert run.events("run_completed")[-1]["step"] == end
