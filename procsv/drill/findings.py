@@ -175,7 +175,11 @@ def judge_findings(found: Findings) -> Findings:
 
 def _exits(trial: Trial) -> str:
     codes = ", ".join(str(code) for code in trial.exit_codes)
-    return f"procsv launch ended with {codes}; see `procsv report {trial.logdir}` and {trial.logdir}/procsv/crashes"
+    last = trial.account.incarnations[-1].evidence if trial.account.incarnations else ""
+    why = f" ({last})" if last else ""
+    return (
+        f"procsv launch ended with {codes}{why}; see `procsv report {trial.logdir}` and {trial.logdir}/procsv/crashes"
+    )
 
 
 def _difference(found: Findings) -> str:

@@ -129,6 +129,17 @@ def test_a_program_that_cannot_be_started_is_said_by_what_launch_says_of_it_now(
     assert "the_first" not in done.stderr
 
 
+def test_a_program_that_names_its_directory_is_said_to_need_an_argument_for_it(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import procsv, tensorflow as tf\nwith tf.Graph().as_default():\n  procsv.Supervisor(logdir='mine')\n"
+    )
+    done = procsv("drill", "--logdir", str(tmp_path / "drill"), str(program))
+    assert done.returncode == 1
+    assert "mine, but the run's is" in (said := " ".join(done.stdout.split()))
+    assert "give the program {logdir} as an argument that names its directory" in said
+
+
 def test_a_word_that_is_no_fault_is_said_before_anything_is_trained(tmp_path: Path) -> None:
     done = procsv(
         "drill", "--fault", "klil trainer at step 3", "--logdir", str(tmp_path / "drill"), "procsv.examples.digits"
