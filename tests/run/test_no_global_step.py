@@ -1,4 +1,4 @@
-"""A program without a global step: the calls of its session count in its place, so that failures are weighed against progress."""
+"""A program without a global step: the calls of its session count in its place, so that its progress is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A StopAtStepHook that makes so many steps: as many in all, through crashes and stops, as in a run that is left alone."""
+"""A StopAtStepHook that makes so many steps: through crashes and stops as many in all as without them."""
 
 from __future__ import annotations
 

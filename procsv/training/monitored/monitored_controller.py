@@ -166,8 +166,8 @@ class MonitoredController(SessionController):
         is_anew = self._reason != "start"
         if self._hook is None and not is_anew and not self._is_worker:
             log.warning(
-                "procsv: no CheckpointSaverHook: nothing of this session is saved, and a crash starts from the beginning; "
-                "give it such a hook, or use a MonitoredTrainingSession with a checkpoint_dir, which has one"
+                "procsv: no CheckpointSaverHook: nothing of this session is saved, and a crash starts from the "
+                "beginning; give it such a hook, or use a MonitoredTrainingSession with a checkpoint_dir, which has one"
             )
         training = self.start_session(session, lost=self._lost)
         is_resumed = training.origin.source != "fresh"
@@ -180,7 +180,7 @@ class MonitoredController(SessionController):
         self.start_cadence(training, _summaries_every_s(self._hooks))
 
     def _go_on_counting(self) -> None:
-        """A StopAtStepHook that makes so many steps makes them from where this training began, not from each restart on."""
+        """A StopAtStepHook that makes so many steps makes them from where this training began, not from each restart."""
         run = read_run(self.runtime.paths.run_json)
         if run is None or run.began_step == NO_STEP:
             return

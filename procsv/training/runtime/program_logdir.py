@@ -47,8 +47,8 @@ def _mismatch(given: str, logdir: str) -> UserError:
     shown = given if is_remote(given) else os.path.abspath(given)
     return UserError(
         f"the program's logdir is {shown}, but the run's is {logdir}; "
-        f"start it with `procsv launch --logdir {given} …`, give the program {{logdir}} as an argument that names its directory, or "
-        "leave logdir out of the program"
+        f"start it with `procsv launch --logdir {given} …`, give the program {{logdir}} as an argument that names its "
+        "directory, or leave logdir out of the program"
     )
 
 

@@ -70,7 +70,7 @@ class StateSource(Protocol):
         """The global step now; -1 if there is none.  Any thread, at any time; never passes the boundary."""
 
     def count_on_from(self, step: int) -> bool:
-        """The state is of `step` (-1: a fresh one).  Whether the source has no global step, and counts its calls instead."""
+        """The state is of `step` (-1: a fresh one).  Whether the source counts its calls, for want of a global step."""
         return False
 
     def warm_up(self) -> None:

@@ -127,7 +127,7 @@ def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -
 
 
 def _first_line(text: str) -> str:
-    """Of a message, the line that says what is wrong: TensorFlow's of a session call begins with where in the graph it is."""
+    """Of a message, the line that says what is wrong: TensorFlow's of a session call begins with where it happened."""
     in_graph = _IN_GRAPH.search(text) if text.startswith("Graph execution error:") else None
     return (in_graph[1] if in_graph else text).strip().partition("\n")[0][:300]
 
