@@ -12,17 +12,18 @@ from tests.support.launched import launched
 pytestmark = pytest.mark.fault
 
 STEPS = 400
-TRAIN = f"""
+TRAIN = """
 import sys, time
 import tensorflow as tf
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 train = tf1.train.get_or_create_global_step().assign_add(1)
-hooks = [tf1.train.StopAtStepHook(num_steps={STEPS})]
-with tf1.train.MonitoredTrainingSession(checkpoint_dir=sys.argv[1], hooks=hooks) as session:
-    while not session.should_stop():
-        session.run(train)
-        time.sleep(0.01)
+for _ in range(int(sys.argv[2])):
+    hooks = [tf1.train.StopAtStepHook(num_steps=int(sys.argv[3]))]
+    with tf1.train.MonitoredTrainingSession(checkpoint_dir=sys.argv[1], hooks=hooks) as session:
+        while not session.should_stop():
+            session.run(train)
+            time.sleep(0.01)
 """
 
 
@@ -30,11 +31,19 @@ def test_num_steps_are_made_once_through_a_kill_and_a_stop_and_once_more_after_t
     program = tmp_path / "train.py"
     program.write_text(TRAIN)
     options = ["--drop-in", "--snapshot-secs", "0.2", "--fault", "kill trainer at step 100"]
-    with launched(tmp_path / "logdir", *options, str(program), "{logdir}") as run:
+    with launched(tmp_path / "logdir", *options, str(program), "{logdir}", "1", str(STEPS)) as run:
         run.wait_step(200)
         run.kill("watchdog", signal.SIGINT)
         assert run.wait_end() == 75
     for end in (STEPS, 2 * STEPS):
-        with launched(tmp_path / "logdir", *options, str(program), "{logdir}") as run:
+        with launched(tmp_path / "logdir", *options, str(program), "{logdir}", "1", str(STEPS)) as run:
             run.assert_completed()
         assert run.events("run_completed")[-1]["step"] == end
+
+
+def test_each_of_a_programs_sessions_makes_its_own_num_steps(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(TRAIN)
+    with launched(tmp_path / "logdir", "--drop-in", str(program), "{logdir}", "3", "40") as run:
+        run.assert_completed()
+    assert run.events("run_completed")[-1]["step"] == 120

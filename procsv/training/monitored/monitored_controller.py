@@ -173,14 +173,17 @@ class MonitoredController(SessionController):
         is_resumed = training.origin.source != "fresh"
         self.saved_step = training.first_step if is_resumed else NOT_SAVED
         self._resumed_at = training.first_step if is_resumed and not is_anew else None
-        if is_resumed and not is_anew and self.runtime.observer is None:
+        if is_resumed and self.runtime.sessions_begun == 1 and self.runtime.observer is None:
             self._go_on_counting()
         if is_anew or is_resumed:
             self._writers.mark_start(training.first_step)
         self.start_cadence(training, _summaries_every_s(self._hooks))
 
     def _go_on_counting(self) -> None:
-        """A StopAtStepHook that makes so many steps makes them from where this training began, not from each restart."""
+        """A StopAtStepHook that makes so many steps makes them from where this training began, not from each restart.
+
+        In the first session of a process: those of the sessions after it are made in this one.
+        """
         run = read_run(self.runtime.paths.run_json)
         if run is None or run.began_step == NO_STEP:
             return

@@ -71,6 +71,7 @@ class Runtime:
         self.step = -1
         self.steps_total = -1  # at which the program will end, where a hook tells
         self.snapshots = Snapshots()  # their spacing now, for the heartbeat
+        self.sessions_begun = 0  # that train, or have trained, in this process
         self.training: object = None  # the TrainingRun of the session that the process trains with now
         self.finish_session: Callable[[], None] = lambda: None  # for a program that ends without ending it
         self.on_ready: Callable[[], None] = lambda: None  # called once, on the training thread

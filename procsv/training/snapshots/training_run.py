@@ -85,6 +85,7 @@ class TrainingRun:
         """Makes steps pass the boundary from here on."""
         failpoint("trainer.compile")
         self._runtime.training = self
+        self._runtime.sessions_begun += 1
         self._begin_snapshots()
         for kind, handler in self._handlers.items():
             self._runtime.link.on(kind, handler)
