@@ -342,7 +342,7 @@ def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_w
         assert [(e["what"], e["path"]) for e in run.journal("ground_lost")] == [
             ("runtime directory", str(paths.run_dir))
         ]
-        assert names <= {path.name for path in paths.run_dir.iterdir()}
+        run.until("what was in it", lambda: names <= {path.name for path in paths.run_dir.iterdir()})
         assert stat.S_IMODE(paths.run_dir.stat().st_mode) == 0o700
         run.until("the same processes", lambda: has_processes(run, pids))
         run.until("no more loss in run.json", lambda: run.file().ground_error is None)

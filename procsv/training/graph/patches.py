@@ -123,6 +123,11 @@ def move_paths(things: Iterable[Any], names: Sequence[str], old: str, new: str) 
             setattr(thing, name, os.path.normpath(os.path.join(new, os.path.relpath(path, old))))
 
 
+def set_last_step(hook: Any, step: int) -> None:
+    """A StopAtStepHook that has begun asks for the stop at `step`."""
+    hook._last_step = step
+
+
 @contextlib.contextmanager
 def growing_graph(graph: Any) -> Iterator[None]:
     """A finalized graph can be added to inside the block."""

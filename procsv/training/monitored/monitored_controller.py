@@ -22,7 +22,7 @@ from procsv.base.outcome import NO_STEP
 from procsv.base.run.manifest import Reason
 from procsv.base.run.run_file import read_run
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.training.graph.patches import AttributePatch, move_paths
+from procsv.training.graph.patches import AttributePatch, move_paths, set_last_step
 from procsv.training.graph.save_config import SaveConfig, plan_of, snapshot_seconds
 from procsv.training.managed.attach import attach
 from procsv.training.managed.session_controller import NOT_SAVED, SessionController
@@ -189,7 +189,7 @@ class MonitoredController(SessionController):
             return
         for hook in self._hooks:
             if isinstance(hook, tf_hooks.StopAtStepHook) and hook._num_steps is not None:
-                hook._last_step = run.began_step + hook._num_steps
+                set_last_step(hook, run.began_step + hook._num_steps)
 
     def begin_training(self, graph: Any) -> None:
         """The hooks have seen the new session: it trains from here on."""

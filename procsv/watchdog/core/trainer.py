@@ -173,8 +173,8 @@ class TrainerSupervisor:
                 self.deletes_logdir |= event == "checkpoints_deleted"
                 if event in ("snapshot_failed", "snapshots_resumed") and (news := self.snapshots.told(fields)):
                     self._out.append(news)
-            case messages.Ack():
-                pass
+            case messages.AdoptLogdir() | messages.Ack():
+                pass  # the first is answered by event_loop.py, which tells of it by LogdirAdopted
             case body:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
 

@@ -237,7 +237,7 @@ class Reactor:
             case messages.RestartTrainer():
                 self.handle(events.RecycleAsked("procsv restart", by_hand=True))
                 self._sockets.server.acknowledge(received)
-            case messages.AdoptLogdir(logdir) if received.task in self._core.tasks:
+            case messages.AdoptLogdir(logdir) if self._is_running(received):
                 answer = messages.LogdirAdopted(self._adopt_logdir(received, logdir))
                 self._sockets.server.send_reliable(received.who, answer, re=received.seq)
             case messages.StopRun(now):
@@ -247,6 +247,11 @@ class Reactor:
                 if received.task in self._core.tasks:
                     self.handle(events.Said(received.task, received.incarnation, body))
                 self._sockets.server.acknowledge(received)
+
+    def _is_running(self, received: Received) -> bool:
+        """Whether a task has said that, and by the attempt that runs now."""
+        task = self._core.tasks.get(received.task)
+        return task is not None and task.incarnation == received.incarnation
 
     def _adopt_logdir(self, received: Received, logdir: str) -> str:
         """Why the program's directory cannot be the run's logdir, or ""."""
