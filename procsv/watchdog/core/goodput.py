@@ -104,7 +104,8 @@ class Attempts(msgspec.Struct):
         if not 0 < self.launch.repeated_failures <= times:
             return ""
         kept_s = sum(attempt.kept_s for attempt in self._row)
-        return f"{self._row[-1].failure}, {times} times in a row, with {show_duration(kept_s)} of training kept in all"
+        in_a_row = "" if times == 1 else f", {times} times in a row"
+        return f"{self._row[-1].failure}{in_a_row}, with {show_duration(kept_s)} of training kept in all"
 
     def _wasted(self) -> str:
         seconds = sum(attempt.seconds for attempt in self._last)

@@ -14,6 +14,7 @@ import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.terminal import printable
+from procsv.base.units import show_count
 
 STATUS_S = 5.0
 SHARE = 1 / 3  # of the manager's limit: after it the next sign of life is due
@@ -77,7 +78,7 @@ def _sentence(run: Standing) -> str:
     if run.durable_step >= 0:
         parts.append(f"step {run.durable_step} on disk")
     if run.restarts:
-        parts.append(f"{run.restarts} restarts")
+        parts.append(show_count(run.restarts, "restart"))
     if trouble := run.save_error or run.ground_error:
         parts.append(f"not saved: {trouble}")
     return printable(", ".join(parts)).replace("\n", " ")

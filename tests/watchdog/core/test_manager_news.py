@@ -28,8 +28,8 @@ def test_ready_is_told_once_at_the_first_step_and_not_again_after_a_restart() ->
     news = ManagerNews(None)
     assert news.lines(standing(), 0.0) == ["STATUS=importing"]
     assert news.lines(standing(state="running", step=1), 1.0) == ["READY=1", "STATUS=running at step 1"]
-    assert news.lines(standing(state="backoff", step=9, restarts=1), 2.0) == ["STATUS=backoff at step 9, 1 restarts"]
-    assert news.lines(standing(state="running", step=9, restarts=1), 3.0) == ["STATUS=running at step 9, 1 restarts"]
+    assert news.lines(standing(state="backoff", step=9, restarts=1), 2.0) == ["STATUS=backoff at step 9, 1 restart"]
+    assert news.lines(standing(state="running", step=9, restarts=1), 3.0) == ["STATUS=running at step 9, 1 restart"]
 
 
 def test_a_program_without_a_session_and_one_that_has_ended_well_before_a_step_are_ready_as_well() -> None:
