@@ -131,10 +131,23 @@ def _catch_signals(start: Start) -> int:
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
-    for notice in start.settings.notice_signals:
-        signal.signal(notice, lambda *_: None)
+    before = {notice: signal.signal(notice, _heed) for notice in start.settings.notice_signals}
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def forget_in_fork() -> None:
+        # A worker of the program is told to end by SIGTERM, and it is not the run that is meant.
+        if (other := signal.set_wakeup_fd(-1)) != writer:
+            signal.set_wakeup_fd(other)
+        for notice, handler in before.items():
+            if signal.getsignal(notice) is _heed:
+                signal.signal(notice, handler)
+
+    os.register_at_fork(after_in_child=forget_in_fork)
     return reader
+
+
+def _heed(*_: Any) -> None:
+    """Only with a handler is a signal written to the descriptor."""
 
 
 def _listen_for_signals(runtime: Runtime, start: Start, reader: int) -> None:

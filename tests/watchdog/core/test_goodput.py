@@ -84,9 +84,7 @@ def test_a_minute_of_training_that_is_kept_ends_a_row_of_failures(kept_s: float,
 
 def test_a_single_failure_can_be_the_last_and_is_named() -> None:
     past = Attempts(LaunchSettings(repeated_failures=1))
-    assert past.add(Attempt(9.0, 1.0, "boom")) == (
-        "no useful progress: boom, with 1.0 s of training kept in all"
-    )
+    assert past.add(Attempt(9.0, 1.0, "boom")) == ("no useful progress: boom, with 1.0 s of training kept in all")
 
 
 def test_attempts_that_keep_just_the_goodput_that_is_asked_for_go_on() -> None:

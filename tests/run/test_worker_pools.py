@@ -1,0 +1,46 @@
+"""Programs that fork workers of their own: what they tell these is no notice to the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import launched
+
+pytestmark = pytest.mark.fault
+
+PROGRAM = """
+import multiprocessing, os, signal
+import tensorflow as tf, procsv
+
+tf1 = tf.compat.v1
+
+
+def square(x):
+    return x * x
+
+
+tf1.disable_eager_execution()
+step = tf1.train.get_or_create_global_step()
+train = tf1.assign_add(step, 1)
+sv = procsv.Supervisor(summary_op=None)
+with sv.managed_session() as sess:
+    while not sv.should_stop() and sess.run(train) < 20:
+        with multiprocessing.get_context("fork").Pool(2) as pool:  # the end of the block sends each SIGTERM
+            assert pool.map(square, [3, 4]) == [9, 16]
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+    print("at", sess.run(step), flush=True)
+"""
+
+
+def test_workers_that_a_program_forks_and_ends_with_sigterm_end_and_do_not_stop_the_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    with launched(tmp_path / "logdir", "train.py", cwd=tmp_path) as run:
+        assert run.wait_end() == 0
+        assert not run.events("preempt_notice")
+        assert "at 20" in run.said()
