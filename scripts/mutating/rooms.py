@@ -34,6 +34,7 @@ ROOMS = {
             f"{_CORE}_external_saves.py",
             f"{_CORE}_retention.py",
             f"{_CORE}_service_state.py",
+            f"{_CORE}_states.py",
             "tests/simulation/test_rows.py",
         ),
     ),

@@ -55,6 +55,10 @@ def test_the_default_of_every_n_hours_keeps_nothing_for_good() -> None:
     assert first_keep(1e9, KEEP_NEVER_HOURS) == float("inf")
 
 
+def test_one_an_hour_is_kept_for_good_to_the_second() -> None:
+    assert keep([3600.0, 3600.5, 7200.0, 7200.5, 9000.0], 1, every_n_hours=1.0) == (["4"], ["1", "3", "4"])
+
+
 def kept(*names: str) -> list[Kept]:
     """A list; "other-…" is external, and each is as old as its number says."""
     return [Kept(name, float(name.rpartition("-")[2]), name.startswith("other")) for name in names]

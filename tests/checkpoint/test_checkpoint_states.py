@@ -1,0 +1,29 @@
+"""The states that the checkpoint core knows of: which of those in memory count."""
+
+from __future__ import annotations
+
+import pytest
+
+from procsv.base.identity import TRAINER
+from procsv.ipc.shm.slot_state import SlotState
+from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.core.states import States
+from tests.support.core_desk import slot
+
+
+@pytest.mark.parametrize("state", [state for state in SlotState if state is not SlotState.READY])
+def test_what_is_whole_in_memory_is_known_and_a_newer_slot_that_is_not_ready_is_none(state: SlotState) -> None:
+    states = States("r", TRAINER)
+    states.see([slot(1, 10), slot(2, 20, state=state)])
+    assert states.told == State.of_slot(slot(1, 10))
+
+
+def test_what_another_run_has_in_memory_is_not_this_runs() -> None:
+    states = States("r", TRAINER)
+    states.see([slot(1, 10), slot(2, 20, run="another")])
+    assert states.told == State.of_slot(slot(1, 10))
+    assert states.top_sequence == 1
+    of_both = States("r", TRAINER, frozenset({"another"}))
+    of_both.see([slot(1, 10), slot(2, 20, run="another")])
+    assert of_both.told == State.of_slot(slot(1, 10)), "it is of an earlier run, and was told to nobody in this one"
+    assert of_both.top_sequence == 2, "and its numbers are not used again"
