@@ -69,8 +69,8 @@ def command(
 ) -> None:
     """Train TARGET once without faults and once with them, and compare the results.
 
-    Exit code 0 if the program survived, with the same final variables (bit by bit, or within --rtol) and continuous
-    summaries; 1 if it did not.
+    Exit code 0 if the program survived, never began from nothing again, and has the same final variables (bit by bit,
+    or within --rtol) and continuous summaries; 1 otherwise.
     """
     from procsv.drill.format import as_data, show
     from procsv.drill.runner import Course, run_drill

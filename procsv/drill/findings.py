@@ -25,7 +25,10 @@ NOT_DETERMINISTIC = (
     "noise. Seed it, run its operations on one thread (or tf.config.experimental.enable_op_determinism()), or allow a "
     "difference with --rtol"
 )
-
+COUNTS_ITSELF = (
+    "it seems to count its steps or epochs in Python, where the count starts anew at each restart; let the global step say "
+    "when training is over"
+)
 
 ENDS_THE_TRAINER = frozenset({"kill", "segfault", "raise", "exit", "hang", "preempt"})
 
@@ -65,6 +68,7 @@ class Findings(msgspec.Struct):
     continuity: dict[str, Any]
     rtol: float
     is_deterministic: bool | None = None  # None: not tried, for there was no need
+    again: Trial | None = None  # the second training without faults, which has shown that
     problems: list[str] = msgspec.field(default_factory=list)
 
     @property
@@ -160,9 +164,11 @@ def judge_findings(found: Findings) -> Findings:
     if not found.baseline.survived:
         problems.append(f"it does not end well even without faults: {_exits(found.baseline)}")
         return found
+    problems.extend(_fresh_starts(found.drilled))
     if not found.drilled.survived:
         problems.append(f"it did not survive: {_exits(found.drilled)}")
     elif found.variables == "different":
+        problems.extend(_other_end(found))
         problems.append(_difference(found))
     elif found.variables == "unknown":
         problems.append("there is no final checkpoint to compare")
@@ -180,6 +186,35 @@ def _exits(trial: Trial) -> str:
     return (
         f"procsv launch ended with {codes}{why}; see `procsv report {trial.logdir}` and {trial.logdir}/procsv/crashes"
     )
+
+
+def _fresh_starts(trial: Trial) -> list[str]:
+    """The starts from nothing after progress.  The variables do not show them: each training begins like that."""
+    starts, reached = list[tuple[int, int]](), 0
+    for one in trial.account.incarnations:
+        if one.source == "fresh" and reached > 0:
+            starts.append((one.number, reached))
+            reached = 0
+        reached = max(reached, one.last_step)
+    if not starts:
+        return []
+    which = ", ".join(f"trainer {number} after step {step}" for number, step in starts[:3])
+    which += f" and {len(starts) - 3} more" if len(starts) > 3 else ""
+    deleted = {remark.incarnation for remark in trial.account.remarks if remark.event == "checkpoints_deleted"}
+    why = (
+        "the program deletes its checkpoints at its start"
+        if deleted & {number for number, _ in starts}
+        else f"nothing of it was saved; see the warnings in {trial.logdir}.out"
+    )
+    return [f"all progress was lost, and the training began anew: {which}. {_sentence(why)}"]
+
+
+def _other_end(found: Findings) -> list[str]:
+    """Another last step than without faults, unless that one varies by itself."""
+    step, wanted = found.drilled.account.last_step, found.baseline.account.last_step
+    if step == wanted or (found.again is not None and found.again.account.last_step != wanted):
+        return []
+    return [f"it ended at step {step}, but at step {wanted} without faults. {_sentence(COUNTS_ITSELF)}"]
 
 
 def _difference(found: Findings) -> str:

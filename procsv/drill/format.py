@@ -16,6 +16,7 @@ from procsv.drill.findings import Findings, Trial
 if TYPE_CHECKING:
     from rich.console import Console
 
+_SOURCES = {"fresh": "nothing"}  # memory and checkpoint are said as they are
 _VARIABLES = {
     "identical": "bit-identical to a run without faults",
     "close": "the same within --rtol",
@@ -61,7 +62,7 @@ def show(found: Findings, console: Console) -> None:
         names = ("fault", "at step", "trainer", "went on from", "steps lost", "down")
         table = make_table(names, right=("at step", "steps lost", "down"))
         for blow in found.blows:
-            went_on = blow.source or ("-" if blow.ended_trainer else "went on")
+            went_on = _SOURCES.get(blow.source, blow.source) or ("-" if blow.ended_trainer else "went on")
             table.add_row(
                 as_markup(blow.what),
                 str(blow.step) if blow.step >= 0 else "-",

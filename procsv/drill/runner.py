@@ -65,8 +65,8 @@ def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
         found.continuity = _continuity(baseline.logdir, drilled.logdir)
         if found.variables == "different":
             say("the variables differ; training without faults once more, to see whether that alone makes a difference")
-            again = _train(course, AGAIN, Plan(), say)
-            found.is_deterministic = bool(_compare(baseline.logdir, again.logdir, 0.0).get("is_identical"))
+            found.again = _train(course, AGAIN, Plan(), say)
+            found.is_deterministic = bool(_compare(baseline.logdir, found.again.logdir, 0.0).get("is_identical"))
     return judge_findings(found)
 
 

@@ -322,6 +322,7 @@ REMARKABLE = frozenset(
         "checkpoint_durable",
         "checkpoint_failed",
         "checkpoint_rejected",
+        "checkpoints_deleted",
         "hang_detected",
         "hang_over",
         "frozen",

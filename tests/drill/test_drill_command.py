@@ -114,6 +114,66 @@ def test_a_program_that_keeps_state_outside_the_graph_is_found_out(tmp_path: Pat
     assert "state outside the graph" in said
 
 
+DELETES = """
+import sys
+import tensorflow as tf
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+if tf.io.gfile.exists(sys.argv[1]):
+    tf.io.gfile.rmtree(sys.argv[1])
+tf.io.gfile.makedirs(sys.argv[1])
+step = tf1.train.get_or_create_global_step()
+train = tf1.assign_add(step, 1)
+sv = tf1.train.Supervisor(logdir=sys.argv[1], summary_op=None)
+with sv.managed_session() as sess:
+    while not sv.should_stop() and sess.run(step) < 60:
+        sess.run(train)
+        sv.coord.wait_for_stop(0.02)
+"""
+
+
+def test_a_program_that_deletes_its_directory_does_not_hold_though_it_ends_the_same(tmp_path: Path) -> None:
+    program, config = tmp_path / "deletes.py", tmp_path / "quick.toml"
+    program.write_text(DELETES)
+    config.write_text(QUICK)
+    options = ("--drop-in", "--config", str(config), "--logdir", str(tmp_path / "drill"))
+    fault = ("--fault", "preempt watchdog with grace 20s at step 30")  # nothing stays in memory
+    done = procsv("drill", *options, *fault, str(program), "{logdir}", timeout_s=300)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 1, said + done.stderr
+    assert "bit-identical" in said
+    assert "all progress was lost, and the training began anew: trainer 2 after step" in said
+    assert "The program deletes its checkpoints at its start" in said
+
+
+COUNTS = """
+import tensorflow as tf
+import procsv
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+step = tf1.train.get_or_create_global_step()
+noise = tf1.get_variable("noise", [4], initializer=tf1.random_normal_initializer())
+train = tf1.assign_add(step, 1)
+sv = procsv.Supervisor(summary_op=None)
+with sv.managed_session() as sess:
+    for _ in range(60):
+        sess.run(train)
+        sv.coord.wait_for_stop(0.02)
+"""
+
+
+def test_a_program_that_counts_its_steps_anew_after_a_restart_is_said_to_have_ended_later(tmp_path: Path) -> None:
+    program, config = tmp_path / "counts.py", tmp_path / "quick.toml"
+    program.write_text(COUNTS)
+    config.write_text(f'{QUICK}snapshot-secs = "0.2"\n')
+    options = ("--config", str(config), "--logdir", str(tmp_path / "drill"), "--fault", "kill trainer at step 40")
+    done = procsv("drill", *options, str(program), timeout_s=300)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 1, said + done.stderr
+    assert "but at step 60 without faults" in said
+    assert "it is not deterministic" in said
+
+
 def test_a_drill_does_not_touch_an_earlier_one(tmp_path: Path) -> None:
     (tmp_path / "drilled").mkdir()
     done = procsv("drill", "--logdir", str(tmp_path), "procsv.examples.digits")

@@ -60,7 +60,7 @@ def _findings(**changes: Any) -> Findings:
     found = Findings(
         trial, settings["drilled"], blows, missed, settings["comparison"], settings["continuity"], settings["rtol"]
     )
-    found.is_deterministic = changes.get("is_deterministic")
+    found.is_deterministic, found.again = changes.get("is_deterministic"), changes.get("again")
     judge_findings(found)
     return found
 
@@ -108,6 +108,61 @@ def test_different_variables_do_not_hold_and_say_which_and_by_how_much() -> None
     found = _findings(comparison=OTHER)
     assert not found.held
     assert "w (by 1e-07, relative 1e-06)" in found.problems[0]
+
+
+def _begun_anew(*more: dict[str, Any]) -> Trial:
+    """A trainer preempted at step 50; the next one ends before its first step, and the third begins from nothing."""
+    entries = [
+        _at(0, "run_started", "watchdog"),
+        _at(0, "spawned", "trainer", pid=1),
+        _at(5, "ready", "trainer", step=1),
+        _at(5, "recovered", "trainer", step=0, source="fresh", seconds=5.0),
+        _at(20, "fault", "trainer", fault="kill trainer at step 50", step=50),
+        _at(20, "exited", "trainer", code=75, signal=None, cause="stopped", evidence="", step=50),
+        _at(21, "spawned", "trainer", 2, pid=2),
+        _at(22, "exited", "trainer", 2, code=None, signal="SIGKILL", cause="killed", evidence="", step=-1),
+        _at(23, "spawned", "trainer", 3, pid=3),
+        *more,
+        _at(26, "ready", "trainer", 3, step=1),
+        _at(26, "recovered", "trainer", 3, step=0, source="fresh", seconds=6.0),
+        _at(40, "exited", "trainer", 3, code=0, signal=None, cause="completed", evidence="", step=100),
+        _at(41, "run_completed", "trainer", 3, step=100, goodput=0.5),
+    ]
+    account = take_account(entries)
+    assert account is not None
+    return Trial("drill/drilled", (75, 0), account, "")
+
+
+def test_a_start_from_nothing_after_progress_does_not_hold_though_the_variables_are_the_same() -> None:
+    found = _findings(drilled=_begun_anew())
+    assert found.variables == "identical"
+    (problem,) = found.problems
+    assert problem.startswith("all progress was lost, and the training began anew: trainer 3 after step 50.")
+    assert "drill/drilled.out" in problem
+
+
+def test_a_program_that_deletes_its_checkpoints_at_its_start_is_said_to_be_why_it_began_anew() -> None:
+    (problem,) = _findings(drilled=_begun_anew(_at(24, "checkpoints_deleted", "trainer", 3, count=2))).problems
+    assert "The program deletes its checkpoints at its start" in problem
+
+
+def test_another_last_step_than_without_faults_is_named_though_the_program_is_not_deterministic() -> None:
+    entries = [
+        _at(0, "run_started", "watchdog"),
+        _at(0, "spawned", "trainer", pid=1),
+        _at(5, "ready", "trainer", step=1),
+        _at(40, "exited", "trainer", code=0, signal=None, cause="completed", evidence="", step=150),
+        _at(41, "run_completed", "trainer", step=150, goodput=0.5),
+    ]
+    account = take_account(entries)
+    assert account is not None
+    longer = Trial("logdir", (0,), account, "")
+    same = Trial("logdir", (0,), _account(), "")
+    found = _findings(drilled=longer, comparison=OTHER, is_deterministic=False, again=same)
+    assert "it ended at step 150, but at step 100 without faults" in found.problems[0]
+    assert "not deterministic" in found.problems[1]
+    varies = _findings(drilled=longer, comparison=OTHER, is_deterministic=False, again=longer)
+    assert len(varies.problems) == 1, "it ends at another step each time, with faults or without"
 
 
 def test_a_tolerance_that_is_kept_holds() -> None:
