@@ -82,6 +82,19 @@ def test_a_program_that_trains_on_is_killed_when_the_grace_is_over_and_loses_nex
     assert "preempted while it trains: True" in run.said()
 
 
+def test_a_program_that_never_asks_whether_to_stop_is_told_in_procsvs_own_words_why_it_ends(
+    procsv_launch: Launch, tmp_path: Path
+) -> None:
+    program = tmp_path / "stubborn.py"
+    program.write_text(f"import logging\nlogging.basicConfig()\n{STUBBORN.replace('400', '4000')}")
+    run = procsv_launch(str(program), options=[*ALONE, "--grace", "6s"])
+    run.wait_step(10)
+    run.kill("watchdog", signal.SIGINT)
+    assert run.wait_end() == 75
+    assert "\nprocsv: the program still trains 2 s after it was asked to stop; it is ended at this step" in run.said()
+    assert run.events("stopped")[0]["step"] == run.events("stopped")[0]["durable_step"]
+
+
 @pytest.mark.parametrize("when", ["import", "back-off"])
 def test_a_notice_before_the_program_can_hear_it_ends_the_run_in_time(
     procsv_launch: Launch, tmp_path: Path, when: str

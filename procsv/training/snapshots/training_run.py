@@ -7,6 +7,7 @@ snapshots, progress and readiness; decides nothing about services, threads or su
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable
 
@@ -161,7 +162,8 @@ class TrainingRun:
     def _end_if_overdue(self) -> None:
         share_s = self._runtime.start.settings.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
         if self._runtime.clock.monotonic() - self._runtime.stop_asked_s > share_s:
-            log.warning("procsv: program still training %.0f s after the stop request; exiting at this step", share_s)
+            text = f"the program still trains {share_s:.0f} s after it was asked to stop; it is ended at this step"
+            print(f"procsv: {text}", file=sys.stderr)  # its log may be silent
             raise SystemExit(exit_codes.RESUMABLE)
 
     # -- news ------------------------------------------------------------------------------------------------
