@@ -197,7 +197,7 @@ def test_a_program_that_names_its_directory_is_said_to_need_an_argument_for_it(t
     done = procsv("drill", "--logdir", str(tmp_path / "drill"), str(program))
     assert done.returncode == 1
     assert "mine, but the run's is" in (said := " ".join(done.stdout.split()))
-    assert "give the program {logdir} as an argument that names its directory" in said
+    assert "give the program {logdir} as an argument that names its directory, as a drill needs it" in said
 
 
 def test_a_word_that_is_no_fault_is_said_before_anything_is_trained(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def settle_logdir(runtime: Runtime, given: str) -> str:
         runtime.named_logdir = runtime.named_logdir or given
         return given
     if not start.may_adopt or is_remote(given) or runtime.named_logdir not in ("", given):
-        raise _mismatch(given, start.logdir)
+        raise _mismatch(given, start.logdir, may_leave_out=not start.may_adopt and not is_remote(given))
     if not start.root:
         runtime.adopt_logdir(local_home(given))
         runtime.named_logdir = given
@@ -43,12 +43,13 @@ def settle_logdir(runtime: Runtime, given: str) -> str:
     return start.logdir
 
 
-def _mismatch(given: str, logdir: str) -> UserError:
+def _mismatch(given: str, logdir: str, *, may_leave_out: bool) -> UserError:
+    """`may_leave_out`: without --logdir the run would go on in the program's directory."""
     shown = given if is_remote(given) else os.path.abspath(given)
+    launch = f"`procsv launch --logdir {given} …`" + (", or without --logdir" if may_leave_out else "")
     return UserError(
-        f"the program's logdir is {shown}, but the run's is {logdir}; "
-        f"start it with `procsv launch --logdir {given} …`, give the program {{logdir}} as an argument that names its "
-        "directory, or leave logdir out of the program"
+        f"the program's logdir is {shown}, but the run's is {logdir}; start it with {launch}, or give the program "
+        "{logdir} as an argument that names its directory, as a drill needs it: each of its trainings has a directory of its own"
     )
 
 
