@@ -76,6 +76,11 @@ class Findings(msgspec.Struct):
         return not self.problems
 
     @property
+    def is_open(self) -> bool:
+        """It survived, but nobody can tell whether the variables differ by more than the program's own noise."""
+        return len(self.problems) == 1 and self.variables == "different" and self.is_deterministic is False
+
+    @property
     def variables(self) -> str:
         """`identical`, `close` (within --rtol), `different`, or `unknown` where there is nothing to compare."""
         if not self.comparison:

@@ -75,9 +75,11 @@ def show(found: Findings, console: Console) -> None:
         console.print()
     for text in found.missed:
         console.print(f"did not happen: {as_markup(text)} (the training was over before)")
-    _show_facts(found, console)
-    verdict = "[green]held[/]" if found.held else "[red]did not hold[/]"
-    console.print(f"\n{verdict}")
+    if found.baseline.survived:  # else there was no training with faults
+        _show_facts(found, console)
+        console.print()
+    verdict = "[green]held[/]" if found.held else "[yellow]not proven[/]" if found.is_open else "[red]did not hold[/]"
+    console.print(verdict)
     for problem in found.problems:
         console.print(f"  {as_markup(problem)}")
 

@@ -1,13 +1,16 @@
 """What a drill concludes: it holds only if the program survived, with the same variables and whole summaries."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from procsv.base.errors import UserError
 from procsv.drill.default_plan import default_plan
 from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, judge_findings
+from procsv.drill.format import show
 from procsv.drill.runner import as_toml
 from procsv.faults.plan import Plan
 from procsv.faults.plan_parser import parse_fault, parse_plan
@@ -174,6 +177,29 @@ def test_a_tolerance_that_is_kept_holds() -> None:
 def test_state_outside_the_graph_is_told_from_a_program_that_is_not_deterministic() -> None:
     assert "state outside the graph" in _findings(comparison=OTHER, is_deterministic=True).problems[0]
     assert "not deterministic" in _findings(comparison=OTHER, is_deterministic=False).problems[0]
+
+
+def _shown(found: Findings) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    show(found, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_difference_that_may_be_noise_proves_nothing_but_every_other_problem_does() -> None:
+    assert "\nnot proven\n" in _shown(_findings(comparison=OTHER, is_deterministic=False))
+    assert "\ndid not hold\n" in _shown(_findings(comparison=OTHER, is_deterministic=True))
+    torn = {**WHOLE, "problems": ["loss at step 3 is there twice"]}
+    assert "\ndid not hold\n" in _shown(_findings(comparison=OTHER, is_deterministic=False, continuity=torn))
+    assert "\nheld\n" in _shown(_findings())
+
+
+def test_of_a_program_that_fails_without_faults_no_figures_of_faults_are_shown() -> None:
+    failed = Trial("logdir", (70,), _account(), "")
+    said = _shown(judge_findings(Findings(failed, failed, [], [], {}, {}, 0.0)))
+    assert "it does not end well even without faults" in said
+    assert "goodput" not in said
+    assert "survived" not in said
 
 
 @pytest.mark.parametrize(
