@@ -138,7 +138,8 @@ def unprotected(seconds: float, drop_in: bool) -> str:
 def _cure(drop_in: bool) -> str:
     training = "a tf.compat.v1.train.Supervisor or MonitoredTrainingSession"
     cure = f"procsv sees {training}, and no other" if drop_in else f"--drop-in protects {training}"
-    return f"{cure}; a Keras model has keras.callbacks.BackupAndRestore. Fine if it is no training"
+    child = "one in a child process is saved in the directory that it names, but not restarted by itself"
+    return f"{cure}; {child}; a Keras model has keras.callbacks.BackupAndRestore. Fine if it is no training"
 
 
 def ended(step: int, has_session: bool, drop_in: bool) -> str:

@@ -160,7 +160,8 @@ def test_a_program_that_does_nothing_is_told_as_a_suspicion() -> None:
 
 
 ONLY_THESE = "a tf.compat.v1.train.Supervisor or MonitoredTrainingSession"
-KERAS = "a Keras model has keras.callbacks.BackupAndRestore. Fine if it is no training"
+CHILD = "one in a child process is saved in the directory that it names, but not restarted by itself"
+KERAS = f"{CHILD}; a Keras model has keras.callbacks.BackupAndRestore. Fine if it is no training"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""A program that trains in a child process: it is saved where it says, and procsv says that it is not restarted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import launched
+
+pytestmark = pytest.mark.fault
+
+PROGRAM = """
+import multiprocessing, os, signal, sys
+import tensorflow as tf
+tf1 = tf.compat.v1
+
+
+def train(logdir, is_first):
+    tf1.disable_eager_execution()
+    step = tf1.train.get_or_create_global_step()
+    add = tf1.assign_add(step, 1)
+    sv = tf1.train.Supervisor(logdir=logdir, summary_op=None)
+    with sv.managed_session() as session:
+        print("goes on from", session.run(step), flush=True)
+        while (now := session.run(add)) < 200:
+            sv.coord.wait_for_stop(0.02)
+            if is_first and now == 150:
+                os.kill(os.getpid(), signal.SIGKILL)
+    print("ended at", now, flush=True)
+
+
+child = multiprocessing.get_context("fork").Process(target=train, args=(sys.argv[1], not os.path.exists(sys.argv[1])))
+child.start()
+child.join()
+"""
+
+
+def test_a_child_that_trains_goes_on_at_the_next_launch_and_is_said_not_to_be_restarted(tmp_path: Path) -> None:
+    program, logdir = tmp_path / "train.py", tmp_path / "mine"
+    program.write_text(PROGRAM)
+    command = ("--drop-in", "--standby", "off", str(program), str(logdir))
+    with launched(tmp_path / "run", *command) as run:
+        assert run.wait_end() == 0
+    said = run.said()
+    assert "goes on from 0" in said
+    assert "ended at" not in said
+    assert "one in a child process is saved in the directory that it names, but not restarted by itself" in said
+    with launched(tmp_path / "run", *command) as run:
+        assert run.wait_end() == 0
+    later = run.said().removeprefix(said)
+    (begun,) = [int(line.split()[-1]) for line in later.splitlines() if line.startswith("goes on from")]
+    assert 0 < begun <= 150
+    assert "ended at 200" in later
