@@ -209,9 +209,9 @@ def _fresh_starts(trial: Trial) -> list[str]:
     why = (
         "the program deletes its checkpoints at its start"
         if deleted & {number for number, _ in starts}
-        else f"procsv had no state of it to go on from; see the warnings in {trial.logdir}.out"
+        else f"there was no state to go on from (see the warnings in {trial.logdir}.out)"
     )
-    return [f"all progress was lost, and the training began anew: {which}. {_sentence(why)}"]
+    return [f"all progress was lost, and the training began anew: {which}; {why}"]
 
 
 def _other_end(found: Findings) -> list[str]:

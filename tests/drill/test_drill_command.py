@@ -143,7 +143,7 @@ def test_a_program_that_deletes_its_directory_does_not_hold_though_it_ends_the_s
     assert done.returncode == 1, said + done.stderr
     assert "bit-identical" in said
     assert "all progress was lost, and the training began anew: trainer 2 after step" in said
-    assert "The program deletes its checkpoints at its start" in said
+    assert "; the program deletes its checkpoints at its start" in said
 
 
 COUNTS = """

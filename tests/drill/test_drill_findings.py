@@ -140,13 +140,13 @@ def test_a_start_from_nothing_after_progress_does_not_hold_though_the_variables_
     found = _findings(drilled=_begun_anew())
     assert found.variables == "identical"
     (problem,) = found.problems
-    assert problem.startswith("all progress was lost, and the training began anew: trainer 3 after step 50.")
+    assert problem.startswith("all progress was lost, and the training began anew: trainer 3 after step 50;")
     assert "drill/drilled.out" in problem
 
 
 def test_a_program_that_deletes_its_checkpoints_at_its_start_is_said_to_be_why_it_began_anew() -> None:
     (problem,) = _findings(drilled=_begun_anew(_at(24, "checkpoints_deleted", "trainer", 3, count=2))).problems
-    assert "The program deletes its checkpoints at its start" in problem
+    assert "; the program deletes its checkpoints at its start" in problem
 
 
 def test_another_last_step_than_without_faults_is_named_though_the_program_is_not_deterministic() -> None:
