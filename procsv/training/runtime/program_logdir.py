@@ -7,6 +7,7 @@ in it: a program whose directory is new at each start (a time stamp, mkdtemp) ge
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -46,10 +47,10 @@ def settle_logdir(runtime: Runtime, given: str) -> str:
 def _mismatch(given: str, logdir: str, *, may_leave_out: bool) -> UserError:
     """`may_leave_out`: without --logdir the run would go on in the program's directory."""
     shown = given if is_remote(given) else os.path.abspath(given)
-    launch = f"`procsv launch --logdir {given} …`" + (", or without --logdir" if may_leave_out else "")
+    launch = f"`procsv launch --logdir {shlex.quote(given)} …`" + (" or without --logdir" if may_leave_out else "")
     return UserError(
-        f"the program's logdir is {shown}, but the run's is {logdir}; start it with {launch}, or give the program "
-        "{logdir} as an argument that names its directory, as a drill needs it: each of its trainings has a directory of its own"
+        f"the program's logdir is {shown}, but the run's is {logdir}; give the program {{logdir}} as an argument that names its "
+        f"directory, as a drill needs it, or start it with {launch}"
     )
 
 
