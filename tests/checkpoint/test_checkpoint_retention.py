@@ -68,6 +68,8 @@ def test_an_earlier_state_goes_before_later_ones_that_were_saved_first() -> None
     later = {"7", "8"}
     outcome = retain(kept("3", "7", "8"), Kept("5", 9.0), Rule(3, KEEP_NEVER_HOURS), later)
     assert (outcome.listed, outcome.delete) == (("5", "7", "8"), ("3",))
+    outcome = retain(kept("3", "7", "8", "9"), Kept("5", 9.0), Rule(5, KEEP_NEVER_HOURS), {*later, "9"})
+    assert outcome.listed == ("3", "5", "7", "8", "9")
     outcome = retain(kept("7", "8"), Kept("5", 9.0), Rule(2, KEEP_NEVER_HOURS), later)
     assert (outcome.listed, outcome.delete) == (("7", "8"), ("5",)), "a later state was given up for an earlier one"
 

@@ -6,6 +6,7 @@ import pytest
 
 from procsv.base.identity import TRAINER
 from procsv.ipc.shm.slot_state import SlotState
+from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import State
 from procsv.services.checkpoint.core.states import States
 from tests.support.core_desk import slot
@@ -16,6 +17,18 @@ def test_what_is_whole_in_memory_is_known_and_a_newer_slot_that_is_not_ready_is_
     states = States("r", TRAINER)
     states.see([slot(1, 10), slot(2, 20, state=state)])
     assert states.told == State.of_slot(slot(1, 10))
+
+
+def test_a_state_that_is_told_of_again_stays_as_it_was_told_first() -> None:
+    states = States("r", TRAINER)
+    said = State(1, 10, 1, "r", None)
+    states.tell(said)
+    states.see([slot(1, 10)])
+    assert states.told is said
+
+
+def test_a_service_that_has_saved_nothing_has_done_no_work() -> None:
+    assert Core("r", TRAINER).durable_count == 0
 
 
 def test_what_another_run_has_in_memory_is_not_this_runs() -> None:
