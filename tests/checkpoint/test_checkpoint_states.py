@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from procsv.base.identity import TRAINER
+from procsv.ipc.messaging.messages import FlushDone, TrainerExited
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import State
 from procsv.services.checkpoint.core.states import States
-from tests.support.core_desk import slot
+from tests.support.core_desk import Desk, bodies, slot
 
 
 @pytest.mark.parametrize("state", [state for state in SlotState if state is not SlotState.READY])
@@ -40,3 +41,12 @@ def test_what_another_run_has_in_memory_is_not_this_runs() -> None:
     of_both.see([slot(1, 10), slot(2, 20, run="another")])
     assert of_both.told == State.of_slot(slot(1, 10)), "it is of an earlier run, and was told to nobody in this one"
     assert of_both.top_sequence == 2, "and its numbers are not used again"
+
+
+def test_a_trainers_end_is_answered_by_a_try_that_comes_after_it_and_not_by_a_failure_of_before() -> None:
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10), want="periodic")
+    desk.see(desk.core.save_failed("no room", desk.now_s))
+    assert bodies(desk.say(TrainerExited(1, False)), FlushDone) == []
+    desk.after(3600.0)
+    assert bodies(desk.see(desk.core.save_failed("no room", desk.now_s)), FlushDone) == [FlushDone(-1, "no room")]
