@@ -210,10 +210,17 @@ class Workshop:
                 disk.unlink_if_there(manifest_of(intent.path))
         if kept.exists():
             for path in kept.iterdir():
-                disk.rename(path, intent.directory / path.name)
+                target = intent.directory / path.name
+                disk.unlink_if_there(target)
+                disk.link_or_copy(path, target)
+                disk.fsync_path(target)  # a copy, where the filesystem has no links
         disk.fsync_path(intent.directory)
+        # killed before this: undone again at the next start, with all that was set aside still there
+        if kept.exists():
+            disk.rename(kept, _making(kept))
+            disk.fsync_path(self.replaced)
+        # killed here: what is in place is the older one, and the next start leaves it alone
         _put_state_back(Path(intent.state_file), intent.state_before)
-        # killed before this: the intent is still there, and does not verify: undone again at the next start
         self._tidy(staging)
 
     def _tidy(self, staging: Path) -> None:
