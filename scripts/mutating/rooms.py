@@ -40,7 +40,15 @@ ROOMS = {
     ),
     "commit": Room(
         ("services/checkpoint/store/commit.py", "services/checkpoint/store/intent.py"),
-        (f"{_CORE}_commit.py", f"{_CORE}_moved.py", f"{_CORE}_power_loss.py"),
+        (
+            f"{_CORE}_intent.py",
+            f"{_CORE}_recovery.py",
+            f"{_CORE}_undo.py",
+            f"{_CORE}_deletion.py",
+            f"{_CORE}_commit.py",
+            f"{_CORE}_moved.py",
+            f"{_CORE}_power_loss.py",
+        ),
     ),
     "catalogue": Room(
         ("services/checkpoint/store/catalog.py", "services/checkpoint/store/manifest.py"),

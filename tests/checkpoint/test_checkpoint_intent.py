@@ -1,0 +1,77 @@
+"""An intent is read as it was written; where its logdir was moved to, it speaks of that place and of no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from procsv.services.checkpoint.store.intent import INTENT, Intent, read_intent, write_intent
+from tests.support.interrupted import Interrupted
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Interrupted:
+    return Interrupted(tmp_path / "logdir")
+
+
+def interrupt(shop: Interrupted, elsewhere: Path, save_path: str = "") -> tuple[Path, Intent]:
+    """A commit that lists and deletes checkpoints of its own directory and of another."""
+    here = [str(shop.logdir / name) for name in ("m-1", "m-2", "m-7")]
+    there = [str(elsewhere / name) for name in ("m-3", "m-4")]
+    save_path = save_path or str(shop.logdir / "m")
+    return shop.interrupt(1, listed=(there[0], *here[1:]), delete=(here[0], there[1]), save_path=save_path)
+
+
+def moved(path: Path, old: Path, new: Path) -> Path:
+    return new / path.relative_to(old)
+
+
+def test_where_it_was_written_an_intent_is_read_as_it_was(shop: Interrupted, tmp_path: Path) -> None:
+    staging, intent = interrupt(shop, tmp_path / "elsewhere")
+    assert read_intent(staging) == intent
+
+
+def test_where_it_was_written_the_checkpoint_may_lie_outside_of_the_workshop(shop: Interrupted, tmp_path: Path) -> None:
+    staging, intent = interrupt(shop, tmp_path / "elsewhere")
+    outside = msgspec.structs.replace(intent, path=str(tmp_path / "ckpts" / "m-7"))
+    write_intent(staging, outside)
+    assert read_intent(staging) == outside
+
+
+@pytest.mark.parametrize(("save_path", "then"), [("", "{new}/m"), ("m", "m"), ("logdir/m", "logdir/m")])
+def test_in_a_logdir_that_was_moved_an_intent_speaks_of_that_alone(
+    shop: Interrupted, tmp_path: Path, save_path: str, then: str
+) -> None:
+    staging, intent = interrupt(shop, tmp_path / "elsewhere", save_path)
+    new = tmp_path / "new"
+    shop.logdir.rename(new)
+    assert read_intent(moved(staging, shop.logdir, new)) == msgspec.structs.replace(
+        intent,
+        path=f"{new}/m-7",
+        state_file=f"{new}/checkpoint",
+        save_path=then.format(new=new),
+        listed=(f"{new}/m-2", f"{new}/m-7"),
+        delete=(f"{new}/m-1",),
+    )
+
+
+def test_in_a_logdir_that_was_moved_there_is_no_intent_for_a_directory_outside(
+    shop: Interrupted, tmp_path: Path
+) -> None:
+    staging, intent = interrupt(shop, tmp_path / "elsewhere")
+    write_intent(staging, msgspec.structs.replace(intent, path=str(tmp_path / "ckpts" / "m-7")))
+    new = tmp_path / "new"
+    shop.logdir.rename(new)
+    assert read_intent(moved(staging, shop.logdir, new)) is None
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"{}", b"\xff"])
+def test_a_commit_without_a_whole_intent_has_none(shop: Interrupted, damage: bytes | None) -> None:
+    staging, _ = shop.interrupt(1)
+    if damage is None:
+        (staging / INTENT).unlink()
+    else:
+        (staging / INTENT).write_bytes(damage)
+    assert read_intent(staging) is None

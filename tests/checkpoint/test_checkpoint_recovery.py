@@ -1,0 +1,302 @@
+"""What a start makes of the commits that the last service left: carried out, undone, swept, or kept for the next start."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from procsv.services.checkpoint.store.intent import INTENT
+from tests.support.interrupted import DATA, INDEX, MANIFEST, META, Interrupted, whole
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Interrupted:
+    return Interrupted(tmp_path / "logdir")
+
+
+def loop(path: Path) -> None:
+    """A file that nothing can be read of, and nothing be said of."""
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.name)
+
+
+# -- carried out ------------------------------------------------------------------------------------------------
+def test_a_commit_that_was_cut_off_behind_its_intent_is_carried_out(shop: Interrupted) -> None:
+    shop.interrupt(1)
+    shop.workshop.recover()
+    assert shop.files() == whole(1)
+    assert shop.listed() == ["m-7"]
+    assert shop.workshop.is_empty()
+
+
+def test_a_commit_that_was_cut_off_between_two_of_its_files_is_carried_out(shop: Interrupted) -> None:
+    staging, _ = shop.interrupt(1)
+    (staging / f"m-7{DATA}").rename(shop.logdir / f"m-7{DATA}")
+    shop.workshop.recover()
+    assert shop.files() == whole(1)
+
+
+def test_a_commit_whose_manifest_is_in_place_already_is_listed_by_the_next_start(shop: Interrupted) -> None:
+    staging, intent = shop.interrupt(1)
+    shop.place(staging, intent)
+    shop.write_manifest(intent)
+    shop.workshop.recover()
+    assert shop.listed() == ["m-7"]
+    assert shop.workshop.is_empty()
+
+
+@pytest.mark.parametrize("there", ["an older one", "a garbled one", "none"])
+def test_whatever_manifest_of_before_lies_there_an_interrupted_commit_is_carried_out(
+    shop: Interrupted, there: str
+) -> None:
+    shop.commit(1)
+    if there == "a garbled one":
+        (shop.logdir / f"m-7{MANIFEST}").write_text("garbled")
+    elif there == "none":
+        (shop.logdir / f"m-7{MANIFEST}").unlink()
+    shop.interrupt(2)
+    shop.workshop.recover()
+    assert shop.files() == whole(2)
+    assert shop.workshop.is_empty()
+
+
+def test_an_interrupted_commit_is_swept_if_a_later_one_has_the_name_since(shop: Interrupted) -> None:
+    shop.commit(2)
+    shop.interrupt(1)
+    shop.workshop.recover()
+    assert shop.files() == whole(2)
+    assert shop.workshop.is_empty()
+
+
+def test_files_of_the_older_checkpoint_that_the_new_one_has_not_are_gone(shop: Interrupted) -> None:
+    shop.commit(1, suffixes=(DATA, INDEX, META))
+    shop.interrupt(2)
+    shop.workshop.recover()
+    assert shop.files() == whole(2)
+
+
+def test_interrupted_commits_are_carried_out_in_their_order(shop: Interrupted) -> None:
+    for sequence in (10, 9):
+        shop.interrupt(sequence)
+    shop.workshop.recover()
+    assert shop.files() == whole(10)
+
+
+def test_an_interrupted_commit_deletes_what_it_was_to_delete(shop: Interrupted) -> None:
+    shop.commit(1, "m-1")
+    old = str(shop.logdir / "m-1")
+    shop.interrupt(2, delete=(old,))
+    shop.workshop.recover()
+    assert shop.files() == whole(2)
+    assert shop.listed() == ["m-7"], "the one that was the latest is not put back"
+
+
+# -- the `checkpoint` file of somebody else -------------------------------------------------------------------------
+def test_what_another_writer_has_made_the_latest_since_stays_the_latest_and_nothing_is_lost(shop: Interrupted) -> None:
+    for sequence, name in enumerate(("m-1", "m-2"), 1):
+        shop.commit(sequence, name)
+    shop.write_list(shop.logdir / "m-1", shop.logdir / "m-2")
+    old = [str(shop.logdir / name) for name in ("m-1", "m-2", "m-7")]
+    shop.interrupt(3, listed=tuple(old[1:]), delete=(old[0],))
+    shop.write_list(*old[:2], shop.logdir / "user-4", shop.logdir / "user-5")
+    shop.workshop.recover()
+    assert shop.listed() == ["m-2", "user-4", "m-7", "user-5"]
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_another_writer_may_list_its_checkpoints_in_either_way(shop: Interrupted, relative: bool) -> None:
+    shop.interrupt(1)
+    shop.write_list("user-5" if relative else shop.logdir / "user-5")
+    shop.workshop.recover()
+    assert shop.listed() == ["m-7", "user-5"]
+
+
+@pytest.mark.parametrize("since", ["garbled", "gone"])
+def test_of_a_checkpoint_file_that_was_garbled_or_removed_since_an_interrupted_commit_makes_its_own(
+    shop: Interrupted, since: str
+) -> None:
+    shop.commit(1, "m-1")
+    both = (str(shop.logdir / "m-1"), str(shop.logdir / "m-7"))
+    shop.interrupt(2, listed=both)
+    if since == "garbled":
+        (shop.logdir / "checkpoint").write_text("garbled")
+    else:
+        (shop.logdir / "checkpoint").unlink()
+    shop.workshop.recover()
+    assert shop.listed() == ["m-1", "m-7"]
+
+
+# -- undone -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("suffix", [DATA, INDEX])
+@pytest.mark.parametrize("is_placed", [False, True])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_damaged_commit_is_undone(shop: Interrupted, suffix: str, is_placed: bool, is_lost: bool) -> None:
+    shop.commit(1, "m-1")
+    staging, intent = shop.interrupt(2)
+    if is_placed:
+        shop.place(staging, intent)
+    shop.write_list(shop.logdir / "m-7")
+    path = (shop.logdir if is_placed else staging) / f"m-7{suffix}"
+    if is_lost:
+        path.unlink()
+    else:
+        path.write_text("damaged")
+    shop.workshop.recover()
+    assert shop.files() == whole(1, "m-1")
+    assert shop.listed() == ["m-1"]
+    assert shop.workshop.is_empty()
+
+
+def test_before_a_damaged_commit_there_was_no_checkpoint_file_so_there_is_none_behind_it(shop: Interrupted) -> None:
+    staging, _ = shop.interrupt(1)
+    shop.write_list(shop.logdir / "m-7")
+    (staging / f"m-7{DATA}").write_text("damaged")
+    shop.workshop.recover()
+    assert not (shop.logdir / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("has_manifest", [False, True])
+def test_a_damaged_commit_gives_back_the_checkpoint_that_it_replaced(shop: Interrupted, has_manifest: bool) -> None:
+    shop.commit(1, suffixes=(DATA, INDEX, META))
+    staging, intent = shop.interrupt(2)
+    shop.set_aside(2)
+    shop.place(staging, intent)
+    if has_manifest:
+        (shop.logdir / f"m-7{MANIFEST}").unlink()
+        shop.write_manifest(intent)
+    (shop.logdir / f"m-7{DATA}").write_text("damaged")
+    shop.workshop.recover()
+    assert shop.files() == whole(1, suffixes=(DATA, INDEX, META))
+    assert shop.workshop.is_empty()
+
+
+def test_a_damaged_commit_that_had_set_nothing_aside_yet_leaves_the_older_one_alone(shop: Interrupted) -> None:
+    shop.commit(1)
+    staging, _ = shop.interrupt(2)
+    (staging / f"m-7{DATA}").unlink()
+    shop.workshop.recover()
+    assert shop.files() == whole(1)
+
+
+def test_damage_to_a_commit_that_was_over_is_left_for_those_who_read_it(shop: Interrupted) -> None:
+    shop.finish(*shop.interrupt(1))
+    (shop.logdir / f"m-7{INDEX}").write_text("damaged")
+    shop.workshop.recover()
+    assert shop.files() == whole(1) | {f"m-7{INDEX}": "damaged"}
+    assert shop.listed() == ["m-7"]
+    assert shop.workshop.is_empty()
+
+
+def test_a_damaged_commit_whose_manifest_is_garbled_cannot_be_told_to_be_over_and_is_undone(shop: Interrupted) -> None:
+    shop.finish(*shop.interrupt(1))
+    (shop.logdir / f"m-7{INDEX}").write_text("damaged")
+    (shop.logdir / f"m-7{MANIFEST}").write_text("garbled")
+    shop.workshop.recover()
+    assert not (shop.logdir / f"m-7{INDEX}").exists()
+    assert shop.listed() == []
+
+
+def test_a_file_that_is_gone_from_a_commit_that_was_over_undoes_it(shop: Interrupted) -> None:
+    shop.finish(*shop.interrupt(1))
+    (shop.logdir / f"m-7{DATA}").unlink()
+    shop.workshop.recover()
+    assert shop.files() == {}
+    assert shop.listed() == []
+
+
+# -- kept for the next start ------------------------------------------------------------------------------------
+def test_an_intent_that_cannot_be_read_now_keeps_its_commit_and_no_other(shop: Interrupted) -> None:
+    shop.commit(1)
+    staging, _ = shop.interrupt(2, "m-7")
+    shop.set_aside(2)
+    intent = (staging / INTENT).read_bytes()
+    loop(staging / INTENT)
+    shop.interrupt(3, "m-8")
+    shop.workshop.recover()
+    assert shop.files() == whole(1) | whole(3, "m-8")
+    assert not shop.workshop.is_empty()
+
+    (staging / INTENT).unlink()
+    (staging / INTENT).write_bytes(intent)
+    shop.workshop.recover()
+    assert shop.files() == whole(2) | whole(3, "m-8")
+    assert shop.workshop.is_empty()
+
+
+def test_a_manifest_that_cannot_be_read_now_keeps_the_commit_of_its_name(shop: Interrupted) -> None:
+    staging, _ = shop.interrupt(1)
+    loop(shop.logdir / f"m-7{MANIFEST}")
+    shop.workshop.recover()
+    assert (staging / INTENT).exists()
+
+
+def test_files_that_cannot_be_read_now_keep_their_commit_and_no_other(
+    shop: Interrupted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, calls = os.readv, []
+
+    def fail_once(*args: Any) -> int:
+        calls.append(args)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(*args)
+
+    shop.interrupt(1, "m-7")
+    shop.interrupt(2, "m-8")
+    with monkeypatch.context() as bad_disk:
+        bad_disk.setattr(os, "readv", fail_once)
+        shop.workshop.recover()
+    assert shop.files() == whole(2, "m-8")
+    assert not shop.workshop.is_empty()
+
+    shop.write_list(shop.logdir / "m-8")
+    shop.workshop.recover()
+    assert shop.files() == whole(1, "m-7") | whole(2, "m-8")
+    assert shop.workshop.is_empty()
+
+
+# -- swept ------------------------------------------------------------------------------------------------------
+def test_a_commit_without_an_intent_is_swept(shop: Interrupted) -> None:
+    shop.begin(1)
+    shop.workshop.recover()
+    assert shop.files() == {}
+    assert shop.workshop.is_empty()
+
+
+@pytest.mark.parametrize("name", ["1", ".1.new"])
+def test_links_to_a_replaced_checkpoint_whose_commit_is_over_are_swept(shop: Interrupted, name: str) -> None:
+    shop.commit(1)
+    shop.set_aside(1)
+    (shop.workshop.replaced / "1").rename(shop.workshop.replaced / name)
+    shop.workshop.recover()
+    assert list(shop.workshop.replaced.iterdir()) == []
+    assert shop.files() == whole(1)
+
+
+def test_what_is_no_commit_is_left_alone(shop: Interrupted) -> None:
+    shop.begin(1)
+    (shop.workshop.staging / "mine").mkdir()
+    (shop.workshop.staging / "5").write_text("mine")
+    shop.workshop.recover()
+    assert sorted(path.name for path in shop.workshop.staging.iterdir()) == ["5", "mine"]
+    assert shop.workshop.is_empty()
+
+
+def test_a_commit_begins_in_an_empty_directory(shop: Interrupted) -> None:
+    staging, _ = shop.interrupt(1)
+    assert shop.workshop.begin_commit(1) == staging
+    assert list(staging.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["staging", "replaced"])
+def test_a_workshop_is_empty_if_nothing_is_left_in_either_part(shop: Interrupted, where: str) -> None:
+    assert shop.workshop.is_empty()
+    for part in ("staging", "replaced"):
+        (shop.logdir / "procsv" / part).mkdir(parents=True)
+    assert shop.workshop.is_empty()
+    (shop.logdir / "procsv" / where / "1").mkdir()
+    assert not shop.workshop.is_empty()
