@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from procsv.base.system.system_clock import SystemClock
 from procsv.services.checkpoint.core.facts import State
-from procsv.services.checkpoint.store.catalog import Catalog, read_list, verify_foreign
+from procsv.services.checkpoint.store.catalog import Catalog, read_list, step_of, verify_foreign
 from procsv.services.checkpoint.store.local_store import Store
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest
 from procsv.services.checkpoint.store.names import all_files, signature_of
@@ -216,6 +216,28 @@ def test_a_checkpoint_in_two_old_files_is_whole_with_both_of_them(tmp_path: Path
     second.unlink()
     with pytest.raises(BadCheckpoint, match="1 of its 2 files are there"):
         verify_foreign(path)
+    with pytest.raises(BadCheckpoint, match="0 of its 10002 files are there"):
+        verify_foreign(str(tmp_path / "model.ckpt-8-?????-of-10002"))
+
+
+def test_a_checkpoints_step_is_its_own_and_its_name_tells_where_it_holds_none(tmp_path: Path, run: Any) -> None:
+    foreign(run.logdir, 5)
+    ours = str(run.logdir / "model.ckpt-5")
+    assert step_of(ours, otherwise=9) == 5
+    with tf1.Graph().as_default(), tf1.Session() as session:
+        tf1.get_variable("a", initializer=1.0)
+        session.run(tf1.global_variables_initializer())
+        without = tf1.train.Saver().save(session, str(tmp_path / "without"))
+    assert step_of(without, otherwise=9) == 9
+    assert step_of(str(tmp_path / "gone"), otherwise=9) == 9
+
+
+def test_what_is_moved_aside_again_and_again_is_numbered_in_order(run: Any) -> None:
+    for _ in range(4):
+        foreign(run.logdir, 5)
+        Catalog().move_aside(str(run.logdir / "model.ckpt-5"))
+    names = ["model.ckpt-5.rejected", *(f"model.ckpt-5.rejected.{number}" for number in (2, 3, 4))]
+    assert sorted(path.name for path in run.logdir.glob("*.rejected*")) == names
 
 
 def test_checkpoints_without_a_manifest_are_taken_if_their_own_checksums_agree(run: Any, store: Any, plan: Any) -> None:
