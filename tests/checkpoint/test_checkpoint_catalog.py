@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from procsv.base.system.system_clock import SystemClock
 from procsv.services.checkpoint.core.facts import State
-from procsv.services.checkpoint.store.catalog import Catalog, read_list, step_of, verify_foreign
+from procsv.services.checkpoint.store.catalog import Catalog, listed_paths, read_list, step_of, verify_foreign
 from procsv.services.checkpoint.store.local_store import Store
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest
 from procsv.services.checkpoint.store.names import all_files, signature_of
-from procsv.services.checkpoint.store.state_file import read_state, state_text
+from procsv.services.checkpoint.store.state_file import StateFile, read_state, state_text
 
 tf1 = tf.compat.v1
 
@@ -327,6 +327,13 @@ def test_a_copy_of_a_logdir_restores_what_lies_in_it_and_leaves_the_original_alo
     assert (found.checkpoint.path, found.kept) == (str(copy / "model.ckpt-1"), (str(copy / "model.ckpt-1"),))
     assert (run.logdir / "model.ckpt-2.index").exists()
     assert not list(run.logdir.glob("*.rejected"))
+
+
+def test_relative_paths_of_a_checkpoint_file_are_relative_to_its_directory(tmp_path: Path) -> None:
+    elsewhere = str(tmp_path / "elsewhere" / "model.ckpt-2")
+    state = StateFile("model.ckpt-3", ("sub/model.ckpt-1", elsewhere, "model.ckpt-3"))
+    here = tmp_path / "logdir"
+    assert listed_paths(state, here) == [str(here / "model.ckpt-3"), elsewhere, str(here / "sub" / "model.ckpt-1")]
 
 
 def test_the_order_of_the_checkpoint_file_is_respected(run: Any, store: Any, plan: Any, save: Any) -> None:

@@ -61,11 +61,10 @@ def read_list(state_path: Path) -> tuple[list[str], str, bool]:
 def listed_paths(state: StateFile, directory: Path) -> list[str]:
     """The paths in a `checkpoint` file, the latest first, each where it lies now."""
     order = [state.latest] + [path for path in reversed(state.all_paths) if path != state.latest]
-    found: dict[
-        tuple[Path, str], str
-    ] = {}  # each once: TensorFlow's Saver lists another writer's checkpoint in two spellings
+    # Each once: TensorFlow's Saver lists another writer's checkpoint in two spellings.
+    found: dict[tuple[Path, str], str] = {}
     for path in order:
-        absolute = path if Path(path).is_absolute() else str(directory / path)
+        absolute = os.path.join(directory, path)  # noqa: PTH118  leaves one that is absolute as it is spelt
         beside = str(directory / Path(path).name)
         # A moved or copied logdir still lists its old paths: the files here are meant, and the originals are not touched.
         is_here = Path(absolute).parent.resolve() == directory.resolve()
