@@ -181,6 +181,10 @@ def test_row_49_a_state_that_cannot_be_taken_is_said_and_shown_and_is_no_saved_o
         saves_again(run)
         assert run.status()["save_error"] is None
         flag.touch()
+        run.wait_event("snapshot_failed", 2)
+        run.wait_for(
+            "a step that is not saved", lambda: run.status()["step"] > run.events("checkpoint_durable")[-1]["step"]
+        )
         run.kill("watchdog", signal.SIGTERM)
         assert run.wait_end() == 70, run.said()
         last = run.events("exited", "trainer")[-1]["step"]

@@ -27,13 +27,15 @@ train = tf1.assign_add(step, 1)
 sv = procsv.Supervisor(summary_op=None)
 with sv.managed_session() as sess:
     while not sv.should_stop() and sess.run(train) < 20:
-        with multiprocessing.get_context("fork").Pool(2) as pool:  # the end of the block sends each SIGTERM
+        # The end of the block sends each SIGTERM, those too that have just been forked, by a thread, for one that had done its task.
+        with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
             assert pool.map(square, [3, 4]) == [9, 16]
-    pid = os.fork()
-    if not pid:
-        signal.pause()
-    os.kill(pid, signal.SIGTERM)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+    for _ in range(50):
+        pid = os.fork()
+        if not pid:
+            signal.pause()
+        os.kill(pid, signal.SIGTERM)  # at once: it may not have come to its first line
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
     print("at", sess.run(step), flush=True)
 """
 

@@ -35,6 +35,7 @@ from procsv.training.process.import_record import EnvironmentRecorder, ImportRec
 from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.logdir_deletion import watch_deletions
 from procsv.training.process.program import run_program
+from procsv.training.process.program_forks import leave_forks_alone
 from procsv.training.process.standby import Standby
 from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.last_words import exit_code_of, write_last_words
@@ -133,16 +134,7 @@ def _catch_signals(start: Start) -> int:
     os.set_blocking(writer, False)
     before = {notice: signal.signal(notice, _heed) for notice in start.settings.notice_signals}
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-
-    def forget_in_fork() -> None:
-        # A worker of the program is told to end by SIGTERM, and it is not the run that is meant.
-        if (other := signal.set_wakeup_fd(-1)) != writer:
-            signal.set_wakeup_fd(other)
-        for notice, handler in before.items():
-            if signal.getsignal(notice) is _heed:
-                signal.signal(notice, handler)
-
-    os.register_at_fork(after_in_child=forget_in_fork)
+    leave_forks_alone(writer, _heed, before)
     return reader
 
 
