@@ -8,10 +8,14 @@ from procsv.base.identity import TaskId
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True):
-    """Standby -> watchdog: all that can be done beforehand is done; from now on it sleeps.  Said once."""
+    """Standby -> watchdog: all that can be done beforehand is done; from now on it sleeps.  Said once.
+
+    `no_fork`: why it cannot be forked, so that it is to be the trainer itself, once; "" if it can.
+    """
 
     modules: int
     seconds: float
+    no_fork: str = ""
 
 
 class BecomeTrainer(msgspec.Struct, frozen=True, tag=True):
@@ -22,9 +26,19 @@ class BecomeTrainer(msgspec.Struct, frozen=True, tag=True):
 
 
 class TrainerBegun(msgspec.Struct, frozen=True, tag=True):
-    """Standby -> watchdog: log and lock are taken over; what happens to this process now happens to the trainer."""
+    """Standby -> watchdog: log and locks are taken over; what happens to process `pid` now happens to the trainer.
+
+    That is a fork, by now a child of the watchdog's, and the standby waits again; 0: the standby itself.
+    """
 
     incarnation: int
+    pid: int = 0
 
 
-Word = Waiting | BecomeTrainer | TrainerBegun
+class Unfit(msgspec.Struct, frozen=True, tag=True):
+    """Standby -> watchdog: what it has imported is not what a trainer would import now.  Everything is as before."""
+
+    why: str
+
+
+Word = Waiting | BecomeTrainer | TrainerBegun | Unfit

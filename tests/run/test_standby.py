@@ -1,4 +1,4 @@
-"""The standby with real processes: it becomes the trainer, and nobody can tell from the result; its death is nobody's."""
+"""The standby with real processes: its forks are trainers, and nobody can tell from the result; its death is nobody's."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ pytestmark = pytest.mark.fault
 # Trains PAUSES * 100 steps; after each hundred it waits until the test lets it go on.  Describes the process it finds
 # itself in before it does anything, and says what the variables are at the end.
 PROGRAM = """
-import json, multiprocessing, os, sys
+import json, multiprocessing, os, resource, signal, sys
 seen = {
-    "main": sorted(name for name in vars() if name not in ("json", "multiprocessing", "os", "sys", "__cached__")),
+    "main": sorted(name for name in vars() if not name.islower() or name.startswith("__") and name != "__cached__"),
     "name": __name__, "file": __file__, "spec": repr(__spec__), "doc": __doc__, "loader": type(__loader__).__name__,
     "argv": sys.argv, "path": sys.path, "cwd": os.getcwd(), "own": "helper" in sys.modules,
     "flags": os.environ.get("TEST_FLAG"), "role": os.environ["PROCSV_ROLE"], "logdir": os.environ["PROCSV_LOGDIR"],
     "start": os.environ.get("PROCSV_START"), "signals": [str(multiprocessing.current_process().name)],
     "umask": os.umask(0o022), "nice": os.nice(0), "policy": os.sched_getscheduler(0), "stdin": os.read(0, 1).decode(),
+    "leads": os.getsid(0) == os.getpid() == os.getpgid(0), "limits": [resource.getrlimit(n) for n in range(16)],
+    "handlers": [str(signal.getsignal(n)) for n in range(1, 65) if n not in (10, 12, 15)],
+    "oom": open("/proc/self/oom_score_adj").read(), "threads": len(os.listdir("/proc/self/task")),
+    "options": [str(sys.flags), str(sys._xoptions), repr(sys.executable), os.environ.get("PYTHONWARNINGS")],
+    "files": sorted(os.readlink(f"/proc/self/fd/{n}").rpartition("/")[2].partition(":")[0] for n in os.listdir("/proc/self/fd")
+                    if os.path.exists(f"/proc/self/fd/{n}")),
 }
 os.environ["TEST_FLAG"] = "set by the program"
-import hashlib, threading
+import hashlib, random, tempfile, threading, uuid
 import numpy as np, tensorflow as tf, procsv, helper
 tf1 = tf.compat.v1
 
@@ -40,11 +46,13 @@ def square(x):
 def main():
     seen["incarnation"] = os.environ["PROCSV_INCARNATION"]
     if seen["incarnation"] in ("1", "2"):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            seen["spawned"] = pool.map(square, [3])
+        for how in ("spawn", "fork", "forkserver"):
+            with multiprocessing.get_context(how).Pool(1) as pool:
+                seen[how] = pool.map(square, [3])
     with open(f"seen.{seen['incarnation']}", "w") as file:
         json.dump(seen, file)
     print("begins as", seen["incarnation"], flush=True)
+    print("random", random.random(), np.random.rand(), uuid.uuid4(), tempfile.mktemp(), flush=True)
     tf1.disable_eager_execution()
     tf1.set_random_seed(1)
     step = tf1.train.get_or_create_global_step()
@@ -131,13 +139,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest(run)
 
 
-def test_a_standby_becomes_the_trainer_and_neither_the_program_nor_its_result_can_tell(
+def test_each_next_trainer_is_a_fork_of_one_standby_and_neither_the_program_nor_its_result_can_tell(
     tmp_path: Path, undisturbed: str
 ) -> None:
     with trained(tmp_path / "kills", 4, TEST_FLAG="as it was started") as run:
         for kill in (1, 2):
             at_step(run, kill * 100)
-            run.wait_event("standby_ready", kill)
+            run.wait_event("standby_ready")
             waiting = row(run, "standby")
             assert (waiting["pid"], waiting["state"]) == (run.pid("standby"), "waiting")
             asleep = wakings(waiting["pid"])
@@ -146,11 +154,13 @@ def test_a_standby_becomes_the_trainer_and_neither_the_program_nor_its_result_ca
             assert wakings(waiting["pid"]) == asleep
             run.kill("trainer")
             promoted = run.wait_event("promoted", kill)[-1]
-            assert (promoted["role"], promoted["pid"], promoted["incarnation"]) == ("trainer", waiting["pid"], kill + 1)
+            assert (promoted["role"], promoted["incarnation"]) == ("trainer", kill + 1)
             run.wait_event("ready", kill + 1)
-            assert (row(run, "trainer")["pid"], run.pid("trainer")) == (waiting["pid"], waiting["pid"])
+            assert row(run, "trainer")["pid"] == run.pid("trainer") == promoted["pid"] != waiting["pid"]
+            assert psutil.Process(promoted["pid"]).ppid() == run.pid("watchdog"), "who hears of its end, and why"
+            assert (row(run, "standby")["pid"], row(run, "standby")["state"]) == (waiting["pid"], "waiting")
             lock = Path(file(run)["run_dir"]) / "writer.lock"
-            assert holders(lock, run.process.pid) == {waiting["pid"]}, "who became the trainer was given its lock"
+            assert holders(lock, run.process.pid) == {promoted["pid"]}, "who became the trainer was given its lock"
             writers = {run.process.pid, *(run.pid(role) for role in ("trainer", "checkpoint", "summary"))}
             assert holders(run.logdir / "procsv", run.process.pid) == writers, "and the logdir's, which no standby has"
             shown = psutil.Process(run.pid("trainer")).cmdline()
@@ -159,15 +169,18 @@ def test_a_standby_becomes_the_trainer_and_neither_the_program_nor_its_result_ca
         assert run.wait_end() == 0
     assert digest(run) == undisturbed
     assert [entry["delay"] for entry in run.events("restarting")] == [0.0, 0.0]
+    assert len(run.events("standby_ready")) == 1
     cold = seen(tmp_path / "kills", 1)
     assert cold["own"] is False
     assert cold["flags"] == "as it was started"
-    assert cold["spawned"] == [9]
+    assert [cold[how] for how in ("spawn", "fork", "forkserver")] == [[9], [9], [9]]
     assert seen(tmp_path / "kills", 2) == cold
-    logs = run.logdir / "procsv" / "logs"
-    assert "digest" in (logs / "trainer.3.log").read_text()
-    assert "begins as 2" in (logs / "trainer.2.log").read_text()
-    assert "digest" not in (logs / "standby.2.log").read_text()
+    logs = [(run.logdir / "procsv" / "logs" / f"trainer.{number}.log").read_text() for number in (1, 2, 3)]
+    assert "digest" in logs[2]
+    assert "begins as 2" in logs[1]
+    assert "digest" not in (run.logdir / "procsv" / "logs" / "standby.1.log").read_text()
+    drawn = [next(line for line in log.splitlines() if line.startswith("random")).split() for log in logs]
+    assert all(len({*values}) == 3 for values in zip(*(line[1:] for line in drawn), strict=True)), "none is drawn twice"
 
 
 def test_its_death_is_nobodys_its_silence_costs_seconds_and_it_dies_with_the_watchdog(tmp_path: Path) -> None:

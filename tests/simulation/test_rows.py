@@ -51,7 +51,7 @@ def test_row_55_the_same_exception_after_each_few_steps_is_given_up_the_fifth_ti
 
 
 def test_row_55_kills_from_outside_every_few_seconds_end_no_run_that_progresses() -> None:
-    kills: Plan = [(float(second), faults.kill(TRAINER)) for second in range(6, 200, 6)]
+    kills: Plan = [(float(second), faults.kill(TRAINER)) for second in range(4, 200, 4)]
     for run in runs(kills, import_s=1.0, compile_s=0.2, snapshot_s=1.0):
         assert not journaled(run, "gave_up")
         assert len(journaled(run, "restarting")) > 5

@@ -15,7 +15,7 @@ from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.core.events import Ended, Promoted, Sight, StandbySaid, StopAsked
+from procsv.watchdog.core.events import Ended, NotPromoted, Promoted, Sight, StandbySaid, StopAsked
 from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, Sockets
 
 
@@ -39,7 +39,7 @@ class MachineInMemory(Generic[ChildT]):
 
     def __init__(self) -> None:
         self.children: dict[TaskId, ChildT] = {}
-        self.standby_words: list[StandbySaid | Promoted] = []
+        self.standby_words: list[StandbySaid | Promoted | NotPromoted] = []
         self.asked: list[StopAsked] = []  # signals that have come
         self.dead: list[tuple[ChildT, Exit]] = []  # whose pidfds are readable
         self._corpses: dict[TaskId, ChildT] = {}  # reaped, and not yet examined
@@ -105,7 +105,7 @@ class MachineInMemory(Generic[ChildT]):
     def usage(self, task: TaskId) -> dict[str, float | int]:
         return {"uptime": 0.0, "rss": 0, "cpu": 0.0}
 
-    def hear(self) -> list[StandbySaid | Promoted]:
+    def hear(self) -> list[StandbySaid | Promoted | NotPromoted]:
         words, self.standby_words = self.standby_words, []
         return words
 

@@ -87,7 +87,9 @@ class World(MachineInMemory[Process]):
     silent: dict[TaskId, str] = field(default_factory=dict)
     refuses_spawns: bool = False
     refused: int = 0
-    promotion: str = "begins"  # what a standby does that is to be the trainer: begins, cannot be told, is silent
+    promotion: str = (
+        "forks"  # what a standby does that is to be the trainer: forks, becomes it, cannot be told, is silent
+    )
     room_bytes: int = 2**40
     stacks: str = ""
     answers_settled: bool = True
@@ -133,9 +135,13 @@ class World(MachineInMemory[Process]):
         assert self.alive[STANDBY].incarnation == number
         if self.promotion == "cannot be told":
             raise BrokenPipeError("Broken pipe")
+        if self.promotion == "forks":
+            self.alive[task] = Process(task, incarnation, 1000 + incarnation)
+            self.standby_words.append(Promoted(number, task, incarnation, 1000 + incarnation, is_fork=True))
+            return
         standby = self.alive.pop(STANDBY)
         self.alive[task] = Process(task, incarnation, standby.pid)
-        if self.promotion == "begins":
+        if self.promotion == "becomes it":
             self.standby_words.append(Promoted(number, task, incarnation, standby.pid))
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:

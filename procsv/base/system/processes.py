@@ -1,7 +1,6 @@
 """The one gate to subprocesses and signals: start a program, watch it by pidfd, end its whole tree.
 
-Called by the watchdog.  Always exec of a fresh interpreter, never
-fork (TensorFlow does not survive it); never a signal to a bare pid that may have been reused.
+Called by the watchdog.  Never a signal to a bare pid that may have been reused.
 """
 
 from __future__ import annotations
@@ -71,10 +70,22 @@ def identify(pid: int) -> Identity:
     return Identity(pid, _read_stat(f"/proc/{pid}", pid)[1], boot_id())
 
 
+class Adopted:
+    """A child that another process has forked, and that has fallen to us as its subreaper."""
+
+    def __init__(self, pid: int) -> None:
+        """ChildProcessError if it is no child of ours."""
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        self.pid = pid
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
 class Child:
     """A child process, its pidfd, and its own session (so that terminal signals reach only the run's owner)."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Adopted) -> None:
         self._process = process
         self.pid = process.pid
         self.pidfd = os.pidfd_open(process.pid)  # readable when it has ended

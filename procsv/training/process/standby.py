@@ -1,10 +1,11 @@
-"""Standby: a process that has imported what the trainer imports, and sleeps until its promotion.
+"""Standby: a process that has imported what the trainer imports, and sleeps; the next trainers are forks of it.
 
 Started by the watchdog once training runs, out of its way.  It computes nothing while it waits, and touches no accelerator:
-importing TensorFlow does not, and it makes no session.  It imports none of the program's own modules.  At the promotion
-arguments, path, environment and __main__ are as in a fresh interpreter, and the program runs from its first line.
+importing TensorFlow does not, and it makes no session.  It imports none of the program's own modules.  In a fork arguments,
+path, environment, random state and __main__ are as in a fresh interpreter, and the program runs from its first line.  Where
+a fork would not stand what has been imported (fork.py), the standby becomes the trainer itself, and another is made.
 
-A hot standby also runs the program, as the next trainer would, up to its first contact with the run (`Runtime.gate`): the
+A hot standby is one of those; it also runs the program, as the next trainer would, up to its first contact with the run (`Runtime.gate`): the
 program's own start then runs twice, and what it prints until then is in the standby's log.
 
 It dies with the watchdog, whatever it is doing.
@@ -13,40 +14,32 @@ It dies with the watchdog, whatever it is doing.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import select
 import signal
 import sys
 import threading
 import time
-import traceback
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.base.system.target import parse_target
 from procsv.ipc.messaging.standby_channel import StandbyChannel
-from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Waiting
-from procsv.training.process.background_throttle import yielding_imports
-from procsv.training.process.drop_in import install_later
-from procsv.training.process.import_record import Loaded, read_loaded
+from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Unfit, Waiting
+from procsv.training.process.fork import ImportedFiles, Threads, fork_away, settle_memory, why_no_fork
+from procsv.training.process.import_record import read_loaded
+from procsv.training.process.preparation import Preparation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from procsv.ipc.messaging.start import Start
 
 PR_SET_PDEATHSIG = 1
 ARG_START, ARG_END = 45, 46  # of /proc/self/stat, counted from the state letter
-STARTS_OVER_MAX = 10  # after these it imports TensorFlow alone
 
-declare("standby.import", "standby.wait", "standby.become", "standby.begun")
+declare("standby.wait", "standby.become", "standby.begun")
 
 
 class Standby:
@@ -54,7 +47,8 @@ class Standby:
 
     def __init__(self, start: Start) -> None:
         self._start, self._line = start, StandbyChannel.inherited(start.standby_fd)
-        self._began_s, self._modules = time.monotonic(), 0
+        self._began_s, self._began_ns, self._modules = time.monotonic(), time.time_ns(), 0
+        self._threads = Threads()
 
     def prepare(self) -> dict[str, str | None]:
         """Imports; returns the program's changes of its environment before it imports TensorFlow."""
@@ -63,7 +57,7 @@ class Standby:
         for fd in (start.lifeline_fd, start.standby_fd):
             os.set_inheritable(fd, False)
         loaded = read_loaded(start.paths.loaded)
-        self._modules = _Preparation(start, loaded).run()
+        self._modules = Preparation(start, loaded, self._threads).run()
         return loaded.environment
 
     def run_ahead(self) -> Start:
@@ -80,21 +74,42 @@ class Standby:
             os.killpg(0, signal.SIGKILL)
 
     def become_trainer(self) -> Start:
-        """Sleeps until the promotion, takes over log and lock; returns the trainer's start."""
+        """Sleeps until a trainer is needed; returns its start, in a fork or in this process."""
         failpoint("standby.wait")
-        self._line.send(Waiting(self._modules, round(time.monotonic() - self._began_s, 3)))
-        word, files = self._line.wait()
-        if not isinstance(word, BecomeTrainer):
-            os._exit(0)  # the watchdog is dead
+        files, no_fork = ImportedFiles(self._began_ns), self._why_no_fork()
+        if not no_fork:
+            settle_memory()
+        self._line.send(Waiting(self._modules, round(time.monotonic() - self._began_s, 3), no_fork))
+        while True:
+            word, given = self._line.wait()
+            if not isinstance(word, BecomeTrainer):
+                os._exit(0)  # the watchdog is dead
+            if changed := files.changed():
+                self._line.send(Unfit(f"{changed} has been changed since it was imported"))
+            elif self._why_no_fork():
+                self._become(word, given)
+                self._line.send(TrainerBegun(word.incarnation))
+                break
+            elif pid := fork_away(lambda word=word, given=given: self._become(word, given)):  # type: ignore[misc]
+                self._line.send(TrainerBegun(word.incarnation, pid))
+            else:
+                break
+            for fd in given:  # the locks are the trainer's alone
+                os.close(fd)
+        self._line.close()
+        failpoint("standby.begun")
+        return self._as_task(word.task, word.incarnation)
+
+    def _why_no_fork(self) -> str:
+        return "it is hot" if self._start.settings.standby == "hot" else why_no_fork(self._threads)
+
+    def _become(self, word: BecomeTrainer, files: list[int]) -> None:
+        """Takes over log and locks, and what the trainer is known by."""
         failpoint("standby.become")
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first, and its lifeline tells it when
         _take_over(*files)
         _replace_argument(str(STANDBY), str(word.task))
         os.environ |= {"PROCSV_ROLE": str(word.task), "PROCSV_INCARNATION": str(word.incarnation)}
-        self._line.send(TrainerBegun(word.incarnation))
-        self._line.close()
-        failpoint("standby.begun")
-        return self._as_task(word.task, word.incarnation)
 
     def _as_task(self, task: TaskId, incarnation: int) -> Start:
         return msgspec.structs.replace(self._start, task=task, incarnation=incarnation, standby_fd=-1)
@@ -134,81 +149,3 @@ def _take_over(log: int, *locks: int) -> None:
     os.close(log)
     for lock in locks:
         os.set_inheritable(lock, True)  # held as long as any process of the trainer's tree lives
-
-
-# -- preparation ---------------------------------------------------------------------------------------------
-class _Preparation:
-    """Imports what the last trainer has imported, in its order and environment."""
-
-    def __init__(self, start: Start, loaded: Loaded) -> None:
-        self._start, self._loaded, self._without = start, loaded, start.standby_without
-        self._environment = dict(os.environ)
-
-    def run(self) -> int:
-        """Imports; returns the number of modules."""
-        argv = sys.argv
-        _change_environment(self._loaded.environment)
-        target = parse_target(self._start.target, Path.cwd())
-        sys.argv = [target.path or target.module, *self._start.args]
-        if self._start.settings.drop_in:
-            install_later()
-        guard = _Guard(frozenset(self._loaded.own))
-        sys.meta_path.insert(0, guard)
-        count = -len(sys.modules)
-        with yielding_imports():
-            for name in filter(self._is_wanted, self._loaded.modules):
-                self._import(name, guard)
-        count += len(sys.modules)
-        sys.meta_path.remove(guard)
-        sys.argv = argv
-        _change_environment({name: self._environment.get(name) for name in self._loaded.environment})
-        return count
-
-    def _is_wanted(self, name: str) -> bool:
-        top = name.partition(".")[0]
-        if len(self._without) >= STARTS_OVER_MAX:
-            return top in ("tensorflow", "procsv")
-        return name not in sys.modules and top not in self._without
-
-    def _import(self, name: str, guard: _Guard) -> None:
-        failpoint("standby.import")
-        try:
-            importlib.import_module(name)
-        except Exception:  # noqa: BLE001  a library's own: printed to the log, and the library is left to the program
-            traceback.print_exc()
-        else:
-            if not guard.refused:
-                return
-            print(f"{name} imports the program's own {', '.join(guard.refused)}", file=sys.stderr)
-        self._start_over(name.partition(".")[0])
-
-    def _start_over(self, without: str) -> NoReturn:
-        """Starts a fresh interpreter that leaves a library out: an import that has failed half-way cannot be undone."""
-        print(f"starting over without {without}", file=sys.stderr)
-        sys.stderr.flush()
-        start = msgspec.structs.replace(self._start, standby_without=(*self._without, without))
-        for fd in (start.lifeline_fd, start.standby_fd):
-            os.set_inheritable(fd, True)
-        os.execve(sys.executable, start.argv(), start.environment(self._environment))
-
-
-def _change_environment(changes: dict[str, str | None]) -> None:
-    for name, value in changes.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-class _Guard:
-    """A finder that refuses the program's own top-level names, as installed modules of such names are others."""
-
-    def __init__(self, own: frozenset[str]) -> None:
-        self._own = own
-        self.refused: list[str] = []
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if path is None and name in self._own:
-            self.refused.append(name)
-            raise ModuleNotFoundError(f"{name} is the program's own", name=name)
-        return None

@@ -128,16 +128,17 @@ class StandbySaid(msgspec.Struct, frozen=True):
 
 
 class Promoted(msgspec.Struct, frozen=True):
-    """Standby `number` has answered: it is the task."""
+    """Standby `number` has answered: it is the task, or a fork of it is, and it waits again."""
 
     number: int
     task: TaskId
     incarnation: int
     pid: int
+    is_fork: bool = False
 
 
 class NotPromoted(msgspec.Struct, frozen=True):
-    """Standby `number` could not be told, and is as it was."""
+    """Standby `number` could not be told, or cannot be it, and is as it was."""
 
     number: int
     task: TaskId

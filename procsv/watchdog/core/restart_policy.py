@@ -197,12 +197,8 @@ class History(msgspec.Struct):
         self._same = Counter({key: count for key, count in self._same.items() if key[2] >= step})
         return True
 
-    def decide_restart(self, death: Death, has_standby: bool = False) -> Verdict:
-        """Counts a death: start again after a delay, or give up?
-
-        `has_standby`: the next trainer is there already.  The first failure after progress then costs no delay: it
-        says nothing yet of whether the next start will fare better.
-        """
+    def decide_restart(self, death: Death) -> Verdict:
+        """Counts a death: start again after a delay, or give up?"""
         if not self.restarts:
             return GiveUp(NOT_OURS, is_final=True)
         kind = classify(death.exit)
@@ -216,7 +212,7 @@ class History(msgspec.Struct):
             return GiveUp(self.spent_why(), is_final=False, even_so=useless)
         if useless:
             return GiveUp(useless, is_final=True)
-        return Restart(0.0 if has_standby and self.no_progress_count == 1 else self.delay_s())
+        return Restart(self.delay_s())
 
     def is_spent(self) -> bool:
         return self.no_progress_count >= self.launch.max_failures
@@ -225,7 +221,9 @@ class History(msgspec.Struct):
         return f"{self.no_progress_count} failures in a row with no newly durable step"
 
     def delay_s(self) -> float:
-        return self._doubled_s(max(self.no_progress_count - 1, 0))
+        """Before the next start.  Once a step was trained, the first failure costs none: it says nothing yet of the next."""
+        counted = self.no_progress_count - self.was_ready
+        return self._doubled_s(counted - 1) if counted > 0 else 0.0
 
     def suspects(self, death: Death, resumed_step: int, newest_step: int) -> bool:
         """Whether the state that the dead trainer was resumed from may be the cause.

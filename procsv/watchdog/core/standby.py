@@ -1,4 +1,4 @@
-"""The standby as the watchdog sees it: when to make one, when it becomes the trainer, what its death means.
+"""The standby as the watchdog sees it: when to make one, when a fork of it becomes the trainer, what its death means.
 
 Used by run.py (its events and deadlines) and by trainer.py (whether the next trainer is there already).  Pure: a table from
 (state, event) to (state, actions), and beside it who waits for what.  A missing row is a bug and raises.
@@ -23,6 +23,7 @@ from procsv.watchdog.core.restart_policy import Cause, find_cause
 
 ROOM_BYTES_MIN = 2**30  # free memory; a standby takes about half of it.  With less, none is made
 ROOM_LOOK_S = 60.0  # until it is looked at again
+WAIT_S_MAX = 10.0  # of a task that is to be started, for one that imports
 PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then it is killed and the start is made cold
 DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next one, after one has died
 DEATHS_PERIOD_S = 3600.0  # that long a death makes the delay longer
@@ -47,6 +48,7 @@ class Event(Enum):
     IMPORTED = auto()
     TAKEN = auto()  # a trainer is to be started
     BEGUN = auto()  # it is the trainer
+    FORKED = auto()  # a fork of it is
     NOT_SENT = auto()  # it cannot be told, or what it is to be given cannot be had
     LATE = auto()
     DIED = auto()
@@ -72,6 +74,7 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[StandbyAction, ...]
     (_S.WAITING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
     (_S.WAITING, _E.UNWANTED): (_S.LEAVING, (_A.KILL,)),
     (_S.PROMOTING, _E.BEGUN): (_S.ABSENT, ()),
+    (_S.PROMOTING, _E.FORKED): (_S.WAITING, ()),
     (_S.PROMOTING, _E.NOT_SENT): (_S.LEAVING, (_A.KILL, _A.COUNT)),
     (_S.PROMOTING, _E.LATE): (_S.PROMOTING, (_A.KILL,)),
     (_S.PROMOTING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
@@ -97,11 +100,17 @@ class Standby(msgspec.Struct):
     _why_killed: str = ""
     _deaths_s: list[float] = msgspec.field(default_factory=list)
     _is_short: bool = False  # of memory; said once
+    _is_single: bool = False  # it cannot be forked; said once
 
     # -- for the task --------------------------------------------------------------------------------------
     @property
     def is_ready(self) -> bool:
         return self.state is State.WAITING
+
+    def start_s(self, due_s: float) -> float:
+        """When a task is to be started that is due then: once it is ready, which is before a cold start would be."""
+        is_near = self.mode == "warm" and self.state in (State.IMPORTING, State.PROMOTING)
+        return due_s + WAIT_S_MAX if is_near else due_s
 
     def start_of(self, task: TaskId, incarnation: int, now_s: float) -> actions.Action:
         """What starts a task: the standby's promotion, or a cold start."""
@@ -170,10 +179,20 @@ class Standby(msgspec.Struct):
             self._handle(Event.IMPORTED, now_s)
             fields = {"pid": self.pid, "modules": said.word.modules, "seconds": said.word.seconds}
             self.out.append(actions.Journal("standby_ready", STANDBY, self.number, fields))
+            if said.word.no_fork and self.mode == "warm" and not self._is_single:
+                self._is_single = True
+                text = f"each restart takes a standby of its own, which takes seconds to be made: {said.word.no_fork}"
+                self.out.append(actions.Say(text))
 
     def promoted(self, event: events.Promoted, now_s: float) -> None:
-        self.pid, self._late_s = 0, None
-        self._handle(Event.BEGUN, now_s)
+        self._late_s = None
+        if event.is_fork:
+            self._handle(Event.FORKED, now_s)
+            if self._why_killed:  # the run has begun to end meanwhile
+                self._handle(Event.UNWANTED, now_s)
+        else:
+            self.pid = 0
+            self._handle(Event.BEGUN, now_s)
 
     def not_promoted(self, event: events.NotPromoted, now_s: float) -> None:
         """It could not be told; its process is as it was."""

@@ -347,14 +347,19 @@ class TrainerSupervisor:
             self._handle(LifecycleEvent.DELAY_OVER, now_s)
 
     def _is_startable(self, now_s: float) -> bool:
-        is_due = self.restart_s is not None and now_s >= self.restart_s
-        return is_due and self._tree_is_gone and self.life.state is State.BACKOFF
+        start_s = self._start_s()
+        return start_s is not None and now_s >= start_s and self.life.state is State.BACKOFF
+
+    def _start_s(self) -> float | None:
+        """When the next trainer can be started; not before its tree is gone, and a standby that is nearly there is waited for."""
+        if self.restart_s is None or not self._tree_is_gone:
+            return None
+        return self._standby.start_s(self.restart_s)
 
     def next_due_s(self) -> float | None:
         """When `check_deadlines` will have something to do."""
-        restart_s = self.restart_s if self._tree_is_gone else None
         killed_s = None if self._killed_s is None else self._killed_s + TREE_S_MAX
-        dues = (restart_s, self._kill_at_s, killed_s, self.hanging.next_due_s())
+        dues = (self._start_s(), self._kill_at_s, killed_s, self.hanging.next_due_s())
         return min((due for due in dues if due is not None), default=None)
 
     # -- what is seen --------------------------------------------------------------------------------------
@@ -460,7 +465,7 @@ class TrainerSupervisor:
             self._restart(self.history.recycle_delay_s(self._attempt), now_s)
             return
         death = Death(ended.exit, ended.words, self._own_step, self._attempt)
-        verdict = self.history.decide_restart(death, self._standby.is_ready)
+        verdict = self.history.decide_restart(death)
         if self._keeps_state and self.history.suspects(
             death, self._resumed_step, max(self.resume_step, self.snapshots.taken_step)
         ):

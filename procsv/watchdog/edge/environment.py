@@ -19,7 +19,7 @@ from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
 from procsv.ipc.messaging.messages import Message, RunMetrics
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.core.events import Ended, Promoted, Sight, StandbySaid, StopAsked
+from procsv.watchdog.core.events import Ended, NotPromoted, Promoted, Sight, StandbySaid, StopAsked
 
 
 class Dead(msgspec.Struct, frozen=True):
@@ -58,9 +58,9 @@ class ProcessTable(Protocol):
 class StandbyPort(Protocol):
     """The conversation with the standby."""
 
-    def hear(self) -> list[StandbySaid | Promoted]: ...
+    def hear(self) -> list[StandbySaid | Promoted | NotPromoted]: ...
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
-        """Makes standby `number` that task.  OSError if it is gone; then everything is as it was."""
+        """Makes standby `number` that task, or a fork of it.  OSError if it is gone; then everything is as it was."""
 
 
 class Sockets(Protocol):

@@ -70,9 +70,10 @@ class Reactor:
 
     def run_once(self) -> None:
         """One round: hears all that has happened."""
-        for (
-            event
-        ) in self._env.standby.hear():  # first: what it has said before it died, and before it speaks as the trainer
+        # First: what the standby has said before it died, and before the trainer that it has become speaks.
+        for event in self._env.standby.hear():
+            if isinstance(event, events.NotPromoted):
+                self._heartbeats.drop(event.task)
             self.handle(event)
         for dead in self._processes.ended():
             self._process_ended(dead)

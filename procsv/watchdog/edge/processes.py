@@ -91,7 +91,7 @@ class Processes(msgspec.Struct):
         """Starts the process; its pid.  OSError if the system refuses, or if an old trainer's tree still holds its lock."""
         if task == TRAINER and self.observed is not None:
             self.observed.opened(incarnation, self.heirs.fd)
-            return self._list(task, incarnation, self.observed, None)
+            return self.list_child(task, incarnation, self.observed)
         paths = self.start.paths
         log = paths.log(task, incarnation)
         prune_logs(paths.logs, task, log)
@@ -129,7 +129,7 @@ class Processes(msgspec.Struct):
             if end is not None:
                 end.close()
         failpoint("watchdog.after_exec")  # killed here: nobody knows of the child, which finds its lifeline cut
-        return self._list(task, incarnation, child, line)
+        return self.list_child(task, incarnation, child, line)
 
     def use_logdir(self, logdir: str) -> None:
         self.start = self.start.with_logdir(logdir)
@@ -152,7 +152,10 @@ class Processes(msgspec.Struct):
         if (fd := self._trees.pop(task, -1)) >= 0:
             os.close(fd)
 
-    def _list(self, task: TaskId, incarnation: int, child: Child | ObservedProgram, line: StandbyChannel | None) -> int:
+    def list_child(
+        self, task: TaskId, incarnation: int, child: Child | ObservedProgram, line: StandbyChannel | None = None
+    ) -> int:
+        """From now on it is watched as that task; its pid."""
         usage = None
         with contextlib.suppress(psutil.Error, OSError):
             usage = psutil.Process(child.pid)
@@ -235,6 +238,8 @@ class Processes(msgspec.Struct):
 
     def reap_strays(self) -> None:
         """Takes the exit status of dead children that we did not start; those we did are left to their owner."""
+        if any(running.line is not None and running.task != STANDBY for running in self.running.values()):
+            return  # one of them may be the fork that a standby is about to tell of
         ours = {running.child.pid for running in self.running.values()} | self.helpers()
         with contextlib.suppress(ChildProcessError):
             while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 
-import msgspec
-
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.run.records import open_record
-from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Word
-from procsv.watchdog.core.events import Promoted, StandbySaid
+from procsv.base.system.processes import Adopted, Child
+from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Unfit, Word
+from procsv.watchdog.core.events import NotPromoted, Promoted, StandbySaid
 from procsv.watchdog.edge.processes import Processes, Running, prune_logs
 
 
@@ -22,11 +21,11 @@ class StandbyLink:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._number = 0  # of the standby that is to be a task
+        self._number, self._started_s = 0, 0.0  # of the standby that is to be a task
 
-    def hear(self) -> list[StandbySaid | Promoted]:
-        heard: list[StandbySaid | Promoted] = []
-        for running in self._processes.running.values():
+    def hear(self) -> list[StandbySaid | Promoted | NotPromoted]:
+        heard: list[StandbySaid | Promoted | NotPromoted] = []
+        for running in list(self._processes.running.values()):
             try:
                 while running.line is not None and (word := running.line.receive()) is not None:
                     heard.append(self._heard(running, word))
@@ -34,14 +33,34 @@ class StandbyLink:
                 self._processes.end_talk(running)
         return heard
 
-    def _heard(self, running: Running, word: Word) -> StandbySaid | Promoted:
-        if not isinstance(word, TrainerBegun):
-            return StandbySaid(running.incarnation, word)
-        self._processes.end_talk(running)
-        return Promoted(self._number, running.task, running.incarnation, running.child.pid)
+    def _heard(self, running: Running, word: Word) -> StandbySaid | Promoted | NotPromoted:
+        task, incarnation, number = running.task, running.incarnation, self._number
+        match word:
+            case TrainerBegun(pid=0):
+                self._processes.end_talk(running)
+                return Promoted(number, task, incarnation, running.child.pid)
+            case TrainerBegun(pid=pid):
+                self._waits_again(running)
+                try:
+                    self._processes.list_child(task, incarnation, Child(Adopted(pid)))
+                except OSError as error:  # no descriptor left to watch it by: it ends with the tree's other orphans
+                    return NotPromoted(number, task, incarnation, str(error))
+                return Promoted(number, task, incarnation, pid, is_fork=True)
+            case Unfit(why):
+                self._waits_again(running)
+                return NotPromoted(number, task, incarnation, why)
+            case _:
+                return StandbySaid(incarnation, word)
+
+    def _waits_again(self, running: Running) -> None:
+        """It is listed as the standby that it was, and the task as not there."""
+        processes = self._processes
+        del processes.running[running.task]
+        running.task, running.incarnation, running.started_s = STANDBY, self._number, self._started_s
+        processes.running[STANDBY] = running
 
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
-        """Tells standby `number` to be that task, under which it is listed from now on.
+        """Tells standby `number` to be that task, under which it is listed until a fork of it takes the place.
 
         OSError if it is dead, or if an old trainer's tree still holds the lock; then everything is as it was.
         Killed in here: the standby dies with us, or finds the lifeline cut as soon as it is the trainer.
@@ -61,6 +80,6 @@ class StandbyLink:
         finally:
             lock.let_go()  # from now on it is held by the trainer's tree alone
         del processes.running[STANDBY]
-        now_s = processes.clock.monotonic()
-        promoted = msgspec.structs.replace(running, task=task, incarnation=incarnation, started_s=now_s)
-        processes.running[task], self._number = promoted, number
+        self._number, self._started_s = number, running.started_s
+        running.task, running.incarnation, running.started_s = task, incarnation, processes.clock.monotonic()
+        processes.running[task] = running

@@ -46,7 +46,7 @@ class Machine(MachineInMemory[Process]):
             raise OSError(error)
         child: Process
         if task == TRAINER:
-            child = Trainer(world, incarnation, self._start.run, self._start.settings.grace_s)
+            child = self._trainer(incarnation)
         elif task.runs_program:
             child = Worker(world, task, incarnation, self._start.run)
         elif task == STANDBY:
@@ -63,7 +63,7 @@ class Machine(MachineInMemory[Process]):
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
         child = self.find(task, incarnation)
-        assert child is None or isinstance(child, Trainer | Worker | ServiceProcess), f"signal {number} to {task}"
+        assert child is None or isinstance(child, Trainer | Worker | ServiceProcess | StandbyProcess), task
         if child is not None and not child.is_dead:
             child.hear_signal(number)
 
@@ -96,19 +96,42 @@ class Machine(MachineInMemory[Process]):
         if not isinstance(standby, StandbyProcess) or standby.is_dead or world.writer_lock_is_held():
             raise ProcessLookupError("it is gone")
         del self.children[STANDBY]
+        if world.program.forks:
+            standby.task, standby.incarnation = (
+                task,
+                incarnation,
+            )  # until there is a fork, it is the one that is watched
+            self.children[task] = standby
+            world.clock.after(PROMOTION_S, lambda: self._once_awake(standby, lambda: self._has_forked(number, standby)))
+            return
         standby.become_another()
-        trainer = Trainer(world, incarnation, self._start.run, self._start.settings.grace_s, standby)
-        self.children[task] = trainer
-        world.clock.after(PROMOTION_S, lambda: self._has_begun(number, trainer))
+        trainer = self._trainer(incarnation, standby=standby)
+        world.clock.after(PROMOTION_S, lambda: self._once_awake(trainer, lambda: self._has_begun(number, trainer)))
+
+    def _trainer(self, incarnation: int, **origin: Any) -> Trainer:
+        trainer = Trainer(self._world, incarnation, self._start.run, self._start.settings.grace_s, **origin)
+        self.children[TRAINER] = trainer
+        return trainer
+
+    def _once_awake(self, process: Process, go_on: Callable[[], None]) -> None:
+        now_s = self._world.clock.now_s
+        if process.is_frozen and not process.is_dead:
+            if process.frozen_until_s > now_s + PROMOTE_S_MAX - PROMOTION_S:
+                process.was_stopped_for_ever = True  # as far as a promotion waits
+            look_s = min(process.frozen_until_s, now_s + THAW_LOOK_S)
+            self._world.clock.at(look_s, lambda: self._once_awake(process, go_on))
+        elif not process.is_dead:
+            go_on()
 
     def _has_begun(self, number: int, trainer: Trainer) -> None:
-        if trainer.is_frozen and not trainer.is_dead:
-            if trainer.frozen_until_s > self._world.clock.now_s + PROMOTE_S_MAX - PROMOTION_S:
-                trainer.was_stopped_for_ever = True  # as far as a promotion waits
-            look_s = min(trainer.frozen_until_s, self._world.clock.now_s + THAW_LOOK_S)
-            self._world.clock.at(look_s, lambda: self._has_begun(number, trainer))
-        elif not trainer.is_dead:
-            self._standby_said(Promoted(number, trainer.task, trainer.incarnation, trainer.pid))
+        self._standby_said(Promoted(number, trainer.task, trainer.incarnation, trainer.pid))
+
+    def _has_forked(self, number: int, standby: StandbyProcess) -> None:
+        incarnation = standby.incarnation
+        standby.task, standby.incarnation = STANDBY, number
+        self.children[STANDBY] = standby
+        trainer = self._trainer(incarnation, is_fork=True)
+        self._standby_said(Promoted(number, TRAINER, trainer.incarnation, trainer.pid, is_fork=True))
 
     # -- what processes leave, and what is noted of the run --------------------------------------------------
     def beat_of(self, child: Process) -> Heartbeat | None:

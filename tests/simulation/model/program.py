@@ -54,6 +54,7 @@ class Program:
     poison: dict[int, ProgramError] = field(default_factory=dict)  # step -> what always happens there
     flaky: dict[int, ProgramError] = field(default_factory=dict)  # step -> what happens there once
     standby: bool = False  # a warm one waits
+    forks: bool = True  # it can be forked
     grandchild: bool = False  # a crash leaves a grandchild behind
 
     @property
@@ -94,6 +95,7 @@ def draw_program(rng: Random) -> Program:
         max_to_keep=rng.choice([1, 2, 5]),
         grandchild=rng.random() < 0.3,
         standby=rng.random() < 0.5,
+        forks=rng.random() < 0.7,
     )
     kind = rng.random()
     if kind < 0.02:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,11 @@ class StandbyProcess(Process):
         elif not self._has_said and self.world.clock.now_s >= self.born_s + self.world.program.import_s:
             self._has_said = True
             self._say(self.incarnation, self.world.program.import_s)
+
+    def hear_signal(self, number: int) -> None:
+        """It is to become the trainer, and the run ends; it has no handlers."""
+        if number == signal.SIGTERM:
+            self.die(Exit(None, number), "watchdog")
 
     def become_another(self) -> None:
         """Its process goes on, under another name."""

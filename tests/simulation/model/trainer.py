@@ -59,11 +59,18 @@ Doing = Generator[Wait, bool, None]
 
 class Trainer(Process):
     def __init__(
-        self, world: World, incarnation: int, run: str, grace_s: float, standby: Process | None = None
+        self,
+        world: World,
+        incarnation: int,
+        run: str,
+        grace_s: float,
+        *,
+        standby: Process | None = None,
+        is_fork: bool = False,
     ) -> None:
-        """`standby`: the process that it was before, its imports done."""
+        """`standby`: the process that it was before, its imports done; `is_fork`: of one, which waits on."""
         super().__init__(world, TRAINER, incarnation, standby.pid if standby is not None else 0)
-        self._import_s = world.program.import_s if standby is None else 0.02
+        self._import_s = world.program.import_s if standby is None and not is_fork else 0.02
         self.frozen_until_s = standby.frozen_until_s if standby is not None else 0.0
         self.holds_lock = True
         self.run_id, self._grace_s = run, grace_s

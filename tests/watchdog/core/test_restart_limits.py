@@ -64,32 +64,36 @@ def kinds(past: History, death: Death, times: int) -> list[type[Verdict]]:
 @pytest.mark.parametrize(
     ("rng", "expected"),
     [
-        (Longest(), [1.2, 2.4, 4.8, 9.6, 19.2, 38.4, 72.0, 72.0]),
-        (Shortest(), [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 48.0, 48.0]),
+        (Longest(), [0.0, 1.2, 2.4, 4.8, 9.6, 19.2, 38.4, 72.0, 72.0]),
+        (Shortest(), [0.0, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 48.0, 48.0]),
     ],
 )
-def test_delays_double_from_1_to_60_seconds_give_or_take_a_fifth(rng: random.Random, expected: list[float]) -> None:
-    assert delays(history(rng=rng, max_failures=100), KILLED, 8) == expected
+def test_after_the_first_delays_double_from_1_to_60_seconds_give_or_take_a_fifth(
+    rng: random.Random, expected: list[float]
+) -> None:
+    assert delays(history(rng=rng, max_failures=100), KILLED, 9) == expected
+    assert delays(history(is_ready=False, rng=rng, max_failures=100), KILLED, 8) == expected[1:], "no step was trained"
 
 
 def test_delays_are_those_of_the_options_however_many_failures_there_were() -> None:
     past = history(rng=Shortest(), max_failures=10_000, backoff=Range(3.0, 10.0))
-    assert delays(past, KILLED, 2000)[:4] == [2.4, 4.8, 8.0, 8.0]
+    assert delays(past, KILLED, 2000)[:5] == [0.0, 2.4, 4.8, 8.0, 8.0]
     assert past.delay_s() == 8.0
 
 
-def test_a_failure_that_turned_out_to_be_progress_has_the_least_delay() -> None:
+def test_a_failure_that_turned_out_to_be_progress_has_no_delay() -> None:
     past = history()
-    past.decide_restart(KILLED)
+    for _ in range(2):
+        past.decide_restart(KILLED)
     past.durable(5)
-    assert past.delay_s() == pytest.approx(1.2)
+    assert past.delay_s() == 0.0
 
 
-def test_with_a_standby_the_first_failure_after_progress_costs_no_delay() -> None:
+def test_the_first_failure_after_progress_costs_no_delay() -> None:
     past = history()
     for step in (5, 6):
-        waits = [past.decide_restart(KILLED, has_standby=True) for _ in range(2)]
-        assert waits == [Restart(0.0), Restart(2.4)]
+        waits = [past.decide_restart(KILLED) for _ in range(2)]
+        assert waits == [Restart(0.0), Restart(1.2)]
         past.durable(step)
 
 
@@ -259,7 +263,7 @@ def test_a_hand_forgives_failures_their_delays_and_the_same_exception() -> None:
     past = history()
     kinds(past, raised(), 2)
     past.forgive()
-    assert delays(past, raised(), 2) == [1.2, 2.4]
+    assert delays(past, raised(), 2) == [0.0, 1.2]
 
 
 def test_a_hand_forgives_returns() -> None:

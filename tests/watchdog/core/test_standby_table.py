@@ -11,8 +11,9 @@ from procsv.base.errors import ProcsvBug
 from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.watchdog.core.actions import Action
-from procsv.watchdog.core.events import NotSpawned
+from procsv.watchdog.core.events import NotSpawned, Promoted, StandbySaid
 from procsv.watchdog.core.lifecycle import State as Life
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.standby import (
@@ -24,7 +25,7 @@ from procsv.watchdog.core.standby import (
     Standby,
     State,
 )
-from tests.watchdog.world import KILLED, World
+from tests.watchdog.world import KILLED, Process, World
 
 DONE, CHECKPOINTED = Exit(0, None), Exit(75, None)
 
@@ -82,56 +83,100 @@ def test_off_makes_none() -> None:
     assert spawned(world, STANDBY) == []
 
 
-def test_a_crash_after_progress_is_followed_by_a_promotion_without_delay() -> None:
+def test_each_crash_after_progress_is_followed_by_a_fork_without_delay() -> None:
     world = waiting()
     pid = world.alive[STANDBY].pid
+    for crash in (1, 2, 3):
+        world.crash()
+        assert world.last("restarting")["delay"] == 0.0
+        world.advance(0.001)
+        trainer = world.alive[TRAINER]
+        assert (trainer.incarnation, world.core.chief.pid) == (crash + 1, trainer.pid)
+        assert world.last("promoted") == {"pid": trainer.pid, "standby": 1}
+        assert (world.alive[STANDBY].pid, world.core.standby.pid, world.core.standby.is_ready) == (pid, pid, True)
+        world.train(900 + crash, 840).loaded().durable(900 + crash)
+    assert spawned(world, STANDBY) == [1]
+    assert spawned(world, TRAINER) == [1, 2, 3, 4]
+
+
+def test_one_that_cannot_be_forked_becomes_the_trainer_and_another_is_made() -> None:
+    world = training(promotion="becomes it")
+    world.standby_words.append(StandbySaid(1, Waiting(2000, 2.5, no_fork="what the program imports runs a thread")))
+    pid = world.alive[STANDBY].pid
     world.crash()
-    assert world.last("restarting")["delay"] == 0.0
     world.advance(0.001)
     assert (world.alive[TRAINER].incarnation, world.alive[TRAINER].pid, world.core.chief.pid) == (2, pid, pid)
     assert world.last("promoted") == {"pid": pid, "standby": 1}
-    assert spawned(world, TRAINER) == [1, 2]
     assert STANDBY not in world.alive
     assert world.core.standby.pid == 0
 
     world.train(900, 840).loaded()
     assert spawned(world, STANDBY) == [1, 2]
+    world.standby_words.append(StandbySaid(2, Waiting(2000, 2.5, no_fork="what the program imports runs a thread")))
+    world.advance(0.1)
+    assert len([text for text in world.said if "what the program imports runs a thread" in text]) == 1
 
 
 def test_a_second_crash_without_progress_waits_as_ever_and_the_standby_is_still_used() -> None:
     world = waiting()
     world.crash()
     world.advance(0.001)
-    world.train(841, 840).loaded().wait()
+    world.train(841, 840).loaded()
     world.crash()
-    assert 1.6 <= world.last("restarting")["delay"] <= 2.4
-    world.advance(2.5)
-    assert world.last("promoted")["standby"] == 2
+    assert 0.8 <= world.last("restarting")["delay"] <= 1.2
+    world.advance(1.3)
+    assert world.last("promoted")["standby"] == 1
     assert world.core.chief.history.no_progress_count == 2
 
 
-def test_exit_75_and_no_standby_in_time_are_as_before() -> None:
+def test_after_exit_75_it_is_forked_too() -> None:
     world = waiting()
     world.crash(CHECKPOINTED)
     world.advance(0.001)
     assert world.last("promoted")["pid"] == world.alive[TRAINER].pid
-    world.train(900, 840).durable(890)
-    world.loaded()
-    assert world.core.standby.state is State.IMPORTING
+
+
+def test_one_that_still_imports_is_waited_for_and_not_longer_than_ten_seconds() -> None:
+    world = training()
     world.crash()
-    assert 0.8 <= world.last("restarting")["delay"] <= 1.2
-    world.advance(1.3)
-    assert len(world.events("promoted")) == 1
-    assert spawned(world, TRAINER) == [1, 2, 3], "a cold start"
-    assert world.alive[STANDBY].incarnation == 2, "it goes on with its imports, for the next time"
+    world.advance(9.9)
+    assert spawned(world, TRAINER) == [1]
+    world.advance(0.2)
+    assert spawned(world, TRAINER) == [1, 2], "a cold start"
+    assert world.alive[STANDBY].incarnation == 1, "it goes on with its imports, for the next time"
     world.wait()
     assert world.core.standby.is_ready
+
+
+def test_one_that_dies_while_it_is_waited_for_is_followed_by_a_cold_start_at_once() -> None:
+    world = training()
+    world.crash()
+    world.end(STANDBY, KILLED)
+    world.advance(0.001)
+    assert spawned(world, TRAINER) == [1, 2]
+
+
+def test_a_stop_while_a_fork_is_made_ends_both() -> None:
+    world = waiting(promotion="is silent")
+    world.crash()
+    world.advance(0.001)
+    world.stop()
+    standby = world.alive.pop(TRAINER)
+    world.alive[STANDBY] = Process(STANDBY, 1, standby.pid)
+    world.alive[TRAINER] = Process(TRAINER, 2, 2002)
+    world.standby_words.append(Promoted(1, TRAINER, 2, 2002, is_fork=True))
+    world.advance(0.001)
+    assert STANDBY not in world.alive
+    world.end(TRAINER, CHECKPOINTED)
+    assert world.exit_code == 75
+    assert not world.alive
 
 
 def test_one_that_becomes_ready_while_a_crashed_trainer_waits_is_used() -> None:
     world = training()
     world.crash()
-    world.wait().advance(1.3)
+    world.advance(0.5)
+    world.wait().advance(0.001)
     assert world.last("promoted")["standby"] == 1
 
 
@@ -254,7 +299,7 @@ def test_a_system_that_starts_no_process_is_asked_again_later() -> None:
 def test_a_hot_one_that_runs_ahead_as_another_trainer_than_is_started_is_ended() -> None:
     world = training("hot")
     world.crash()
-    world.advance(1.3)
+    world.advance(0.001)
     assert spawned(world, TRAINER) == [1, 2]
     assert STANDBY not in world.alive
     world.train(900, 840).loaded()
@@ -275,7 +320,9 @@ def test_a_program_that_ends_before_its_session_gets_a_warm_one() -> None:
 def test_random_histories_keep_one_trainer_and_end_with_nobody_left() -> None:
     for seed in range(100):
         rng = random.Random(seed)
-        world = waiting(seed=seed, promotion=rng.choice(("begins", "begins", "cannot be told", "is silent")))
+        world = waiting(
+            seed=seed, promotion=rng.choice(("forks", "forks", "becomes it", "cannot be told", "is silent"))
+        )
         for _ in range(30):
             if world.quit is not None:
                 break

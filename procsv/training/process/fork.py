@@ -1,0 +1,148 @@
+"""Forks of a process that has imported TensorFlow: whether one would stand it, and the fork itself.
+
+Used by standby.py.  Imports alone leave nothing that a fork breaks, but whatever a library has started might: so it is
+looked at each time.  A fork has only the thread that called it; what other threads held or were doing is lost.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+PID_BYTES = 16
+TASKS, DESCRIPTORS = Path("/proc/self/task"), Path("/proc/self/fd")
+ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
+
+
+class Threads:
+    """The threads that libraries have started in this process.
+
+    OpenBLAS ends its threads before a fork and starts them again after it; NumPy and SciPy bring one each.
+    """
+
+    harmless = ("numpy", "scipy.linalg")
+
+    def __init__(self) -> None:
+        self._seen, self._known = _tasks(), _tasks()
+
+    def imported(self, name: str) -> None:
+        """That module was just imported."""
+        now = _tasks()
+        if name in self.harmless:
+            self._known |= now - self._seen
+        self._seen |= now
+
+    def others(self) -> int:
+        """How many there are now that may not stand a fork."""
+        return len(_tasks() - self._known)
+
+
+def _tasks() -> set[str]:
+    return {task.name for task in TASKS.iterdir()}
+
+
+def why_no_fork(threads: Threads) -> str:
+    """What a fork of this process would break, or ""."""
+    if threading.active_count() > 1:
+        names = sorted(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
+        return f"what the program imports runs the thread {names[0]}"
+    if count := threads.others():
+        return f"what the program imports runs {count} thread{'s' * (count > 1)} of its own"
+    if device := next((path for path in _open_files() if path.startswith(ACCELERATORS)), ""):
+        return f"what the program imports opens {device}"
+    if any((task / "children").read_text().split() for task in TASKS.iterdir()):
+        return "what the program imports starts processes"
+    return ""
+
+
+def _open_files() -> list[str]:
+    found = []
+    for entry in DESCRIPTORS.iterdir():
+        try:
+            found.append(str(entry.readlink()))
+        except OSError:  # the listing's own
+            continue
+    return found
+
+
+class ImportedFiles:
+    """The files of all modules that are imported now; another version may take their place, which a fork would not have."""
+
+    def __init__(self, since_ns: int) -> None:
+        """`since_ns`: Unix time at which the imports began; what was written since may not be what was imported."""
+        self._since_ns = since_ns
+        self._files = {origin: self._identity(origin) for origin in _origins()}
+
+    def changed(self) -> str:
+        """One that is another now or gone, or ""."""
+        return next((path for path, file in self._files.items() if not file or self._identity(path) != file), "")
+
+    def _identity(self, path: str) -> tuple[int, int, int, int] | None:
+        try:
+            found = Path(path).stat()
+        except OSError:
+            return None
+        if found.st_mtime_ns > self._since_ns:
+            return None
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _origins() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        # Not getattr: a module that loads late would load.
+        spec = object.__getattribute__(module, "__dict__").get("__spec__") if isinstance(module, ModuleType) else None
+        if isinstance(spec, ModuleSpec) and spec.has_location and spec.origin:
+            yield spec.origin
+
+
+def settle_memory() -> None:
+    """What is there now is never looked at by a fork's garbage collector, which would copy it all."""
+    gc.collect()
+    gc.freeze()
+
+
+def fork_away(begin: Callable[[], None]) -> int:
+    """Forks a process that is no child of ours but of our parent's, a subreaper.  Returns its pid here, once it has done
+    `begin`, and 0 there.
+
+    ChildProcessError if it died before.  Killed in here: the fork goes on, and finds nobody who knows of it.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which were looked at
+        between = os.fork()
+        if not between and os.fork():
+            os._exit(0)
+    if not between:
+        os.close(reader)
+        os.setsid()
+        _renew_randomness()
+        begin()
+        os.write(writer, str(os.getpid()).encode())
+        os.close(writer)
+        return 0
+    os.close(writer)
+    try:
+        pid = os.read(reader, PID_BYTES)
+    finally:
+        os.close(reader)
+        os.waitpid(between, 0)  # from now on the fork is our parent's
+    if not pid:
+        raise ChildProcessError("the fork ended before it was the trainer")
+    return int(pid)
+
+
+def _renew_randomness() -> None:
+    """Random as in a fresh process; Python's own does that by itself, and TensorFlow's begins with its first use."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
