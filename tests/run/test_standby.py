@@ -80,12 +80,14 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def trained(tmp_path: Path, pauses: int, standby: str | None = None, **env: str) -> Iterator[Launched]:
+def trained(
+    tmp_path: Path, pauses: int, standby: str | None = None, helper: str = "wrapt", **env: str
+) -> Iterator[Launched]:
     """A run of PROGRAM in a directory of its own."""
     home = tmp_path / "program"
     home.mkdir(parents=True)
     (home / "train.py").write_text(PROGRAM)
-    (home / "helper.py").write_text("import wrapt\n")
+    (home / "helper.py").write_text(f"import {helper}\n")
     options = ("--snapshot-secs", "0.2", "--grace", "10s", "train.py", str(pauses))
     with launched(tmp_path / "logdir", *options, cwd=home, standby=standby, **env) as run:
         yield run
@@ -240,3 +242,37 @@ def test_a_hot_standby_has_run_the_program_up_to_its_session(tmp_path: Path, und
     logs = run.logdir / "procsv" / "logs"
     assert "begins as 2" in (logs / "standby.1.log").read_text()
     assert "begins" not in (logs / "trainer.2.log").read_text()
+
+
+LIBRARY = "import threading\n{start}"
+A_THREAD = "threading.Thread(target=threading.Event().wait, name='ticker', daemon=True).start()\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "why"),
+    [("", ""), (A_THREAD, "what the program imports runs the thread ticker")],
+    ids=["quiet", "a thread"],
+)
+def test_what_an_installed_library_starts_decides_whether_it_is_forked_and_a_changed_one_is_imported_anew(
+    tmp_path: Path, start: str, why: str
+) -> None:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "ticking.py").write_text(LIBRARY.format(start=start))
+    with trained(tmp_path, 3, helper="ticking", PYTHONPATH=str(installed)) as run:
+        at_step(run, 100)
+        standby = run.wait_event("standby_ready")[0]["pid"]
+        run.kill("trainer")
+        promoted = run.wait_event("promoted")[0]
+        assert (promoted["pid"] == standby) is bool(why)
+        run.wait_event("ready", 2)
+        if why:
+            assert f"each restart takes a standby of its own, which takes seconds to be made: {why}" in run.said()
+            return
+        (installed / "ticking.py").write_text(LIBRARY.format(start="NEW = True\n"))
+        let_go(tmp_path, 100)
+        at_step(run, 200)
+        run.kill("trainer")
+        run.wait_event("ready", 3)
+        assert len(run.events("promoted")) == 1
+        assert f"{installed}/ticking.py has been changed since it was imported" in run.said()

@@ -108,6 +108,45 @@ def test_it_is_becoming_the_process_that_it_was_promoted_to_and_no_other() -> No
     assert (standby.state, standby.pid, standby.next_due_s()) == (State.ABSENT, 0, 0.0)
 
 
+def test_one_that_was_forked_waits_on_and_has_no_deadline_any_more() -> None:
+    standby = promoting()
+    standby.promoted(Promoted(1, TRAINER, 4, 99, is_fork=True), 1020.1)
+    assert not standby.is_becoming(TRAINER, 4)
+    assert (standby.state, standby.pid, standby.next_due_s()) == (State.WAITING, 77, None)
+    assert standby.start_of(TRAINER, 5, 1021.0) == Promote(1, TRAINER, 5)
+
+
+def test_a_fork_that_comes_when_the_run_has_begun_to_end_leaves_no_standby() -> None:
+    standby = promoting()
+    standby.unwanted(1020.05, "the run ends")
+    standby.out.clear()
+    standby.promoted(Promoted(1, TRAINER, 4, 99, is_fork=True), 1020.1)
+    assert (standby.out, standby.state) == ([KillTree(STANDBY, 1)], State.LEAVING)
+
+
+@pytest.mark.parametrize(("mode", "said"), [("warm", 1), ("hot", 0)])
+def test_that_it_cannot_be_forked_is_said_once_of_a_warm_one(mode: str, said: int) -> None:
+    standby = importing(mode)
+    for number in (1, 2):
+        standby.said(StandbySaid(number, Waiting(2000, 2.5, "it runs a thread")), 1010.0)
+        standby.died(ended(KILLED, number), 1011.0)
+        standby.check_deadlines(2000.0, ROOM)
+    text = "each restart takes a standby of its own, which takes seconds to be made: it runs a thread"
+    assert standby.out.count(Say(text)) == said
+
+
+@pytest.mark.parametrize(("mode", "wait_s"), [("warm", 10.0), ("hot", 0.0), ("off", 0.0)])
+def test_a_start_waits_for_a_warm_one_that_imports_or_is_being_forked(mode: str, wait_s: float) -> None:
+    standby = importing(mode)
+    assert standby.start_s(50.0) == 50.0 + wait_s
+    standby.said(StandbySaid(1, Waiting(2000, 2.5)), 1010.0) if mode != "off" else None
+    assert standby.start_s(50.0) == 50.0
+    if mode != "off":
+        standby.start_of(TRAINER, 4, 1020.0)
+        assert standby.start_s(50.0) == 50.0 + wait_s
+    assert Standby(mode, []).start_s(50.0) == 50.0
+
+
 def test_one_that_does_not_answer_within_five_seconds_is_killed_as_the_process_that_it_was_to_be() -> None:
     standby = promoting()
     standby.trainer_died()
