@@ -111,7 +111,7 @@ _COMMON = (
     "--standby",
     type=click.Choice(("warm", "hot", "off")),
     default="warm",
-    help="Keep a process that has imported what the program imports and becomes the trainer at a crash. "
+    help="Keep a process that has imported what the program imports; after a crash the next trainer is a fork of it. "
     "hot: it has also run the program up to its session, so the program's start runs twice.",
 )
 @_count("--max-failures", 1, 5, "Give up after N failures in a row without a newly saved step.")
@@ -120,7 +120,8 @@ _COMMON = (
     type=DURATION_RANGE,
     default="1s..60s",
     metavar="MIN..MAX",
-    help="Delay before a restart: MIN at first, doubled with each failure, MAX at most.",
+    help="Delay before a restart: none after the first failure of a program that trained, then MIN, doubled with each "
+    "failure, MAX at most.",
 )
 @_count("--early-failures", 1, 2, "Give up after N exceptions or exit codes before the first step ever.")
 @_count("--same-failures", 2, 3, "Give up after the same exception at the same step N times.")

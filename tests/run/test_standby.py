@@ -21,6 +21,7 @@ pytestmark = pytest.mark.fault
 # itself in before it does anything, and says what the variables are at the end.
 PROGRAM = """
 import json, multiprocessing, os, resource, signal, sys
+number = os.environ["PROCSV_INCARNATION"]
 seen = {
     "main": sorted(name for name in vars() if not name.islower() or name.startswith("__") and name != "__cached__"),
     "name": __name__, "file": __file__, "spec": repr(__spec__), "doc": __doc__, "loader": type(__loader__).__name__,
@@ -32,8 +33,9 @@ seen = {
     "handlers": [str(signal.getsignal(n)) for n in range(1, 65) if n not in (10, 12, 15)],
     "oom": open("/proc/self/oom_score_adj").read(), "threads": len(os.listdir("/proc/self/task")),
     "options": [str(sys.flags), str(sys._xoptions), repr(sys.executable), os.environ.get("PYTHONWARNINGS")],
-    "files": sorted(os.readlink(f"/proc/self/fd/{n}").rpartition("/")[2].partition(":")[0] for n in os.listdir("/proc/self/fd")
-                    if os.path.exists(f"/proc/self/fd/{n}")),
+    # Not how many: sockets are connected in threads of their own.
+    "files": sorted({os.readlink(f"/proc/self/fd/{n}").rpartition("/")[2].strip("0123456789:[]").replace(number, "N")
+                     for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")}),
 }
 os.environ["TEST_FLAG"] = "set by the program"
 import hashlib, random, tempfile, threading, uuid
