@@ -21,7 +21,6 @@ pytestmark = pytest.mark.fault
 # itself in before it does anything, and says what the variables are at the end.
 PROGRAM = """
 import json, multiprocessing, os, resource, signal, sys
-number = os.environ["PROCSV_INCARNATION"]
 seen = {
     "main": sorted(name for name in vars() if not name.islower() or name.startswith("__") and name != "__cached__"),
     "name": __name__, "file": __file__, "spec": repr(__spec__), "doc": __doc__, "loader": type(__loader__).__name__,
@@ -31,11 +30,8 @@ seen = {
     "umask": os.umask(0o022), "nice": os.nice(0), "policy": os.sched_getscheduler(0), "stdin": os.read(0, 1).decode(),
     "leads": os.getsid(0) == os.getpid() == os.getpgid(0), "limits": [resource.getrlimit(n) for n in range(16)],
     "handlers": [str(signal.getsignal(n)) for n in range(1, 65) if n not in (10, 12, 15)],
-    "oom": open("/proc/self/oom_score_adj").read(), "threads": len(os.listdir("/proc/self/task")),
+    "oom": open("/proc/self/oom_score_adj").read(),
     "options": [str(sys.flags), str(sys._xoptions), repr(sys.executable), os.environ.get("PYTHONWARNINGS")],
-    # Not how many: sockets are connected in threads of their own.
-    "files": sorted({os.readlink(f"/proc/self/fd/{n}").rpartition("/")[2].strip("0123456789:[]").replace(number, "N")
-                     for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")}),
 }
 os.environ["TEST_FLAG"] = "set by the program"
 import hashlib, random, tempfile, threading, uuid
@@ -131,12 +127,17 @@ def wakings(pid: int) -> dict[str, str]:
     return {task.name: (task / "status").read_text().partition("\nvoluntary")[2].split()[1] for task in tasks}
 
 
+def sockets(pid: int) -> set[str]:
+    found = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    return {name for name in found if name.startswith("socket:")}
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest after 400 steps without any fault."""
+    """The digest after 500 steps without any fault."""
     tmp_path = tmp_path_factory.mktemp("undisturbed") / "run"
-    with trained(tmp_path, 4, standby="off") as run:
-        for step in (100, 200, 300):
+    with trained(tmp_path, 5, standby="off") as run:
+        for step in (100, 200, 300, 400):
             let_go(tmp_path, step)
         assert run.wait_end() == 0
         assert "standby" not in {entry["role"] for entry in run.journal()}
@@ -146,7 +147,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_each_next_trainer_is_a_fork_of_one_standby_and_neither_the_program_nor_its_result_can_tell(
     tmp_path: Path, undisturbed: str
 ) -> None:
-    with trained(tmp_path / "kills", 4, TEST_FLAG="as it was started") as run:
+    with trained(tmp_path / "kills", 5, TEST_FLAG="as it was started") as run:
         for kill in (1, 2):
             at_step(run, kill * 100)
             run.wait_event("standby_ready")
@@ -163,13 +164,14 @@ def test_each_next_trainer_is_a_fork_of_one_standby_and_neither_the_program_nor_
             assert row(run, "trainer")["pid"] == run.pid("trainer") == promoted["pid"] != waiting["pid"]
             assert psutil.Process(promoted["pid"]).ppid() == run.pid("watchdog"), "who hears of its end, and why"
             assert (row(run, "standby")["pid"], row(run, "standby")["state"]) == (waiting["pid"], "waiting")
+            assert not sockets(promoted["pid"]) & sockets(waiting["pid"])
             lock = Path(file(run)["run_dir"]) / "writer.lock"
             assert holders(lock, run.process.pid) == {promoted["pid"]}, "who became the trainer was given its lock"
             writers = {run.process.pid, *(run.pid(role) for role in ("trainer", "checkpoint", "summary"))}
             assert holders(run.logdir / "procsv", run.process.pid) == writers, "and the logdir's, which no standby has"
             shown = psutil.Process(run.pid("trainer")).cmdline()
             assert shown[shown.index("procsv.training") + 1] == "trainer"
-        let_go(tmp_path / "kills", 300)
+        let_go(tmp_path / "kills", 400)
         assert run.wait_end() == 0
     assert digest(run) == undisturbed
     assert [entry["delay"] for entry in run.events("restarting")] == [0.0, 0.0]
@@ -229,7 +231,7 @@ def test_a_standby_that_dies_as_it_becomes_the_trainer_is_replaced_by_a_cold_sta
 
 
 def test_a_hot_standby_has_run_the_program_up_to_its_session(tmp_path: Path, undisturbed: str) -> None:
-    with trained(tmp_path, 4, standby="hot") as run:
+    with trained(tmp_path, 5, standby="hot") as run:
         at_step(run, 100)
         ready = run.wait_event("standby_ready")[0]
         ahead = seen(tmp_path, 2)
@@ -237,7 +239,7 @@ def test_a_hot_standby_has_run_the_program_up_to_its_session(tmp_path: Path, und
         run.kill("trainer")
         run.wait_event("ready", 2)
         assert [entry["pid"] for entry in run.events("promoted")] == [ready["pid"]] == [run.pid("trainer")]
-        for step in (100, 200, 300):
+        for step in (100, 200, 300, 400):
             let_go(tmp_path, step)
         assert run.wait_end() == 0
     assert digest(run) == undisturbed
