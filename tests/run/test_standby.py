@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Iterator
@@ -128,7 +129,10 @@ def wakings(pid: int) -> dict[str, str]:
 
 
 def sockets(pid: int) -> set[str]:
-    found = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    found = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(str(file.readlink()))
     return {name for name in found if name.startswith("socket:")}
 
 
