@@ -6,6 +6,7 @@ looked at each time.  A fork has only the thread that called it; what other thre
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 PID_BYTES = 16
 TASKS, DESCRIPTORS = Path("/proc/self/task"), Path("/proc/self/fd")
@@ -57,7 +59,7 @@ def why_no_fork(threads: Threads) -> str:
         return f"what the program imports runs {count} thread{'s' * (count > 1)} of its own"
     if device := next((path for path in _open_files() if path.startswith(ACCELERATORS)), ""):
         return f"what the program imports opens {device}"
-    if any((task / "children").read_text().split() for task in TASKS.iterdir()):
+    if _has_children():
         return "what the program imports starts processes"
     return ""
 
@@ -65,11 +67,17 @@ def why_no_fork(threads: Threads) -> str:
 def _open_files() -> list[str]:
     found = []
     for entry in DESCRIPTORS.iterdir():
-        try:
+        with contextlib.suppress(OSError):  # the listing's own is gone
             found.append(str(entry.readlink()))
-        except OSError:  # the listing's own
-            continue
     return found
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 class ImportedFiles:
@@ -78,20 +86,30 @@ class ImportedFiles:
     def __init__(self, since_ns: int) -> None:
         """`since_ns`: Unix time at which the imports began; what was written since may not be what was imported."""
         self._since_ns = since_ns
-        self._files = {origin: self._identity(origin) for origin in _origins()}
+        found = {origin: _identity(origin) for origin in _origins()}
+        self._files = {origin: file for origin, file in found.items() if file is not None}  # else within an archive
 
     def changed(self) -> str:
         """One that is another now or gone, or ""."""
-        return next((path for path, file in self._files.items() if not file or self._identity(path) != file), "")
+        changed = (
+            path for path, file in self._files.items() if file.mtime_ns > self._since_ns or _identity(path) != file
+        )
+        return next(changed, "")
 
-    def _identity(self, path: str) -> tuple[int, int, int, int] | None:
-        try:
-            found = Path(path).stat()
-        except OSError:
-            return None
-        if found.st_mtime_ns > self._since_ns:
-            return None
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+class _File(NamedTuple):
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+def _identity(path: str) -> _File | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return _File(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _origins() -> Iterator[str]:
@@ -143,6 +161,5 @@ def fork_away(begin: Callable[[], None]) -> int:
 
 def _renew_randomness() -> None:
     """Random as in a fresh process; Python's own does that by itself, and TensorFlow's begins with its first use."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()

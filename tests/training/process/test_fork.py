@@ -1,0 +1,128 @@
+"""Forks of a process that has imported, each tried in a process of its own: what forbids one, and whose child it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import DEADLINE_S, ROOT
+
+IMPORTED = """
+import importlib, subprocess, sys, threading
+from procsv.training.process.fork import Threads, why_no_fork
+
+threads = Threads()
+for name in ("numpy", "zmq"):
+    importlib.import_module(name)
+    threads.imported(name)
+import numpy, zmq
+numpy.ones((300, 300)) @ numpy.ones((300, 300))
+"""
+
+# A watchdog's part: the subreaper whose child the process is that forks.  Prints what it hears of both.
+WATCHDOG = """
+import ctypes, os, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+forking = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
+said = forking.stdout.readline().strip()
+print(said)
+if said.isdigit():
+    _, status = os.waitpid(int(said), 0)
+    print(os.waitstatus_to_exitcode(status))
+forking.communicate()
+"""
+FORKING = """
+import os, sys
+from procsv.training.process.fork import fork_away
+
+def begin():
+    {begin}
+
+try:
+    pid = fork_away(begin)
+except ChildProcessError as error:
+    print(error, flush=True)
+    sys.exit()
+if pid:
+    print(pid, flush=True)
+    sys.exit(7)
+assert os.getsid(0) == os.getpid()
+os._exit(42)
+"""
+
+
+def said_by(code: str, *args: str, **env: str) -> list[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}", **env}
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *args], env=environment, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S
+    )
+    assert ended.returncode == 0
+    return ended.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "why"),
+    [
+        ("", ""),
+        (
+            "threading.Thread(target=threading.Event().wait, name='ticker', daemon=True).start()",
+            "what the program imports runs the thread ticker",
+        ),
+        ("socket = zmq.Context().socket(zmq.PUB)", "what the program imports runs 2 threads of its own"),
+        ("child = subprocess.Popen(['true'])", "what the program imports starts processes"),
+    ],
+    ids=["imports alone", "a thread of Python's", "threads of a library's", "a child"],
+)
+def test_threads_and_children_that_imports_have_started_forbid_a_fork_and_those_of_openblas_do_not(
+    meanwhile: str, why: str
+) -> None:
+    last = "import os; print(why_no_fork(threads), flush=True); os._exit(0)"
+    assert said_by(f"{IMPORTED}\n{meanwhile}\n{last}") == [why]
+
+
+def test_a_fork_is_the_child_of_the_subreaper_above_which_hears_how_it_ends() -> None:
+    pid, code = said_by(WATCHDOG, FORKING.format(begin="pass"))
+    assert pid.isdigit()
+    assert code == "42"
+
+
+def test_a_fork_that_dies_before_it_has_begun_is_told_of() -> None:
+    assert said_by(WATCHDOG, FORKING.format(begin="os._exit(1)")) == ["the fork ended before it was the trainer"]
+
+
+def test_a_module_whose_file_is_another_now_or_gone_has_changed_and_one_in_an_archive_has_not(tmp_path: Path) -> None:
+    for name in ("same", "other", "gone"):
+        (tmp_path / f"{name}.py").write_text("")
+        os.utime(tmp_path / f"{name}.py", (1.0, 1.0))
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.writestr("zipped.py", "")
+    code = """
+import os, sys, time
+from procsv.training.process.fork import ImportedFiles
+import same, other, gone, zipped
+
+since = time.time_ns()
+files = ImportedFiles(since)
+print(files.changed())
+os.rename("gone.py", "gone.was")
+print(files.changed())
+os.rename("gone.was", "gone.py")
+print(files.changed())
+with open("other.new", "w"):
+    pass
+os.utime("other.new", (1, 1))
+os.replace("other.new", "other.py")
+print(files.changed())
+os.utime("same.py")
+print(ImportedFiles(since).changed())
+"""
+    paths = f"{ROOT}:{tmp_path}:{tmp_path}/all.zip"
+    script = tmp_path / "script.py"
+    script.write_text(f"import os; os.chdir({str(tmp_path)!r})\n{code}")
+    said = said_by("import runpy, sys; runpy.run_path(sys.argv[1])", str(script), PYTHONPATH=paths)
+    assert said == ["", f"{tmp_path}/gone.py", "", f"{tmp_path}/other.py", f"{tmp_path}/same.py"]
