@@ -70,6 +70,14 @@ def arm(text: str) -> None:
         _plan.update(plan)
 
 
+def read_again() -> None:
+    """Takes the variable's plan anew, in a process that has become another incarnation."""
+    plan = parse(os.environ.get("PROCSV_FAILPOINTS", ""))
+    with _lock:
+        _plan.clear()
+        _plan.update(plan)
+
+
 def disarm(name: str) -> None:
     with _lock:
         _plan.pop(name, None)

@@ -1,4 +1,4 @@
-"""What a standby does beforehand: the imports of the last trainer, in its order and environment.
+"""Preparation of a standby: the imports of the last trainer, in its order and environment.
 
 Used by standby.py.  None of the program's own modules is imported.
 """

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from procsv.base.identity import STANDBY, TRAINER, TaskId
-from procsv.base.system.failpoints import declare, failpoint
+from procsv.base.system.failpoints import declare, failpoint, read_again
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Unfit, Waiting
 from procsv.training.process.fork import ImportedFiles, Threads, fork_away, settle_memory, why_no_fork
@@ -110,6 +110,7 @@ class Standby:
         _take_over(*files)
         _replace_argument(str(STANDBY), str(word.task))
         os.environ |= {"PROCSV_ROLE": str(word.task), "PROCSV_INCARNATION": str(word.incarnation)}
+        read_again()
 
     def _as_task(self, task: TaskId, incarnation: int) -> Start:
         return msgspec.structs.replace(self._start, task=task, incarnation=incarnation, standby_fd=-1)

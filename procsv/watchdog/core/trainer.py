@@ -266,7 +266,7 @@ class TrainerSupervisor:
             if self.history.is_spent() or verdict.even_so:
                 self._give_up(verdict.why if self.history.is_spent() else verdict.even_so, now_s)
             else:
-                self._restart(max(0.0, self.history.delay_s() - (now_s - self._death_s)), now_s)
+                self._restart(0.0, now_s)  # progress after all
 
     def stop(self, now: bool, why: str, now_s: float, reason: Reason = "final") -> None:
         """The run is to end.  `now`: without waiting for the program.  `reason`: of its last checkpoint."""

@@ -96,16 +96,12 @@ def test_what_a_trainer_left_is_settled_once_and_by_its_own_answer() -> None:
         assert played.core.chief.unsaved == "disk full"
 
 
-@pytest.mark.parametrize(("waited_s", "least_s", "most_s"), [(0.5, 0.3, 0.7), (60.0, 0.0, 0.0)])
-def test_the_time_of_a_save_that_turned_out_to_be_progress_is_part_of_the_delay(
-    waited_s: float, least_s: float, most_s: float
-) -> None:
+def test_a_failure_whose_state_turned_out_to_be_progress_is_followed_by_a_start_at_once() -> None:
     played = Played(launch=LaunchSettings(max_failures=1))
     assert not journaled(played.end(TRAINER, KILLED), "gave_up")
-    played.now_s += waited_s
     played.tell(Said(CHECKPOINT, 1, Durable(8, 8, 1, "/l/m-8", "crash", 10, 0.1, ("/l/m-8",))))
     (restarting,) = journaled(played.answer(TrainerExited(1, False), ""), "restarting")
-    assert least_s <= restarting["delay"] <= most_s
+    assert restarting["delay"] == 0.0
 
 
 def test_going_back_to_an_older_state_is_bad_news_and_no_clean_end() -> None:
