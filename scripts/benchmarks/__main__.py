@@ -15,7 +15,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scripts.benchmarks import goodput, idle, monitored, overhead, preempt, rate, report, restart, restore, save, stall
+from scripts.benchmarks import (
+    goodput,
+    idle,
+    monitored,
+    overhead,
+    preempt,
+    rate,
+    report,
+    restart,
+    restore,
+    save,
+    stall,
+    storm,
+)
 from scripts.benchmarks.figures import Table
 from scripts.benchmarks.processes import TrialFailed
 from scripts.benchmarks.settings import Kind, Settings
@@ -25,6 +38,7 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "monitored": monitored.measure,
     "rate": rate.measure,
     "restart": restart.measure,
+    "storm": storm.measure,
     "preempt": preempt.measure,
     "goodput": goodput.measure,
     "save": save.measure,

@@ -67,6 +67,7 @@ class Way:
     arm: Arm
     standby: str = ""
     keeper: str = SHELL
+    options_more: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -74,7 +75,9 @@ class Way:
 
     @property
     def options(self) -> tuple[str, ...]:
-        return ("--snapshot-secs", f"{SNAPSHOT_S:g}", "--standby", self.standby) if self.arm == "procsv" else ()
+        if self.arm != "procsv":
+            return ()
+        return ("--snapshot-secs", f"{SNAPSHOT_S:g}", "--standby", self.standby, *self.options_more)
 
 
 WARM, LOOP = Way("procsv", "warm"), Way("supervisor")
@@ -85,7 +88,7 @@ def measure(settings: Settings) -> Table:
     table = Table("restart", f"SIGKILL of the trainer, {MB:g} MB of resource variables", COLUMNS)
     program = Program(MB, settings.variables, WORK, SAVE_S)
     found: dict[Way, Found] = defaultdict(Found)
-    with _keepers(settings, table) as (tools, keepers):
+    with keepers_of(settings, table) as (tools, keepers):
         ways = (*WAYS, *(Way("supervisor", keeper=keeper) for keeper in keepers))
         repeats = settings.repeats_or(usual=2)
         chance = random.Random(1)  # the same moments in every run of the benchmark, other ones for each kill
@@ -108,7 +111,7 @@ def measure(settings: Settings) -> Table:
 
 
 @contextlib.contextmanager
-def _keepers(settings: Settings, table: Table) -> Iterator[tuple[Path | None, list[str]]]:
+def keepers_of(settings: Settings, table: Table) -> Iterator[tuple[Path | None, list[str]]]:
     """Where other managers are installed, and which."""
     if not settings.keepers:
         yield None, []

@@ -60,7 +60,7 @@ def test_row_50_training_and_checkpoints_go_on_and_a_crash_is_recovered_when_the
         recovered = run.wait_event("recovered", 2)[-1]
         assert recovered["source"] in ("memory", "checkpoint")
         assert recovered["step"] >= step
-        run.wait_event("standby_ready", 2)
+        assert [entry["standby"] for entry in run.events("promoted")] == [1]
         sweep(run, run_dir, 3)
         stopped = procsv("stop", str(logdir))
         assert stopped.returncode == 0, stopped.stderr
