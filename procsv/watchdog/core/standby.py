@@ -23,7 +23,7 @@ from procsv.watchdog.core.restart_policy import Cause, find_cause
 
 ROOM_BYTES_MIN = 2**30  # free memory; a standby takes about half of it.  With less, none is made
 ROOM_LOOK_S = 60.0  # until it is looked at again
-WAIT_S_MAX = 10.0  # of a task that is to be started, for one that imports
+WAIT_S_MAX = 30.0  # of a task that is to be started, for one that imports: it has a head start over a cold start
 PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then it is killed and the start is made cold
 DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next one, after one has died
 DEATHS_PERIOD_S = 3600.0  # that long a death makes the delay longer

@@ -135,7 +135,7 @@ def test_that_it_cannot_be_forked_is_said_once_of_a_warm_one(mode: str, said: in
     assert standby.out.count(Say(text)) == said
 
 
-@pytest.mark.parametrize(("mode", "wait_s"), [("warm", 10.0), ("hot", 0.0), ("off", 0.0)])
+@pytest.mark.parametrize(("mode", "wait_s"), [("warm", 30.0), ("hot", 0.0), ("off", 0.0)])
 def test_a_start_waits_for_a_warm_one_that_imports_or_is_being_forked(mode: str, wait_s: float) -> None:
     standby = importing(mode)
     assert standby.start_s(50.0) == 50.0 + wait_s
