@@ -7,8 +7,8 @@ import math
 import msgspec
 import pytest
 
-from procsv.base.identity import TRAINER
-from procsv.ipc.messaging.messages import CheckpointPlan, FlushDone, TrainerExited
+from procsv.base.identity import TRAINER, WATCHDOG
+from procsv.ipc.messaging.messages import CheckpointPlan, Finish, FlushDone, TrainerExited
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import State
@@ -69,3 +69,10 @@ def test_periodic_checkpoints_are_due_where_the_program_wants_them_and_never_els
     plan: CheckpointPlan | None, from_s: float | None, due_s: float
 ) -> None:
     assert Saving(cadence_from_s=from_s).cadence_due_s(plan) == due_s
+
+
+def test_a_runs_end_is_answered_where_nobody_has_said_how_what_is_in_memory_is_to_be_saved() -> None:
+    desk = Desk()
+    desk.ready(slot(1, 10))
+    ends = bodies(desk.say(Finish(), task=WATCHDOG), FlushDone)
+    assert ends == [FlushDone(-1, "nobody has said how its checkpoints are named")]
