@@ -1,8 +1,8 @@
 """Table `storm`: ten kills in a row, each a moment after training has begun again.
 
-Called by __main__.py.  `procsv launch` as it is installed, and without a standby, beside a shell loop (and, with --keepers,
-circus and supervisord) that starts the same program again under TensorFlow's Supervisor, in turns.  Nobody waits for a
-standby: the first kills come before there can be one.
+Called by __main__.py.  `procsv launch` with a snapshot each second, with a standby and without, beside a shell loop (and, with
+--keepers, circus and supervisord) that starts the same program again under TensorFlow's Supervisor, in turns.  Nobody waits
+for a standby: the first kills come before there can be one.
 """
 
 from __future__ import annotations

@@ -82,6 +82,18 @@ def test_row_55_faults_of_a_drill_that_come_close_together_end_no_training(tmp_p
     assert len(json.loads(done.stdout)["faults"]) == 6
 
 
+def failed_drill(tmp_path: Path, source: str, *options: str, args: tuple[str, ...] = ()) -> str:
+    """What a drill of that program says, which does not hold; in one line."""
+    program, config = tmp_path / "program.py", tmp_path / "quick.toml"
+    program.write_text(source)
+    config.write_text(QUICK)
+    given = ("--config", str(config), "--logdir", str(tmp_path / "drill"), *options)
+    done = procsv("drill", *given, str(program), *args, timeout_s=300)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 1, said + done.stderr
+    return said
+
+
 FORGETFUL = """
 import tensorflow as tf
 import procsv
@@ -102,13 +114,7 @@ with sv.managed_session() as sess:
 
 
 def test_a_program_that_keeps_state_outside_the_graph_is_found_out(tmp_path: Path) -> None:
-    program, config = tmp_path / "forgetful.py", tmp_path / "quick.toml"
-    program.write_text(FORGETFUL)
-    config.write_text(f'{QUICK}snapshot-secs = "0.2"\n')
-    options = ("--config", str(config), "--logdir", str(tmp_path / "drill"), "--fault", "kill trainer at step 40")
-    done = procsv("drill", *options, str(program), timeout_s=300)
-    assert done.returncode == 1, done.stderr
-    said = " ".join(done.stdout.split())
+    said = failed_drill(tmp_path, FORGETFUL, "--snapshot-secs", "0.2", "--fault", "kill trainer at step 40")
     assert "did not hold" in said
     assert "total (by " in said
     assert "state outside the graph" in said
@@ -133,14 +139,8 @@ with sv.managed_session() as sess:
 
 
 def test_a_program_that_deletes_its_directory_does_not_hold_though_it_ends_the_same(tmp_path: Path) -> None:
-    program, config = tmp_path / "deletes.py", tmp_path / "quick.toml"
-    program.write_text(DELETES)
-    config.write_text(QUICK)
-    options = ("--drop-in", "--config", str(config), "--logdir", str(tmp_path / "drill"))
-    fault = ("--fault", "preempt watchdog with grace 20s at step 30")  # nothing stays in memory
-    done = procsv("drill", *options, *fault, str(program), "{logdir}", timeout_s=300)
-    said = " ".join(done.stdout.split())
-    assert done.returncode == 1, said + done.stderr
+    fault = "preempt watchdog with grace 20s at step 30"  # nothing stays in memory
+    said = failed_drill(tmp_path, DELETES, "--drop-in", "--fault", fault, args=("{logdir}",))
     assert "bit-identical" in said
     assert "all progress was lost, and the training began anew: trainer 2 after step" in said
     assert "; the program deletes its checkpoints at its start" in said
@@ -163,13 +163,7 @@ with sv.managed_session() as sess:
 
 
 def test_a_program_that_counts_its_steps_anew_after_a_restart_is_said_to_have_ended_later(tmp_path: Path) -> None:
-    program, config = tmp_path / "counts.py", tmp_path / "quick.toml"
-    program.write_text(COUNTS)
-    config.write_text(f'{QUICK}snapshot-secs = "0.2"\n')
-    options = ("--config", str(config), "--logdir", str(tmp_path / "drill"), "--fault", "kill trainer at step 40")
-    done = procsv("drill", *options, str(program), timeout_s=300)
-    said = " ".join(done.stdout.split())
-    assert done.returncode == 1, said + done.stderr
+    said = failed_drill(tmp_path, COUNTS, "--snapshot-secs", "0.2", "--fault", "kill trainer at step 40")
     assert "did not hold it ended at step " in said
     assert "but at step 60 without faults" in said
     assert "it is not deterministic" in said

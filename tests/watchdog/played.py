@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
-from procsv.base.outcome import Exit
+from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.ipc.messaging.messages import Body, Finish, FirstStepDone, FlushDone, Hello, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, Journal, KillTree, Say, Spawn, Tell
@@ -17,6 +17,8 @@ from procsv.watchdog.core.settings import Settings
 
 WORKER = TaskId("worker", 1)
 KILLED, SAVED, DONE = Exit(None, signal.SIGKILL), Exit(75, None), Exit(0, None)
+INTERRUPTED = Exit(130, None)
+BOOM = LastWords("ValueError", "boom", "Traceback …", 7)
 
 
 class Played:
@@ -53,6 +55,10 @@ class Played:
 
     def answer(self, to: TrainerExited | Finish, error: str) -> list[Action]:
         return self.tell(Said(CHECKPOINT, 1, FlushDone(-1, error), to))
+
+
+def beat(phase: Phase, step: int = NO_STEP) -> Heartbeat:
+    return Heartbeat(phase, step, 0, 100.0, 0.0)
 
 
 def said(actions: list[Action]) -> list[tuple[str, bool]]:

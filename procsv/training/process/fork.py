@@ -13,10 +13,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
+
+from procsv.training.process.import_record import spec_of
 
 PID_BYTES = 16
 TASKS, DESCRIPTORS = Path("/proc/self/task"), Path("/proc/self/fd")
@@ -114,9 +114,7 @@ def _identity(path: str) -> _File | None:
 
 def _origins() -> Iterator[str]:
     for module in list(sys.modules.values()):
-        # Not getattr: a module that loads late would load.
-        spec = object.__getattribute__(module, "__dict__").get("__spec__") if isinstance(module, ModuleType) else None
-        if isinstance(spec, ModuleSpec) and spec.has_location and spec.origin:
+        if (spec := spec_of(module)) is not None and spec.has_location and spec.origin:
             yield spec.origin
 
 

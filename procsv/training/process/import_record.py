@@ -72,9 +72,8 @@ def sort_modules(modules: Mapping[str, ModuleType | None], program: str) -> tupl
     directories = installed_directories()
     installed, own = [], dict[str, None]()
     for name, module in modules.items():
-        # Not getattr: a module that loads late would load.
-        spec = object.__getattribute__(module, "__dict__").get("__spec__") if isinstance(module, ModuleType) else None
-        if name in NOT_OURS_TO_IMPORT or not isinstance(spec, ModuleSpec) or spec.name != name:
+        spec = spec_of(module)
+        if name in NOT_OURS_TO_IMPORT or spec is None or spec.name != name:
             continue  # made by a library as it ran, or another's alias: it comes along
         top = name.partition(".")[0]
         if top == "procsv":
@@ -88,6 +87,14 @@ def sort_modules(modules: Mapping[str, ModuleType | None], program: str) -> tupl
             installed.append(name)
     tops = {name.partition(".")[0] for name in installed}
     return installed, [top for top in own if top not in tops]  # a namespace may be both
+
+
+def spec_of(module: ModuleType | None) -> ModuleSpec | None:
+    """How the module was found; None of one that a library has made."""
+    if not isinstance(module, ModuleType):
+        return None
+    spec = object.__getattribute__(module, "__dict__").get("__spec__")  # not getattr: one that loads late would load
+    return spec if isinstance(spec, ModuleSpec) else None
 
 
 def installed_directories() -> tuple[str, ...]:

@@ -18,14 +18,7 @@ from procsv.watchdog.core.events import (
     Ticked,
 )
 from procsv.watchdog.core.lifecycle import State
-from tests.watchdog.played import DONE, KILLED, SAVED, WORKER, Played, journaled, said
-
-BOOM = LastWords("ValueError", "boom", "Traceback …", 7)
-INTERRUPTED = Exit(130, None)
-
-
-def beat(phase: Phase, step: int = NO_STEP) -> Heartbeat:
-    return Heartbeat(phase, step, 0, 100.0, 0.0)
+from tests.watchdog.played import BOOM, DONE, INTERRUPTED, KILLED, SAVED, WORKER, Played, beat, journaled, said
 
 
 def first_step(restored: int = 0, step: int = 1, **more: Any) -> FirstStepDone:

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER
-from procsv.base.outcome import NO_STEP, Exit, LastWords
+from procsv.base.outcome import NO_STEP, Exit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Durable, FirstStepDone, StopTraining, TrainerExited
-from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Signal, Spawn, Tell
 from procsv.watchdog.core.events import (
     Ended,
@@ -27,14 +27,7 @@ from procsv.watchdog.core.events import (
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
-from tests.watchdog.played import KILLED, SAVED, Played, journaled, killed, said
-
-BOOM = LastWords("ValueError", "boom", "Traceback …", 7)
-INTERRUPTED = Exit(130, None)
-
-
-def beat(phase: Phase, step: int = NO_STEP) -> Heartbeat:
-    return Heartbeat(phase, step, 0, 100.0, 0.0)
+from tests.watchdog.played import KILLED, SAVED, Played, beat, journaled, killed, said
 
 
 def spawns(actions: list[Action]) -> list[int]:
