@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import psutil
 
@@ -27,6 +27,7 @@ from procsv.base.run.run_file import read_run
 from procsv.base.system.system_clock import SystemClock
 from procsv.report.account import Account
 from procsv.report.reading import read_story
+from procsv.testing.template.client import SESSION, TemplateProcess
 
 NEWS_S_MAX = 90.0  # how long any single piece of news may take on a busy machine; PROCSV_TEST_DEADLINE says otherwise
 LOOK_S = 0.02
@@ -48,7 +49,9 @@ def news_s_max(otherwise: float = NEWS_S_MAX) -> float:
 class Run:
     """One `procsv launch`."""
 
-    def __init__(self, logdir: Path, process: subprocess.Popen[str], output: Path, news_s: float | None = None) -> None:
+    def __init__(
+        self, logdir: Path, process: subprocess.Popen[str] | TemplateProcess, output: Path, news_s: float | None = None
+    ) -> None:
         """`news_s`: how long any single piece of news may take."""
         self.logdir, self.process, self.output = logdir, process, output
         self._news_s_max = news_s_max(NEWS_S_MAX if news_s is None else news_s)
@@ -206,22 +209,23 @@ def start(
     cwd: Path | None = None,
     launcher: Sequence[str] = (),
     news_s: float | None = None,
+    template: bool = True,
 ) -> Run:
     """`procsv launch --logdir LOGDIR ARGS…`, in the background; it prints to a file beside the logdir.
 
-    `launcher` stands in for the words before the logdir.
+    `launcher` stands in for the words before the logdir.  `template` False: TensorFlow is imported anew whatever the session has.
     """
     command = launcher or (sys.executable, "-m", "procsv", "launch", "--logdir")
     logdir.parent.mkdir(parents=True, exist_ok=True)
-    output = logdir.with_name(f"{logdir.name}.out")
+    output, argv, variables = logdir.with_name(f"{logdir.name}.out"), [*command, str(logdir), *args], environment(env)
     with output.open("a") as stream:
-        process = subprocess.Popen(
-            [*command, str(logdir), *args],
-            env=environment(env),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    return Run(logdir, process, output, news_s)
+        process = SESSION.launch(argv, variables, cwd, stream) if template else None
+        return Run(logdir, process or _start_cold(argv, variables, cwd, stream), output, news_s)
+
+
+def _start_cold(
+    argv: Sequence[str], variables: Mapping[str, str], cwd: Path | None, stream: IO[str]
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        argv, env=variables, cwd=cwd, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, text=True
+    )

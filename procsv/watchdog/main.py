@@ -25,6 +25,7 @@ from procsv.base.run.paths import logdir_hash, shorten_path
 from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
+from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.start import Start
@@ -66,6 +67,7 @@ def run(
     warm: WarmServices | None = None,
 ) -> int:
     """Runs the run; the exit code of `procsv launch`.  `observed`: the trainer, where somebody else has started it."""
+    template = Template.take(os.environ)
     clock, signals = SystemClock(), Signals(start.settings.notice_signals)
     console = Console(not start.settings.detach, has_status=not start.observes)  # else the program's own log says it
     try:
@@ -76,7 +78,7 @@ def run(
         manager = ServiceManager({} if start.observes else variables)  # an observed program has its own word with it
         if not start.observes:
             variables = without_manager(variables)
-        processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm)
+        processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm, template)
         return _run(start, opened, adopted, processes, clock, signals, console, manager)
     except UserError as error:
         if observed is not None:

@@ -52,7 +52,7 @@ with sv.managed_session() as sess:
         asleep.wait(0.02)
 """
 
-FAILPOINTS = {
+FAILPOINTS: dict[str, dict[str, Any]] = {
     "save": {"PROCSV_FAILPOINTS": "checkpoint.before_rename=1*off->1*sleep(3)"},
     "restore": {"PROCSV_FAILPOINTS": "trainer.restore=1*sleep(600)"},  # until it is killed, within the run's own grace
 }

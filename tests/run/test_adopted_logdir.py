@@ -80,7 +80,7 @@ if sys.argv[1] != "ends":
 
 
 @contextlib.contextmanager
-def run_in(place: Path, program: str, *args: str, name: str = "train", to: str = "", **env: str) -> Iterator[Launched]:
+def run_in(place: Path, program: str, *args: str, name: str = "train", to: str = "", **env: Any) -> Iterator[Launched]:
     """`procsv launch ARGS…` in `place`, of a program `name`; `to`: the directory under runs/ that it is expected to use."""
     (place / f"{name}.py").write_text(program)
     command = [arg.replace("PROGRAM", f"{name}.py") for arg in args]

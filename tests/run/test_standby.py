@@ -80,7 +80,7 @@ if __name__ == "__main__":
 
 @contextmanager
 def trained(
-    tmp_path: Path, pauses: int, standby: str | None = None, helper: str = "wrapt", **env: str
+    tmp_path: Path, pauses: int, standby: str | None = None, helper: str = "wrapt", **env: Any
 ) -> Iterator[Launched]:
     """A run of PROGRAM in a directory of its own."""
     home = tmp_path / "program"
@@ -88,7 +88,7 @@ def trained(
     (home / "train.py").write_text(PROGRAM)
     (home / "helper.py").write_text(f"import {helper}\n")
     options = ("--snapshot-secs", "0.2", "--grace", "10s", "train.py", str(pauses))
-    with launched(tmp_path / "logdir", *options, cwd=home, standby=standby, **env) as run:
+    with launched(tmp_path / "logdir", *options, cwd=home, standby=standby, template=False, **env) as run:
         yield run
 
 

@@ -52,14 +52,16 @@ def launched(
     cwd: Path | None = None,
     launcher: Sequence[str] = (),
     standby: str | None = "off",
+    template: bool = True,
     **env: str,
 ) -> Iterator[Launched]:
     """`procsv launch --logdir LOGDIR ARGS…` (or `launcher LOGDIR ARGS…`); ended, processes and all, with the block.
 
     `standby` None leaves the default; most tests are about something else, and a standby takes seconds of a core.
+    `template` False: what the run starts is a fresh interpreter, which imports TensorFlow, and no fork.
     """
     options = () if launcher or standby is None else ("--standby", standby)
-    run = start(logdir, (*options, *args), env, cwd, launcher)
+    run = start(logdir, (*options, *args), env, cwd, launcher, template=template)
     try:
         yield run
     finally:

@@ -18,7 +18,11 @@ import psutil
 from procsv.base.run.paths import SHM_ROOT, find_paths, logdir_hash
 
 GONE_WITHIN_S = 30.0  # what is ending when the test ends may take so long
-HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they live as long as this interpreter
+HELPERS = (  # they live as long as this interpreter
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+    "procsv.testing.template.host",
+)
 
 
 def children() -> set[psutil.Process]:

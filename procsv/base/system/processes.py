@@ -18,6 +18,7 @@ import psutil
 
 from procsv.base.outcome import Exit
 from procsv.base.run.records import make_record_dir, open_record
+from procsv.base.system.template import Template
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -181,16 +182,19 @@ def spawn(
     pass_fds: Sequence[int] = (),
     cwd: Path | None = None,
     stdin: int = subprocess.DEVNULL,
+    template: Template | None = None,
 ) -> Child:
     """Starts `argv` in a session of its own, standard input empty or `stdin`, all output appended to `log`.
 
-    `log=None` keeps our own output.  Call from the main thread.  OSError (EAGAIN, EMFILE, ENOMEM) passes through.
+    `log=None` keeps our own output.  `template` forks it if it can; without one it is a fresh process.  Call from the main thread.  OSError (EAGAIN, EMFILE, ENOMEM) passes through.
     """
     output: int | None = None
     if log is not None:
         make_record_dir(log.parent)
         output = open_record(log, os.O_WRONLY | os.O_APPEND)
     try:
+        if template is not None and cwd is None and (pid := _fork_off(template, argv, env, output, pass_fds)):
+            return Child(Adopted(pid))
         process = subprocess.Popen(
             list(argv),
             stdin=stdin,
@@ -210,3 +214,12 @@ def spawn(
         process.kill()
         process.wait()
         raise
+
+
+def _fork_off(
+    template: Template, argv: Sequence[str], env: Mapping[str, str], output: int | None, pass_fds: Sequence[int]
+) -> int:
+    """The pid of the fork; 0 if there is none."""
+    with Path(os.devnull).open() as nothing:
+        standard = {0: nothing.fileno(), 1: 1 if output is None else output, 2: 2 if output is None else output}
+        return template.fork(argv, env, standard | {fd: fd for fd in pass_fds})

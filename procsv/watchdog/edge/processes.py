@@ -23,6 +23,7 @@ from procsv.base.run.paths import logdir_hash
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.locks import DirectoryLock, FileLock, is_lock_free
 from procsv.base.system.processes import Child, process_state, spawn, thread_states
+from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import add_mark
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.start import TRAINING, Start, module_of
@@ -66,6 +67,7 @@ class Processes(msgspec.Struct):
     heirs: DirectoryLock  # on the logdir: everything that writes there holds it as well
     observed: ObservedProgram | None = None  # the trainer, where somebody else has started it
     warm: WarmServices | None = None
+    template: Template | None = None
     helpers: Callable[[], set[int]] = set  # pids of children of ours that are none of the run
     running: dict[TaskId, Running] = msgspec.field(default_factory=dict)
     _gpus: Gpus = msgspec.field(default_factory=Gpus)
@@ -118,7 +120,8 @@ class Processes(msgspec.Struct):
         try:
             failpoint("watchdog.before_exec")
             warm = self.warm.take_process(str(task), start.text(), self.heirs.fd) if self.warm is not None else None
-            child = Child(warm) if warm else spawn(self.argv(start), env=environment, log=log, pass_fds=fds)
+            argv = self.argv(start)
+            child = Child(warm) if warm else spawn(argv, env=environment, log=log, pass_fds=fds, template=self.template)
         except OSError:
             if line is not None:
                 line.close()
@@ -274,6 +277,8 @@ class Processes(msgspec.Struct):
     def close(self) -> None:
         for fd in (*self._lifeline, *self._trees.values()):
             os.close(fd)
+        if self.template is not None:
+            self.template.close()
 
 
 def _measure(process: psutil.Process | None) -> dict[str, float | int]:

@@ -1,0 +1,137 @@
+"""Template: a process beside us that has imported what our children import, and forks where we would start an interpreter.
+
+Attached by whoever starts us for a test (procsv.testing): a child of ours, and a line to it, named in one variable of the
+environment.  A fork of it is a child of ours as well, with its own exit status.  It is used only where a fork is what a fresh
+interpreter would be: what a process inherits besides files, directory and environment is compared first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+VARIABLE = "PROCSV_TEMPLATE"  # descriptor:pid
+PACKET_BYTES_MAX = 2**17
+FILES_MAX = 16
+ANSWER_S_MAX = 30.0
+# What decides how an interpreter or a library that it imports starts; with another value of one, a fork would differ.
+READ_AT_START = (
+    "PYTHON",
+    "TF_",
+    "TF2_",
+    "XLA_",
+    "CUDA",
+    "KERAS",
+    "OMP_",
+    "OPENBLAS",
+    "MKL",
+    "LD_",
+    "MALLOC",
+    "GLIBC",
+    "LANG",
+    "LC_",
+)
+NOT_READ = frozenset({"PYTHONPATH"})  # it is set anew in a fork
+_INHERITED = {
+    "Uid",
+    "Gid",
+    "Groups",
+    "CapInh",
+    "CapPrm",
+    "CapEff",
+    "CapBnd",
+    "CapAmb",
+    "NoNewPrivs",
+    "Seccomp",
+    "Umask",
+    "SigIgn",
+}
+_NAMESPACES = ("mnt", "net", "pid", "user", "ipc", "uts")
+
+
+class ForkRequest(msgspec.Struct, frozen=True):
+    """Run `argv`, which begins with the interpreter, in a fork.
+
+    The open files that come along get `numbers`, in their order.
+    """
+
+    argv: list[str]
+    environment: dict[str, str]
+    cwd: str
+    numbers: list[int]
+
+    def encode(self) -> bytes:
+        return json.dumps(msgspec.to_builtins(self)).encode()  # not msgspec's encoder: file names need not be UTF-8
+
+    @staticmethod
+    def decode(data: bytes) -> ForkRequest:
+        return msgspec.convert(json.loads(data), ForkRequest)
+
+
+def is_alike(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether interpreters in both environments start alike."""
+    return _read_at_start(one) == _read_at_start(other)
+
+
+def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {k: v for k, v in environment.items() if k.startswith(READ_AT_START) and k not in NOT_READ}
+
+
+class Template:
+    """Our end of the line to one."""
+
+    def __init__(self, line: socket.socket, environment: Mapping[str, str]) -> None:
+        self._line, self._environment = line, dict(environment)
+        line.settimeout(ANSWER_S_MAX)
+
+    @staticmethod
+    def take(environment: MutableMapping[str, str]) -> Template | None:
+        """The one that `environment` names, which names it no longer; None if it is not ours, or other than us."""
+        number, _, pid = environment.pop(VARIABLE, "").partition(":")
+        if not number or not _is_ours(int(pid)):
+            return None
+        os.set_inheritable(int(number), False)
+        line = socket.socket(fileno=int(number))
+        if _surroundings("self") != _surroundings(pid):
+            line.close()
+            return None
+        return Template(line, environment)
+
+    def fork(self, argv: Sequence[str], environment: Mapping[str, str], files: Mapping[int, int]) -> int:
+        """The pid of a child of ours that runs `argv`; 0 if a fork cannot.  `files`: our descriptors, by their number there.
+
+        Our parent's death or ours is the fork's as it is an interpreter's.
+        """
+        if argv[0] != sys.executable or not is_alike(environment, self._environment):
+            return 0
+        asked = ForkRequest([*argv], {**environment}, str(Path.cwd()), [*files]).encode()
+        with contextlib.suppress(OSError, ValueError):
+            socket.send_fds(self._line, [asked], [*files.values()])
+            return int(self._line.recv(PACKET_BYTES_MAX))
+        return 0
+
+    def close(self) -> None:
+        """It ends."""
+        self._line.close()
+
+
+def _is_ours(pid: int) -> bool:
+    with contextlib.suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid()
+    return False
+
+
+def _surroundings(pid: str) -> list[str]:
+    """What a process inherits besides its files, directory and environment."""
+    proc = Path("/proc", pid)
+    lines = (proc / "status").read_text().splitlines()
+    found = [line for line in lines if line.partition(":")[0] in _INHERITED]
+    found += [str((proc / "ns" / name).readlink()) for name in _NAMESPACES]
+    return [*found, (proc / "cgroup").read_text(), (proc / "limits").read_text()]

@@ -1,0 +1,149 @@
+"""The test session's side of its template: starts it when the first run is launched, and launches runs by it.
+
+Used by procsv/testing/run.py.  A run whose environment decides how an interpreter starts is launched without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from procsv.base.system.template import PACKET_BYTES_MAX, ForkRequest, is_alike
+from procsv.testing.template.launched import Launched
+
+PADDING = "x" * 2000  # what a fork is shown as in `ps` has room there
+ROOM_BYTES = 4000  # and its environment there
+READY_S_MAX = 300.0
+ANSWER_S_MAX = 60.0
+
+
+class TemplateProcess:
+    """A command that a template has launched, used like subprocess.Popen."""
+
+    def __init__(self, session: SessionTemplate, pid: int) -> None:
+        self._session, self.pid = session, pid
+        self._pidfd = os.pidfd_open(pid)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, or None as long as it runs."""
+        if self.returncode is None and self._has_ended(0.0):
+            self.returncode = self._session.code_of(self.pid)
+            os.close(self._pidfd)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, as subprocess gives it; TimeoutExpired after `timeout` seconds."""
+        if self.returncode is None and not self._has_ended(timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        code = self.poll()
+        assert code is not None, "it has ended"
+        return code
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(None if timeout is None else max(0, round(timeout * 1000))))
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class SessionTemplate:
+    """The template of this test session, and the line to it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        # Not what marks a process as this test's.
+        own = {k: v for k, v in environment.items() if not k.startswith("PROCSV_") and k != "XDG_RUNTIME_DIR"}
+        self._environment = own
+        self._codes: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        room = {"PROCSV_ROOM": "x" * (sum(len(k) + len(v) + 2 for k, v in own.items()) + ROOM_BYTES)}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "procsv.testing.template.host", str(theirs.fileno()), PADDING],
+                env={**own, **room},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        self._line.settimeout(READY_S_MAX)
+        self.no_fork = (self._line.recv(PACKET_BYTES_MAX) or b"it has ended").decode()
+        self.no_fork = "" if self.no_fork == "-" else self.no_fork
+        self._line.settimeout(ANSWER_S_MAX)
+
+    def launch(
+        self, argv: Sequence[str], environment: Mapping[str, str], cwd: Path | None, output: IO[str]
+    ) -> TemplateProcess | None:
+        """Starts a command with a template of its own; None if a fork would not be what a fresh interpreter is."""
+        if self.no_fork or not is_alike(environment, self._environment):
+            return None
+        asked = ForkRequest([*argv], {**environment}, str(cwd or Path.cwd()), [0, 1, 2])
+        with self._lock, Path(os.devnull).open() as nothing:
+            socket.send_fds(self._line, [asked.encode()], [nothing.fileno(), output.fileno(), output.fileno()])
+            while (told := Launched.decode(self._line.recv(PACKET_BYTES_MAX))).code is not None:
+                self._codes[told.pid] = told.code
+            return TemplateProcess(self, told.pid)
+
+    def code_of(self, pid: int) -> int:
+        """The exit code of a command that has ended."""
+        with self._lock:
+            until_s = time.monotonic() + ANSWER_S_MAX
+            while pid not in self._codes:
+                assert time.monotonic() < until_s, f"nobody has told how process {pid} has ended"
+                told = Launched.decode(self._line.recv(PACKET_BYTES_MAX))
+                assert told.code is not None, "nothing was asked for"
+                self._codes[told.pid] = told.code
+            self._line.send(str(pid).encode())  # from now on it is no zombie any more
+            return self._codes.pop(pid)
+
+    def close(self) -> None:
+        """It ends, and is waited for."""
+        self._line.close()
+        self._process.wait()
+
+
+class Session:
+    """Whether this test session has a template, which is made for the first run that is launched."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._template: SessionTemplate | None = None
+
+    def launch(
+        self, argv: Sequence[str], environment: Mapping[str, str], cwd: Path | None, output: IO[str]
+    ) -> TemplateProcess | None:
+        """As SessionTemplate.launch; None without a template."""
+        if not self.is_on:
+            return None
+        if self._template is None:
+            self._template = SessionTemplate(environment)
+            if self._template.no_fork:
+                print(f"procsv: no template for this session: {self._template.no_fork}", file=sys.stderr)
+        return self._template.launch(argv, environment, cwd, output)
+
+    def close(self) -> None:
+        if self._template is not None:
+            self._template.close()
+            self._template = None
+
+
+SESSION = Session()

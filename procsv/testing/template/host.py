@@ -1,0 +1,145 @@
+"""The template of a test session: imports once, and launches what the tests launch, each with a fork of itself beside it.
+
+`python -m procsv.testing.template.host DESCRIPTOR PADDING`, started by client.py.  Over the descriptor it is asked to launch
+commands, whose parent it is, and tells how they have ended.  What is launched is a fresh process; the fork attached to it, a child
+of that process, is what makes its children (procsv/base/system/template.py).  It ends with whoever has started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+from typing import NamedTuple, NoReturn
+
+from procsv.base.system.template import FILES_MAX, PACKET_BYTES_MAX, VARIABLE, ForkRequest
+from procsv.testing.template.interpreter import Interpreter, keep_only, place_files, retitle
+from procsv.testing.template.launched import Launched
+from procsv.training.process.fork import Threads, fork_away, settle_memory, why_no_fork
+
+MODULES = (
+    "numpy",
+    "scipy.linalg",
+    "tensorflow",
+    "tensorflow.compat.v1",
+    "tensorflow.python.training.monitored_session",
+    "procsv",
+    "procsv.training.process.bootstrap",
+    "procsv.training.monitored.sessions",
+    "procsv.training.supervisor.supervisor",
+    "procsv.services.checkpoint.process",
+    "procsv.services.checkpoint.format.tf_ops_writer",
+    "procsv.services.summary.process",
+    "procsv.services.runtime",
+)
+
+
+def main() -> None:
+    """Imports and serves; in a fork, runs what was asked for, and ends as an interpreter does."""
+    threads, line = Threads(), socket.socket(fileno=int(sys.argv[1]))
+    line.set_inheritable(False)
+    for name in MODULES:
+        with contextlib.suppress(ModuleNotFoundError):  # scipy is nobody's duty
+            importlib.import_module(name)
+            threads.imported(name)
+    interpreter, no_fork = Interpreter(), why_no_fork(threads)
+    settle_memory()
+    line.send(no_fork.encode() or b"-")
+    fork = Host(line).serve()
+    interpreter.run(fork.asked, fork.files)
+
+
+class Fork(NamedTuple):
+    """What a fork is to run, with the files that came along."""
+
+    asked: ForkRequest
+    files: list[int]
+
+
+class Host:
+    """Serves whoever holds the other end."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._launched: dict[int, int] = {}  # pid, by pidfd
+
+    def serve(self) -> Fork:
+        """Returns in a fork of a fork alone, with what it is to run."""
+        while True:
+            poller = select.poll()
+            for fd in (self._line.fileno(), *self._launched):
+                poller.register(fd, select.POLLIN)
+            for fd, _ in poller.poll():
+                if fd in self._launched:
+                    self._tell_end(fd)
+                elif (fork := self._answer()) is not None:
+                    return fork
+
+    def _tell_end(self, pidfd: int) -> None:
+        """It stays a zombie, and its pid its own, until somebody has asked how it ended."""
+        pid = self._launched.pop(pidfd)
+        os.close(pidfd)
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None, "it has ended"
+        code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        self._line.send(Launched(pid, code).encode())
+
+    def _answer(self) -> Fork | None:
+        data, files, _, _ = socket.recv_fds(self._line, PACKET_BYTES_MAX, FILES_MAX)
+        if not data:
+            os._exit(0)
+        if data.isdigit():
+            os.waitpid(int(data), 0)
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if not pid:
+            template = os.fork()
+            if template:
+                _execute(ForkRequest.decode(data), files, ours, template)
+            for end in (self._line, ours):
+                end.detach()  # closed below, and not once more when nobody knows the object any longer
+            keep_only({theirs.fileno()})
+            return _serve_launched(theirs)
+        for fd in (*files, ours.detach(), theirs.detach()):
+            os.close(fd)
+        self._launched[os.pidfd_open(pid)] = pid
+        self._line.send(Launched(pid).encode())
+        return None
+
+
+def _execute(asked: ForkRequest, files: list[int], line: socket.socket, template: int) -> NoReturn:
+    """Becomes what is launched; its template is a child of this process by now, and stays one."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # as subprocess does
+    place_files(files, asked.numbers)
+    os.chdir(asked.cwd)
+    line.set_inheritable(True)
+    os.execve(asked.argv[0], asked.argv, {**asked.environment, VARIABLE: f"{line.fileno()}:{template}"})
+
+
+def _serve_launched(line: socket.socket) -> Fork:
+    """Forks for the process that was launched, our parent, until that ends; returns in such a fork."""
+    retitle(["python", f"template of {os.getppid()}"])
+    while True:
+        data, files, _, _ = socket.recv_fds(line, PACKET_BYTES_MAX, FILES_MAX)
+        if not data:
+            os._exit(0)
+        try:
+            pid = fork_away(lambda: None)
+        except ChildProcessError:
+            pid = -1
+        if not pid:
+            line.close()
+            return Fork(ForkRequest.decode(data), files)
+        for fd in files:
+            os.close(fd)
+        line.send(str(max(pid, 0)).encode())
+
+
+if __name__ == "__main__":
+    main()
