@@ -25,6 +25,7 @@ from procsv.base.outcome import LastExit
 from procsv.base.run.adoption import pointer_of, root_of, write_pointer
 from procsv.base.run.journal import Journal, read_journal
 from procsv.base.run.lease import Lease, LeaseFile, Place
+from procsv.base.run.loaded import read_loaded, take_earlier
 from procsv.base.run.manifest import FileSum, Manifest, saved_step
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.run_file import RunFile, find_run_in, read_run, write_run
@@ -44,7 +45,7 @@ from procsv.services.checkpoint.store.service_state import StoredState
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state, write_state
 from procsv.services.summary.stream_file import Stream
 from procsv.services.summary.stream_store import StreamStore
-from procsv.training.process.import_record import ImportRecord, read_loaded
+from procsv.training.process.import_record import ImportRecord
 from tests.ipc.shm.snapshots import RUN, publish
 
 DAMAGES = 10_000
@@ -97,6 +98,7 @@ class Readers:
             paths.home / "checkpoints.json": self.stored_state(),
             paths.logdir / "checkpoint": self.state_file(),
             paths.loaded: self.loaded(),
+            paths.imports: self.imports(),
             paths.heartbeat(TRAINER, 1): self.heartbeat(),
             paths.shm_dir / "slot.1.0": self.slot(),
             paths.event_position("1-x"): self.position(),
@@ -231,13 +233,17 @@ class Readers:
         return read
 
     def loaded(self) -> Callable[[], Any]:
-        ImportRecord(self.paths.loaded, {"A": "é", "B": None}, "train").keep(0.0)
+        ImportRecord(self.paths, {"A": "é", "B": None}, "train").keep(0.0)
 
         def read() -> None:
             with suppress(OSError, msgspec.DecodeError):
                 read_loaded(self.paths.loaded)
 
         return read
+
+    def imports(self) -> Callable[[], Any]:
+        ImportRecord(self.paths, {"A": "é", "B": None}, "train", ("python", "train"))
+        return lambda: take_earlier(self.paths, ("python", "train"))
 
     def heartbeat(self) -> Callable[[], Any]:
         path = self.paths.heartbeat(TRAINER, 1)

@@ -49,6 +49,7 @@ class Start(msgspec.Struct, frozen=True):
     args: tuple[str, ...] = ()
     settings: LaunchSettings = LaunchSettings()
     standby_fd: int = -1  # a standby's end of its line to the watchdog (standby_channel.py)
+    is_awaited: bool = False  # a standby: no trainer runs, and the first is to come from it
     standby_without: tuple[str, ...] = ()  # top-level names that a standby which has started over does not import
     asked_at: float = 0.0  # Unix time of the call of `procsv launch`; 0.0: not known
 

@@ -20,6 +20,7 @@ from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG
 from procsv.base.run.journal import read_journal
 from procsv.base.run.lease import Lease, find_place
+from procsv.base.run.loaded import command_of, take_earlier
 from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import logdir_hash, shorten_path
 from procsv.base.service_table import SERVICES
@@ -157,6 +158,7 @@ def _run(
         opened.began_step,
         opened.saved_step,
         _read_earlier(start, opened, clock.wall()),
+        knows_imports=not start.observes and take_earlier(start.paths, command_of(start.target, start.args)),
         observes=start.observes > 0,
         tasks=(start.chief,),
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.support.holders import holders
-from tests.support.launched import Launched, launched
+from tests.support.launched import Launched, launched, procsv
 
 pytestmark = pytest.mark.fault
 
@@ -250,6 +250,32 @@ def test_a_hot_standby_has_run_the_program_up_to_its_session(tmp_path: Path, und
     logs = run.logdir / "procsv" / "logs"
     assert "begins as 2" in (logs / "standby.1.log").read_text()
     assert "begins" not in (logs / "trainer.2.log").read_text()
+
+
+def test_the_same_command_again_starts_from_a_standby_unless_the_program_is_another_now(
+    tmp_path: Path, undisturbed: str
+) -> None:
+    with trained(tmp_path, 5) as run:
+        at_step(run, 100)
+        run.wait_event("standby_ready")
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.wait_end() == 75
+    for step in (100, 200, 300, 400):
+        let_go(tmp_path, step)
+
+    def begin_again() -> tuple[str, int, str]:
+        """How the next launch ends, how its trainer began, and who was started first."""
+        known = len(run.journal())
+        options = ("--snapshot-secs", "0.2", "--grace", "10s", "train.py", "5")
+        with launched(run.logdir, *options, cwd=tmp_path / "program", standby=None, template=False) as again:
+            assert again.wait_end() == 0
+        events = [entry for entry in again.journal()[known:] if entry["role"] in ("trainer", "standby")]
+        first = next(entry["role"] for entry in events if entry["event"] == "spawned")
+        return digest(again), sum(entry["event"] == "promoted" for entry in events), first
+
+    assert begin_again() == (undisturbed, 1, "standby")
+    (tmp_path / "program" / "helper.py").write_text("import wrapt, os\n")
+    assert begin_again() == (undisturbed, 0, "trainer")
 
 
 LIBRARY = "import threading\n{start}"

@@ -58,9 +58,11 @@ def launched(
     """`procsv launch --logdir LOGDIR ARGS…` (or `launcher LOGDIR ARGS…`); ended, processes and all, with the block.
 
     `standby` None leaves the default; most tests are about something else, and a standby takes seconds of a core.
-    `template` False: what the run starts is a fresh interpreter, which imports TensorFlow, and no fork.
+    `template` False: what the run starts is a fresh interpreter, which imports TensorFlow, and no fork.  So are programs that
+    are to show that they do without it.
     """
     options = () if launcher or standby is None else ("--standby", standby)
+    template = template and not any(arg.startswith("tests.support.numpy") for arg in args)
     run = start(logdir, (*options, *args), env, cwd, launcher, template=template)
     try:
         yield run

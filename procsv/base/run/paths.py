@@ -63,6 +63,11 @@ class RunPaths(msgspec.Struct, frozen=True):
         return self.home / "lease.json"
 
     @property
+    def imports(self) -> Path:
+        """What the program imports, for the next launch of the same command."""
+        return self.home / "imports.json"
+
+    @property
     def staging(self) -> Path:
         """Checkpoints in the making, on the logdir's own filesystem, so that a rename moves them in."""
         return self.home / "staging"

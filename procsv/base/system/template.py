@@ -109,7 +109,8 @@ class Template:
 
         Our parent's death or ours is the fork's as it is an interpreter's.
         """
-        if argv[0] != sys.executable or not is_alike(environment, self._environment):
+        is_module = argv[0] == sys.executable and "-m" in argv[1:3]
+        if not is_module or not is_alike(environment, self._environment):
             return 0
         asked = ForkRequest([*argv], {**environment}, str(Path.cwd()), [*files]).encode()
         with contextlib.suppress(OSError, ValueError):

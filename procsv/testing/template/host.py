@@ -119,7 +119,7 @@ def _execute(asked: ForkRequest, files: list[int], line: socket.socket, template
     place_files(files, asked.numbers)
     os.chdir(asked.cwd)
     line.set_inheritable(True)
-    os.execve(asked.argv[0], asked.argv, {**asked.environment, VARIABLE: f"{line.fileno()}:{template}"})
+    os.execvpe(asked.argv[0], asked.argv, {**asked.environment, VARIABLE: f"{line.fileno()}:{template}"})
 
 
 def _serve_launched(line: socket.socket) -> Fork:

@@ -43,16 +43,11 @@ class Interpreter:
         sys.path[:] = [*map(os.path.abspath, _python_path(asked.environment)), *self._path]
         sys.path_importer_cache.clear()
         importlib.invalidate_caches()
-        words = asked.argv[1:]
-        has_safe_path = words[:1] == ["-P"]
-        match words[has_safe_path:]:
-            case ["-m", module, *args]:
-                if not has_safe_path:
-                    sys.path.insert(0, str(Path.cwd()))
-                sys.argv = [module, *args]
-                runpy.run_module(module, run_name="__main__", alter_sys=True)
-            case _:
-                raise ValueError(f"a fork cannot run {asked.argv}")
+        place = asked.argv.index("-m")
+        if "-P" not in asked.argv[:place]:
+            sys.path.insert(0, str(Path.cwd()))
+        sys.argv = asked.argv[place + 1 :]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def _python_path(environment: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the template tells of a command that it has launched.  Used by host.py and client.py."""
+"""News of a command that the template has launched.  Used by host.py and client.py."""
 
 from __future__ import annotations
 

@@ -27,11 +27,12 @@ from procsv.base.system.output import keep_output_going
 from procsv.base.system.stack_dump import arm
 from procsv.base.system.target import find_target, parse_target
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.messages import Inject, Loaded
+from procsv.ipc.messaging.messages import Inject
 from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.drop_in import install_later
-from procsv.training.process.import_record import EnvironmentRecorder, ImportRecord
+from procsv.training.process.import_news import ImportNews
+from procsv.training.process.import_record import EnvironmentRecorder
 from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.logdir_deletion import watch_deletions
 from procsv.training.process.program import run_program
@@ -63,7 +64,7 @@ def main() -> None:
         _join_run(runtime, _catch_signals(start), start)
     if start.settings.standby != "off":
         program = parse_target(start.target, Path.cwd()).module.partition(".")[0]
-        runtime.on_ready = lambda: _tell_loaded(runtime, recorder, program)
+        ImportNews(runtime, start, recorder, program).begin()
     code = _run_target(runtime, start)
     if runtime.gate is not None:
         sys.exit(code)  # a hot standby whose program ended without a session was no trainer
@@ -106,18 +107,6 @@ def _join_run(runtime: Runtime, signals: int, start: Start) -> None:
     _listen_for_signals(runtime, start, signals)
     runtime.on_stop(lambda _: _force_later(runtime, start))
     runtime.start_talking()
-
-
-def _tell_loaded(runtime: Runtime, recorder: EnvironmentRecorder, program: str) -> None:
-    """Tells the watchdog that a standby can be made, on a thread of its own beside the first steps."""
-
-    def tell() -> None:
-        record = ImportRecord(runtime.paths.loaded, recorder.changes, program)
-        record.keep(runtime.clock.monotonic())
-        runtime.link.on_tick.append(record.keep)
-        runtime.tell_watchdog(Loaded())
-
-    threading.Thread(target=tell, name="procsv-loaded", daemon=True).start()
 
 
 def _on_lifeline(runtime: Runtime, fd: int) -> None:

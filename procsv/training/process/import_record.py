@@ -1,6 +1,6 @@
 """Record of a trainer's imports, for the standby that imports the same beforehand.
 
-Written by the trainer once it trains, read by the standby (standby.py).  It lists only what is installed: the interpreter's
+Written by the trainer once it trains, read by the standby (standby.py) and by the next launch (procsv/base/run/loaded.py).  It lists only what is installed: the interpreter's
 library, the contents of its site directories, and procsv; never the program's own modules, whose import is part of the
 program.  It names the program's own top-level modules apart: a standby must not let an installed library find another
 module by such a name.
@@ -19,10 +19,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-import msgspec
-
-from procsv.base.json_data import decode_json
-from procsv.base.system.atomic_file import replace_file
+from procsv.base.run.loaded import File, Loaded, file_now, write_loaded
+from procsv.base.run.paths import RunPaths
 
 NOT_OURS_TO_IMPORT = frozenset({"__main__", "__mp_main__", "site", "sitecustomize", "usercustomize"})
 
@@ -30,30 +28,20 @@ KEEP_S = 1.0  # between two looks whether the record is there
 SITE_NAMES = ("site-packages", "dist-packages")
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """The contents of `paths.loaded`."""
-
-    environment: dict[str, str | None] = {}  # what the program had changed; None: removed
-    modules: tuple[str, ...] = ()  # in the order in which their imports began
-    own: tuple[str, ...] = ()  # top-level names of the program's modules
-
-
-def read_loaded(path: Path) -> Loaded:
-    """The last trainer's record, or an empty one if it is damaged or lost."""
-    try:
-        return decode_json(path.read_bytes(), Loaded)
-    except (OSError, msgspec.DecodeError):
-        return Loaded()
-
-
 class ImportRecord:
     """What this process has imported by now, kept in a file for as long as it lives."""
 
-    def __init__(self, path: Path, environment: dict[str, str | None], program: str) -> None:
+    def __init__(
+        self, paths: RunPaths, environment: dict[str, str | None], program: str, command: tuple[str, ...] = ()
+    ) -> None:
         """`program`: top-level name of the target's module, or ""."""
-        modules, own = sort_modules(dict(sys.modules), program)
-        self._path, self._due_s, self._is_written = path, 0.0, False
-        self._text = msgspec.json.encode(Loaded(environment, tuple(modules), tuple(own)))
+        loaded = dict(sys.modules)
+        modules, own = sort_modules(loaded, program)
+        self._path, self._due_s, self._is_written = paths.loaded, 0.0, False
+        self._loaded = Loaded(environment, tuple(modules), tuple(own), command, own_files(loaded, program))
+        if command and paths.own_home is None:
+            with contextlib.suppress(OSError):  # then the next launch begins without
+                write_loaded(paths.imports, self._loaded)
 
     def keep(self, now_s: float) -> None:
         """Writes it, unless it is there; where there is no room or no directory, some time later."""
@@ -62,7 +50,7 @@ class ImportRecord:
         self._due_s = now_s + KEEP_S
         with contextlib.suppress(OSError):
             if not (self._is_written and self._path.exists()):
-                replace_file(self._path, self._text, durable=False)
+                write_loaded(self._path, self._loaded)
                 self._is_written = True
 
 
@@ -87,6 +75,19 @@ def sort_modules(modules: Mapping[str, ModuleType | None], program: str) -> tupl
             installed.append(name)
     tops = {name.partition(".")[0] for name in installed}
     return installed, [top for top in own if top not in tops]  # a namespace may be both
+
+
+def own_files(modules: Mapping[str, ModuleType | None], program: str) -> dict[str, File]:
+    """The files of the program's own modules, as they are now."""
+    directories, found = installed_directories(), dict[str, File]()
+    for name, module in modules.items():
+        path = object.__getattribute__(module, "__dict__").get("__file__") if isinstance(module, ModuleType) else None
+        if not isinstance(path, str):
+            continue
+        is_own = name == "__main__" or name.partition(".")[0] == program or not path.startswith(directories)
+        if is_own and (file := file_now(path)) is not None:
+            found[os.path.abspath(path)] = file
+    return found
 
 
 def spec_of(module: ModuleType | None) -> ModuleSpec | None:

@@ -5,6 +5,7 @@ Used by standby.py.  None of the program's own modules is imported.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -16,11 +17,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from procsv.base.run.loaded import Loaded, read_loaded
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.target import parse_target
 from procsv.training.process.background_throttle import yielding_imports
 from procsv.training.process.drop_in import install_later
-from procsv.training.process.import_record import Loaded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,17 +53,25 @@ class Preparation:
         guard = _Guard(frozenset(self._loaded.own))
         sys.meta_path.insert(0, guard)
         count = -len(sys.modules)
-        with yielding_imports():
+        # Who waits for a trainer waits for this one; else it keeps out of the way.
+        with contextlib.nullcontext() if self._start.is_awaited else yielding_imports():
             # Those first whose threads are known to stand a fork: which threads are theirs is seen by that.
             first = [name for name in self._threads.harmless if name in self._loaded.modules]
-            for name in filter(self._is_wanted, (*first, *self._loaded.modules)):
-                self._import(name, guard)
-                self._threads.imported(name)
+            self._import_all((*first, *self._loaded.modules), guard)
+            # Meanwhile the trainer may have come further, and have written down more.
+            later = read_loaded(self._start.paths.loaded)
+            guard.own |= frozenset(later.own)
+            self._import_all(later.modules, guard)
         count += len(sys.modules)
         sys.meta_path.remove(guard)
         sys.argv = argv
         _change_environment({name: self._environment.get(name) for name in self._loaded.environment})
         return count
+
+    def _import_all(self, names: Sequence[str], guard: _Guard) -> None:
+        for name in filter(self._is_wanted, names):
+            self._import(name, guard)
+            self._threads.imported(name)
 
     def _is_wanted(self, name: str) -> bool:
         top = name.partition(".")[0]
@@ -104,11 +113,11 @@ class _Guard:
     """A finder that refuses the program's own top-level names, as installed modules of such names are others."""
 
     def __init__(self, own: frozenset[str]) -> None:
-        self._own = own
+        self.own = own
         self.refused: list[str] = []
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if path is None and name in self._own:
+        if path is None and name in self.own:
             self.refused.append(name)
             raise ModuleNotFoundError(f"{name} is the program's own", name=name)
         return None

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from procsv.base.identity import STANDBY, TRAINER, TaskId
+from procsv.base.run.loaded import read_loaded
 from procsv.base.system.failpoints import declare, failpoint, read_again
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Unfit, Waiting
 from procsv.training.process.fork import ImportedFiles, Threads, fork_away, settle_memory, why_no_fork
-from procsv.training.process.import_record import read_loaded
 from procsv.training.process.preparation import Preparation
 
 if TYPE_CHECKING:

@@ -74,6 +74,7 @@ class Runtime:
         self.sessions_begun = 0  # that train, or have trained, in this process
         self.training: object = None  # the TrainingRun of the session that the process trains with now
         self.finish_session: Callable[[], None] = lambda: None  # for a program that ends without ending it
+        self.on_contact: Callable[[], None] = lambda: None  # called once, when the program asks for the run
         self.on_ready: Callable[[], None] = lambda: None  # called once, on the training thread
         self.named_logdir = ""  # as the program has named it first
         self.interrupt: Callable[[], None] = lambda: None  # ends a program that has no session yet
@@ -123,6 +124,8 @@ class Runtime:
                 gate()
             self._users += 1
             if self._link is not None:
+                on_contact, self.on_contact = self.on_contact, lambda: None
+                on_contact()
                 return
             try:
                 if self.observer is not None:

@@ -53,6 +53,7 @@ class LifecycleEvent(Enum):
     CHECKPOINTED = auto()  # exit 75: start me again
     CRASHED = auto()  # anything else
     NOT_SPAWNED = auto()  # the system would not start it
+    STANDBY_FIRST = auto()  # the run begins: the first trainer is to come from a standby
     # what the watchdog decides
     HANGS = auto()  # no progress for longer than its phase may take
     STALLS = auto()  # the same, of a program that is only observed
@@ -175,6 +176,7 @@ _ROWS: dict[State, _Rows] = {state: _live_rows(state) for state in LIVE} | {
     },
 }
 _ROWS[_S.PENDING][_E.NOT_SPAWNED] = Edge(_S.BACKOFF, (_A.DECIDE_RESTART,))  # there is no tree to clear
+_ROWS[_S.PENDING][_E.STANDBY_FIRST] = Edge(_S.BACKOFF)
 for _state in TERMINAL:  # the end of a run takes a while, and people press keys
     _ROWS[_state] = _to_each((_E.STOP_ASKED, _E.KILL_ASKED, _E.RECYCLE_ASKED, _E.TREE_GONE), Edge(_state))
     _ROWS[_state][_E.TREE_STAYS] = Edge(_state, (_A.ALERT,))

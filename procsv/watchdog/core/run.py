@@ -70,12 +70,14 @@ class Core:
             return {exit_codes.DONE: "done", exit_codes.RESUMABLE: "stopped"}.get(self.exit_code, "failed")
         if self.is_ending and self.chief.life.state is not State.UNKILLABLE:
             return "stopping"
-        return self.chief.life.state.word
+        return self.chief.state_word
 
     def start(self, now_s: float) -> list[actions.Action]:
         """The first actions: the services, then the tasks."""
         for service in self.services.values():
             self._out.append(actions.Spawn(service.task, service.start(now_s)))
+        if self.settings.knows_imports:
+            self.standby.comes_first()
         for task in self.tasks.values():
             task.start(now_s)
         return self._take_actions()
@@ -272,9 +274,9 @@ class Core:
                 task.watch(beat, name in event.stopped, event.activity.get(name), now_s)
         for name, service in self.services.items():
             service.watch(event.beats.get(name), event.doing.get(name, ""), now_s)
+        self.standby.check_deadlines(now_s, event.room_bytes)  # first: a task that is due waits for one that is made
         for task in self.tasks.values():
             task.check_deadlines(now_s)
-        self.standby.check_deadlines(now_s, event.room_bytes)
 
     def _ground_seen(self, sights: tuple[events.Sight, ...], now_s: float) -> None:
         """What a service makes is looked at while it serves: it is made when that begins, and removed when it ends."""

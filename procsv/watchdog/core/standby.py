@@ -31,7 +31,7 @@ DEATHS_SAID = 4  # within that time: then it is said
 
 
 class State(Enum):
-    ABSENT = auto()  # one is made once the trainer trains
+    ABSENT = auto()  # one is made once the trainer trains, or first of all
     IMPORTING = auto()  # started; imports what the trainer had imported
     WAITING = auto()  # ready to become the trainer
     PROMOTING = auto()  # told to; has not answered yet
@@ -107,6 +107,11 @@ class Standby(msgspec.Struct):
     def is_ready(self) -> bool:
         return self.state is State.WAITING
 
+    @property
+    def is_first(self) -> bool:
+        """Whether it is made before any trainer."""
+        return self._is_wanted and self.number == 0
+
     def start_s(self, due_s: float) -> float:
         """When a task is to be started that is due then: once it is ready, which is before a cold start would be."""
         is_near = self.mode == "warm" and self.state in (State.IMPORTING, State.PROMOTING)
@@ -117,6 +122,7 @@ class Standby(msgspec.Struct):
         if not self.is_ready:
             if self.mode == "hot":  # it runs the program as that trainer, and would be another one by now
                 self.unwanted(now_s, "the trainer was started without it")
+            self._is_wanted = False  # until that trainer trains
             return actions.Spawn(task, incarnation)
         self._becomes, self._late_s = (task, incarnation), now_s + PROMOTE_S_MAX
         self._handle(Event.TAKEN, now_s)
@@ -130,6 +136,10 @@ class Standby(msgspec.Struct):
     def wanted(self) -> None:
         """The trainer trains, and has written down what it has imported."""
         self._is_wanted = self.mode != "off"
+
+    def comes_first(self) -> None:
+        """It is known from an earlier launch what the program imports: it is done once, for all trainers."""
+        self._is_wanted = self.mode == "warm"
 
     def trainer_died(self) -> None:
         """One that is on its way goes on; none is begun until training runs again."""

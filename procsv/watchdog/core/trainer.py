@@ -119,7 +119,11 @@ class TrainerSupervisor:
 
     # -- what happens --------------------------------------------------------------------------------------
     def start(self, now_s: float) -> None:
-        self._do((LifecycleAction.SPAWN,), now_s)
+        if not self._standby.is_first:
+            self._do((LifecycleAction.SPAWN,), now_s)
+            return
+        self.restart_s = now_s
+        self.life.handle(LifecycleEvent.STANDBY_FIRST)
 
     def not_spawned(self, error: str, now_s: float) -> None:
         self._out.append(Say(f"cannot start the {self.task}: {error}; trying again", is_bad=True))
@@ -367,6 +371,12 @@ class TrainerSupervisor:
     def stop_s(self) -> float:
         """What the trainer gets to end: its share of the grace, or all of a preemption's."""
         return self._own_grace_s if self._own_grace_s is not None else self._grace_s * TRAINER_SHARE
+
+    @property
+    def state_word(self) -> str:
+        """Its state as people read it."""
+        awaits_first = self.life.state is State.BACKOFF and self._last_death is None and self._standby.pid
+        return (State.IMPORTING if awaits_first else self.life.state).word
 
     @property
     def is_before_session(self) -> bool:

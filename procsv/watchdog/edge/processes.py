@@ -105,7 +105,8 @@ class Processes(msgspec.Struct):
         line, end = StandbyChannel.pair() if task == STANDBY else (None, None)
         if end is not None:
             settings = msgspec.structs.replace(start.settings, standby=standby)
-            start = msgspec.structs.replace(start, standby_fd=end.fd, settings=settings)
+            is_awaited = not any(running.task.runs_program for running in self.running.values())
+            start = msgspec.structs.replace(start, standby_fd=end.fd, settings=settings, is_awaited=is_awaited)
             fds.append(end.fd)
         environment = start.environment(self.environment)
         if module_of(task) == TRAINING:

@@ -78,7 +78,7 @@ def status_object(
     shown: dict[str, Any] = {"running": True, **run.as_status()}
     rows = [(WATCHDOG, run.pid, "running", "")]
     for name, task in core.tasks.items():
-        word = "suspect" if task.is_suspect(now_s) else task.life.state.word
+        word = "suspect" if task.is_suspect(now_s) else task.state_word
         rows.append((name, task.pid, word, _phase(beats.get(name))))
     if core.standby.pid:
         rows.append((STANDBY, core.standby.pid, core.standby.state.word, ""))

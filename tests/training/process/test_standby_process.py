@@ -16,12 +16,13 @@ import msgspec
 import pytest
 
 from procsv.base.identity import STANDBY
+from procsv.base.run.loaded import Loaded
 from procsv.base.run.paths import RunPaths
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
-from procsv.training.process.import_record import EnvironmentRecorder, Loaded, sort_modules
+from procsv.training.process.import_record import EnvironmentRecorder, sort_modules
 from tests.support.programs import DEADLINE_S, ROOT
 
 

@@ -161,6 +161,7 @@ def test_a_random_walk_never_has_two_trainers(seed: int) -> None:
                 LifecycleEvent.CHECKPOINTED,
                 LifecycleEvent.CRASHED,
                 LifecycleEvent.NOT_SPAWNED,
+                LifecycleEvent.STANDBY_FIRST,
             )
             and was is not State.UNKILLABLE
         ):

@@ -1,0 +1,72 @@
+"""A standby before the first trainer: where an earlier launch of the same command has left what the program imports."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from procsv.base.identity import STANDBY, TRAINER
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.watchdog.core.settings import Settings
+from tests.watchdog.world import KILLED, World
+
+
+def known(mode: Literal["warm", "hot", "off"] = "warm", room_bytes: int = 2**40) -> World:
+    return World(Settings(LaunchSettings(standby=mode), knows_imports=True), room_bytes=room_bytes)
+
+
+def test_the_first_trainer_is_a_fork_of_it_as_soon_as_it_has_imported() -> None:
+    world = known()
+    assert TRAINER not in world.alive
+    assert (world.alive[STANDBY].incarnation, world.core.word) == (1, "importing")
+    world.advance(29.0)
+    assert TRAINER not in world.alive
+    world.wait()
+    assert world.alive[TRAINER].incarnation == 1
+    assert [entry.fields["pid"] for entry in world.events("promoted")] == [world.alive[TRAINER].pid]
+    assert [entry.incarnation for entry in world.events("spawned") if entry.task == TRAINER] == [1]
+    world.ready().train(7)
+    assert world.core.chief.restarts == 0
+    world.crash()
+    assert world.alive[TRAINER].incarnation == 2
+    assert not [entry for entry in world.events("spawned") if entry.task == STANDBY][1:], "one serves them all"
+
+
+def test_a_standby_that_takes_half_a_minute_is_waited_for_no_longer() -> None:
+    world = known()
+    world.advance(29.9)
+    assert TRAINER not in world.alive
+    world.advance(0.2)
+    assert not world.events("promoted")
+    assert world.alive[TRAINER].incarnation == 1
+
+
+def test_one_that_dies_is_followed_by_a_cold_start_at_once_and_by_another_only_when_that_trains() -> None:
+    world = known()
+    world.end(STANDBY, KILLED)
+    assert world.alive[TRAINER].incarnation == 1
+    assert world.core.chief.history.no_progress_count == 0, "nobody's failure"
+    world.ready().train(7)
+    world.advance(60.0)
+    assert STANDBY not in world.alive
+    world.loaded()
+    assert world.alive[STANDBY].incarnation == 2
+
+
+@pytest.mark.parametrize(("mode", "room_bytes"), [("warm", 2**29), ("hot", 2**40), ("off", 2**40)])
+def test_without_room_for_it_or_with_another_kind_the_trainer_starts_at_once(
+    mode: Literal["warm", "hot", "off"], room_bytes: int
+) -> None:
+    world = known(mode, room_bytes)
+    assert world.alive[TRAINER].incarnation == 1
+    assert STANDBY not in world.alive
+
+
+def test_a_run_that_is_stopped_meanwhile_ends_without_a_trainer() -> None:
+    world = known()
+    world.ready().stop()
+    world.advance(5.0)
+    assert not world.alive
+    assert world.exit_code == 75
+    assert not [entry for entry in world.events("spawned") if entry.task == TRAINER]
