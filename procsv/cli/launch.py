@@ -54,7 +54,7 @@ _GROUPS = {
     "Run": "logdir new drop-in snapshot-secs standby steps-total detach log-limit group-readable config help help-all",
     "Restarts": "max-failures backoff early-failures same-failures repeated-failures min-kept min-goodput "
     "goodput-attempts suspect-crashes service-failures service-period",
-    "Hangs and limits": "hang-timeout hang-limits memory-limit grace",
+    "Hangs and limits": "hang-timeout hang-limits memory-limit malloc grace",
     "Events": "on-event on-event-timeout preempt-signal",
     "Faults": "fault plan preempt-every preempt-grace preempt-seed",
 }
@@ -189,6 +189,13 @@ _COMMON = (
     default="512MiB",
     metavar="SIZE",
     help="Size at which the program's log is rotated; the previous part is kept as NAME.log.1. 0: never.",
+)
+@click.option(
+    "--malloc",
+    type=click.Choice(("keep", "system")),
+    default="keep",
+    help="keep: what a step has freed is kept for the next one, which is faster on a CPU; unless the environment has a setting of "
+    "malloc's. system: as malloc does by itself.",
 )
 @click.option(
     "--on-event",

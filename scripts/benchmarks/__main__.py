@@ -18,6 +18,7 @@ from rich.console import Console
 from scripts.benchmarks import (
     goodput,
     idle,
+    malloc,
     monitored,
     overhead,
     preempt,
@@ -46,6 +47,7 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "overhead": overhead.measure,
     "hooks": monitored.measure_hooks,
     "idle": idle.measure,
+    "malloc": malloc.measure,
 }
 KINDS: tuple[Kind, ...] = ("resource", "ref")
 QUICK_TABLES = tuple(

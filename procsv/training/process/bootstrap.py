@@ -35,6 +35,7 @@ from procsv.training.process.import_news import ImportNews
 from procsv.training.process.import_record import EnvironmentRecorder
 from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.logdir_deletion import watch_deletions
+from procsv.training.process.malloc import keep_memory
 from procsv.training.process.program import run_program
 from procsv.training.process.program_forks import leave_forks_alone
 from procsv.training.process.standby import Standby
@@ -169,6 +170,8 @@ def _call_later(seconds: float, call: Callable[..., None], *args: Any) -> None:
 
 def _run_target(runtime: Runtime, start: Start) -> int:
     """Runs the program; returns its exit code."""
+    if start.settings.malloc == "keep":
+        keep_memory(os.environ)
     if start.settings.drop_in:
         install_later()
     runtime.interrupt = _interrupt_program
