@@ -85,7 +85,7 @@ def record_snapshots(recording: Recording) -> None:
     visits: list[tuple[float, float]] = []
     lock = threading.Lock()
     visit: Callable[[Any], None] = Snapshotter.visit
-    learn: Callable[[Any, float, float], None] = Cadence.learn
+    learn: Callable[..., None] = Cadence.learn
 
     def timed_visit(self: Snapshotter) -> None:
         begun_s = time.monotonic()
@@ -94,9 +94,11 @@ def record_snapshots(recording: Recording) -> None:
         with lock:
             visits.append((begun_s, ended_s))
 
-    def noted_learn(self: Cadence, stall_s: float, copy_s: float) -> None:
+    def noted_learn(
+        self: Cadence, stall_s: float, copy_s: float, lost_s: float | None = None, step_s: float = 0.0
+    ) -> None:
         ended_s = time.monotonic()
-        learn(self, stall_s, copy_s)
+        learn(self, stall_s, copy_s, lost_s, step_s)
         with lock:
             longest = max(visits, key=lambda span: span[1] - span[0], default=None)  # the others found nothing due
             visits.clear()

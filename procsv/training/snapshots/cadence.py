@@ -1,8 +1,10 @@
 """Interval between snapshots.  Pure: costs in, seconds out.
 
-`auto` spaces snapshots so that what they cost the training stays under COST_SHARE_MAX of its time, and never
-closer than INTERVAL_S_MIN.  The cost is the stall on the training thread plus the copying behind it, which takes
-cores and memory bandwidth from the step.  What was chosen, and why, goes into the heartbeat (`told`).
+`auto` spaces snapshots so that what they cost the training stays under COST_SHARE_MAX of its time, never closer than
+INTERVAL_S_MIN and two steps.  The cost is the stall on the training thread, and what the steps lose that run beside the copy or
+copy on write after the capture.  Where they lose nothing, the copying still takes a core and memory bandwidth from
+others: COPY_SHARE of it counts, so that it never takes more than a tenth of a core.  What was chosen, and why, goes into the
+heartbeat (`told`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import msgspec
 from procsv.ipc.shm.heartbeat import Snapshots, Spacing
 
 COST_SHARE_MAX = 0.01
-INTERVAL_S_MIN = 1.0
+INTERVAL_S_MIN = 0.1
+STEPS_MIN = 2  # the one after a capture may be slower, and is to be compared with another
+COPY_SHARE = 0.1
 INTERVAL_S_MAX = 600.0  # whatever a snapshot costs, more than this is not put at stake
 SMOOTHING = 0.3  # weight of the newest measurement
 
@@ -25,19 +29,30 @@ class Cadence(msgspec.Struct):
 
     fixed_s: float | None
     at_most_s: float = 0.0
-    cost_s: float = 0.0  # of a snapshot: stall and copying
+    least_s: float = INTERVAL_S_MIN
+    step_s: float = 0.0  # a step's median; 0.0: not known
+    copy_s: float = 0.0
+    lost_s: float = 0.0  # by the steps beside a snapshot, and after it
     stall_s: float = 0.0  # of the last one
     mean_stall_s: float = 0.0
     taken: int = 0
 
-    def learn(self, stall_s: float, copy_s: float) -> None:
-        """Takes in what one snapshot cost."""
-        cost_s = stall_s + copy_s
-        is_first = self.taken == 0
-        self.cost_s = cost_s if is_first else (1 - SMOOTHING) * self.cost_s + SMOOTHING * cost_s
-        self.mean_stall_s = stall_s if is_first else (1 - SMOOTHING) * self.mean_stall_s + SMOOTHING * stall_s
-        self.stall_s = stall_s
+    def learn(self, stall_s: float, copy_s: float, lost_s: float | None = None, step_s: float = 0.0) -> None:
+        """Takes in what one snapshot cost; `lost_s`: what the steps beside the one before have lost, if that is known."""
+        self.mean_stall_s = self._smooth(self.mean_stall_s, stall_s)
+        self.copy_s = self._smooth(self.copy_s, copy_s)
+        if lost_s is not None:
+            self.lost_s += SMOOTHING * (lost_s - self.lost_s)  # from none: one that is far off is no proof
+        self.stall_s, self.step_s = stall_s, step_s
         self.taken += 1
+
+    def _smooth(self, mean_s: float, newest_s: float) -> float:
+        return newest_s if self.taken == 0 else mean_s + SMOOTHING * (newest_s - mean_s)
+
+    @property
+    def cost_s(self) -> float:
+        """Of a snapshot."""
+        return self.mean_stall_s + max(self.lost_s, COPY_SHARE * self.copy_s)
 
     @property
     def interval_s(self) -> float:
@@ -47,8 +62,8 @@ class Cadence(msgspec.Struct):
     def _choose(self) -> tuple[float, Spacing]:
         if self.fixed_s is not None:
             chosen = self.fixed_s, Spacing.TOLD if self.fixed_s else Spacing.OFF
-        elif (by_cost_s := self.cost_s / COST_SHARE_MAX) <= INTERVAL_S_MIN:
-            chosen = INTERVAL_S_MIN, Spacing.AUTO_LEAST
+        elif (by_cost_s := self.cost_s / COST_SHARE_MAX) <= (least_s := max(self.least_s, STEPS_MIN * self.step_s)):
+            chosen = min(least_s, INTERVAL_S_MAX), Spacing.AUTO_LEAST
         elif by_cost_s < INTERVAL_S_MAX:
             chosen = by_cost_s, Spacing.AUTO_COST
         else:

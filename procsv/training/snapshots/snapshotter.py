@@ -33,6 +33,7 @@ from procsv.training.snapshots.source import StateSource
 
 LOST_S = 0.5  # how soon it is seen that nobody will save any more
 WAIT_S_MAX = 60.0  # how long a caller waits for a slot, and before that for a pinned snapshot
+STAGED_S_MIN = 1.0  # between two snapshots that are files
 SLOT = "slot"  # what is lost, in the journal
 NO_SLOT = f"no snapshot slot became free in {WAIT_S_MAX:.0f} s: is the disk very slow?"
 
@@ -124,6 +125,7 @@ class Snapshotter:
             failure,
         )
         self._left, self._backend = self._backend, self._fallback
+        self._cadence.least_s = STAGED_S_MIN
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[SnapshotQueue]:
@@ -276,6 +278,7 @@ class Snapshotter:
             with self._change() as queue:
                 self._is_busy = False
                 if finish is not None:
+                    self._boundary.times.captured()
                     self._runtime.sequence = sequence
                     self._finishes[sequence] = finish, stopped_s - now_s
                     queue.captured(batch, sequence, calls)
@@ -392,7 +395,9 @@ class Snapshotter:
             queue.copied(sequence)
             self._runtime.tell_checkpoint(message)  # under the lock: its answer finds the snapshot published
             stopped_s = self._clock.monotonic()
-            self._cadence.learn(stall_s, stopped_s - begun_s)
+            times = self._boundary.times
+            self._cadence.learn(stall_s, stopped_s - begun_s, times.take_lost(), times.median_s)
+            times.copied()
             self._runtime.snapshots = self._cadence.told()
             queue.published(sequence, stopped_s)
         if self._last_failed:

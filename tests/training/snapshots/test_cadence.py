@@ -21,14 +21,44 @@ def test_auto_keeps_the_cost_under_its_share_of_the_time(stalls: list[float]) ->
         assert cadence.cost_s / cadence.interval_s == pytest.approx(COST_SHARE_MAX)
 
 
-def test_auto_begins_with_a_snapshot_a_second() -> None:
-    assert Cadence(None).interval_s == INTERVAL_S_MIN
+def test_auto_begins_with_a_snapshot_after_a_tenth_of_a_second_and_never_takes_two_in_less_than_two_steps() -> None:
+    assert Cadence(None).interval_s == 0.1
+    cadence = Cadence(None)
+    cadence.learn(0.0005, 0.001, None, step_s=0.04)
+    assert cadence.interval_s == 0.1
+    cadence.learn(0.0005, 0.001, None, step_s=3.0)
+    assert cadence.interval_s == 6.0
+    assert cadence.told().spacing is Spacing.AUTO_LEAST
+
+
+def test_what_the_steps_beside_a_copy_lose_counts_whole_and_a_copy_that_costs_no_step_by_a_tenth_of_its_time() -> None:
+    cadence = Cadence(None)
+    cadence.learn(0.002, 0.1)
+    assert cadence.interval_s == pytest.approx((0.002 + 0.01) / 0.01)
+    for _ in range(30):
+        cadence.learn(0.002, 0.1, lost_s=0.05)
+    assert cadence.interval_s == pytest.approx((0.002 + 0.05) / 0.01, rel=1e-3)
+    for _ in range(30):
+        cadence.learn(0.002, 0.1, lost_s=-0.02)
+    assert cadence.interval_s == pytest.approx((0.002 + 0.01) / 0.01), (
+        "a step that happens to be shorter pays for nothing"
+    )
+
+
+def test_one_step_that_is_far_off_moves_the_interval_by_less_than_a_third() -> None:
+    cadence = Cadence(None)
+    cadence.learn(0.0005, 0.001, lost_s=0.01)
+    assert cadence.interval_s == pytest.approx((0.0005 + 0.003) / 0.01)
+
+
+def test_snapshots_that_are_files_are_never_closer_than_a_second() -> None:
+    assert Cadence(None, least_s=1.0).interval_s == 1.0
 
 
 def test_there_is_a_snapshot_for_every_checkpoint() -> None:
     assert Cadence(60.0, at_most_s=10.0).interval_s == 10.0
     slow = Cadence(None, at_most_s=10.0)
-    slow.learn(5.0, 5.0)
+    slow.learn(5.0, 50.0)
     assert slow.interval_s == 10.0
 
 
@@ -41,13 +71,13 @@ def test_a_fixed_interval_is_taken_as_it_is() -> None:
 
 def test_what_was_chosen_is_told_with_what_decided_it() -> None:
     def choice(cadence: Cadence, cost_s: float) -> tuple[Spacing, float]:
-        cadence.learn(cost_s / 4, cost_s * 3 / 4)
+        cadence.learn(cost_s / 4, cost_s * 30 / 4)
         told = cadence.told()
         assert (told.taken, told.stall_s, told.mean_stall_s) == (1, cost_s / 4, cost_s / 4)
-        assert told.mean_cost_s == cost_s
+        assert told.mean_cost_s == pytest.approx(cost_s)
         return told.spacing, round(told.interval_s, 6)
 
-    assert choice(Cadence(None), 0.004) == (Spacing.AUTO_LEAST, INTERVAL_S_MIN)
+    assert choice(Cadence(None), 0.0004) == (Spacing.AUTO_LEAST, INTERVAL_S_MIN)
     assert choice(Cadence(None), 0.04) == (Spacing.AUTO_COST, 4.0)
     assert choice(Cadence(None), 40.0) == (Spacing.AUTO_MOST, INTERVAL_S_MAX)
     assert choice(Cadence(None, at_most_s=3.0), 0.04) == (Spacing.CHECKPOINTS, 3.0)

@@ -1,0 +1,52 @@
+"""What the steps beside a snapshot lose."""
+
+from __future__ import annotations
+
+import pytest
+
+from procsv.training.snapshots.step_times import StepTimes
+
+
+def quiet(*seconds: float) -> StepTimes:
+    times = StepTimes()
+    for call_s in seconds:
+        times.add(call_s)
+    return times
+
+
+def test_the_steps_from_a_capture_to_the_one_that_is_under_way_when_it_is_copied_are_held_against_the_others() -> None:
+    times = quiet(*[0.010] * 9)
+    times.captured()
+    times.add(0.014)
+    times.add(0.011)
+    assert times.take_lost() is None, "it is still being copied"
+    times.copied()
+    times.add(0.012)
+    assert times.take_lost() == pytest.approx(0.007)
+    assert times.take_lost() is None, "told once"
+    times.add(0.5)
+    assert times.take_lost() is None
+
+
+def test_another_kind_of_call_is_not_held_against_the_snapshot_for_all_its_time() -> None:
+    times = quiet(*[0.010] * 9, 7.0)
+    assert times.median_s == 0.010
+    times.captured()
+    times.copied()
+    times.add(7.0)
+    assert times.take_lost() == pytest.approx(0.040)
+
+
+def test_after_a_handful_of_steps_nothing_is_known() -> None:
+    times = quiet(*[0.010] * 4)
+    times.captured()
+    times.copied()
+    times.add(0.014)
+    assert (times.median_s, times.take_lost()) == (0.0, None)
+    times.add(0.010)
+    assert times.median_s == 0.010
+
+
+def test_old_steps_are_forgotten() -> None:
+    times = quiet(*[1.0] * 100, *[0.010] * 31)
+    assert times.median_s == 0.010
