@@ -1,6 +1,7 @@
 """A run of digits under trouble, for as long as one likes; then: did anything grow, was anything lost?
 
     scripts/soak [--mixed] [--minutes 30] [--every 6] [--seed 1]
+    scripts/soak --template [--forks 1000]
 
 Every few seconds one process, chosen by the seed, is killed with SIGKILL: trainer, checkpoint service, summary service,
 or (seldom) the watchdog, after which the same command is given again.  Looked at throughout: memory and descriptors of the
@@ -11,7 +12,10 @@ With --mixed there is more than kills: processes are frozen; the run's directori
 one by one; the disks of logdir and runtime directory are full, the logdir is away or read-only for some seconds; the clock
 is set back; copies of the live logdir are launched elsewhere.  No restart may go back behind a checkpoint that was on
 disk, and what was trained must be, to the bit, what an undisturbed run trains.  Full disks need the right to mount, the
-clock needs libfaketime: what this machine cannot do is said and left out.  Exit code 1 if something was wrong.
+clock needs libfaketime: what this machine cannot do is said and left out.
+
+With --template, trainer after trainer is forked from one standby, trains a few steps in a session, eagerly and with Keras
+under XLA, and is killed.  Each must train, and no other standby be made.  Exit code 1 if something was wrong.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from pathlib import Path
 
 from scripts.soaking.kills import soak_by_kills
 from scripts.soaking.mixed import soak_by_mixed_trouble
+from scripts.soaking.template import soak_by_forks
 
 
 def main() -> int:
@@ -35,10 +40,16 @@ def main() -> int:
         "--every", type=float, default=6, help="seconds between troubles, on average (default %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=1, help="of troubles and their times (default %(default)s)")
+    parser.add_argument("--template", action="store_true", help="forks of one standby, and nothing else")
+    parser.add_argument("--forks", type=int, default=1000, help="how many, with --template (default %(default)s)")
     args = parser.parse_args()
     soak = soak_by_mixed_trouble if args.mixed else soak_by_kills
     with tempfile.TemporaryDirectory(prefix="procsv-soak-") as directory:
-        wrong = soak(Path(directory) / "digits", args.minutes, args.every, args.seed)
+        logdir = Path(directory) / "digits"
+        if args.template:
+            wrong = soak_by_forks(logdir, args.forks)
+        else:
+            wrong = soak(logdir, args.minutes, args.every, args.seed)
     print("\n".join(wrong) or "nothing grew, nothing was lost, nothing is left")
     return 1 if wrong else 0
 

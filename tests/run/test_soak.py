@@ -7,6 +7,7 @@ import pytest
 
 from scripts.soaking.kills import soak_by_kills
 from scripts.soaking.mixed import soak_by_mixed_trouble
+from scripts.soaking.template import soak_by_forks
 
 MINUTES = 0.25
 EVERY_S = 2.5
@@ -23,3 +24,9 @@ def test_nothing_grows_and_nothing_is_lost_while_processes_are_killed_every_few_
 def test_nothing_is_lost_wrong_or_left_after_troubles_of_several_kinds(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="psv-", dir="/tmp") as place:  # short: socket paths have 107 bytes
         assert soak_by_mixed_trouble(Path(place) / "ground", MINUTES, EVERY_S, seed=5) == []
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_forks_of_one_standby_train_one_after_the_other(tmp_path: Path) -> None:
+    assert soak_by_forks(tmp_path / "digits", forks=3) == []
