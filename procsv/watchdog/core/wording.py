@@ -58,9 +58,14 @@ def training(recovered: FirstStepDone, death_s: float, last: LastExit | None) ->
     after = show_duration(max(0.0, recovered.ended_s - death_s))
     if last is None:
         return f"training at step {recovered.step:,}, {after} after the start"
-    redone = max(0, last.step - max(recovered.restored_step, 0))
-    told = f"{redone:,} {'step' if redone == 1 else 'steps'} redone" if redone else "no step redone"
-    return f"training again at step {recovered.step:,} after {after}, {told}"
+    redone = last.step - max(recovered.restored_step, 0)
+    if redone > 0:
+        told = f", {redone:,} {'step' if redone == 1 else 'steps'} redone"
+    elif redone == 0 or last.step < 0:
+        told = ", no step redone"
+    else:  # the trainer had come further than its step was last read
+        told = ""
+    return f"training again at step {recovered.step:,} after {after}{told}"
 
 
 def going_back(step: int) -> str:

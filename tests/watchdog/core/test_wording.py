@@ -76,19 +76,19 @@ def test_a_directory_for_checkpoints_that_is_not_the_runs_own_is_named() -> None
 @pytest.mark.parametrize(
     ("last_step", "restored", "redone"),
     [
-        (845, 840, "5 steps redone"),
-        (841, 840, "1 step redone"),
-        (840, 840, "no step redone"),
-        (839, 840, "no step redone"),
-        (3, -1, "3 steps redone"),
-        (1840, 0, "1,840 steps redone"),
-        (1, 0, "1 step redone"),
-        (-1, -1, "no step redone"),
+        (845, 840, ", 5 steps redone"),
+        (841, 840, ", 1 step redone"),
+        (840, 840, ", no step redone"),
+        (839, 840, ""),
+        (3, -1, ", 3 steps redone"),
+        (1840, 0, ", 1,840 steps redone"),
+        (1, 0, ", 1 step redone"),
+        (-1, -1, ", no step redone"),
     ],
 )
 def test_the_first_step_after_a_death_tells_what_was_made_again(last_step: int, restored: int, redone: str) -> None:
     text = wording.training(first_step(restored, 1841), 100.0, exited(last_step))
-    assert text == f"training again at step 1,841 after 12 s, {redone}"
+    assert text == f"training again at step 1,841 after 12 s{redone}"
 
 
 def test_the_first_step_of_a_launch_is_told_from_the_start() -> None:
