@@ -18,6 +18,7 @@ from rich.console import Console
 from scripts.benchmarks import (
     goodput,
     idle,
+    launch,
     malloc,
     monitored,
     overhead,
@@ -47,6 +48,7 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "overhead": overhead.measure,
     "hooks": monitored.measure_hooks,
     "idle": idle.measure,
+    "launch": launch.measure,
     "malloc": malloc.measure,
 }
 KINDS: tuple[Kind, ...] = ("resource", "ref")

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from procsv.base.system.system_clock import SystemClock
 from scripts.benchmarks.keepers import SHELL, keep
 from scripts.benchmarks.marks import Mark, Marks
@@ -76,6 +78,16 @@ class Run:
         if first is None:
             raise self.failed(f"no new step within {RESTART_S_MAX:.0f} s after SIGKILL")
         return Killed(pid, begun_s, dead_s, dead_wall_s, first)
+
+    def cpu_s(self, besides: int) -> float:
+        """CPU seconds of all processes of the run, those of process `besides` and of the dead excepted."""
+        watched, seconds = psutil.Process(self.process.pid), 0.0
+        for process in (watched, *watched.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                if process.pid != besides:
+                    times = process.cpu_times()
+                    seconds += times.user + times.system
+        return seconds
 
     def restores(self, pid: int) -> list[Result]:
         """What process `pid` said of its restores."""

@@ -21,6 +21,7 @@ MB = 10.0
 KILLS, QUICK_KILLS = 10, 3
 FROM_S, TO_S = 0.2, 1.2  # from the first new step to the next kill
 SHARE_MAX, WORST_SHARE_MAX = 0.35, 0.6  # of the shell loop's median
+CPU_S_MAX = 1.0
 
 WARM = Way(
     "procsv", "warm", options_more=("--max-failures", "100")
@@ -33,6 +34,7 @@ COLUMNS = (
     Column("second", "second kill", "s", 2),
     Column("later", "later kills", "s", 2),
     Column("all", "all of them", "s", 2),
+    Column("cpu", "CPU for one", "s", 2),
 )
 
 
@@ -40,6 +42,7 @@ def measure(settings: Settings) -> Table:
     table = Table("storm", f"{KILLS} kills, each {FROM_S:g} to {TO_S:g} s after training has begun, {MB:g} MB", COLUMNS)
     program = Program(MB, settings.variables, WORK, SAVE_S)
     found: dict[Way, list[list[float]]] = defaultdict(list)
+    cpus: dict[Way, list[float]] = defaultdict(list)
     with keepers_of(settings, table) as (tools, keepers):
         ways = (*WAYS, *(Way("supervisor", keeper=keeper) for keeper in keepers))
         chance = random.Random(2)
@@ -54,12 +57,15 @@ def measure(settings: Settings) -> Table:
                     seconds = []
                     for moment_s in moments_s:
                         run.marks.listen(moment_s)
+                        trainer = run.marks.last.pid
+                        before_s = run.cpu_s(besides=trainer)
                         killed = run.kill()
                         seconds.append(killed.first.time_s - killed.begun_s)
+                        cpus[way].append(run.cpu_s(besides=trainer) - before_s)
                     found[way].append(seconds)
                     if way.arm == "procsv":
                         run.stop()
-    table.rows += [_row(way, found[way]) for way in ways]
+    table.rows += [_row(way, found[way]) | {"cpu": Figure.of(cpus[way])} for way in ways]
     ours, theirs = _all(found[WARM]), statistics.median(_all(found[LOOP]))
     how = "{} of the shell loop's median = "
     table.bars += [
@@ -79,6 +85,7 @@ def measure(settings: Settings) -> Table:
             2,
             how.format(WORST_SHARE_MAX),
         ),
+        Bar.at_most("CPU of all processes from a kill to a new step", CPU_S_MAX, statistics.median(cpus[WARM]), "s", 2),
     ]
     return table
 
