@@ -5,6 +5,7 @@ Called by main.py.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def command(
     Exit code 0 if the program survived, never began from nothing again, and has the same final variables (bit by bit,
     or within --rtol) and continuous summaries; 1 otherwise.
     """
+    from procsv.base.system.template import Template
     from procsv.drill.format import as_data, show
     from procsv.drill.runner import Course, run_drill
 
@@ -80,7 +82,7 @@ def command(
     for name, value in (("--snapshot-secs", snapshot_secs), ("--grace", grace), ("--config", config)):
         options += [name, str(value)] if value is not None else []
     own = args[1:] if args[:1] == ("--",) else args
-    course = Course(Path(logdir), target, own, tuple(options), rtol)
+    course = Course(Path(logdir), target, own, tuple(options), rtol, Template.take(os.environ))
     found = run_drill(course, faults if faults.faults else None, _say)
     if as_json:
         click.echo(indent_json(as_data(found)))

@@ -7,8 +7,11 @@ training is over, as a scheduler would.  Decides nothing about what it finds (fi
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,9 @@ from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
+from procsv.base.system.processes import Adopted, Child
 from procsv.base.system.system_clock import SystemClock
+from procsv.base.system.template import Template
 from procsv.drill.default_plan import default_plan
 from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, judge_findings
 from procsv.faults.plan import Plan
@@ -37,11 +42,14 @@ Say = Callable[[str], None]
 
 
 class Course(msgspec.Struct, frozen=True):
+    """What is drilled."""
+
     directory: Path
     target: str
     args: tuple[str, ...]
     options: tuple[str, ...]  # further ones for `procsv launch`
     rtol: float
+    template: Template | None = None  # of what is started
 
 
 def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
@@ -61,12 +69,14 @@ def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
     blows, missed = find_blows(drilled.account, plan.faults)
     found = Findings(baseline, drilled, blows, missed, {}, {}, course.rtol)
     if drilled.survived:
-        found.comparison = _compare(baseline.logdir, drilled.logdir, course.rtol)
-        found.continuity = _continuity(baseline.logdir, drilled.logdir)
+        found.comparison = _compare(course, baseline.logdir, drilled.logdir, course.rtol)
+        found.continuity = _continuity(course, baseline.logdir, drilled.logdir)
         if found.variables == "different":
             say("the variables differ; training without faults once more, to see whether that alone makes a difference")
             found.again = _train(course, AGAIN, Plan(), say)
-            found.is_deterministic = bool(_compare(baseline.logdir, found.again.logdir, 0.0).get("is_identical"))
+            found.is_deterministic = bool(
+                _compare(course, baseline.logdir, found.again.logdir, 0.0).get("is_identical")
+            )
     return judge_findings(found)
 
 
@@ -84,29 +94,38 @@ def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
     output, codes = course.directory / f"{name}.out", list[int]()
     output.unlink(missing_ok=True)  # of a drill that could not begin
     while len(codes) < LAUNCHES_MAX:
-        codes.append(_launch([*argv, "--", *course.args], output, logdir, say))
+        codes.append(_launch([*argv, "--", *course.args], output, logdir, say, course.template))
         if codes[-1] >= 0 and codes[-1] != exit_codes.RESUMABLE:
             break  # done, or beyond help; a watchdog that was killed, or stopped after a notice, is started again
     return Trial(str(logdir), tuple(codes), _account(logdir, output), _tail(output))
 
 
-def _launch(argv: Sequence[str], output: Path, logdir: Path, say: Say) -> int:
-    with output.open("ab") as stream:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT)
-    step = -1
+def _launch(argv: Sequence[str], output: Path, logdir: Path, say: Say, template: Template | None) -> int:
+    child = _start(argv, output, template)
+    step, poller = -1, select.poll()
+    poller.register(child.pidfd, select.POLLIN)
     try:
-        while True:
-            try:
-                return process.wait(LOOK_S)
-            except subprocess.TimeoutExpired:
-                run = read_run(find_paths(logdir).run_json)
-                if run is not None and run.step > step:
-                    step = run.step
-                    say(f"  step {step}")
+        while not poller.poll(LOOK_S * 1000):
+            run = read_run(find_paths(logdir).run_json)
+            if run is not None and run.step > step:
+                step = run.step
+                say(f"  step {step}")
     except BaseException:
-        process.terminate()  # it saves and ends; a second Ctrl-C reaches it from the terminal
-        process.wait()
+        child.signal(signal.SIGTERM)  # it saves and ends; a second Ctrl-C reaches it from the terminal
+        poller.poll()
         raise
+    finally:
+        ended = child.reap()
+    return -ended.signal if ended.signal is not None else ended.code or 0
+
+
+def _start(argv: Sequence[str], output: Path, template: Template | None) -> Child:
+    """In our own session: Ctrl-C is for all of us."""
+    with output.open("ab") as stream, Path(os.devnull).open() as nothing:
+        files = {0: nothing.fileno(), 1: stream.fileno(), 2: stream.fileno()}
+        if template is not None and (pid := template.fork(argv, os.environ, files, attaches=True)):
+            return Child(Adopted(pid))
+        return Child(subprocess.Popen(argv, stdin=nothing, stdout=stream, stderr=stream))
 
 
 def _account(logdir: Path, output: Path) -> Account:
@@ -127,30 +146,33 @@ def as_toml(plan: Plan) -> str:
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------
-def _compare(first: str, second: str, rtol: float) -> dict[str, Any]:
-    return _ask("procsv.services.checkpoint.tools.compare", first, second, repr(rtol))
+def _compare(course: Course, first: str, second: str, rtol: float) -> dict[str, Any]:
+    return _ask(course, "procsv.services.checkpoint.tools.compare", first, second, repr(rtol))
 
 
-def _continuity(first: str, second: str) -> dict[str, Any]:
+def _continuity(course: Course, first: str, second: str) -> dict[str, Any]:
     """Of the second; with the tags that only the first has."""
     module = "procsv.services.summary.continuity"
-    wanted, found = _ask(module, first), _ask(module, second)
+    wanted, found = _ask(course, module, first), _ask(course, module, second)
     return {**found, "missing_tags": find_missing_tags(wanted.get("tags", ()), found.get("tags", ()))}
 
 
-def _ask(module: str, *args: str) -> dict[str, Any]:
+def _ask(course: Course, module: str, *args: str) -> dict[str, Any]:
     """What a tool of the services says of directories, run in a process of its own; {} if it has nothing to say."""
-    done = subprocess.run(
-        [sys.executable, *safe_path(), "-m", module, *args],
-        capture_output=True,
-        check=False,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    if done.returncode == 1:
+    argv = [sys.executable, *safe_path(), "-m", module, *args]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, Path(os.devnull).open() as nothing:
+        files = {0: nothing.fileno(), 1: output.fileno(), 2: errors.fileno()}
+        if course.template is not None and (pid := course.template.fork(argv, environment, files)):
+            code = Adopted(pid).wait()
+        else:
+            code = subprocess.run(argv, stdout=output, stderr=errors, check=False, env=environment).returncode
+        output.seek(0)
+        errors.seek(0)
+        said, complaint = output.read(), errors.read().decode(errors="replace")
+    if code == 1:
         return {}
-    if done.returncode:
-        raise UserError(
-            f"{module} failed: {done.stderr.decode(errors='replace')[-2000:]}", exit_code=exit_codes.GAVE_UP
-        )
-    answer: dict[str, Any] = msgspec.json.decode(done.stdout)
+    if code:
+        raise UserError(f"{module} failed: {complaint[-2000:]}", exit_code=exit_codes.GAVE_UP)
+    answer: dict[str, Any] = msgspec.json.decode(said)
     return answer

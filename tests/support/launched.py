@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.testing.run import Run, start
 from procsv.testing.run import environment as _environment
+from procsv.testing.template.client import SESSION
 from tests.support.published import check_journal
 
 __all__ = ["NEWS_S_MAX", "Launched", "environment", "launched", "procsv", "remove_live", "settings_text"]
@@ -30,14 +32,20 @@ def environment(**more: str) -> dict[str, str]:
 
 def procsv(*args: str, timeout_s: float = NEWS_S_MAX, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs one command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "procsv", *args],
-        env=_environment(env),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    argv, variables = [sys.executable, "-m", "procsv", *args], _environment(env)
+    if args[0] != "drill":
+        return subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=timeout_s, check=False)
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = SESSION.launch(argv, variables, None, output, errors) or subprocess.Popen(
+            argv, env=variables, stdout=output, stderr=errors, text=True
+        )
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        for stream in (output, errors):
+            stream.seek(0)
+        return subprocess.CompletedProcess(argv, code, output.read(), errors.read())
 
 
 def settings_text(**settings: Any) -> str:

@@ -8,6 +8,7 @@ interpreter would be: what a process inherits besides files, directory and envir
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ VARIABLE = "PROCSV_TEMPLATE"  # descriptor:pid
 PACKET_BYTES_MAX = 2**17
 FILES_MAX = 16
 ANSWER_S_MAX = 30.0
+PR_SET_CHILD_SUBREAPER = 36
 # What decides how an interpreter or a library that it imports starts; with another value of one, a fork would differ.
 READ_AT_START = (
     "PYTHON",
@@ -59,13 +61,15 @@ _NAMESPACES = ("mnt", "net", "pid", "user", "ipc", "uts")
 class ForkRequest(msgspec.Struct, frozen=True):
     """Run `argv`, which begins with the interpreter, in a fork.
 
-    The open files that come along get `numbers`, in their order.
+    The open files that come along get `numbers`, in their order.  `attaches`: it is executed, as a process that has a template
+    of its own beside it.
     """
 
     argv: list[str]
     environment: dict[str, str]
     cwd: str
     numbers: list[int]
+    attaches: bool = False
 
     def encode(self) -> bytes:
         return json.dumps(msgspec.to_builtins(self)).encode()  # not msgspec's encoder: file names need not be UTF-8
@@ -102,17 +106,20 @@ class Template:
         if _surroundings("self") != _surroundings(pid):
             line.close()
             return None
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # its forks are to be our children
         return Template(line, environment)
 
-    def fork(self, argv: Sequence[str], environment: Mapping[str, str], files: Mapping[int, int]) -> int:
+    def fork(
+        self, argv: Sequence[str], environment: Mapping[str, str], files: Mapping[int, int], *, attaches: bool = False
+    ) -> int:
         """The pid of a child of ours that runs `argv`; 0 if a fork cannot.  `files`: our descriptors, by their number there.
 
-        Our parent's death or ours is the fork's as it is an interpreter's.
+        `attaches`: a fresh process, with a template of its own.
         """
         is_module = argv[0] == sys.executable and "-m" in argv[1:3]
         if not is_module or not is_alike(environment, self._environment):
             return 0
-        asked = ForkRequest([*argv], {**environment}, str(Path.cwd()), [*files]).encode()
+        asked = ForkRequest([*argv], {**environment}, str(Path.cwd()), [*files], attaches).encode()
         with contextlib.suppress(OSError, ValueError):
             socket.send_fds(self._line, [asked], [*files.values()])
             return int(self._line.recv(PACKET_BYTES_MAX))

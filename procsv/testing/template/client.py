@@ -91,14 +91,24 @@ class SessionTemplate:
         self._line.settimeout(ANSWER_S_MAX)
 
     def launch(
-        self, argv: Sequence[str], environment: Mapping[str, str], cwd: Path | None, output: IO[str]
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        cwd: Path | None,
+        output: IO[str],
+        errors: IO[str] | None = None,
     ) -> TemplateProcess | None:
-        """Starts a command with a template of its own; None if a fork would not be what a fresh interpreter is."""
+        """Starts a command with a template of its own; None if a fork would not be what a fresh interpreter is.
+
+        `errors`: None for `output`.
+        """
         if self.no_fork or not is_alike(environment, self._environment):
             return None
         asked = ForkRequest([*argv], {**environment}, str(cwd or Path.cwd()), [0, 1, 2])
         with self._lock, Path(os.devnull).open() as nothing:
-            socket.send_fds(self._line, [asked.encode()], [nothing.fileno(), output.fileno(), output.fileno()])
+            socket.send_fds(
+                self._line, [asked.encode()], [nothing.fileno(), output.fileno(), (errors or output).fileno()]
+            )
             while (told := Launched.decode(self._line.recv(PACKET_BYTES_MAX))).code is not None:
                 self._codes[told.pid] = told.code
             return TemplateProcess(self, told.pid)
@@ -129,7 +139,12 @@ class Session:
         self._template: SessionTemplate | None = None
 
     def launch(
-        self, argv: Sequence[str], environment: Mapping[str, str], cwd: Path | None, output: IO[str]
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        cwd: Path | None,
+        output: IO[str],
+        errors: IO[str] | None = None,
     ) -> TemplateProcess | None:
         """As SessionTemplate.launch; None without a template."""
         if not self.is_on:
@@ -138,7 +153,7 @@ class Session:
             self._template = SessionTemplate(environment)
             if self._template.no_fork:
                 print(f"procsv: no template for this session: {self._template.no_fork}", file=sys.stderr)
-        return self._template.launch(argv, environment, cwd, output)
+        return self._template.launch(argv, environment, cwd, output, errors)
 
     def close(self) -> None:
         if self._template is not None:

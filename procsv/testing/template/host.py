@@ -95,21 +95,26 @@ class Host:
         if data.isdigit():
             os.waitpid(int(data), 0)
             return None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if not pid:
-            template = os.fork()
-            if template:
-                _execute(ForkRequest.decode(data), files, ours, template)
-            for end in (self._line, ours):
-                end.detach()  # closed below, and not once more when nobody knows the object any longer
-            keep_only({theirs.fileno()})
-            return _serve_launched(theirs)
-        for fd in (*files, ours.detach(), theirs.detach()):
+            return _launch(Fork(ForkRequest.decode(data), files), self._line)
+        for fd in files:
             os.close(fd)
         self._launched[os.pidfd_open(pid)] = pid
         self._line.send(Launched(pid).encode())
         return None
+
+
+def _launch(fork: Fork, line: socket.socket) -> Fork:
+    """Becomes what is asked for; returns in forks of the template that is attached to it.  `line`: is none of theirs."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    template = os.fork()
+    if template:
+        _execute(fork.asked, fork.files, ours, template)
+    for end in (line, ours):
+        end.detach()  # closed below, and not once more when nobody knows the object any longer
+    keep_only({theirs.fileno()})
+    return _serve_launched(theirs)
 
 
 def _execute(asked: ForkRequest, files: list[int], line: socket.socket, template: int) -> NoReturn:
@@ -134,8 +139,11 @@ def _serve_launched(line: socket.socket) -> Fork:
         except ChildProcessError:
             pid = -1
         if not pid:
+            fork = Fork(ForkRequest.decode(data), files)
+            if fork.asked.attaches:
+                return _launch(fork, line)
             line.close()
-            return Fork(ForkRequest.decode(data), files)
+            return fork
         for fd in files:
             os.close(fd)
         line.send(str(max(pid, 0)).encode())
