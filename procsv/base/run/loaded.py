@@ -1,4 +1,4 @@
-"""What a trainer has imported, as its standby and the next launch of the same command read it.
+"""Record of a trainer's imports, as its standby and the next launch of the same command read it.
 
 Written by the trainer once it trains (procsv/training/process/import_record.py): in the run directory for the standby, and in the
 logdir's records for a later launch, whose standby can then be made before the first trainer.
