@@ -29,6 +29,8 @@ ROOMS = {
         ("services/checkpoint/core/*.py",),
         (
             f"{_CORE}_core.py",
+            f"{_CORE}_core_directory.py",
+            f"{_CORE}_core_dues.py",
             f"{_CORE}_core_orders.py",
             f"{_CORE}_core_restoring.py",
             f"{_CORE}_external_saves.py",

@@ -272,7 +272,7 @@ class Core:
         durable = taken.durable
         self.external_saves.adopted(taken, now_s)
         if durable is not None:
-            self.states.adopted(taken)
+            self.states.adopted(durable, taken.is_latest)
             self._out.append(Announce(durable))
             if self._is_finishing:
                 self._adopt_by_s = now_s + ADOPTION_S_MAX
