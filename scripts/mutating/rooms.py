@@ -35,6 +35,7 @@ ROOMS = {
             f"{_CORE}_core_restoring.py",
             f"{_CORE}_external_saves.py",
             f"{_CORE}_retention.py",
+            f"{_CORE}_save_scheduler.py",
             f"{_CORE}_service_state.py",
             f"{_CORE}_states.py",
             "tests/simulation/test_rows.py",

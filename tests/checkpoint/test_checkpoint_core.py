@@ -98,6 +98,20 @@ def test_a_wish_whose_snapshot_is_nowhere_fails() -> None:
     assert isinstance(only(desk.say(Snapshot(1, 10, "manual")), Reply).body, SaveFailed)
 
 
+def test_a_wish_is_answered_once_if_its_save_fails_and_is_tried_again() -> None:
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10), "manual")
+    assert only(desk.see(desk.core.save_failed("no room", desk.now_s)), Reply).to.seq == 2
+    assert not [a for a in desk.saved(only(desk.after(1.0), Persist)) if isinstance(a, Reply)]
+
+
+def test_a_wish_for_what_is_durable_does_not_wait_behind_one_for_what_is_not() -> None:
+    desk = Desk().begun()
+    desk.saved(only(desk.snapshot(slot(1, 10), "manual"), Persist))
+    only(desk.snapshot(slot(2, 20), "manual"), Persist)
+    assert [body.sequence for body in bodies(desk.say(Snapshot(1, 10, "manual")), Durable)] == [1]
+
+
 # -- failures --------------------------------------------------------------------------------------------------
 def test_a_failed_save_is_announced_and_tried_again_after_1_2_4_up_to_60_seconds() -> None:
     desk = Desk().begun()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import pytest
 
 from procsv.base.identity import TRAINER, WATCHDOG
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Finish, FlushDone, Rejected, TrainerExited
+from procsv.ipc.messaging.messages import Durable, Finish, FlushDone, Rejected, TrainerExited
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, State
-from procsv.services.checkpoint.core.save_scheduler import Saving
 from procsv.services.checkpoint.core.states import States
-from tests.support.core_desk import PLAN, Desk, bodies, durable_of, slot
+from tests.support.core_desk import Desk, bodies, durable_of, slot
 
 
 @pytest.mark.parametrize("state", [state for state in SlotState if state is not SlotState.READY])
@@ -55,21 +52,6 @@ def test_a_trainers_end_is_answered_by_a_try_that_comes_after_it_and_not_by_a_fa
     assert bodies(desk.say(TrainerExited(1, False)), FlushDone) == []
     desk.after(3600.0)
     assert bodies(desk.see(desk.core.save_failed("no room", desk.now_s)), FlushDone) == [FlushDone(-1, "no room")]
-
-
-@pytest.mark.parametrize(
-    ("plan", "from_s", "due_s"),
-    [
-        (PLAN, 5.0, 605.0),
-        (PLAN, None, math.inf),
-        (None, 5.0, math.inf),
-        (msgspec.structs.replace(PLAN, save_secs=0.0), 5.0, math.inf),
-    ],
-)
-def test_periodic_checkpoints_are_due_where_the_program_wants_them_and_never_else(
-    plan: CheckpointPlan | None, from_s: float | None, due_s: float
-) -> None:
-    assert Saving(cadence_from_s=from_s).cadence_due_s(plan) == due_s
 
 
 def test_a_runs_end_is_answered_where_nobody_has_said_how_what_is_in_memory_is_to_be_saved() -> None:
