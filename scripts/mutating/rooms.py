@@ -35,6 +35,7 @@ ROOMS = {
             f"{_CORE}_core_restoring.py",
             f"{_CORE}_external_saves.py",
             f"{_CORE}_pending_replies.py",
+            f"{_CORE}_restore_choice.py",
             f"{_CORE}_retention.py",
             f"{_CORE}_save_scheduler.py",
             f"{_CORE}_service_state.py",
