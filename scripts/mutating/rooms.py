@@ -32,6 +32,7 @@ ROOMS = {
             f"{_CORE}_core_directory.py",
             f"{_CORE}_core_dues.py",
             f"{_CORE}_core_orders.py",
+            f"{_CORE}_core_plans.py",
             f"{_CORE}_core_restoring.py",
             f"{_CORE}_external_saves.py",
             f"{_CORE}_pending_replies.py",

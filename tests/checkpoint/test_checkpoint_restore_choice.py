@@ -7,6 +7,7 @@ import pytest
 
 from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.ipc.messaging.messages import Message, Restore, Restored, RestoreFrom, Staged, TrainerExited
+from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.actions import Find, Persist, Retire, ScanDirectory, VerifySlot
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import DiskState, Scan, State
@@ -103,3 +104,19 @@ def test_an_earlier_runs_slot_stays_until_the_first_trainer_of_this_one_has_its_
     desk.ready(left)
     assert [action for action in desk.after(0.0) if isinstance(action, Retire)] == []
     assert only(desk.say(Restored()), Retire).slot == left
+
+
+def test_what_a_dead_trainer_left_unsaved_stays_until_a_later_state_is_on_disk() -> None:
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10))
+    desk.snapshot(slot(2, 20))
+    persist = only(desk.say(Restored(), incarnation=2), Persist)
+    assert [action for action in desk.out if isinstance(action, Retire)] == []
+    retired = [action.slot for action in desk.saved(persist) if isinstance(action, Retire)]
+    assert retired == [slot(1, 10), slot(2, 20)]
+
+
+def test_what_a_dead_trainer_had_not_finished_writing_goes_with_it() -> None:
+    desk = Desk().begun()
+    desk.ready(slot(5, 50, state=SlotState.WRITING))
+    assert only(desk.say(Restored(), incarnation=2), Retire).slot == slot(5, 50, state=SlotState.WRITING)
