@@ -252,7 +252,10 @@ def test_a_service_that_follows_a_dead_one_saves_at_once_what_was_not_saved() ->
     desk = Desk(Core("r", TRAINER, is_restarted=True))
     desk.ready(slot(4, 40))
     assert [TakeStock(PLAN)] == [a for a in desk.core.plan_seen(PLAN, 0.0) if not isinstance(a, VerifySlot)]
-    assert only(desk.see(desk.core.stocked(NOTHING, 0.0)), Persist).state.sequence == 4
+    persist = only(desk.see(desk.core.stocked(NOTHING, 0.0)), Persist)
+    assert persist.state.sequence == 4
+    desk.saved(persist)
+    assert not [a for a in desk.snapshot(slot(5, 50)) if isinstance(a, Persist)], "later ones are saved by time again"
 
 
 def test_slots_of_another_task_are_neither_saved_nor_removed() -> None:

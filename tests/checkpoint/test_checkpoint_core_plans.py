@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from procsv.base.identity import TRAINER
 from procsv.ipc.messaging.messages import Restored
 from procsv.services.checkpoint.core.actions import Acknowledge, Persist, TakeStock
+from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import DiskState
 from tests.support.core_desk import NOTHING, PLAN, Desk, only, slot
 
@@ -73,3 +75,10 @@ def test_what_the_present_trainer_has_in_memory_is_saved_by_time_alone() -> None
     desk.snapshot(slot(1, 10, 2))
     assert desk.after(599.0) == []
     assert only(desk.after(1.0), Persist).reason == "periodic"
+
+
+def test_what_an_earlier_run_left_in_memory_is_saved_before_anybody_asks_for_it() -> None:
+    desk = Desk(Core("r", TRAINER, frozenset({"before"})))
+    desk.ready(slot(5, 50, 3, "before"))
+    desk.say(PLAN)
+    assert only(desk.see(desk.core.stocked(NOTHING, desk.now_s)), Persist).reason == "crash"
