@@ -57,6 +57,13 @@ def test_a_checkpoint_is_due_when_save_secs_have_passed_since_the_last_one() -> 
     assert only(desk.after(1.0), Persist).state.sequence == 2
 
 
+def test_each_save_that_ends_well_is_counted_as_one() -> None:
+    desk = Desk().begun()
+    for number in (1, 2, 3):
+        desk.saved(only(desk.snapshot(slot(number, 10 * number), "manual"), Persist))
+        assert desk.core.durable_count == number
+
+
 def test_nothing_is_saved_by_time_when_save_secs_is_0() -> None:
     desk = Desk()
     desk.say(CheckpointPlan("/l/model.ckpt", "checkpoint", 0.0, 5, 1.0, False, False, ""))

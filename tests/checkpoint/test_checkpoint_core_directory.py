@@ -134,6 +134,13 @@ def test_what_was_saved_since_the_run_began_is_news_even_if_the_first_look_shows
     assert desk.see(desk.core.scanned(Scan((before, since), None, ""), desk.now_s)) == [Examine(since, PLAN)]
 
 
+def test_what_a_trainer_saved_that_is_dead_is_examined_at_once() -> None:
+    desk = looking_by_itself()
+    only(desk.say(TrainerExited(1, clean=False), task=WATCHDOG), ScanDirectory)
+    out = desk.see(desk.core.scanned(Scan((sighting(1.0),), None, ""), desk.now_s))
+    assert only(out, Examine).sighting == sighting(1.0)
+
+
 def test_what_a_new_trainer_saves_is_left_to_it_for_a_while_although_the_one_before_it_is_dead() -> None:
     desk = looking_by_itself()
     only(desk.say(TrainerExited(1, clean=False), task=WATCHDOG), ScanDirectory)

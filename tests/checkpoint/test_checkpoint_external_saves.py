@@ -215,6 +215,8 @@ def test_a_word_that_comes_late_makes_an_external_checkpoint_the_savers_own() ->
 def test_what_was_there_before_the_run_is_no_news() -> None:
     directory = Directory(there=[external(time=RUN_BEGAN - 1.0)])
     assert [directory.go_on(), directory.after(CALM_S), directory.after(RESCAN_S)] == [[], [], []]
+    as_it_began = Directory(there=[external(time=RUN_BEGAN)])
+    assert [as_it_began.go_on(), as_it_began.after(CALM_S)] == [[], [Examine(external(time=RUN_BEGAN), PLAN)]]
     unknown = Directory(there=[external()])
     unknown.external_saves.start_directory(None)
     assert [unknown.go_on(), unknown.after(CALM_S), unknown.after(RESCAN_S)] == [[], [], []]
