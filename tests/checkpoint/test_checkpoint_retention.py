@@ -95,6 +95,14 @@ def test_what_a_saver_that_knows_of_all_has_taken_off_stays_off_and_goes_unless_
     assert (outcome.listed, outcome.delete) == (("2", "3", "4"), gone)
 
 
+@pytest.mark.parametrize(("max_to_keep", "listed", "gone"), [(0, ("3",), ()), (1, ("3",), ("1", "2"))])
+def test_of_what_a_saver_has_taken_off_nothing_goes_where_all_is_kept(
+    max_to_keep: int, listed: tuple[str, ...], gone: tuple[str, ...]
+) -> None:
+    outcome = repair(kept("1", "2"), kept("3"), Rule(max_to_keep, KEEP_NEVER_HOURS))
+    assert (outcome.listed, outcome.delete) == (listed, gone)
+
+
 def test_all_the_excess_of_a_list_that_somebody_else_has_written_goes() -> None:
     outcome = repair(kept("1", "2", "3"), kept("1", "2", "3", "4"), Rule(2, KEEP_NEVER_HOURS))
     assert (outcome.listed, outcome.delete) == (("3", "4"), ("1", "2"))
