@@ -62,10 +62,10 @@ def test_an_answer_waits_for_a_look_at_the_directory_that_begins_after_the_quest
     assert Find(PLAN) in desk.see(desk.core.scanned(Scan((), -1, ""), desk.now_s))
 
 
-@pytest.mark.parametrize("bodies_said", [(Restore(False), REMOTE), (REMOTE, Restore(False))])
-def test_an_answer_waits_for_no_look_at_a_directory_of_which_there_are_none(bodies_said: tuple[Message, ...]) -> None:
+@pytest.mark.parametrize("said", [(Restore(False), REMOTE), (REMOTE, Restore(False))])
+def test_an_answer_waits_for_no_look_where_the_directory_is_never_looked_at(said: tuple[Message, ...]) -> None:
     desk = Desk()
-    for body in bodies_said:
+    for body in said:
         desk.say(body)
     assert desk.see(desk.core.stocked(NOTHING, desk.now_s)) == [Find(REMOTE)]
 
