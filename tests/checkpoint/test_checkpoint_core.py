@@ -57,6 +57,13 @@ def test_a_checkpoint_is_due_when_save_secs_have_passed_since_the_last_one() -> 
     assert only(desk.after(1.0), Persist).state.sequence == 2
 
 
+def test_each_save_that_ends_well_is_counted_as_one() -> None:
+    desk = Desk().begun()
+    for number in (1, 2, 3):
+        desk.saved(only(desk.snapshot(slot(number, 10 * number), "manual"), Persist))
+        assert desk.core.durable_count == number
+
+
 def test_nothing_is_saved_by_time_when_save_secs_is_0() -> None:
     desk = Desk()
     desk.say(CheckpointPlan("/l/model.ckpt", "checkpoint", 0.0, 5, 1.0, False, False, ""))
@@ -96,6 +103,20 @@ def test_a_wish_for_a_state_that_is_durable_already_is_answered_with_it_at_once(
 def test_a_wish_whose_snapshot_is_nowhere_fails() -> None:
     desk = Desk().begun()
     assert isinstance(only(desk.say(Snapshot(1, 10, "manual")), Reply).body, SaveFailed)
+
+
+def test_a_wish_is_answered_once_if_its_save_fails_and_is_tried_again() -> None:
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10), "manual")
+    assert only(desk.see(desk.core.save_failed("no room", desk.now_s)), Reply).to.seq == 2
+    assert not [a for a in desk.saved(only(desk.after(1.0), Persist)) if isinstance(a, Reply)]
+
+
+def test_a_wish_for_what_is_durable_does_not_wait_behind_one_for_what_is_not() -> None:
+    desk = Desk().begun()
+    desk.saved(only(desk.snapshot(slot(1, 10), "manual"), Persist))
+    only(desk.snapshot(slot(2, 20), "manual"), Persist)
+    assert [body.sequence for body in bodies(desk.say(Snapshot(1, 10, "manual")), Durable)] == [1]
 
 
 # -- failures --------------------------------------------------------------------------------------------------
@@ -238,7 +259,10 @@ def test_a_service_that_follows_a_dead_one_saves_at_once_what_was_not_saved() ->
     desk = Desk(Core("r", TRAINER, is_restarted=True))
     desk.ready(slot(4, 40))
     assert [TakeStock(PLAN)] == [a for a in desk.core.plan_seen(PLAN, 0.0) if not isinstance(a, VerifySlot)]
-    assert only(desk.see(desk.core.stocked(NOTHING, 0.0)), Persist).state.sequence == 4
+    persist = only(desk.see(desk.core.stocked(NOTHING, 0.0)), Persist)
+    assert persist.state.sequence == 4
+    desk.saved(persist)
+    assert not [a for a in desk.snapshot(slot(5, 50)) if isinstance(a, Persist)], "later ones are saved by time again"
 
 
 def test_slots_of_another_task_are_neither_saved_nor_removed() -> None:

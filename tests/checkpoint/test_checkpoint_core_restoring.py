@@ -120,7 +120,7 @@ def test_checkpoints_of_which_none_is_good_are_an_error_never_a_fresh_start() ->
     desk = Desk().begun(DiskState(50, 9, None, ()))
     desk.say(Restore(False))
     answer = bodies(desk.core.found(Found(None, (), (), "none is good"), 0.0), RestoreFrom)[0]
-    assert (answer.source, answer.error) == ("checkpoint", "none is good")
+    assert (answer.source, answer.step, answer.error) == ("checkpoint", -1, "none is good")
 
 
 def test_a_directory_that_cannot_be_read_is_an_error_never_a_fresh_start() -> None:
@@ -128,6 +128,7 @@ def test_a_directory_that_cannot_be_read_is_an_error_never_a_fresh_start() -> No
     desk.say(PLAN)
     desk.say(Restore(False))
     answer = bodies(desk.core.search_failed("Input/output error", 0.0), RestoreFrom)[0]
+    assert (answer.source, answer.step) == ("checkpoint", -1)
     assert "Input/output error" in answer.error
     assert [TakeStock(PLAN)] == desk.after(1.0)
 

@@ -170,9 +170,18 @@ def test_one_that_cannot_be_read_now_is_read_again_with_a_later_scan_and_its_wri
     (examine,) = directory.go_on()
     assert directory.examine(examine, error="Input/output error", is_read=False) == []
     assert directory.after(SCAN_S_MIN) == [], "neither answered nor read without pause"
-    assert directory.after(RESCAN_S) == [examine]
+    assert directory.after(RESCAN_S - SCAN_S_MIN - 0.1) == []
+    assert directory.after(0.1) == [examine]
     directory.adopt(directory.examine(examine)[0])
     assert directory.after(SCAN_S_MIN) == [Acknowledge(word)]
+
+
+def test_one_that_cannot_be_read_now_does_not_hold_up_the_next_one() -> None:
+    directory = Directory(there=[external("a-1", time=2000.0), external("a-2", time=3000.0)])
+    directory.go_on()
+    (first,) = directory.after(CALM_S)
+    assert directory.examine(first, error="Input/output error", is_read=False) == []
+    assert directory.after(SCAN_S_MIN) == [Examine(external("a-2", time=3000.0), PLAN)]
 
 
 def test_one_that_changed_while_it_was_read_is_seen_again() -> None:
@@ -191,6 +200,7 @@ def test_while_another_saver_holds_the_lock_it_is_tried_again() -> None:
     (examine,) = directory.after(CALM_S)
     (adopt,) = directory.examine(examine)
     directory.adopt(adopt, is_in=False)
+    assert directory.external_saves.next_due_s() == directory.now_s + BUSY_S
     assert directory.after(BUSY_S / 2) == []
     directory.after(BUSY_S / 2)
     assert directory.after(CALM_S) == [adopt], "what has not changed is not read again"
@@ -215,6 +225,8 @@ def test_a_word_that_comes_late_makes_an_external_checkpoint_the_savers_own() ->
 def test_what_was_there_before_the_run_is_no_news() -> None:
     directory = Directory(there=[external(time=RUN_BEGAN - 1.0)])
     assert [directory.go_on(), directory.after(CALM_S), directory.after(RESCAN_S)] == [[], [], []]
+    as_it_began = Directory(there=[external(time=RUN_BEGAN)])
+    assert [as_it_began.go_on(), as_it_began.after(CALM_S)] == [[], [Examine(external(time=RUN_BEGAN), PLAN)]]
     unknown = Directory(there=[external()])
     unknown.external_saves.start_directory(None)
     assert [unknown.go_on(), unknown.after(CALM_S), unknown.after(RESCAN_S)] == [[], [], []]

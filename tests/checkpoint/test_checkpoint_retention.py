@@ -95,6 +95,22 @@ def test_what_a_saver_that_knows_of_all_has_taken_off_stays_off_and_goes_unless_
     assert (outcome.listed, outcome.delete) == (("2", "3", "4"), gone)
 
 
+@pytest.mark.parametrize(
+    ("max_to_keep", "hours", "gone"),
+    [(0, KEEP_NEVER_HOURS, ()), (1, KEEP_NEVER_HOURS, ("1", "2")), (1, 1.0, ())],
+)
+def test_of_what_a_saver_has_taken_off_nothing_goes_where_all_or_some_are_kept_for_good(
+    max_to_keep: int, hours: float, gone: tuple[str, ...]
+) -> None:
+    outcome = repair(kept("1", "2"), kept("3"), Rule(max_to_keep, hours))
+    assert (outcome.listed, outcome.delete) == (("3",), gone)
+
+
+def test_where_all_are_kept_the_newest_of_ours_comes_back_before_what_another_saver_lists() -> None:
+    outcome = repair(kept("1", "2"), kept("other-4"), Rule(0, KEEP_NEVER_HOURS))
+    assert (outcome.listed, outcome.delete) == (("2", "other-4"), ())
+
+
 def test_all_the_excess_of_a_list_that_somebody_else_has_written_goes() -> None:
     outcome = repair(kept("1", "2", "3"), kept("1", "2", "3", "4"), Rule(2, KEEP_NEVER_HOURS))
     assert (outcome.listed, outcome.delete) == (("3", "4"), ("1", "2"))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import pytest
 
 from procsv.base.identity import TRAINER, WATCHDOG
-from procsv.ipc.messaging.messages import CheckpointPlan, Finish, FlushDone, TrainerExited
+from procsv.ipc.messaging.messages import Durable, Finish, FlushDone, Rejected, TrainerExited
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.core import Core
-from procsv.services.checkpoint.core.facts import State
-from procsv.services.checkpoint.core.save_scheduler import Saving
+from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, State
 from procsv.services.checkpoint.core.states import States
-from tests.support.core_desk import PLAN, Desk, bodies, slot
+from tests.support.core_desk import Desk, bodies, durable_of, slot
 
 
 @pytest.mark.parametrize("state", [state for state in SlotState if state is not SlotState.READY])
@@ -32,8 +29,9 @@ def test_a_state_that_is_told_of_again_stays_as_it_was_told_first() -> None:
     assert states.told is said
 
 
-def test_a_service_that_has_saved_nothing_has_done_no_work() -> None:
-    assert Core("r", TRAINER).durable_count == 0
+def test_a_service_that_has_saved_nothing_has_done_no_work_and_knows_of_no_step() -> None:
+    core = Core("r", TRAINER)
+    assert (core.durable_count, core.states.newest_step) == (0, -1)
 
 
 def test_what_another_run_has_in_memory_is_not_this_runs() -> None:
@@ -56,23 +54,84 @@ def test_a_trainers_end_is_answered_by_a_try_that_comes_after_it_and_not_by_a_fa
     assert bodies(desk.see(desk.core.save_failed("no room", desk.now_s)), FlushDone) == [FlushDone(-1, "no room")]
 
 
-@pytest.mark.parametrize(
-    ("plan", "from_s", "due_s"),
-    [
-        (PLAN, 5.0, 605.0),
-        (PLAN, None, math.inf),
-        (None, 5.0, math.inf),
-        (msgspec.structs.replace(PLAN, save_secs=0.0), 5.0, math.inf),
-    ],
-)
-def test_periodic_checkpoints_are_due_where_the_program_wants_them_and_never_else(
-    plan: CheckpointPlan | None, from_s: float | None, due_s: float
-) -> None:
-    assert Saving(cadence_from_s=from_s).cadence_due_s(plan) == due_s
-
-
 def test_a_runs_end_is_answered_where_nobody_has_said_how_what_is_in_memory_is_to_be_saved() -> None:
     desk = Desk()
     desk.ready(slot(1, 10))
     ends = bodies(desk.say(Finish(), task=WATCHDOG), FlushDone)
     assert ends == [FlushDone(-1, "nobody has said how its checkpoints are named")]
+
+
+# -- what is on disk -------------------------------------------------------------------------------------------
+def on_disk(sequence: int, step: int) -> Durable:
+    return durable_of(State(sequence, step, 1, "r", None))
+
+
+def test_the_checkpoints_that_lie_there_at_the_start_are_listed_until_a_save_says_which_are_kept() -> None:
+    states = States("r", TRAINER)
+    states.stocked(DiskState(10, 1, None, ("/l/model.ckpt-10",)))
+    assert states.kept == ("/l/model.ckpt-10",)
+    states.saved(on_disk(2, 20))
+    states.stocked(DiskState(10, 1, None, ("/l/model.ckpt-10",)))
+    assert states.kept == ("/l/model.ckpt-20",)
+
+
+def test_what_lies_in_the_old_place_is_of_no_account_when_checkpoints_go_to_another() -> None:
+    states = States("r", TRAINER)
+    states.stocked(DiskState(10, 1, None, ("/l/model.ckpt-10",)))
+    states.forget_disk()
+    assert (states.newest_step, states.durable_step, states.kept) == (-1, -1, ())
+
+
+def test_what_was_said_of_a_saved_state_stays_when_it_is_found_on_disk_again() -> None:
+    states, said = States("r", TRAINER), on_disk(1, 10)
+    states.saved(said)
+    states.stocked(DiskState(10, 1, msgspec.structs.replace(said, seconds=0.0), said.all_paths))
+    assert states.durable is said
+
+
+@pytest.mark.parametrize("sequence", [0, 1])
+def test_a_checkpoint_that_turns_out_bad_is_not_durable_and_its_state_is_saved_once_more(sequence: int) -> None:
+    states, bad = States("r", TRAINER), on_disk(2, 20)
+    states.see([slot(1, 10), slot(2, 20)])
+    states.saved(bad)
+    good = Candidate("/l/model.ckpt-10", 10, sequence, True) if sequence else None
+    states.searched(Found(good, (), (Rejected(bad.path, "truncated"),), ""))
+    assert (states.durable, states.durable_sequence) == (None, sequence)
+    assert states.unsaved == State.of_slot(slot(2, 20))
+    assert states.newest_step == (10 if good else -1)
+
+
+@pytest.mark.parametrize(("is_latest", "newest"), [(True, 5), (False, 10)])
+def test_a_checkpoint_of_another_writer_is_listed_and_the_newest_where_the_directory_says_so(
+    is_latest: bool, newest: int
+) -> None:
+    states = States("r", TRAINER)
+    states.saved(on_disk(1, 10))
+    states.adopted(on_disk(0, 5), is_latest)
+    assert (states.kept, states.newest_step) == (("/l/model.ckpt-5",), newest)
+
+
+@pytest.mark.parametrize(("is_outdated", "newest"), [(False, 5), (True, 10)])
+def test_a_scan_says_which_is_the_newest_unless_a_later_one_was_saved_meanwhile(is_outdated: bool, newest: int) -> None:
+    states = States("r", TRAINER)
+    states.saved(on_disk(1, 10))
+    states.scanned(5, is_outdated)
+    assert states.newest_step == newest
+
+
+# -- what is lost ----------------------------------------------------------------------------------------------
+def test_staged_files_that_are_gone_are_not_tried_again_and_a_slot_that_was_filled_again_is() -> None:
+    states, staged = States("r", TRAINER), State(2, 20, 1, "r", None, "/s/staged.2/model.ckpt-20")
+    states.see([slot(1, 10)])
+    states.take_staged(staged)
+    assert not states.lose(staged, is_bad=False)
+    assert not states.lose(State.of_slot(slot(1, 10)), is_bad=False)
+    assert states.in_memory() == [State.of_slot(slot(1, 10))]
+
+
+@pytest.mark.parametrize(("restored", "is_lost"), [(1, True), (2, False)])
+def test_what_a_trainer_had_is_missed_until_a_later_one_has_done_without_it(restored: int, is_lost: bool) -> None:
+    states = States("r", TRAINER)
+    states.tell(State(1, 10, 1, "r", None))
+    states.restored(restored)
+    assert (states.lost is not None) == is_lost

@@ -162,8 +162,13 @@ class Core:
             self.saving.hurry()
 
     def _next_scan(self) -> int:
-        """The number of the next scan to begin; 0 if there will be none."""
-        return self.external_saves.scans_begun + 1 if self._can_scan else 0
+        """The number of the next scan to begin."""
+        return self.external_saves.scans_begun + 1
+
+    @property
+    def _scans_done(self) -> float:
+        """How many have ended; where there are none, nobody waits for one that was to come when nobody knew that."""
+        return self.external_saves.scans_done if self._can_scan else math.inf
 
     @property
     def _can_scan(self) -> bool:
@@ -272,7 +277,7 @@ class Core:
         durable = taken.durable
         self.external_saves.adopted(taken, now_s)
         if durable is not None:
-            self.states.adopted(taken)
+            self.states.adopted(durable, taken.is_latest)
             self._out.append(Announce(durable))
             if self._is_finishing:
                 self._adopt_by_s = now_s + ADOPTION_S_MAX
@@ -286,7 +291,7 @@ class Core:
         self._out += self.waiting.satisfy(self.states, self.saving)
         self._out += self.restoring.prepare()
         self._scan_directory(now_s)
-        self._out += self.restoring.go_on(self.plan if self._is_stocked else None, self.external_saves.scans_done)
+        self._out += self.restoring.go_on(self.plan if self._is_stocked else None, self._scans_done)
         self._begin_save(now_s)
         if self._is_finishing and self.plan is None and self.states.unsaved is not None:
             self.saving.last_error = self.saving.last_error or "nobody has said how its checkpoints are named"
@@ -311,7 +316,7 @@ class Core:
         """Whether the end of the run still waits for external checkpoints."""
         if not self._is_stocked or now_s >= self._adopt_by_s:
             return False
-        return self.external_saves.scans_done < self._last_scan or not self.external_saves.is_idle
+        return self._scans_done < self._last_scan or not self.external_saves.is_idle
 
     def _begin_save(self, now_s: float) -> None:
         state, is_quiet = self.states.unsaved, self.restoring.is_quiet(now_s)

@@ -117,4 +117,4 @@ def _why_lost(states: States) -> str:
 
 def _has_tried_enough(ending: _Ending, failures: int) -> bool:
     """A trainer's end is answered at the first failure, and the save is tried again; the run's end has to give up."""
-    return failures >= (TRIES_AT_END_MAX if ending.all_of_it else 1)
+    return not ending.all_of_it or failures >= TRIES_AT_END_MAX

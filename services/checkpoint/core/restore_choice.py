@@ -128,7 +128,7 @@ class Restoring(msgspec.Struct):
         self._verifying.add(slot)
         return [VerifySlot(slot)]
 
-    def go_on(self, plan: CheckpointPlan | None, scans: int) -> list[Action]:
+    def go_on(self, plan: CheckpointPlan | None, scans: float) -> list[Action]:
         """Moves the trainer's question on.  `plan` None: what is on disk is not known yet."""
         asked, states = self._question, self.states
         if asked is None or asked.stage != "waiting" or plan is None or scans < asked.after_scan:
@@ -154,7 +154,7 @@ class Restoring(msgspec.Struct):
         error = asked.searched.error
         return [self._answer("checkpoint" if error else "fresh", "", -1, error)]
 
-    def _go_back(self, asked: _Question, plan: CheckpointPlan, scans: int) -> list[Action]:
+    def _go_back(self, asked: _Question, plan: CheckpointPlan, scans: float) -> list[Action]:
         """The newest state is suspect: a checkpoint before it, or, where there is none, that state after all."""
         if asked.searched is None:
             asked.stage, self._searched_at = "searching", self.states.durable_sequence

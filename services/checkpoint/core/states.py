@@ -13,7 +13,7 @@ import msgspec
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.messages import Durable
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
-from procsv.services.checkpoint.core.facts import Adopted, DiskState, Found, State
+from procsv.services.checkpoint.core.facts import DiskState, Found, State
 
 
 class States(msgspec.Struct):
@@ -85,12 +85,11 @@ class States(msgspec.Struct):
             self.durable, self.durable_sequence = None, good.sequence if good else 0  # so it is saved once more
         self.newest_step = good.step if good is not None else -1
 
-    def adopted(self, taken: Adopted) -> None:
+    def adopted(self, durable: Durable, is_latest: bool) -> None:
         """An external checkpoint has its manifest."""
-        if taken.durable is not None:
-            self.kept = taken.durable.all_paths
-            if taken.is_latest:
-                self.newest_step = taken.durable.step
+        self.kept = durable.all_paths
+        if is_latest:
+            self.newest_step = durable.step
 
     def scanned(self, step: int, is_outdated: bool) -> None:
         """The newest checkpoint by a scan; `is_outdated`: we have saved another since the scan began."""

@@ -1,0 +1,181 @@
+"""The core and the checkpoints' directory: one that cannot be read or written to, and what others save there."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from procsv.base.identity import TRAINER, WATCHDOG
+from procsv.ipc.messaging.messages import (
+    Durable,
+    Finish,
+    FlushDone,
+    Message,
+    Restore,
+    TrainerExited,
+    Unwritable,
+    UserSave,
+)
+from procsv.services.checkpoint.core.actions import Acknowledge, Announce, Examine, Persist, ScanDirectory, TakeStock
+from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.external_saves import CALM_S, RESCAN_S
+from procsv.services.checkpoint.core.facts import DiskState, Scan, Sighting, State
+from tests.support.core_desk import NOTHING, PLAN, Desk, bodies, durable_of, only, slot
+
+
+# -- it cannot be read -----------------------------------------------------------------------------------------
+def unread() -> Desk:
+    """A state is in memory, and what is on disk is not known yet."""
+    desk = Desk()
+    desk.say(PLAN)
+    desk.snapshot(slot(1, 10))
+    return desk
+
+
+def test_a_trainers_end_is_answered_when_the_directory_cannot_be_read_to_save_what_it_left() -> None:
+    desk = unread()
+    assert bodies(desk.say(TrainerExited(1, clean=True), task=WATCHDOG), FlushDone) == []
+    out = desk.see(desk.core.search_failed("Input/output error", desk.now_s))
+    assert bodies(out, FlushDone) == [FlushDone(-1, "Input/output error")]
+
+
+def test_the_runs_end_is_answered_when_the_directory_could_not_be_read_three_times() -> None:
+    desk = unread()
+    desk.say(Finish(), task=WATCHDOG)
+    for _ in range(2):
+        assert bodies(desk.see(desk.core.search_failed("Input/output error", desk.now_s)), FlushDone) == []
+        assert TakeStock(PLAN) in desk.after(1.0)
+    out = desk.see(desk.core.search_failed("Input/output error", desk.now_s))
+    assert bodies(out, FlushDone) == [FlushDone(-1, "Input/output error")]
+
+
+@pytest.mark.parametrize(("ending", "tries"), [(TrainerExited(1, clean=True), 1), (Finish(), 3)])
+def test_what_is_gone_from_memory_is_said_to_be_lost_when_the_directory_could_not_be_read(
+    ending: Message, tries: int
+) -> None:
+    desk = unread()
+    desk.ready()
+    desk.say(ending, task=WATCHDOG)
+    told = [bodies(desk.see(desk.core.search_failed("Input/output error", desk.now_s)), FlushDone) for _ in range(3)]
+    lost = FlushDone(-1, "step 10 was in memory alone, and is lost from there")
+    assert told == [[lost] if number == tries else [] for number in (1, 2, 3)]
+
+
+def test_a_directory_that_could_not_be_read_is_read_again_after_a_second_and_once() -> None:
+    desk = unread()
+    desk.see(desk.core.search_failed("Input/output error", desk.now_s))
+    assert desk.core.next_due_s() == 1.0
+    assert desk.after(0.99) == []
+    assert desk.after(0.01) == [TakeStock(PLAN)]
+    assert desk.after(5.0) == []
+
+
+def test_a_directory_that_was_read_is_not_read_again_for_a_search_that_failed() -> None:
+    desk = Desk().begun()
+    desk.see(desk.core.search_failed("Input/output error", desk.now_s))
+    assert not [action for action in desk.after(60.0) if isinstance(action, TakeStock)]
+
+
+# -- it cannot be written to -----------------------------------------------------------------------------------
+def test_trouble_with_the_directory_is_said_when_it_comes_and_when_it_is_over() -> None:
+    desk = Desk().begun()
+    told = [
+        bodies(desk.core.scanned(Scan((), None, trouble), desk.now_s), Unwritable)
+        for trouble in ("it is gone", "it is gone", "", "")
+    ]
+    assert told == [[Unwritable("it is gone")], [], [Unwritable("")], []]
+
+
+def test_a_save_that_failed_is_tried_again_as_soon_as_the_trouble_is_over() -> None:
+    desk = Desk().begun()
+    desk.leaves_looks = True
+    desk.see(desk.core.scanned(Scan((), None, "it is gone"), desk.now_s))
+    desk.snapshot(slot(1, 10), "manual")
+    desk.see(desk.core.save_failed("it is gone", desk.now_s))
+    assert bodies(desk.core.scan_failed("it is gone", desk.now_s), Unwritable) == []
+    assert desk.core.saving.current is None
+    assert only(desk.core.scanned(Scan((), None, ""), desk.now_s), Persist).state.sequence == 1
+
+
+# -- what others have saved there ------------------------------------------------------------------------------
+def looking_by_itself() -> Desk:
+    """Whoever has the desk looks around."""
+    desk = Desk().begun()
+    desk.leaves_looks = True
+    return desk
+
+
+def test_a_look_that_began_before_a_save_ended_does_not_hide_what_was_saved() -> None:
+    desk = looking_by_itself()
+    persist = only(desk.snapshot(slot(1, 10), "manual"), Persist)
+    only(desk.after(RESCAN_S), ScanDirectory)
+    desk.saved(persist)
+    desk.see(desk.core.scanned(Scan((), -1, ""), desk.now_s))
+    assert desk.core.states.newest_step == 10
+
+
+def test_a_look_that_began_after_a_save_says_what_is_there() -> None:
+    desk = looking_by_itself()
+    desk.saved(only(desk.snapshot(slot(1, 10), "manual"), Persist))
+    only(desk.after(RESCAN_S), ScanDirectory)
+    desk.see(desk.core.scanned(Scan((), -1, ""), desk.now_s))
+    assert desk.core.states.newest_step == -1
+
+
+def test_what_was_saved_since_the_run_began_is_news_even_if_the_first_look_shows_it() -> None:
+    desk = Desk(leaves_looks=True)
+    desk.say(PLAN)
+    only(desk.see(desk.core.stocked(DiskState(-1, 0, None, (), 100.0), desk.now_s)), ScanDirectory)
+    before, since = sighting(99.0), sighting(100.0)
+    desk.see(desk.core.scanned(Scan((before, since), None, ""), desk.now_s))
+    desk.after(CALM_S)
+    assert desk.see(desk.core.scanned(Scan((before, since), None, ""), desk.now_s)) == [Examine(since, PLAN)]
+
+
+def test_what_a_trainer_saved_that_is_dead_is_examined_at_once() -> None:
+    desk = looking_by_itself()
+    only(desk.say(TrainerExited(1, clean=False), task=WATCHDOG), ScanDirectory)
+    out = desk.see(desk.core.scanned(Scan((sighting(1.0),), None, ""), desk.now_s))
+    assert only(out, Examine).sighting == sighting(1.0)
+
+
+def test_what_a_new_trainer_saves_is_left_to_it_for_a_while_although_the_one_before_it_is_dead() -> None:
+    desk = looking_by_itself()
+    only(desk.say(TrainerExited(1, clean=False), task=WATCHDOG), ScanDirectory)
+    desk.say(Restore(False), incarnation=2)
+    desk.see(desk.core.scanned(Scan((sighting(1.0),), None, ""), desk.now_s))
+    assert not [action for action in desk.out if isinstance(action, Examine)]
+
+
+def sighting(time: float) -> Sighting:
+    name = f"other-{time:.0f}"
+    return Sighting(f"/l/{name}", ((f"{name}.index", 1, 9, 1),), time, listed=True)
+
+
+def test_what_only_tensorflow_can_reach_is_never_looked_at_and_a_word_of_it_is_answered_at_once() -> None:
+    desk = Desk(leaves_looks=True)
+    desk.say(msgspec.structs.replace(PLAN, save_path="gs://bucket/model.ckpt"))
+    desk.see(desk.core.stocked(NOTHING, desk.now_s))
+    desk.after(60.0)
+    assert not [action for action in desk.out if isinstance(action, ScanDirectory)]
+    assert desk.core.next_due_s() == math.inf
+    assert [type(action) for action in desk.say(UserSave("gs://bucket/model.ckpt-10"))] == [Acknowledge]
+
+
+# -- what lies there at the start ------------------------------------------------------------------------------
+ON_DISK = durable_of(State(4, 40, 1, "r", None))
+
+
+@pytest.mark.parametrize(
+    ("is_restarted", "durable", "told"), [(True, ON_DISK, [ON_DISK]), (True, None, []), (False, ON_DISK, [])]
+)
+def test_what_lies_there_is_told_by_a_service_that_follows_another_which_may_not_have_told_it(
+    is_restarted: bool, durable: Durable | None, told: list[Durable]
+) -> None:
+    desk = Desk(Core("r", TRAINER, is_restarted=is_restarted))
+    desk.say(PLAN)
+    stock = DiskState(40, 4, durable, ("/l/model.ckpt-40",))
+    assert [a.body for a in desk.core.stocked(stock, desk.now_s) if isinstance(a, Announce)] == told
+    assert [a.body for a in desk.core.stocked(stock, desk.now_s) if isinstance(a, Announce)] == []

@@ -1,0 +1,84 @@
+"""What the core makes of a plan: of the first, of the same again, and of one for another place."""
+
+from __future__ import annotations
+
+import msgspec
+
+from procsv.base.identity import TRAINER
+from procsv.ipc.messaging.messages import Restored
+from procsv.services.checkpoint.core.actions import Acknowledge, Persist, TakeStock
+from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.facts import DiskState
+from tests.support.core_desk import NOTHING, PLAN, Desk, only, slot
+
+ELSEWHERE = msgspec.structs.replace(PLAN, save_path="/m/model.ckpt")
+SOONER = msgspec.structs.replace(PLAN, save_secs=60.0)
+STOCK = DiskState(10, 1, None, ("/l/model.ckpt-10",))
+
+
+def test_the_same_plan_again_changes_nothing() -> None:
+    desk = Desk().begun(STOCK)
+    assert [type(action) for action in desk.say(PLAN)] == [Acknowledge]
+    assert desk.core.states.kept == STOCK.kept
+
+
+def test_checkpoints_are_known_until_they_go_to_another_place() -> None:
+    desk = Desk().begun(STOCK)
+    assert TakeStock(SOONER) in desk.say(SOONER)
+    assert (desk.core.states.newest_step, desk.core.states.kept) == (10, STOCK.kept)
+    assert TakeStock(ELSEWHERE) in desk.say(ELSEWHERE)
+    assert (desk.core.states.newest_step, desk.core.states.kept) == (-1, ())
+
+
+def test_a_plan_that_a_snapshot_carries_holds_until_a_trainer_says_its_own() -> None:
+    desk = Desk()
+    assert desk.core.plan_seen(SOONER, 0.0) == [TakeStock(SOONER)]
+    assert desk.core.plan_seen(ELSEWHERE, 0.0) == []
+    assert TakeStock(PLAN) in desk.say(PLAN)
+    assert desk.core.plan_seen(SOONER, 0.0) == []
+
+
+def test_nothing_is_saved_before_it_is_known_what_lies_in_the_new_place() -> None:
+    desk = Desk().begun()
+    desk.say(ELSEWHERE)
+    desk.snapshot(slot(1, 10), "manual")
+    assert not [action for action in desk.out if isinstance(action, Persist)]
+    assert only(desk.see(desk.core.stocked(NOTHING, desk.now_s)), Persist).plan == ELSEWHERE
+
+
+def test_save_secs_are_counted_from_the_first_plan() -> None:
+    desk = sooner_after_40_s()
+    assert desk.after(19.0) == []
+    assert only(desk.after(1.0), Persist).reason == "periodic"
+
+
+def test_save_secs_are_counted_anew_from_each_restore() -> None:
+    desk = sooner_after_40_s()
+    desk.say(Restored())
+    assert desk.after(59.0) == []
+    assert only(desk.after(1.0), Persist).reason == "periodic"
+
+
+def sooner_after_40_s() -> Desk:
+    """A state is in memory, and a trainer wants checkpoints more often than it has said at 0 s."""
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10))
+    desk.now_s = 40.0
+    desk.say(SOONER)
+    desk.see(desk.core.stocked(NOTHING, desk.now_s))
+    return desk
+
+
+def test_what_the_present_trainer_has_in_memory_is_saved_by_time_alone() -> None:
+    desk = Desk().begun()
+    desk.say(Restored(), incarnation=2)
+    desk.snapshot(slot(1, 10, 2))
+    assert desk.after(599.0) == []
+    assert only(desk.after(1.0), Persist).reason == "periodic"
+
+
+def test_what_an_earlier_run_left_in_memory_is_saved_before_anybody_asks_for_it() -> None:
+    desk = Desk(Core("r", TRAINER, frozenset({"before"})))
+    desk.ready(slot(5, 50, 3, "before"))
+    desk.say(PLAN)
+    assert only(desk.see(desk.core.stocked(NOTHING, desk.now_s)), Persist).reason == "crash"

@@ -1,0 +1,64 @@
+"""Who waits for a state to be on disk, and what each is told when."""
+
+from __future__ import annotations
+
+import pytest
+
+from procsv.base.identity import TRAINER, WATCHDOG
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.messages import Finish, FlushDone, Message, SaveFailed, Snapshot, TrainerExited
+from procsv.services.checkpoint.core.actions import Reply
+from procsv.services.checkpoint.core.pending_replies import Waiting
+from procsv.services.checkpoint.core.save_scheduler import Saving
+from procsv.services.checkpoint.core.states import States
+from tests.support.core_desk import slot
+
+
+def asker(body: Message, seq: int) -> Received:
+    return Received(b"t", WATCHDOG, 1, seq, 0, body, None)
+
+
+RUN_ENDS, TRAINER_ENDS = asker(Finish(), 1), asker(TrainerExited(1, clean=True), 2)
+
+
+def both_wait() -> Waiting:
+    """For the end of the run, and, asked later, for a trainer's."""
+    waiting = Waiting()
+    waiting.run_ended(RUN_ENDS, "final")
+    waiting.trainer_ended(TRAINER_ENDS, 1, "final")
+    return waiting
+
+
+@pytest.mark.parametrize(("last_error", "why"), [("", "the snapshot is gone"), ("no room", "no room")])
+def test_a_wish_for_what_is_nowhere_is_told_the_last_error_or_that_it_is_gone(last_error: str, why: str) -> None:
+    waiting, wish = Waiting(), asker(Snapshot(1, 10, "manual"), 1)
+    waiting.want(wish, 1, 10, "manual")
+    told = waiting.satisfy(States("r", TRAINER), Saving(last_error=last_error))
+    assert told == [Reply(wish, SaveFailed(1, 10, why))]
+
+
+def test_a_trainers_end_is_answered_at_the_first_failure_although_the_runs_is_not() -> None:
+    waiting, states = both_wait(), States("r", TRAINER)
+    states.see([slot(1, 10)])
+    told = waiting.settle(states, Saving(failures=1, last_error="no room"), after_failure=True)
+    assert told == [Reply(TRAINER_ENDS, FlushDone(-1, "no room"))]
+    assert not waiting.settled
+    told = waiting.settle(states, Saving(failures=3, last_error="no room"), after_failure=True)
+    assert told == [Reply(RUN_ENDS, FlushDone(-1, "no room"))]
+    assert waiting.settled
+
+
+def test_a_trainers_end_does_not_wait_for_what_others_have_saved_although_the_runs_does() -> None:
+    waiting, states = both_wait(), States("r", TRAINER)
+    assert waiting.settle(states, Saving(), is_adopting=True) == [Reply(TRAINER_ENDS, FlushDone(-1, ""))]
+    assert waiting.settle(states, Saving()) == [Reply(RUN_ENDS, FlushDone(-1, ""))]
+
+
+@pytest.mark.parametrize(("incarnation", "waits"), [(1, True), (2, False)])
+def test_a_trainers_end_waits_for_what_it_or_one_before_it_has_left_and_for_nothing_of_a_later_one(
+    incarnation: int, waits: bool
+) -> None:
+    waiting, states = Waiting(), States("r", TRAINER)
+    states.see([slot(1, 10, incarnation)])
+    waiting.trainer_ended(TRAINER_ENDS, 1, "crash")
+    assert bool(waiting.settle(states, Saving())) != waits
