@@ -38,7 +38,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     standby: Literal["warm", "hot", "off"] = (
         "off"  # warm: has imported TensorFlow; hot: has also run the program's start
     )
-    malloc: Literal["keep", "system"] = "system"  # keep: the memory of a step is kept for the next one
+    malloc: Literal["keep", "system"] = "keep"  # keep: the memory of a step is kept for the next one
     grace_s: float = 25.0  # for a stop, everything included
 
     max_failures: int = 5  # in a row with no newly durable step; then the run is given up

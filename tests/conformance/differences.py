@@ -59,6 +59,11 @@ class Kind:
     Supervisor: Callable[..., Any]
     train: Any  # where the other names are
 
+    @property
+    def without_snapshots(self) -> dict[str, Any]:
+        """Arguments with which a monitored session keeps nothing between two checkpoints."""
+        return {"snapshot_secs": None} if self.name == "procsv" else {}
+
     def differs(self, name: str) -> bool:
         """Whether this is our class, for a behaviour that is listed."""
         assert name in DIFFERENCES

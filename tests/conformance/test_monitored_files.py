@@ -87,7 +87,7 @@ def test_a_session_goes_on_from_the_newest_checkpoint(kind: Kind, tmp_path: Path
         assert steps_of(tmp_path) == [0]
         train(session, model, 3)
     before = (tmp_path / "model.ckpt-3.index").stat().st_mtime_ns
-    with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path)) as session:
+    with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), **kind.without_snapshots) as session:
         assert session.run(model.step) == session.run(model.value) == 3
     is_rewritten = (tmp_path / "model.ckpt-3.index").stat().st_mtime_ns != before
     assert is_rewritten is not kind.differs("no rewriting at the start")
@@ -133,6 +133,7 @@ def test_without_final_checkpoint_an_error_saves_nothing_and_a_clean_end_what_th
     kind: Kind, tmp_path: Path
 ) -> None:
     model, options = Model(), {"final_checkpoint": False} if kind.differs("last checkpoint") else {}
+    options |= kind.without_snapshots
     with pytest.raises(Mishap), kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), **options) as session:  # noqa: PT012
         train(session, model, 3)
         raise Mishap
@@ -148,7 +149,9 @@ def test_a_model_that_has_diverged(kind: Kind, tmp_path: Path) -> None:
     hooks = [tf1.train.NanTensorHook(loss)]
     with (
         pytest.raises(tf1.train.NanLossDuringTrainingError),
-        kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=hooks) as session,
+        kind.train.MonitoredTrainingSession(
+            checkpoint_dir=str(tmp_path), hooks=hooks, **kind.without_snapshots
+        ) as session,
     ):
         train(session, model, 9)
     assert steps_of(tmp_path) == [0]

@@ -30,6 +30,14 @@ def children() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
+def is_helper(process: psutil.Process) -> bool:
+    """Whether it is of this interpreter, and of no test."""
+    try:
+        return any(helper in " ".join(process.cmdline()) for helper in HELPERS)
+    except psutil.Error:
+        return False
+
+
 class Leftovers:
     """One test's names: what was there before it, its runtime directory and its tmp_path."""
 
@@ -59,7 +67,7 @@ class Leftovers:
         return left
 
     def _processes(self) -> set[psutil.Process]:
-        found = {p for p in children() - self._before if not any(h in self._describe(p) for h in HELPERS)}
+        found = {process for process in children() - self._before if not is_helper(process)}
         return found | set(self._strays())
 
     def _strays(self) -> Iterator[psutil.Process]:

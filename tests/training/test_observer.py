@@ -120,7 +120,7 @@ def observed(tmp_path: Path, name: str = "orders") -> Iterator[Observed]:
     program.write_text(PROGRAM)
     os.mkfifo(orders)
     with (
-        launched(tmp_path / "logdir", str(orders), launcher=(sys.executable, str(program))) as run,
+        launched(tmp_path / "logdir", str(orders), launcher=(sys.executable, str(program)), template=False) as run,
         orders.open("w") as f,
     ):
         yield Observed(run, f)
@@ -355,7 +355,8 @@ def test_a_second_program_is_refused_and_told_who_has_the_logdir(tmp_path: Path)
         program.tell("begin")
         again = tmp_path / "again"
         os.mkfifo(again)
-        second = launched(program.run.logdir, str(again), launcher=(sys.executable, str(tmp_path / "train.py")))
+        command = (sys.executable, str(tmp_path / "train.py"))
+        second = launched(program.run.logdir, str(again), launcher=command, template=False)
         with second as run, again.open("w") as orders:
             orders.write("begin\n")
             orders.flush()

@@ -57,11 +57,11 @@ def test_the_interval_that_auto_chose_and_why_is_in_status_and_in_tensorboard(tm
             _train_until(session, train, lambda: _scalars(logdir).keys() >= SCALARS)
     scalars = _scalars(logdir)
     assert shown["spacing"] == "auto"
-    assert 1.0 <= shown["interval"] <= 600.0
+    assert 0.1 <= shown["interval"] <= 600.0
     assert 0.0 < shown["mean_stall_ms"] <= shown["mean_cost_ms"]
     assert shown["share"] <= 0.01001
     assert "ms for one (auto: " in text
-    assert min(scalars["procsv/snapshot_interval"]) >= 1.0
+    assert min(scalars["procsv/snapshot_interval"]) >= 0.1 - 1e-6
     assert min(scalars["procsv/snapshot_stall_ms"]) > 0.0
     assert json.loads(_status(logdir, "--json"))["snapshots"] is None, "nobody takes any now"
 
