@@ -8,7 +8,7 @@ reader passes over what is damaged, and does without what is not there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -49,20 +49,19 @@ def _marked_lines(data: bytes) -> Iterator[tuple[bytes, Mark]]:
             continue  # damaged, or torn by a kill or a full disk
 
 
-def thin_out(data: bytes, is_there: Callable[[str], bool]) -> bytes:
-    """Fewer marks: of the logs that are there, and in the older half only every second one of each log.
+def thin_out(data: bytes, there: Container[str]) -> bytes:
+    """Fewer marks: in the older half those of logs that are not `there` go, and every second one of each other log.
 
-    A log's first mark stays, which says when its process has begun, and so does its last one.  Where all that spares little,
-    the older half goes.
+    A log's first mark stays, which says when its process has begun, and so does the last one of that half.  Where all that
+    spares little, the older half goes.
     """
-    lines = [(line, mark) for line, mark in _marked_lines(data) if is_there(mark.log)]
-    half, seen = len(lines) // 2, Counter[tuple[str, int]]()
-    last = {(mark.log, mark.file): number for number, (_, mark) in enumerate(lines)}
-    kept = []
-    for number, (line, mark) in enumerate(lines):
-        key = mark.log, mark.file
+    middle = data.find(b"\n", len(data) // 2) + 1 or len(data)
+    older = [(line, (mark.log, mark.file)) for line, mark in _marked_lines(data[:middle]) if mark.log in there]
+    last = {key: number for number, (_, key) in enumerate(older)}
+    seen, kept = Counter[tuple[str, int]](), list[bytes]()
+    for number, (line, key) in enumerate(older):
         seen[key] += 1
-        if number >= half or seen[key] % 2 or last[key] == number:
+        if seen[key] % 2 or last[key] == number:
             kept.append(line)
-    thinned = b"".join(kept)
-    return thinned if len(thinned) <= len(data) * 7 // 8 else b"".join(line for line, _ in lines[half:])
+    thinned = b"".join((*kept, data[middle:]))
+    return thinned if len(thinned) <= len(data) * 7 // 8 else data[middle:]

@@ -22,7 +22,7 @@ from procsv.base.system.atomic_file import replace_file
 
 LOOK_S = 0.45  # between two looks: at each tick of the event loop, and not at the turns in between
 BYTES_MAX = 4 * 2**20
-THIN_OUT_S = 60.0  # between two tries to make the file smaller, which takes milliseconds
+THIN_OUT_S = 60.0  # between two tries to make the file smaller, which may take a tenth of a second
 STDOUT = Path("/proc/self/fd/1")
 
 
@@ -89,7 +89,7 @@ class LogGrowth:
         if now_s < self._thin_out_s:
             return False
         self._thin_out_s = now_s + THIN_OUT_S
-        thinned = thin_out(path.read_bytes(), lambda name: (self._paths.logs / name).exists())
+        thinned = thin_out(path.read_bytes(), {log.name for log in path.parent.iterdir()})
         # Killed in here: the whole file stays, with perhaps a dot-file beside it that the next call replaces.
         replace_file(path, thinned, durable=False, mode=record_mode(path.parent))
         return True
