@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.identity import CHECKPOINT, STANDBY, TRAINER
+from procsv.base.identity import CHECKPOINT, STANDBY, TRAINER, WATCHDOG
 from procsv.base.run.log_growth import read_marks
 from procsv.base.run.logs import older_part
 from procsv.base.run.paths import RunPaths
@@ -89,6 +89,18 @@ def test_a_new_process_of_a_task_takes_the_place_of_one_whose_end_nobody_has_tol
         ("standby.2.log", 6),
         ("standby.2.log", 11),
     ]
+
+
+def test_the_log_of_a_detached_runs_watchdog_is_looked_at_too(
+    logs: Logs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdout = tmp_path / "stdout"
+    stdout.symlink_to(logs.paths.log(WATCHDOG, 3))
+    monkeypatch.setattr(log_growth, "STDOUT", stdout)
+    logs.growth = LogGrowth(logs.paths, logs.clock)
+    prints(logs.paths.log(WATCHDOG, 3), "begun\n")
+    logs.look()
+    assert logs.noted() == [("watchdog", 6)]
 
 
 def test_after_a_rotation_the_new_file_is_told_from_the_old_one(logs: Logs) -> None:
