@@ -37,7 +37,7 @@ class Talk:
         self.run, self.paths, self._file = run, find_paths(run.logdir), file
 
     def prints(self, role: str, text: str, attempt: int = 1) -> None:
-        """Returns when the watchdog has seen it: what is printed next was printed later for whoever looks from outside."""
+        """Returns when the watchdog has seen it: it can tell what is printed next from it."""
         log = self.paths.log(TaskId(role), attempt)
         say(self._file, role, text)
         self.run.until(f"{text!r} in {log.name}", lambda: log.read_text().endswith(text))

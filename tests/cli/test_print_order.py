@@ -1,4 +1,4 @@
-"""The order in which processes have printed, made out from marks: whatever was marked in between comes as it was printed."""
+"""The order in which processes have printed, made out from marks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Growth of a run's logs: which size each of them had at which time, a line of JSON for each.
 
-Written by the watchdog (watchdog/edge/log_growth.py) to `procsv/logs/growth.jsonl`, read by `procsv logs --all`: a log holds what
-its process has printed and no times, so nothing else tells in which order two processes have printed.  A convenience: a
-reader passes over what is damaged, and does without what is not there.
+Written by the watchdog (watchdog/edge/log_growth.py) to `procsv/logs/growth.jsonl`, read by `procsv logs --all`: a log
+holds what its process has printed and no times, so nothing else tells in which order two processes have printed.  A
+convenience: a reader passes over what is damaged, and does without what is not there.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _marked_lines(data: bytes) -> Iterator[tuple[bytes, Mark]]:
 def thin_out(data: bytes, there: Container[str]) -> bytes:
     """Fewer marks: in the older half those of logs that are not `there` go, and every second one of each other log.
 
-    A log's first mark stays, which says when its process has begun, and so does the last one of that half.  Where all that
-    spares little, the older half goes.
+    A log's first mark stays, which says when its process has begun, and so does the last one of that half.  Where all
+    that spares little, the older half goes.
     """
     middle = data.find(b"\n", len(data) // 2) + 1 or len(data)
     older = [(line, (mark.log, mark.file)) for line, mark in _marked_lines(data[:middle]) if mark.log in there]

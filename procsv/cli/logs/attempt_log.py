@@ -33,7 +33,10 @@ class AttemptLog:
             self._follower = LogFollower(run.paths.log(task, number), with_older=True)
 
     def read(self, is_last: bool, end: float = math.inf) -> bytes:
-        """What has been printed since, or the next part of it; nothing behind byte `end`.  `is_last`: nobody writes to it any more."""
+        """What has been printed since, or the next part of it; nothing behind byte `end`.
+
+        `is_last`: nobody writes to it any more.
+        """
         data = self._read_chunk(is_last, end)
         if not self._is_marked:
             return data

@@ -110,7 +110,7 @@ def _complain(run: RunFile, logs: RoleLogs, role: str, attempt: int | None, sinc
 def _show(
     chosen: dict[RoleLogs, list[int]], marks: list[Mark], out: Output, *, is_separated: bool, is_over: bool
 ) -> None:
-    """All that there is, in the order in which it was printed; without marks attempt by attempt, by what they have printed last."""
+    """All that there is, in the order in which it was printed; without marks attempt by attempt."""
     attempts = [(logs, number) for logs, numbers in chosen.items() for number in numbers]
     begun = set[int]()
     for place, end in order_of_printing([logs.describe(number) for logs, number in attempts], marks):

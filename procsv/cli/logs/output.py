@@ -12,7 +12,7 @@ from procsv.base.terminal import OutputFilter
 
 
 class Output:
-    """Where output goes: a terminal is spared what it would obey, and of what there is first only the last lines are shown."""
+    """A terminal is spared what it would obey, and of what there is first only the last lines are shown."""
 
     def __init__(self, stream: BinaryIO, last_lines: int | None) -> None:
         self._stream = stream

@@ -1,7 +1,8 @@
 """Order in which the processes of a run have printed, as far as it is known.
 
-Used by command.py.  Pure.  The watchdog has noted which log had which size when (base/run/log_growth.py): what a log has gained from
-one mark to the next was printed in between.  What no mark tells of comes where its log was printed to last.
+Used by command.py.  Pure.  The watchdog has noted which log had which size when (base/run/log_growth.py): what a log
+has gained from one mark to the next was printed in between.  What no mark tells of comes where its log was printed to
+last.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Printed(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Output of one attempt, which is to be shown next: all that its log holds up to `end`, as far as it was not shown."""
+    """Output of one attempt, to be shown next: all that its log holds up to `end`, as far as it was not shown."""
 
     attempt: int  # its place in the sequence
     end: float  # bytes from the beginning of its oldest part; infinite in its last turn
@@ -77,7 +78,10 @@ def _ends(parts: Sequence[Part], marks: Sequence[_Marked]) -> Iterator[tuple[_Wh
 
 
 def _by_part(parts: Sequence[Part], marks: Sequence[_Marked]) -> list[Sequence[_Marked]]:
-    """The marks of each part: from the newest on, for nobody may have looked between two rotations, or since the last one."""
+    """The marks of each part, found from the newest on.
+
+    A part may have none: nobody has looked at it between two rotations, or since the last one.
+    """
     files = [(file, list(its)) for file, its in groupby(marks, key=lambda one: one[1].file)]
     is_copy = {file for file, _ in files}.isdisjoint(part.file for part in parts)  # a copied logdir has other inodes
     found: list[Sequence[_Marked]] = []

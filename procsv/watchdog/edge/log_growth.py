@@ -1,7 +1,7 @@
 """Notes of how the logs grow while their processes run, for whoever wants to read them side by side later.
 
-Used by event_loop.py.  The processes print into their logs themselves, so that nothing of ours can hold them up; what is noted
-here is seen from outside, a stat of each log.  Notes are a convenience: what cannot be written is not said, and costs no run.
+Used by event_loop.py.  The processes print into their logs themselves, so that nothing of ours can hold them up; what
+is noted here is seen from outside, by a stat of each log.  Notes are a convenience: what cannot be written is not said.
 """
 
 from __future__ import annotations
