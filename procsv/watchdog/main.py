@@ -44,6 +44,7 @@ from procsv.watchdog.edge.event_hook import EventHook
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.faults.injector import Injector
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
+from procsv.watchdog.edge.log_growth import LogGrowth
 from procsv.watchdog.edge.observed.observed_program import ObservedProgram
 from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.post_mortem import PostMortem
@@ -246,6 +247,7 @@ def _build_environment(
         event_hook=event_hook,
         ground=RunGround(paths, opened.lock, core.services, sockets.server.is_in_place),
         manager=manager,
+        log_growth=LogGrowth(paths, clock),
         make_injector=lambda reach: Injector(
             Plan.decode(start.settings.plan), paths, processes, reach, clock.monotonic()
         ),

@@ -48,7 +48,8 @@ class MachineInMemory(Generic[ChildT]):
         self, clock: Clock, sockets: Sockets, make_injector: Callable[[FaultReach], FaultInjector] | None = None
     ) -> Environment:
         make = make_injector or (lambda reach: self)
-        return Environment(clock, self, self, sockets, self, self, self, self, self, self, self, self, self, self, make)
+        ports = (self,) * 11
+        return Environment(clock, self, self, sockets, *ports, make)
 
     # -- for a subclass to say ---------------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
@@ -140,7 +141,7 @@ class MachineInMemory(Generic[ChildT]):
 
     reap_strays = show = follow = stop_writing = clear = offer_event = run_commands = inject_due_faults = close = (
         next_due_s
-    ) = metrics_due = _nothing
+    ) = metrics_due = note_start = note_end = note_growth = _nothing
 
     def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
         return ""

@@ -258,15 +258,17 @@ def test_row_53_a_lease_that_another_machine_does_not_renew_is_taken_over(tmp_pa
 
 
 def test_row_53_a_run_whose_lease_another_machine_has_taken_ends_and_writes_nothing_more(tmp_path: Path) -> None:
-    with launched(tmp_path, IDLE) as run:
+    talks = "import time; print('begun', flush=True)\nwhile True: print('.', flush=True); time.sleep(0.01)"
+    with launched(tmp_path, talks) as run:
         run.begun()
         trainer, paths = run.pid("trainer"), find_paths(run.logdir)
         put(tmp_path, ELSEWHERE)
         run.until("news of it", lambda: "giving up" in run.said())
-        before = paths.journal.read_bytes(), paths.run_json.read_bytes()
+        records = (paths.journal, paths.run_json, paths.log_growth)
+        before = [record.read_bytes() for record in records]
         assert run.end() == 70
         assert "process 4242 on node17 (procsv launch train.py) has taken the logdir" in run.said()
         assert not is_alive(trainer)
-        assert (paths.journal.read_bytes(), paths.run_json.read_bytes()) == before
+        assert [record.read_bytes() for record in records] == before
     assert lease_file(tmp_path).holder() == ELSEWHERE
     assert not run.journal("exited", "trainer"), "which is the other's directory"

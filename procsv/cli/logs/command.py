@@ -5,61 +5,26 @@ Called by main.py.  Reads files only.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
-from collections import deque
-from typing import BinaryIO
 
 import click
 
 from procsv.base.errors import UserError
+from procsv.base.run.log_growth import Mark, read_marks
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.system_clock import SystemClock
-from procsv.base.terminal import OutputFilter
 from procsv.cli.directory import directory_argument
+from procsv.cli.logs.attempt_log import AttemptLog
+from procsv.cli.logs.output import Output
+from procsv.cli.logs.print_order import order_of_printing
 from procsv.cli.logs.role_logs import RoleLogs, list_roles
 from procsv.cli.query import find_run
 from procsv.cli.usage.completion import complete_roles
 from procsv.cli.values import Duration
 
 POLL_S = 0.2
-
-
-class Output:
-    """Where output goes: a terminal is spared what it would obey, and of what there is first only the last lines are shown."""
-
-    def __init__(self, stream: BinaryIO, last_lines: int | None) -> None:
-        self._stream = stream
-        self._filter = OutputFilter() if stream.isatty() else None
-        self._lines: deque[bytes] | None = None if last_lines is None else deque(maxlen=last_lines)
-        self._rest = b""
-        self._is_at_start = True  # of a line
-
-    def write(self, data: bytes) -> None:
-        if self._lines is not None:
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            self._lines += (line + b"\n" for line in lines)
-        elif data:
-            self._stream.write(self._filter.pass_on(data) if self._filter is not None else data)
-            self._is_at_start = data.endswith(b"\n")
-
-    def separate(self, line: bytes) -> None:
-        """A line of ours, whatever the program has left unfinished."""
-        is_at_start = not self._rest if self._lines is not None else self._is_at_start
-        self.write((b"" if is_at_start else b"\n") + line)
-
-    def end_tail(self) -> None:
-        """What there was is told: its last lines are shown, and all that follows."""
-        if self._lines is None:
-            return
-        lines, self._lines = self._lines, None
-        if self._rest and lines.maxlen:
-            lines.append(self._rest)
-        self.write(b"".join(lines))
-        self._rest = b""
-
-    def flush(self) -> None:
-        self._stream.flush()
 
 
 @click.command("logs")
@@ -84,7 +49,7 @@ class Output:
     shell_complete=complete_roles,
     help="trainer, standby, checkpoint, summary, or watchdog (with --detach).",
 )
-@click.option("--all", "is_all", is_flag=True, help="Show all roles, each line with its role; with -f as they print.")
+@click.option("--all", "is_all", is_flag=True, help="Show all roles together as they printed, each line with its role.")
 def command(
     directory: str,
     follow: bool,
@@ -107,7 +72,8 @@ def command(
         _complain(run, all_logs[0] if all_logs else RoleLogs(run, role), role, attempt, since_s)
     out = Output(sys.stdout.buffer, lines)
     try:
-        _show(chosen, out, is_separated=is_all or since_s is not None, is_over=not run.is_active)
+        marks = read_marks(run.paths.log_growth) if is_all else []
+        _show(chosen, marks, out, is_separated=is_all or since_s is not None, is_over=not run.is_active)
         out.end_tail()
         if follow:
             _follow(run, all_logs, out)
@@ -141,14 +107,25 @@ def _complain(run: RunFile, logs: RoleLogs, role: str, attempt: int | None, sinc
     raise UserError(f"there is no log of {role!r} in {run.paths.logs}; there are: {roles}")
 
 
-def _show(chosen: dict[RoleLogs, list[int]], out: Output, *, is_separated: bool, is_over: bool) -> None:
-    """All that there is, attempt by attempt, in the order in which they have printed last."""
-    attempts = [(logs.printed_at(number), number, logs) for logs, numbers in chosen.items() for number in numbers]
-    for _, number, logs in sorted(attempts, key=lambda one: one[:2]):
-        logs.open(number)
-        if is_separated:
-            out.separate(logs.separator())
-        _copy(logs, out, is_last=is_over or number != logs.newest())
+def _show(
+    chosen: dict[RoleLogs, list[int]], marks: list[Mark], out: Output, *, is_separated: bool, is_over: bool
+) -> None:
+    """All that there is, in the order in which it was printed; without marks attempt by attempt."""
+    attempts = [(logs, number) for logs, numbers in chosen.items() for number in numbers]
+    begun = set[int]()
+    for place, end in order_of_printing([logs.describe(number) for logs, number in attempts], marks):
+        logs, number = attempts[place]
+        attempt = logs.open(number)
+        if is_separated and place not in begun:
+            out.separate(attempt.separator())
+        begun.add(place)
+        if not math.isinf(end):
+            _copy(attempt, out, is_last=False, end=end)
+        elif number == logs.newest():
+            _copy(attempt, out, is_last=is_over)  # it may be followed from here on
+        else:
+            _copy(attempt, out, is_last=True)
+            logs.leave(number)
 
 
 def _follow(run: RunFile, all_logs: list[RoleLogs], out: Output) -> None:
@@ -156,17 +133,25 @@ def _follow(run: RunFile, all_logs: list[RoleLogs], out: Output) -> None:
     while not is_over:
         is_over = not run.is_active  # before the reading: what was printed last is still shown
         for logs in all_logs:
-            newest = logs.newest()
-            _copy(logs, out, is_last=newest != logs.number or is_over)
-            if newest != logs.number:
-                logs.open(newest)
-                out.separate(logs.separator())
-                _copy(logs, out, is_last=is_over)
+            _go_on(logs, out, is_over)
         out.flush()
         if not is_over:
             pause.wait(POLL_S)
 
 
-def _copy(logs: RoleLogs, out: Output, is_last: bool) -> None:
-    while data := logs.read(is_last):
+def _go_on(logs: RoleLogs, out: Output, is_over: bool) -> None:
+    """What a role has printed since, through a restart of it."""
+    newest, attempt = logs.newest(), logs.latest
+    if attempt is not None:
+        _copy(attempt, out, is_last=newest != attempt.number or is_over)
+    if newest != (attempt.number if attempt is not None else 0):
+        if attempt is not None:
+            logs.leave(attempt.number)
+        attempt = logs.open(newest)
+        out.separate(attempt.separator())
+        _copy(attempt, out, is_last=is_over)
+
+
+def _copy(attempt: AttemptLog, out: Output, *, is_last: bool, end: float = math.inf) -> None:
+    while data := attempt.read(is_last, end):
         out.write(data)

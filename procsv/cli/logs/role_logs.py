@@ -1,22 +1,18 @@
-"""Logs of a role: the output of one role after another attempt, with what ended each attempt between them.
+"""Logs of a role: which attempts there are, and those of them that are being read.
 
-Used by command.py.  Reads files only; what a process prints is never waited for.
+Used by command.py.  Reads files only.
 """
 
 from __future__ import annotations
 
 import contextlib
-from datetime import datetime
+import os
 
 from procsv.base.identity import TaskId
-from procsv.base.run.journal import read_journal
-from procsv.base.run.logs import LogFollower, list_numbers, newest_number, older_part
+from procsv.base.run.logs import list_numbers, newest_number, older_part
 from procsv.base.run.run_file import RunFile
-from procsv.base.terminal import printable
-from procsv.watchdog.core.wording import sentence
-
-CHUNK_BYTES = 2**16
-ROLE_WIDTH = 10
+from procsv.cli.logs.attempt_log import AttemptLog
+from procsv.cli.logs.print_order import Part, Printed
 
 
 def list_roles(run: RunFile) -> list[str]:
@@ -28,10 +24,9 @@ class RoleLogs:
     """One role's output.  `is_marked`: each line begins with the role."""
 
     def __init__(self, run: RunFile, role: str, *, is_marked: bool = False) -> None:
-        self.role, self.number = role, 0
+        self.role = role
         self._run, self._task, self._is_marked = run, TaskId.parse(role), is_marked
-        self._follower: LogFollower | None = None
-        self._rest = b""  # of a line, where lines are marked
+        self._open: dict[int, AttemptLog] = {}
 
     def numbers(self) -> list[int]:
         return list_numbers(self._run.paths.logs, self.role)
@@ -41,54 +36,36 @@ class RoleLogs:
 
     def printed_at(self, number: int) -> float:
         """Unix time at which that attempt has printed last."""
-        log = self._run.paths.log(self._task, number)
-        times = [0.0]
-        for part in (log, older_part(log)):
+        return max((part.st_mtime for part in self._parts(number)), default=0.0)
+
+    def describe(self, number: int) -> Printed:
+        parts = tuple(Part(part.st_ino, part.st_size) for part in self._parts(number))
+        return Printed(self._run.paths.log(self._task, number).name, number, self.printed_at(number), parts)
+
+    def _parts(self, number: int) -> list[os.stat_result]:
+        """The files of that attempt, the oldest first."""
+        log, parts = self._run.paths.log(self._task, number), list[os.stat_result]()
+        for path in (log, older_part(log)):
             with contextlib.suppress(OSError):
-                times.append(part.stat().st_mtime)
-        return max(times)
+                part = path.stat()
+                if not any(os.path.samestat(part, other) for other in parts):  # rotated just now
+                    parts.insert(0, part)
+        return parts
 
-    def open(self, number: int) -> None:
-        """From now on reads that attempt, from its beginning."""
-        self.close()
-        self.number = number
-        with contextlib.suppress(OSError):  # just removed
-            self._follower = LogFollower(self._run.paths.log(self._task, number), with_older=True)
+    @property
+    def latest(self) -> AttemptLog | None:
+        """The newest attempt that is being read."""
+        return self._open[max(self._open)] if self._open else None
 
-    def read(self, is_last: bool) -> bytes:
-        """What has been printed since, or the next part of it.  `is_last`: nobody writes to it any more."""
-        data = self._read_chunk(is_last)
-        if not self._is_marked:
-            return data
-        lines: list[bytes] = []
-        while data and not lines:
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            data = b"" if lines else self._read_chunk(is_last)
-        if not lines and is_last and self._rest:
-            lines, self._rest = [self._rest], b""
-        mark = f"{self.role:<{ROLE_WIDTH}} │ ".encode()
-        return b"".join(mark + line.removesuffix(b"\r").rpartition(b"\r")[2] + b"\n" for line in lines)
+    def open(self, number: int) -> AttemptLog:
+        """That attempt, which is read on if it is being read."""
+        if number not in self._open:
+            self._open[number] = AttemptLog(self._run, self._task, number, is_marked=self._is_marked)
+        return self._open[number]
 
-    def _read_chunk(self, is_last: bool) -> bytes:
-        return self._follower.read(CHUNK_BYTES, is_last=is_last) if self._follower is not None else b""
-
-    def separator(self) -> bytes:
-        """The line above an attempt: what has ended the one before, and when this one was started."""
-        exits = {}
-        started_s = None
-        for entry in read_journal(self._run.paths.journal):
-            if entry.get("role") == self.role and entry.get("event") == "exited":
-                exits[entry.get("incarnation")] = entry
-            if (entry.get("role"), entry.get("incarnation")) == (self.role, self.number) and started_s is None:
-                started_s = entry["time"] if entry.get("event") == "spawned" else None
-        began = datetime.fromtimestamp(started_s).astimezone().strftime(", %m-%d %H:%M:%S") if started_s else ""
-        text = f"{self.role} {self.number}{began}"
-        if (last := exits.get(self.number - 1)) is not None:
-            told = sentence(str(last.get("cause")), str(last.get("evidence")), int(last.get("step", -1)))
-            text = f"{self.role} {self.number - 1} {told} ── {text}"
-        return f"── {printable(text)} ──\n".encode()
+    def leave(self, number: int) -> None:
+        self._open.pop(number).close()
 
     def close(self) -> None:
-        if self._follower is not None:
-            self._follower.close()
-            self._follower = None
+        for number in list(self._open):
+            self.leave(number)

@@ -74,6 +74,7 @@ class Reactor:
         for event in self._env.standby.hear():
             if isinstance(event, events.NotPromoted):
                 self._heartbeats.drop(event.task)
+                self._env.log_growth.note_end(event.task, event.incarnation)
             self.handle(event)
         for dead in self._processes.ended():
             self._process_ended(dead)
@@ -121,7 +122,9 @@ class Reactor:
         self._processes.reap_strays()
         if taker := self._env.held.keep(now_s):
             self._env.records.stop_writing()
+            self._env.log_growth.stop_writing()
             self.handle(events.LogdirTaken(taker))
+        self._env.log_growth.note_growth()
         self.handle(self._reading())
         if self._env.console.is_live:
             self._env.console.show(self._run_file(), now_s)
@@ -169,6 +172,7 @@ class Reactor:
 
     # -- processes -----------------------------------------------------------------------------------------
     def _process_ended(self, dead: Dead) -> None:
+        self._env.log_growth.note_end(dead.task, dead.incarnation)
         beat = self._heartbeats.drop(dead.task)
         if dead.task in self._core.tasks:
             self._sockets.server.forget(dead.task, dead.incarnation)
@@ -194,7 +198,7 @@ class Reactor:
             self._heartbeats.drop(task)
             self.handle(events.NotSpawned(task, incarnation, str(error)))
             return
-        self._show_log(task, incarnation)
+        self._follow_log(task, incarnation)
         self.handle(events.Spawned(task, incarnation, pid))
 
     def _promote(self, number: int, task: TaskId, incarnation: int) -> None:
@@ -205,9 +209,10 @@ class Reactor:
             self._heartbeats.drop(task)
             self.handle(events.NotPromoted(number, task, incarnation, str(error)))
             return
-        self._show_log(task, incarnation)
+        self._follow_log(task, incarnation)
 
-    def _show_log(self, task: TaskId, incarnation: int) -> None:
+    def _follow_log(self, task: TaskId, incarnation: int) -> None:
+        self._env.log_growth.note_start(task, incarnation)
         if task == self._core.chief.task:
             self._env.console.follow(self._paths.log(task, incarnation))
 
@@ -365,6 +370,7 @@ class Reactor:
         self._env.manager.notify(run, self._clock.monotonic())
         self._env.manager.close()
         self._env.event_hook.close()
+        self._env.log_growth.close()
         self._sockets.close()
         self._heartbeats.close()
         return run

@@ -3,6 +3,7 @@
 STAND_IN_CHECKPOINT in its environment says how it is to behave:
     die        exits with code 9 before it is ready
     unsaved    cannot save what the trainer left
+    talks      prints what STAND_IN_TALK, a file, has for it
     wedged     the first one's loop does not come round again once the trainer has spoken
 """
 
@@ -10,12 +11,15 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
 from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Restore, RestoreFrom, TrainerExited
 from procsv.ipc.messaging.start import take_start
 from procsv.services.runtime import Tools, serve
+from tests.watchdog.stand_ins.talk import talk
 
 if TYPE_CHECKING:
     from procsv.ipc.messaging.endpoint import Received
@@ -68,4 +72,6 @@ if __name__ == "__main__":
     start = take_start(CHECKPOINT)
     if os.environ.get("STAND_IN_CHECKPOINT") == "die":
         sys.exit(9)
+    if os.environ.get("STAND_IN_CHECKPOINT") == "talks":
+        threading.Thread(target=talk, args=("checkpoint", Path(os.environ["STAND_IN_TALK"])), daemon=True).start()
     sys.exit(serve(start, StandIn))
