@@ -1,6 +1,6 @@
 """Table `storm`: ten kills in a row, each a moment after training has begun again.
 
-Called by __main__.py.  `procsv launch` with a snapshot each second, with a standby and without, beside a shell loop (and, with
+Called by __main__.py.  `procsv launch` with automatic snapshots, with a standby and without, beside a shell loop (and, with
 --keepers, circus and supervisord) that starts the same program again under TensorFlow's Supervisor, in turns.  Nobody waits
 for a standby: the first kills come before there can be one.
 """
@@ -24,7 +24,7 @@ SHARE_MAX, WORST_SHARE_MAX = 0.35, 0.6  # of the shell loop's median
 CPU_S_MAX = 1.0
 
 WARM = Way(
-    "procsv", "warm", options_more=("--max-failures", "100")
+    "procsv", "warm", options_more=("--snapshot-secs", "auto", "--max-failures", "100")
 )  # what is killed in its first second may save nothing
 WAYS = (WARM, Way("procsv", "off", options_more=WARM.options_more), LOOP)
 
