@@ -19,7 +19,6 @@ from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
 from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Restore, RestoreFrom, TrainerExited
 from procsv.ipc.messaging.start import take_start
 from procsv.services.runtime import Tools, serve
-from tests.watchdog.stand_ins.talk import talk
 
 if TYPE_CHECKING:
     from procsv.ipc.messaging.endpoint import Received
@@ -73,5 +72,7 @@ if __name__ == "__main__":
     if os.environ.get("STAND_IN_CHECKPOINT") == "die":
         sys.exit(9)
     if os.environ.get("STAND_IN_CHECKPOINT") == "talks":
+        from tests.watchdog.stand_ins.talk import talk  # only the test that asks for it sees to the path
+
         threading.Thread(target=talk, args=("checkpoint", Path(os.environ["STAND_IN_TALK"])), daemon=True).start()
     sys.exit(serve(start, StandIn))
