@@ -349,9 +349,9 @@ class FirstStepDone(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """Says that the program trains and has written down what it has imported (paths.loaded).
+    """Says that the program has written down what it has imported by now (paths.loaded).
 
-    A standby can be made from now on.
+    Said when it asks for the run, and when it trains.  A standby can be made from now on; one that waits imports the rest.
     """
 
     contract = Contract(PROGRAM, WATCHDOG)

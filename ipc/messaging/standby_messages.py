@@ -8,7 +8,7 @@ from procsv.base.identity import TaskId
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True):
-    """Standby -> watchdog: all that can be done beforehand is done; from now on it sleeps.  Said once.
+    """Standby -> watchdog: all that can be done beforehand is done; from now on it sleeps.  The answer to ImportMore, too.
 
     `no_fork`: why it cannot be forked, so that it is to be the trainer itself, once; "" if it can.
     """
@@ -23,6 +23,10 @@ class BecomeTrainer(msgspec.Struct, frozen=True, tag=True):
 
     task: TaskId
     incarnation: int
+
+
+class ImportMore(msgspec.Struct, frozen=True, tag=True):
+    """Watchdog -> standby: the trainer has written down what it has imported by now.  Answered by Waiting."""
 
 
 class TrainerBegun(msgspec.Struct, frozen=True, tag=True):
@@ -41,4 +45,4 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-Word = Waiting | BecomeTrainer | TrainerBegun | Unfit
+Word = Waiting | BecomeTrainer | ImportMore | TrainerBegun | Unfit

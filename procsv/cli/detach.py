@@ -56,11 +56,12 @@ def _new_log(paths: RunPaths) -> Path:
 
 
 def _has_begun(start: Start) -> bool:
-    """Whether the run is this one, and its program has been started."""
+    """Whether the run is this one, and its program has been started, or the standby that it will be a fork of."""
     run = read_run(start.paths.run_json)
     if run is None or run.run != start.run:
         return False
     return any(
-        entry["event"] == "spawned" and entry["role"] == "trainer" and entry["incarnation"] == run.incarnation
+        entry["event"] == "spawned"
+        and (entry["role"] == "standby" or (entry["role"] == "trainer" and entry["incarnation"] == run.incarnation))
         for entry in read_journal(start.paths.journal)
     )

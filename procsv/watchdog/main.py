@@ -10,6 +10,7 @@ import os
 import random
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 
@@ -18,14 +19,16 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG
+from procsv.base.run.first_imports import first_imports
 from procsv.base.run.journal import read_journal
 from procsv.base.run.lease import Lease, find_place
-from procsv.base.run.loaded import command_of, take_earlier
+from procsv.base.run.loaded import command_of, leave_for_standby, take_earlier
 from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import logdir_hash, shorten_path
 from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
+from procsv.base.system.target import parse_target
 from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
 from procsv.faults.plan import Plan
@@ -142,6 +145,16 @@ def _make_lease(start: Start, what: str, wall_s: float) -> Lease:
     )
 
 
+def _knows_imports(start: Start) -> bool:
+    """Whether a standby can be made before the first trainer: as an earlier launch has left it, or as the program's source says."""
+    if start.observes or start.settings.standby != "warm":
+        return False
+    if take_earlier(start.paths, command_of(start.target, start.args)):
+        return True
+    found = first_imports(parse_target(start.target, Path.cwd()), Path.cwd())
+    return leave_for_standby(start.paths, found)
+
+
 def _run(
     start: Start,
     opened: Opened,
@@ -159,7 +172,7 @@ def _run(
         opened.began_step,
         opened.saved_step,
         _read_earlier(start, opened, clock.wall()),
-        knows_imports=not start.observes and take_earlier(start.paths, command_of(start.target, start.args)),
+        knows_imports=_knows_imports(start),
         observes=start.observes > 0,
         tasks=(start.chief,),
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,

@@ -58,6 +58,9 @@ class MachineInMemory(Generic[ChildT]):
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
         raise NotImplementedError
 
+    def import_more(self, number: int) -> None:
+        raise NotImplementedError
+
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
         raise NotImplementedError
 

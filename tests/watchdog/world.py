@@ -99,6 +99,8 @@ class World(MachineInMemory[Process]):
     said: list[str] = field(default_factory=list)
     told: list[tuple[TaskId, Message]] = field(default_factory=list)
     signals: list[tuple[TaskId, int]] = field(default_factory=list)
+    imports_slowly: bool = False  # a standby that is told of more: the test says when it waits again
+    told_more: int = 0
     reports: list[Report] = field(default_factory=list)
     sequence: int = 0
 
@@ -143,6 +145,12 @@ class World(MachineInMemory[Process]):
         self.alive[task] = Process(task, incarnation, standby.pid)
         if self.promotion == "becomes it":
             self.standby_words.append(Promoted(number, task, incarnation, standby.pid))
+
+    def import_more(self, number: int) -> None:
+        assert self.alive[STANDBY].incarnation == number
+        self.told_more += 1
+        if not self.imports_slowly:
+            self.standby_words.append(StandbySaid(number, Waiting(2000, 2.5)))
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
         self.signals.append((task, number))

@@ -70,11 +70,16 @@ def take_earlier(paths: RunPaths, command: tuple[str, ...]) -> bool:
     somebody else has written, who would decide what we import.
     """
     loaded = _read_own(paths.imports)
-    if not loaded.modules or loaded.command != command or not _are_unchanged(loaded.files):
-        return False
-    with contextlib.suppress(OSError):
-        write_loaded(paths.loaded, loaded)
-        return True
+    is_the_same = loaded.command == command and _are_unchanged(loaded.files)
+    return is_the_same and leave_for_standby(paths, loaded)
+
+
+def leave_for_standby(paths: RunPaths, loaded: Loaded) -> bool:
+    """Makes `loaded` what the run's first standby imports; whether there is anything to import."""
+    with contextlib.suppress(OSError):  # then the first trainer starts without
+        if loaded.modules:
+            write_loaded(paths.loaded, loaded)
+            return True
     return False
 
 

@@ -42,10 +42,10 @@ def main() -> None:
     """Imports and serves; in a fork, runs what was asked for, and ends as an interpreter does."""
     threads, line = Threads(), socket.socket(fileno=int(sys.argv[1]))
     line.set_inheritable(False)
-    for name in MODULES:
-        with contextlib.suppress(ModuleNotFoundError):  # scipy is nobody's duty
-            importlib.import_module(name)
-            threads.imported(name)
+    with threads.watching():
+        for name in MODULES:
+            with contextlib.suppress(ModuleNotFoundError):  # scipy is nobody's duty
+                importlib.import_module(name)
     interpreter, no_fork = Interpreter(), why_no_fork(threads)
     settle_memory()
     line.send(no_fork.encode() or b"-")

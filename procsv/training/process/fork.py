@@ -12,8 +12,11 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import Loader
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from procsv.training.process.import_record import spec_of
@@ -26,24 +29,57 @@ ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio"
 class Threads:
     """The threads that libraries have started in this process.
 
-    OpenBLAS ends its threads before a fork and starts them again after it; NumPy and SciPy bring one each.
+    OpenBLAS ends its threads before a fork and starts them again after it; NumPy and SciPy bring one each.  Theirs are those
+    that begin while an extension of one of the two is loaded, whoever imports it: so this is a finder, which lets the others
+    find.
     """
 
-    harmless = ("numpy", "scipy.linalg")
+    harmless = ("numpy", "scipy")
 
     def __init__(self) -> None:
-        self._seen, self._known = _tasks(), _tasks()
+        self._known = _tasks()
 
-    def imported(self, name: str) -> None:
-        """That module was just imported."""
-        now = _tasks()
-        if name in self.harmless:
-            self._known |= now - self._seen
-        self._seen |= now
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While something is imported."""
+        sys.meta_path.insert(0, self)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name.partition(".")[0] not in self.harmless:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next((found for finder in others if (found := finder.find_spec(name, path, target)) is not None), None)
+        if spec is not None and isinstance(spec.loader, ExtensionFileLoader):
+            spec.loader = _Watched(spec.loader, self._known)  # type: ignore[assignment]
+        return spec
 
     def others(self) -> int:
         """How many there are now that may not stand a fork."""
         return len(_tasks() - self._known)
+
+
+class _Watched:
+    """A loader that notes which threads begin while its module is executed, and leaves the module as the real one would."""
+
+    def __init__(self, loader: Loader, known: set[str]) -> None:
+        self._loader, self._known = loader, known
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        before = _tasks()
+        module = self._loader.create_module(spec)
+        self._known |= _tasks() - before
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None, "it was found by it"
+        module.__spec__.loader = module.__loader__ = self._loader
+        before = _tasks()
+        self._loader.exec_module(module)
+        self._known |= _tasks() - before
 
 
 def _tasks() -> set[str]:

@@ -39,7 +39,7 @@ class ImportNews:
             self._record.keep(runtime.clock.monotonic())
             if is_first:
                 runtime.link.on_tick.append(self._keep)
-                runtime.tell_watchdog(Loaded())
+            runtime.tell_watchdog(Loaded())
 
     def _keep(self, now_s: float) -> None:
         if self._record is not None:

@@ -16,16 +16,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 
 from procsv.base.run.loaded import File, Loaded, file_now, write_loaded
 from procsv.base.run.paths import RunPaths
+from procsv.base.system.installed import installed_directories
 
 NOT_OURS_TO_IMPORT = frozenset({"__main__", "__mp_main__", "site", "sitecustomize", "usercustomize"})
 
 KEEP_S = 1.0  # between two looks whether the record is there
-SITE_NAMES = ("site-packages", "dist-packages")
 
 
 class ImportRecord:
@@ -96,19 +95,6 @@ def spec_of(module: ModuleType | None) -> ModuleSpec | None:
         return None
     spec = object.__getattribute__(module, "__dict__").get("__spec__")  # not getattr: one that loads late would load
     return spec if isinstance(spec, ModuleSpec) else None
-
-
-def installed_directories() -> tuple[str, ...]:
-    """The interpreter's library and its site directories, each with a separator at its end."""
-    import site  # imported here: a trainer's start does not wait for them
-    import sysconfig
-
-    paths = sysconfig.get_paths()
-    found = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    found += [*site.getsitepackages(), site.getusersitepackages()]
-    found += [path for path in sys.path if Path(path).name in SITE_NAMES]  # another environment's, say
-    both = {form for path in found for form in (path, os.path.realpath(path))}
-    return tuple(os.path.join(path, "") for path in sorted(both))
 
 
 def _paths(spec: ModuleSpec) -> list[str]:

@@ -44,34 +44,32 @@ class Preparation:
 
     def run(self) -> int:
         """Imports; returns the number of modules."""
-        argv = sys.argv
-        _change_environment(self._loaded.environment)
-        target = parse_target(self._start.target, Path.cwd())
-        sys.argv = [target.path or target.module, *self._start.args]
         if self._start.settings.drop_in:
             install_later()
-        guard = _Guard(frozenset(self._loaded.own))
-        sys.meta_path.insert(0, guard)
-        count = -len(sys.modules)
         # Who waits for a trainer waits for this one; else it keeps out of the way.
         with contextlib.nullcontext() if self._start.is_awaited else yielding_imports():
-            # Those first whose threads are known to stand a fork: which threads are theirs is seen by that.
-            first = [name for name in self._threads.harmless if name in self._loaded.modules]
-            self._import_all((*first, *self._loaded.modules), guard)
             # Meanwhile the trainer may have come further, and have written down more.
-            later = read_loaded(self._start.paths.loaded)
-            guard.own |= frozenset(later.own)
-            self._import_all(later.modules, guard)
-        count += len(sys.modules)
-        sys.meta_path.remove(guard)
-        sys.argv = argv
-        _change_environment({name: self._environment.get(name) for name in self._loaded.environment})
-        return count
+            return self._import_record(self._loaded) + self._import_record(read_loaded(self._start.paths.loaded))
 
-    def _import_all(self, names: Sequence[str], guard: _Guard) -> None:
-        for name in filter(self._is_wanted, names):
-            self._import(name, guard)
-            self._threads.imported(name)
+    def import_more(self) -> int:
+        """Imports what has been written down since; returns the number of modules."""
+        with yielding_imports():
+            return self._import_record(read_loaded(self._start.paths.loaded))
+
+    def _import_record(self, loaded: Loaded) -> int:
+        """In the environment and with the arguments of the program."""
+        argv, guard, count = sys.argv, _Guard(frozenset(loaded.own)), len(sys.modules)
+        target = parse_target(self._start.target, Path.cwd())
+        sys.argv = [target.path or target.module, *self._start.args]
+        _change_environment(loaded.environment)
+        with self._threads.watching():
+            sys.meta_path.insert(0, guard)
+            for name in filter(self._is_wanted, loaded.modules):
+                self._import(name, guard)
+            sys.meta_path.remove(guard)
+        sys.argv = argv
+        _change_environment({name: self._environment.get(name) for name in loaded.environment})
+        return len(sys.modules) - count
 
     def _is_wanted(self, name: str) -> bool:
         top = name.partition(".")[0]

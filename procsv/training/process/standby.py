@@ -29,7 +29,7 @@ from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.run.loaded import read_loaded
 from procsv.base.system.failpoints import declare, failpoint, read_again
 from procsv.ipc.messaging.standby_channel import StandbyChannel
-from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Unfit, Waiting
+from procsv.ipc.messaging.standby_messages import BecomeTrainer, ImportMore, TrainerBegun, Unfit, Waiting
 from procsv.training.process.fork import ImportedFiles, Threads, fork_away, settle_memory, why_no_fork
 from procsv.training.process.preparation import Preparation
 
@@ -49,6 +49,7 @@ class Standby:
         self._start, self._line = start, StandbyChannel.inherited(start.standby_fd)
         self._began_s, self._began_ns, self._modules = time.monotonic(), time.time_ns(), 0
         self._threads = Threads()
+        self._preparation: Preparation | None = None
 
     def prepare(self) -> dict[str, str | None]:
         """Imports; returns the program's changes of its environment before it imports TensorFlow."""
@@ -57,7 +58,8 @@ class Standby:
         for fd in (start.lifeline_fd, start.standby_fd):
             os.set_inheritable(fd, False)
         loaded = read_loaded(start.paths.loaded)
-        self._modules = Preparation(start, loaded, self._threads).run()
+        self._preparation = Preparation(start, loaded, self._threads)
+        self._modules = self._preparation.run()
         return loaded.environment
 
     def run_ahead(self) -> Start:
@@ -76,12 +78,13 @@ class Standby:
     def become_trainer(self) -> Start:
         """Sleeps until a trainer is needed; returns its start, in a fork or in this process."""
         failpoint("standby.wait")
-        files, no_fork = ImportedFiles(self._began_ns), self._why_no_fork()
-        if not no_fork:
-            settle_memory()
-        self._line.send(Waiting(self._modules, round(time.monotonic() - self._began_s, 3), no_fork))
+        files = self._begin_waiting()
         while True:
             word, given = self._line.wait()
+            if isinstance(word, ImportMore) and self._preparation is not None:
+                self._modules += self._preparation.import_more()
+                files = self._begin_waiting()
+                continue
             if not isinstance(word, BecomeTrainer):
                 os._exit(0)  # the watchdog is dead
             if changed := files.changed():
@@ -99,6 +102,14 @@ class Standby:
         self._line.close()
         failpoint("standby.begun")
         return self._as_task(word.task, word.incarnation)
+
+    def _begin_waiting(self) -> ImportedFiles:
+        """Says that all is imported; returns the files of it."""
+        files, no_fork = ImportedFiles(self._began_ns), self._why_no_fork()
+        if not no_fork:
+            settle_memory()
+        self._line.send(Waiting(self._modules, round(time.monotonic() - self._began_s, 3), no_fork))
+        return files
 
     def _why_no_fork(self) -> str:
         return "it is hot" if self._start.settings.standby == "hot" else why_no_fork(self._threads)

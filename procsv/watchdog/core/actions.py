@@ -26,6 +26,12 @@ class Promote(msgspec.Struct, frozen=True):
     incarnation: int
 
 
+class ImportMore(msgspec.Struct, frozen=True):
+    """Standby `number` is to import what the trainer has written down since.  Answered by StandbySaid, or it dies."""
+
+    number: int
+
+
 class Signal(msgspec.Struct, frozen=True):
     """To that process alone."""
 
@@ -99,4 +105,18 @@ class Quit(msgspec.Struct, frozen=True):
     keep_memory: bool  # snapshots that could not be saved stay for the next launch
 
 
-Action = Spawn | Promote | Signal | KillTree | ClearTree | Tell | Journal | WriteRun | Report | Say | Restore | Quit
+Action = (
+    Spawn
+    | Promote
+    | ImportMore
+    | Signal
+    | KillTree
+    | ClearTree
+    | Tell
+    | Journal
+    | WriteRun
+    | Report
+    | Say
+    | Restore
+    | Quit
+)

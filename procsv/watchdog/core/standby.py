@@ -24,6 +24,7 @@ from procsv.watchdog.core.restart_policy import Cause, find_cause
 ROOM_BYTES_MIN = 2**30  # free memory; a standby takes about half of it.  With less, none is made
 ROOM_LOOK_S = 60.0  # until it is looked at again
 WAIT_S_MAX = 30.0  # of a task that is to be started, for one that imports: it has a head start over a cold start
+WAIT_FIRST_S_MAX = 300.0  # of the first trainer: what it waits for takes as long as its own imports would
 PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then it is killed and the start is made cold
 DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next one, after one has died
 DEATHS_PERIOD_S = 3600.0  # that long a death makes the delay longer
@@ -46,6 +47,7 @@ class Event(Enum):
     WANTED = auto()  # the trainer trains, and there is room
     NOT_SPAWNED = auto()
     IMPORTED = auto()
+    MORE = auto()  # the trainer has imported more since
     TAKEN = auto()  # a trainer is to be started
     BEGUN = auto()  # it is the trainer
     FORKED = auto()  # a fork of it is
@@ -59,6 +61,7 @@ class StandbyAction(Enum):
     SPAWN = auto()
     KILL = auto()
     COUNT = auto()  # the death makes the next one wait
+    TELL = auto()  # that there is more to import
 
 
 _S, _E, _A = State, Event, StandbyAction
@@ -70,6 +73,7 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[StandbyAction, ...]
     (_S.IMPORTING, _E.IMPORTED): (_S.WAITING, ()),
     (_S.IMPORTING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
     (_S.IMPORTING, _E.UNWANTED): (_S.LEAVING, (_A.KILL,)),
+    (_S.WAITING, _E.MORE): (_S.IMPORTING, (_A.TELL,)),
     (_S.WAITING, _E.TAKEN): (_S.PROMOTING, ()),
     (_S.WAITING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
     (_S.WAITING, _E.UNWANTED): (_S.LEAVING, (_A.KILL,)),
@@ -94,6 +98,7 @@ class Standby(msgspec.Struct):
     number: int = 0  # of the newest process; `incarnation` in the journal and in its log's name
     pid: int = 0
     _is_wanted: bool = False
+    _has_started: bool = False  # a task, by itself or without it
     _due_s: float = 0.0  # not before
     _becomes: tuple[TaskId, int] = (TRAINER, 0)  # the task and incarnation that it is to be
     _late_s: float | None = None
@@ -101,6 +106,8 @@ class Standby(msgspec.Struct):
     _deaths_s: list[float] = msgspec.field(default_factory=list)
     _is_short: bool = False  # of memory; said once
     _is_single: bool = False  # it cannot be forked; said once
+    _is_known: bool = False  # the newest one has been ready before
+    _has_more: bool = False  # to import, than when the newest one was begun
 
     # -- for the task --------------------------------------------------------------------------------------
     @property
@@ -114,11 +121,13 @@ class Standby(msgspec.Struct):
 
     def start_s(self, due_s: float) -> float:
         """When a task is to be started that is due then: once it is ready, which is before a cold start would be."""
-        is_near = self.mode == "warm" and self.state in (State.IMPORTING, State.PROMOTING)
-        return due_s + WAIT_S_MAX if is_near else due_s
+        if self.mode != "warm" or self.state not in (State.IMPORTING, State.PROMOTING):
+            return due_s
+        return due_s + (WAIT_S_MAX if self._has_started else WAIT_FIRST_S_MAX)
 
     def start_of(self, task: TaskId, incarnation: int, now_s: float) -> actions.Action:
         """What starts a task: the standby's promotion, or a cold start."""
+        self._has_started = True
         if not self.is_ready:
             if self.mode == "hot":  # it runs the program as that trainer, and would be another one by now
                 self.unwanted(now_s, "the trainer was started without it")
@@ -133,9 +142,15 @@ class Standby(msgspec.Struct):
         return self.state is State.PROMOTING and self._becomes == (task, incarnation)
 
     # -- what happens --------------------------------------------------------------------------------------
-    def wanted(self) -> None:
-        """The trainer trains, and has written down what it has imported."""
+    def loaded(self, now_s: float) -> None:
+        """The trainer has written down what it has imported by now."""
         self._is_wanted = self.mode != "off"
+        self._has_more = self.mode == "warm"
+        self._tell_more(now_s)
+
+    def _tell_more(self, now_s: float) -> None:
+        if self._has_more and self.is_ready:
+            self._handle(Event.MORE, now_s)
 
     def comes_first(self) -> None:
         """It is known from an earlier launch what the program imports: it is done once, for all trainers."""
@@ -187,12 +202,15 @@ class Standby(msgspec.Struct):
     def said(self, said: events.StandbySaid, now_s: float) -> None:
         if said.number == self.number and isinstance(said.word, Waiting) and self.state is not State.PROMOTING:
             self._handle(Event.IMPORTED, now_s)
-            fields = {"pid": self.pid, "modules": said.word.modules, "seconds": said.word.seconds}
-            self.out.append(actions.Journal("standby_ready", STANDBY, self.number, fields))
+            if not self._is_known:
+                self._is_known = True
+                fields = {"pid": self.pid, "modules": said.word.modules, "seconds": said.word.seconds}
+                self.out.append(actions.Journal("standby_ready", STANDBY, self.number, fields))
             if said.word.no_fork and self.mode == "warm" and not self._is_single:
                 self._is_single = True
                 text = f"each restart takes a standby of its own, which takes seconds to be made: {said.word.no_fork}"
                 self.out.append(actions.Say(text))
+            self._tell_more(now_s)
 
     def promoted(self, event: events.Promoted, now_s: float) -> None:
         self._late_s = None
@@ -251,11 +269,14 @@ class Standby(msgspec.Struct):
             match action:
                 case StandbyAction.SPAWN:
                     self.number += 1
-                    self._why_killed = ""
+                    self._why_killed, self._is_known, self._has_more = "", False, False
                     self.out.append(actions.Spawn(STANDBY, self.number, self.mode))
                 case StandbyAction.KILL:
                     task, number = self._becomes if event is Event.LATE else (STANDBY, self.number)
                     self.out.append(actions.KillTree(task, number))
+                case StandbyAction.TELL:
+                    self._has_more = False
+                    self.out.append(actions.ImportMore(self.number))
                 case StandbyAction.COUNT:
                     self._count(now_s)
 

@@ -169,7 +169,7 @@ class TrainerSupervisor:
             case messages.FirstStepDone() as recovered:
                 self._recovered(recovered, now_s)
             case messages.Loaded():
-                self._standby.wanted()
+                self._standby.loaded(now_s)
             case messages.Note("preempt_notice") if self._stop_is_told:
                 pass  # the signal that it has heard was ours
             case messages.Note(event, fields):

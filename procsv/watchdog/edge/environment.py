@@ -62,6 +62,9 @@ class StandbyPort(Protocol):
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
         """Makes standby `number` that task, or a fork of it.  OSError if it is gone; then everything is as it was."""
 
+    def import_more(self, number: int) -> None:
+        """Tells standby `number` that there is more to import; nothing if it is gone, which its end will say."""
+
 
 class Sockets(Protocol):
     """The control socket, the connections to the services, and what to wait on."""

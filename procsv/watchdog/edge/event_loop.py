@@ -312,6 +312,8 @@ class Reactor:
                     self._spawn(task, incarnation, standby)
                 case actions.Promote(number, task, incarnation):
                     self._promote(number, task, incarnation)
+                case actions.ImportMore(number):
+                    self._env.standby.import_more(number)
                 case actions.Signal(task, incarnation, number):
                     failpoint("watchdog.mid_stop")
                     self._processes.signal(task, incarnation, number)

@@ -6,12 +6,13 @@ so a new trainer, however it comes to be, starts only when the old one's tree ha
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.run.records import open_record
 from procsv.base.system.processes import Adopted, Child
-from procsv.ipc.messaging.standby_messages import BecomeTrainer, TrainerBegun, Unfit, Word
+from procsv.ipc.messaging.standby_messages import BecomeTrainer, ImportMore, TrainerBegun, Unfit, Word
 from procsv.watchdog.core.events import NotPromoted, Promoted, StandbySaid
 from procsv.watchdog.edge.processes import Processes, Running, prune_logs
 
@@ -58,6 +59,13 @@ class StandbyLink:
         del processes.running[running.task]
         running.task, running.incarnation, running.started_s = STANDBY, self._number, self._started_s
         processes.running[STANDBY] = running
+
+    def import_more(self, number: int) -> None:
+        """Tells standby `number` that there is more to import; nothing if it is gone, which its end will say."""
+        running = self._processes.find(STANDBY, number)
+        if running is not None and running.line is not None:
+            with contextlib.suppress(OSError):
+                running.line.send(ImportMore())
 
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
         """Tells standby `number` to be that task, under which it is listed until a fork of it takes the place.

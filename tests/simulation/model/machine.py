@@ -90,6 +90,11 @@ class Machine(MachineInMemory[Process]):
         self.standby_words.append(word)
         self._wake(0.0)
 
+    def import_more(self, number: int) -> None:
+        standby = self.find(STANDBY, number)
+        if isinstance(standby, StandbyProcess) and not standby.is_dead:
+            standby.import_more()
+
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
         world, standby = self._world, self.find(STANDBY, number)
         world.note(history.SpawnAsked(task, incarnation))

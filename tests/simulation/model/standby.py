@@ -20,14 +20,24 @@ class StandbyProcess(Process):
     def __init__(self, world: World, number: int, say: Callable[[int, float], None]) -> None:
         super().__init__(world, STANDBY, number)
         self._say, self._has_said = say, False
-        self.wake(world.program.import_s)
+        self._takes_s, self._since_s = world.program.import_s, self.born_s
+        self.wake(self._takes_s)
 
     def turn(self) -> None:
         if self.is_orphan:
             self.die(Exit(0, None), "itself")
-        elif not self._has_said and self.world.clock.now_s >= self.born_s + self.world.program.import_s:
+        elif not self._has_said:
+            left_s = self._since_s + self._takes_s - self.world.clock.now_s
+            if left_s > 0.0:
+                self.wake(left_s)
+                return
             self._has_said = True
-            self._say(self.incarnation, self.world.program.import_s)
+            self._say(self.incarnation, self._takes_s)
+
+    def import_more(self) -> None:
+        self._has_said = False
+        self._takes_s, self._since_s = self.world.program.import_s / 10, self.world.clock.now_s
+        self.wake(self._takes_s)
 
     def hear_signal(self, number: int) -> None:
         """It is to become the trainer, and the run ends; it has no handlers."""

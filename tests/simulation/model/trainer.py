@@ -300,6 +300,7 @@ class Trainer(Process):
         origin = self.world.last_origin
         self._tell(WATCHDOG, FirstStepDone(first_step, origin[0], origin[1], self.step, now_s))  # type: ignore[arg-type]
         self._tell(WATCHDOG, Loaded())
+        self._tell(WATCHDOG, Loaded())  # a real one says it at its first contact, too
         self._reserve()
         self._snapshot_s = now_s + self.world.program.snapshot_s
 

@@ -13,14 +13,15 @@ import pytest
 from tests.support.programs import DEADLINE_S, ROOT
 
 IMPORTED = """
-import importlib, subprocess, sys, threading
+import subprocess, sys, threading
 from procsv.training.process.fork import Threads, why_no_fork
 
 threads = Threads()
-for name in ("numpy", "zmq"):
-    importlib.import_module(name)
-    threads.imported(name)
-import numpy, zmq
+with threads.watching():
+    import zmq, numpy, scipy.special._ufuncs  # which brings an OpenBLAS of SciPy's own
+assert threads not in sys.meta_path
+module = scipy.special._ufuncs
+assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == "ExtensionFileLoader"
 numpy.ones((300, 300)) @ numpy.ones((300, 300))
 """
 

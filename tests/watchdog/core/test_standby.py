@@ -20,7 +20,7 @@ CRASHED = Exit(None, signal.SIGSEGV)
 
 def importing(mode: str = "warm", now_s: float = 1000.0) -> Standby:
     standby = Standby(mode, [])
-    standby.wanted()
+    standby.loaded(0.0)
     standby.check_deadlines(now_s, ROOM)
     standby.pid = 77
     return standby
@@ -50,7 +50,7 @@ def test_one_that_is_wanted_is_due_at_once_and_made_where_there_is_room() -> Non
     standby = Standby("warm", [])
     assert (standby.pid, standby.next_due_s()) == (0, None)
     assert not standby.is_due(1000.0)
-    standby.wanted()
+    standby.loaded(0.0)
     assert standby.next_due_s() == 0.0
     assert standby.is_due(0.0)
     standby.check_deadlines(1000.0, None)
@@ -65,7 +65,7 @@ def test_where_there_is_no_room_it_is_looked_at_again_after_a_minute_and_said_on
     None
 ):
     standby = Standby("warm", [])
-    standby.wanted()
+    standby.loaded(0.0)
     standby.check_deadlines(1000.0, ROOM - 1)
     short = Say("no standby: 1024.0 MiB of memory are free, and it would take 512.0 MiB")
     assert (standby.out, standby.number) == ([short], 0)
@@ -138,6 +138,9 @@ def test_that_it_cannot_be_forked_is_said_once_of_a_warm_one(mode: str, said: in
 @pytest.mark.parametrize(("mode", "wait_s"), [("warm", 30.0), ("hot", 0.0), ("off", 0.0)])
 def test_a_start_waits_for_a_warm_one_that_imports_or_is_being_forked(mode: str, wait_s: float) -> None:
     standby = importing(mode)
+    assert standby.start_s(50.0) == 50.0 + 10 * wait_s, "of the first trainer, whose own imports would take as long"
+    standby.start_of(TRAINER, 3, 1005.0)
+    standby = importing(mode) if mode == "hot" else standby  # a cold start ends a hot one
     assert standby.start_s(50.0) == 50.0 + wait_s
     standby.said(StandbySaid(1, Waiting(2000, 2.5)), 1010.0) if mode != "off" else None
     assert standby.start_s(50.0) == 50.0
@@ -208,7 +211,7 @@ def test_after_an_unwanted_one_the_next_may_die_for_reasons_of_its_own() -> None
     standby = importing("hot")
     standby.start_of(TRAINER, 2, 1001.0)
     standby.died(ended(KILLED), 1002.0)
-    standby.wanted()
+    standby.loaded(0.0)
     standby.check_deadlines(1003.0, ROOM)
     standby.out.clear()
     standby.died(ended(KILLED, 2), 1004.0)
@@ -217,7 +220,7 @@ def test_after_an_unwanted_one_the_next_may_die_for_reasons_of_its_own() -> None
 
 def test_off_is_never_wanted_and_one_that_is_unwanted_is_not_due() -> None:
     off, warm = Standby("off", []), importing()
-    off.wanted()
+    off.loaded(0.0)
     assert not off.is_due(1e6)
     warm.died(ended(KILLED), 1000.0)
     assert warm.next_due_s() == 1001.0
@@ -225,7 +228,7 @@ def test_off_is_never_wanted_and_one_that_is_unwanted_is_not_due() -> None:
     assert warm.is_due(1001.0)
     warm.trainer_died()
     assert (warm.is_due(2000.0), warm.next_due_s()) == (False, None)
-    warm.wanted()
+    warm.loaded(0.0)
     warm.unwanted(1001.0, "the run ends")
     assert (warm.is_due(2000.0), warm.next_due_s()) == (False, None)
 

@@ -33,9 +33,9 @@ def test_the_first_trainer_is_a_fork_of_it_as_soon_as_it_has_imported() -> None:
     assert not [entry for entry in world.events("spawned") if entry.task == STANDBY][1:], "one serves them all"
 
 
-def test_a_standby_that_takes_half_a_minute_is_waited_for_no_longer() -> None:
+def test_it_is_waited_for_as_long_as_an_import_may_take_and_no_longer() -> None:
     world = known()
-    world.advance(29.9)
+    world.advance(299.9)
     assert TRAINER not in world.alive
     world.advance(0.2)
     assert not world.events("promoted")
@@ -70,3 +70,36 @@ def test_a_run_that_is_stopped_meanwhile_ends_without_a_trainer() -> None:
     assert not world.alive
     assert world.exit_code == 75
     assert not [entry for entry in world.events("spawned") if entry.task == TRAINER]
+
+
+def test_what_the_trainer_imports_after_it_is_imported_by_the_one_that_waits_too() -> None:
+    world = known().wait()
+    world.ready().train(7)
+    assert world.told_more == 0
+    world.loaded()
+    assert (world.told_more, world.core.standby.is_ready) == (1, True)
+    world.imports_slowly = True
+    world.loaded()
+    assert (world.told_more, world.core.standby.is_ready) == (2, False)
+    world.loaded()
+    world.crash()
+    assert TRAINER not in world.alive, "it is nearly there"
+    world.wait()
+    assert world.told_more == 3, "what it was told while it imported"
+    assert TRAINER not in world.alive
+    world.wait()
+    assert world.alive[TRAINER].incarnation == 2
+    assert len(world.events("promoted")) == 2
+    assert len(world.events("standby_ready")) == 1
+
+
+def test_one_that_dies_while_it_imports_more_is_followed_by_another() -> None:
+    world = known().wait()
+    world.ready().train(7)
+    world.imports_slowly = True
+    world.loaded()
+    world.end(STANDBY, KILLED)
+    world.advance(2.0)
+    assert world.alive[STANDBY].incarnation == 2
+    world.wait()
+    assert len(world.events("standby_ready")) == 2
