@@ -17,8 +17,10 @@ import msgspec
 
 from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
-from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths
+from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, logdir_hash
 from procsv.base.system.target import find_target
+from procsv.base.system.template import VARIABLE as TEMPLATE
+from procsv.base.system.tree_mark import add_mark
 from procsv.base.text import is_remote
 from procsv.cli.config import load_config
 from procsv.cli.detach import launch_detached
@@ -27,6 +29,7 @@ from procsv.cli.run_directory import make_new_directory, newest_directory
 from procsv.cli.usage.completion import complete_targets
 from procsv.cli.usage.grouped_help import GroupedCommand
 from procsv.cli.values import COMMAND_LINE, DURATION_RANGE, PHASE_LIMITS, SIZE, Duration
+from procsv.ipc.messaging.early_trainer import start_early
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.messaging.start import Start
 
@@ -286,6 +289,8 @@ def command(
     sys.stderr.flush()
     if start.settings.detach:
         sys.exit(launch_detached(start))
+    if TEMPLATE not in os.environ:  # else a fork of that is there sooner
+        start = start_early(start, add_mark(os.environ, logdir_hash(start.paths.logdir)))
     os.execve(sys.executable, start.argv(), start.environment(os.environ))
 
 

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from procsv import __version__
@@ -32,6 +33,7 @@ from procsv.base.system.target import parse_target
 from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
 from procsv.faults.plan import Plan
+from procsv.ipc.messaging.early_trainer import EarlyTrainer
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.report.time_ledger import take_account
@@ -73,17 +75,19 @@ def run(
 ) -> int:
     """Runs the run; the exit code of `procsv launch`.  `observed`: the trainer, where somebody else has started it."""
     template = Template.take(os.environ)
+    early = EarlyTrainer(start.early_pid, start.early_fd) if start.early_pid else None
     clock, signals = SystemClock(), Signals(start.settings.notice_signals)
     console = Console(not start.settings.detach, has_status=not start.observes)  # else the program's own log says it
     try:
         start, opened, adopted = _open(start, clock, signals, console, observed)
+        start = msgspec.structs.replace(start, early_pid=0, early_fd=-1)  # nobody else's
         waiter, variables = Waiter(), os.environ if environment is None else environment
         # What is none of the program's must not pass for it, where we were started from its tree ourselves.
         variables = remove_mark(variables, logdir_hash(start.paths.logdir))
         manager = ServiceManager({} if start.observes else variables)  # an observed program has its own word with it
         if not start.observes:
             variables = without_manager(variables)
-        processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm, template)
+        processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm, template, early)
         return _run(start, opened, adopted, processes, clock, signals, console, manager)
     except UserError as error:
         if observed is not None:
@@ -92,6 +96,8 @@ def run(
             console.say(str(error), is_bad=True)
         return error.exit_code
     finally:
+        if early is not None:
+            early.close()
         console.finish()
         signals.close()
 
@@ -116,6 +122,7 @@ def _open(
         console.say,
         _make_lease(start, what, clock.wall()),
         group_readable=start.settings.group_readable,
+        early_pid=start.early_pid,
     )
     if opened.adopted is None or not start.may_adopt:
         return start, opened, None

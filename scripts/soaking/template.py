@@ -17,7 +17,9 @@ def soak_by_forks(logdir: Path, forks: int) -> list[str]:
     done = logdir.with_name("done")
     done.mkdir()
     target = ("scripts.soaking.template_program", str(done), str(forks), str(STEPS))
-    with launched(logdir, *OPTIONS, *target, standby="warm", template=False) as run:
+    scratch = logdir.with_name("tmp")  # what TensorFlow leaves there when it is killed
+    scratch.mkdir()
+    with launched(logdir, *OPTIONS, *target, standby="warm", template=False, TMPDIR=str(scratch)) as run:
         for number in range(1, forks + 2):
             run.wait_for(f"trainer {number}", (done / str(number)).exists)
             if number % SHOWN_EVERY == 0:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
-
-from procsv.base.system.processes import ExternalProcess
+if TYPE_CHECKING:
+    from procsv.base.system.processes import ExternalProcess
 
 VARIABLE = "PROCSV_TREE"
 
@@ -35,9 +35,14 @@ def _others(environment: Mapping[str, str], mark: str) -> list[str]:
     return [other for other in environment.get(VARIABLE, "").split(":") if other not in ("", mark)]
 
 
-def find_marked(mark: str) -> list[ExternalProcess]:
-    """The live processes of ours with that mark, but for this one and those that it descends from.  Each is to be closed."""
-    spared = {os.getpid(), *(parent.pid for parent in _parents())}
+def find_marked(mark: str, spared: Collection[int] = ()) -> list[ExternalProcess]:
+    """The live processes of ours with that mark, but for this one, those that it descends from, and the pids in `spared`.
+
+    Each is to be closed.
+    """
+    from procsv.base.system.processes import ExternalProcess  # here: who only marks need not wait for psutil
+
+    spared = {os.getpid(), *_parents(), *spared}
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         pid = int(directory.name)
@@ -61,7 +66,9 @@ def _is_marked(directory: Path, mark: str) -> bool:
     return False
 
 
-def _parents() -> list[psutil.Process]:
+def _parents() -> list[int]:
+    import psutil
+
     with contextlib.suppress(psutil.Error):
-        return psutil.Process().parents()
+        return [parent.pid for parent in psutil.Process().parents()]
     return []

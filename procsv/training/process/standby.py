@@ -54,6 +54,8 @@ class Standby:
     def prepare(self) -> dict[str, str | None]:
         """Imports; returns the program's changes of its environment before it imports TensorFlow."""
         start = self._start
+        if start.early_pid == os.getpid():
+            _replace_argument(str(TRAINER), str(STANDBY))
         _die_with_watchdog(start.lifeline_fd)
         for fd in (start.lifeline_fd, start.standby_fd):
             os.set_inheritable(fd, False)

@@ -69,8 +69,9 @@ def open_run(
     us: Lease,
     *,
     group_readable: bool = False,
+    early_pid: int = 0,
 ) -> Opened:
-    """Makes the logdir ours, or LogdirLocked saying who has it."""
+    """Makes the logdir ours, or LogdirLocked saying who has it.  `early_pid`: of our first trainer's interpreter, if there is one."""
     check_socket_paths(paths)
     make_home(paths, group_readable=group_readable)
     for _ in range(TRIES_MAX):
@@ -83,7 +84,8 @@ def open_run(
             before = _read_run_before(paths, say)
             if before is not None and _is_run_elsewhere(before):
                 raise LogdirLocked(_in_use(paths, before.pid, before.started_at, before.target))
-            _wait_for_leftovers(paths, before, heirs, us, clock, grace_s, wait, say)
+            orphans = Orphans(paths, clock, say, early_pid)
+            _wait_for_leftovers(paths, before, heirs, us, clock, grace_s, wait, say, orphans)
             if lock.is_in_place():
                 clear_run_dir(paths, lock)
                 if before is not None and before.paths.run_dir != paths.run_dir:
@@ -195,6 +197,7 @@ def _wait_for_leftovers(
     grace_s: float,
     wait: Wait,
     say: Callable[[str], None],
+    orphans: Orphans,
 ) -> None:
     """Trainer and services of a run whose watchdog was killed save and leave by themselves: give them their time, and end what
     the program leaves.
@@ -205,7 +208,7 @@ def _wait_for_leftovers(
     locks = _locks(paths, "")
     if before is not None and before.run_dir != str(paths.run_dir):  # it ran with another runtime directory
         locks |= _locks(before.paths, " (before)")
-    said, orphans = False, Orphans(paths, clock, say)
+    said = False
     while True:
         has_heirs = not heirs.try_acquire()
         if has_heirs:

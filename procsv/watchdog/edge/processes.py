@@ -20,11 +20,13 @@ from procsv.base.clock import Clock
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.logs import older_part
 from procsv.base.run.paths import logdir_hash
+from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.locks import DirectoryLock, FileLock, is_lock_free
-from procsv.base.system.processes import Child, process_state, spawn, thread_states
+from procsv.base.system.processes import Adopted, Child, process_state, spawn, thread_states
 from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import add_mark
+from procsv.ipc.messaging.early_trainer import EarlyTrainer
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.start import TRAINING, Start, module_of
 from procsv.ipc.messaging.zmq_transport import Waiter
@@ -68,6 +70,7 @@ class Processes(msgspec.Struct):
     observed: ObservedProgram | None = None  # the trainer, where somebody else has started it
     warm: WarmServices | None = None
     template: Template | None = None
+    early: EarlyTrainer | None = None
     helpers: Callable[[], set[int]] = set  # pids of children of ours that are none of the run
     running: dict[TaskId, Running] = msgspec.field(default_factory=dict)
     _gpus: Gpus = msgspec.field(default_factory=Gpus)
@@ -85,8 +88,9 @@ class Processes(msgspec.Struct):
         self._lifeline = os.pipe2(os.O_CLOEXEC) if self.warm is None else self.warm.lifeline
         self._started_s = self.clock.monotonic()
         self._usage.cpu_percent()  # the first reading is the base of the next
+        early_pid = self.early.pid if self.early is not None else 0
         # What the shell had started before it became us is not ours to end.
-        self._innocent = frozenset(_identity(child) for child in psutil.Process().children())
+        self._innocent = frozenset(_identity(child) for child in psutil.Process().children() if child.pid != early_pid)
 
     # -- start ---------------------------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
@@ -108,21 +112,18 @@ class Processes(msgspec.Struct):
             is_awaited = not any(running.task.runs_program for running in self.running.values())
             start = msgspec.structs.replace(start, standby_fd=end.fd, settings=settings, is_awaited=is_awaited)
             fds.append(end.fd)
-        environment = start.environment(self.environment)
-        if module_of(task) == TRAINING:
-            environment = add_mark(environment, logdir_hash(paths.logdir))
-            environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": str(task)}
-        if task == STANDBY and TRAINER in self.running:
-            environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # as it is to be
+        environment = self._environment(start)
         if task.runs_program:
-            environment["PROCSV_INCARNATION"] = str(incarnation)
             lock = self.take_writer_lock(task, incarnation)
             fds.append(lock.fd)
         try:
             failpoint("watchdog.before_exec")
             warm = self.warm.take_process(str(task), start.text(), self.heirs.fd) if self.warm is not None else None
             argv = self.argv(start)
-            child = Child(warm) if warm else spawn(argv, env=environment, log=log, pass_fds=fds, template=self.template)
+            if (ready := warm or self._take_early(start, environment, log, fds)) is not None:
+                child = Child(ready)
+            else:
+                child = spawn(argv, env=environment, log=log, pass_fds=fds, template=self.template)
         except OSError:
             if line is not None:
                 line.close()
@@ -134,6 +135,30 @@ class Processes(msgspec.Struct):
                 end.close()
         failpoint("watchdog.after_exec")  # killed here: nobody knows of the child, which finds its lifeline cut
         return self.list_child(task, incarnation, child, line)
+
+    def _environment(self, start: Start) -> dict[str, str]:
+        environment, task = start.environment(self.environment), start.task
+        if module_of(task) == TRAINING:
+            environment = add_mark(environment, logdir_hash(start.paths.logdir))
+            environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": str(task)}
+        if task == STANDBY and TRAINER in self.running:
+            environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # as it is to be
+        if task.runs_program:
+            environment["PROCSV_INCARNATION"] = str(start.incarnation)
+        return environment
+
+    def _take_early(self, start: Start, environment: Mapping[str, str], log: Path, fds: list[int]) -> Adopted | None:
+        """The interpreter that was started before us, as that process; None if there is none, or it is another's."""
+        if self.early is None or module_of(start.task) != TRAINING:
+            return None
+        early, self.early = self.early, None
+        make_record_dir(log.parent)
+        output = open_record(log, os.O_WRONLY | os.O_APPEND)
+        try:
+            pid = early.pid
+            return Adopted(pid) if early.take(start, environment, output, fds) else None
+        finally:
+            os.close(output)
 
     def use_logdir(self, logdir: str) -> None:
         self.start = self.start.with_logdir(logdir)

@@ -24,8 +24,9 @@ KILL_S = 2.0  # from SIGTERM to SIGKILL
 class Orphans:
     """What a killed run's programs have left alive, whatever session it is in: found by the mark that it has inherited."""
 
-    def __init__(self, paths: RunPaths, clock: Clock, say: Callable[[str], None]) -> None:
-        self._paths, self._clock, self._say = paths, clock, say
+    def __init__(self, paths: RunPaths, clock: Clock, say: Callable[[str], None], early_pid: int = 0) -> None:
+        """`early_pid`: of the interpreter that waits to be this run's first trainer."""
+        self._paths, self._clock, self._say, self._early_pid = paths, clock, say, early_pid
         self._told: dict[int, float] = {}  # by pid: when it was asked to end
         self.has_program = False
 
@@ -42,7 +43,7 @@ class Orphans:
         """
         if self._paths.own_home is not None:
             return []  # the logdir is another run's, too
-        marked = find_marked(logdir_hash(self._paths.logdir))
+        marked = find_marked(logdir_hash(self._paths.logdir), {self._early_pid})
         try:
             programs = self._programs() if marked else set()
             self.has_program = any(one.pid in programs or (not programs and _is_leader(one.pid)) for one in marked)
