@@ -124,7 +124,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--kills", type=int, default=4, metavar="N", help="`goodput`: kills in each run (4)")
     parser.add_argument(
-        "--keepers", action="store_true", help="`restart`: also under circus and supervisord, from PyPI"
+        "--keepers",
+        action="store_true",
+        help="`restart`, `storm`, `goodput`: also under circus and supervisord, from PyPI",
     )
     args = parser.parse_args(argv)
     unknown = [name for name in args.tables if name not in TABLES]

@@ -2,9 +2,10 @@
 
 Called by __main__.py.  Each arm trains the same graph for the same time, start-up included, and is killed at the same
 moments; goodput is the time that a bare session would have needed for the steps that are left, as a share of that time.
-Bare sessions train before and after the arms: what a supervisor costs a step counts against it.  Beside
-`procsv launch` a shell loop under TensorFlow's Supervisor, with its default of one checkpoint every 10 minutes and with one
-every 10 s.
+Bare sessions train before and after each turn of the arms, with the malloc that `procsv launch` gives its trainers: what a supervisor
+costs a step counts against it.  Beside `procsv launch` as it is installed, a shell loop (and, with --keepers, circus and
+supervisord) under TensorFlow's Supervisor, with one checkpoint every 10 s, and with its default of one every 10 minutes.  The
+arms take turns, as often as there are repeats.
 """
 
 from __future__ import annotations
@@ -12,15 +13,24 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from scripts.benchmarks.figures import Cell, Column, Figure, Table, in_words
+from procsv.training.process.malloc import MMAP_BYTES, TRIM_BYTES
+from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table, in_words
+from scripts.benchmarks.keepers import SHELL
+from scripts.benchmarks.restart import keepers_of
 from scripts.benchmarks.runs import Program, Run, running
 from scripts.benchmarks.settings import NAMES, Arm, Settings
 from scripts.benchmarks.stall import WORK
 
 MB = 100.0
-PACE_S = 15.0  # of a bare session, before and after the arms
+PACE_S = 15.0  # of a bare session, between the turns of the arms
+KEEP_MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(MMAP_BYTES),
+    "MALLOC_TRIM_THRESHOLD_": str(TRIM_BYTES),
+}
 
 COLUMNS = (
     Column("every", "killed every", "s", 0),
@@ -39,6 +49,7 @@ class Way:
     name: str
     arm: Arm
     save_s: float
+    keeper: str = SHELL
 
 
 WAYS = (
@@ -46,42 +57,56 @@ WAYS = (
     Way(f"shell loop, {NAMES['supervisor']}, checkpoints every 10 s", "supervisor", 10.0),
     Way(f"shell loop, {NAMES['supervisor']}, every 600 s", "supervisor", 600.0),
 )
+SHARES_MIN = {30.0: 0.93, 120.0: 0.97, 600.0: 0.99}  # of a bare session, by the seconds between two kills
 
 
 @dataclass(slots=True)
 class Found:
-    """What one run came to."""
+    """What the runs of one arm came to."""
 
-    wall_s: float = 0.0
-    steps: int = 0
+    wall_s: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # from a kill to the end of the first new step
     lost_steps: list[int] = field(default_factory=list)
 
 
 def measure(settings: Settings) -> Table:
     table = Table("goodput", f"Goodput under kills, {MB:g} MB of resource variables", COLUMNS)
-    for every_s in settings.every_s:
-        founds, pace = [], _pace(settings)
-        for way in WAYS:
-            settings.say(f"goodput: killed every {every_s:g} s, {way.name}")
-            begun_s = time.monotonic()
-            with running(way.arm, Program(MB, settings.variables, WORK, way.save_s)) as run:
-                found = _train(run, begun_s, every_s, settings.kills)
-                if way.arm == "procsv":
-                    run.stop()
-            founds.append(found)
-            settings.say(in_words(_row(way, every_s, found, statistics.median(pace)), COLUMNS))
-        step_s = statistics.median(pace + _pace(settings))
-        table.rows += [_row(way, every_s, found, step_s) for way, found in zip(WAYS, founds, strict=True)]
-        table.notes.append(f"killed every {every_s:g} s: a bare session's step takes {1000 * step_s:.1f} ms.")
+    with keepers_of(settings, table) as (tools, keepers):
+        ways = (*WAYS, *(Way(f"{name}, checkpoints every 10 s", "supervisor", 10.0, name) for name in keepers))
+        for every_s in settings.every_s:
+            _measure_row(settings, table, every_s, ways, tools)
     table.notes.append(
         f"kills in each run: {settings.kills}.  It goes on after the last for as long again as between two kills."
     )
     return table
 
 
-def _train(run: Run, begun_s: float, every_s: float, kills: int) -> Found:
-    found = Found()
+def _measure_row(settings: Settings, table: Table, every_s: float, ways: Sequence[Way], tools: Path | None) -> None:
+    founds, pace, repeats = {way: Found() for way in ways}, _pace(settings), settings.repeats_or(usual=2)
+    for repeat in range(repeats):
+        for way, found in founds.items():
+            settings.say(f"goodput: killed every {every_s:g} s, {way.name}, {repeat + 1} of {repeats}")
+            begun_s = time.monotonic()
+            program = Program(MB, settings.variables, WORK, way.save_s)
+            with running(way.arm, program, keeper=way.keeper, tools=tools) as run:
+                _train(run, begun_s, every_s, settings.kills, found)
+                if way.arm == "procsv":
+                    run.stop()
+            settings.say(in_words(_row(way, every_s, found, statistics.median(pace)), COLUMNS))
+        pace += _pace(settings)
+    step_s = statistics.median(pace)
+    rows = {way: _row(way, every_s, found, step_s) for way, found in founds.items()}
+    table.rows += rows.values()
+    table.notes.append(f"killed every {every_s:g} s: a bare session's step takes {1000 * step_s:.1f} ms.")
+    ours, *others = (_goodput(found, step_s) for found in founds.values())
+    if every_s in SHARES_MIN:
+        least = 100 * SHARES_MIN[every_s]
+        table.bars.append(Bar.at_least(f"goodput, killed every {every_s:g} s", least, ours, "%", 1))
+    table.bars.append(Bar.at_least(f"the same against the best peer, every {every_s:g} s", max(others), ours, "%", 1))
+
+
+def _train(run: Run, begun_s: float, every_s: float, kills: int, found: Found) -> None:
     for number in range(1, kills + 2):
         run.marks.listen(max(0.0, begun_s + number * every_s - time.monotonic()))
         if number <= kills:
@@ -89,24 +114,33 @@ def _train(run: Run, begun_s: float, every_s: float, kills: int) -> Found:
             killed = run.kill()
             found.seconds.append(killed.first.time_s - killed.begun_s)
             found.lost_steps.append(max(0, last - (killed.first.step - 1)))
-    found.wall_s, found.steps = time.monotonic() - begun_s, run.marks.last.step
-    return found
+    found.wall_s.append(time.monotonic() - begun_s)
+    found.steps.append(run.marks.last.step)
 
 
 def _pace(settings: Settings) -> list[float]:
     """Seconds of each step of a bare session."""
     settings.say(f"goodput: {NAMES['bare']}")
-    with running("bare", Program(MB, settings.variables, WORK, save_s=0.0)) as run:
+    with running("bare", Program(MB, settings.variables, WORK, save_s=0.0), variables=KEEP_MALLOC) as run:
         run.marks.listen(PACE_S)
         return [b.time_s - a.time_s for a, b in itertools.pairwise(run.marks.all)]
+
+
+def _goodput(found: Found, step_s: float) -> float:
+    """In percent."""
+    return statistics.median(
+        100 * steps * step_s / wall_s for steps, wall_s in zip(found.steps, found.wall_s, strict=True)
+    )
 
 
 def _row(way: Way, every_s: float, found: Found, step_s: float) -> dict[str, Cell]:
     return {
         "every": Figure.of([every_s]),
         "arm": way.name,
-        "goodput": Figure.of([100 * found.steps * step_s / found.wall_s]),
-        "steps": Figure.of([found.steps]),
+        "goodput": Figure.of(
+            100 * steps * step_s / wall_s for steps, wall_s in zip(found.steps, found.wall_s, strict=True)
+        ),
+        "steps": Figure.of(found.steps),
         "seconds": Figure.of(found.seconds),
         "lost_steps": Figure.of(found.lost_steps),
     }

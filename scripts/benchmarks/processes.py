@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -56,15 +56,20 @@ def scratch() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def started(argv: list[str], log: Path, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """`argv` in a session of its own, its output in `log`; it and all its descendants are gone at the end."""
+def started(
+    argv: list[str], log: Path, cwd: Path | None = None, variables: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`argv` in a session of its own, its output in `log`; it and all its descendants are gone at the end.
+
+    `variables`: in its environment beside ours.
+    """
     with log.open("ab") as output:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment(),
+            env={**environment(), **(variables or {})},
             cwd=cwd,
             start_new_session=True,
         )

@@ -12,7 +12,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,9 +154,15 @@ class Program:
 
 @contextlib.contextmanager
 def running(
-    arm: Arm, program: Program, options: tuple[str, ...] = (), keeper: str = SHELL, tools: Path | None = None
+    arm: Arm,
+    program: Program,
+    options: tuple[str, ...] = (),
+    keeper: str = SHELL,
+    tools: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
-    """A run that has ended its first step.  `options` are of `procsv launch`; `keeper` restarts any other arm.
+    """A run that has ended its first step.  `options` are of `procsv launch`; `keeper` restarts any other arm; `variables`: in
+    its environment.
 
     Gone at the end, however it ends; a run of procsv is to be stopped before.
     """
@@ -167,7 +173,7 @@ def running(
             argv = procsv_command("launch", "--logdir", str(logdir), *options, PROGRAM, *args)
         else:
             argv = keep(keeper, ["-m", PROGRAM, "--logdir", str(logdir), *args], folder, tools)
-        with cleared_unless_ended(logdir), started(argv, log, cwd=folder) as process:
+        with cleared_unless_ended(logdir), started(argv, log, cwd=folder, variables=variables) as process:
             run = Run(arm, process, logdir, log, marks, folder / "notes")
             if marks.wait_for(lambda _: True, FIRST_STEP_S_MAX) is None:
                 raise run.failed(f"no first step within {FIRST_STEP_S_MAX:.0f} s")
