@@ -114,7 +114,7 @@ def _open(
         _make_lease(start, what, clock.wall()),
         group_readable=start.settings.group_readable,
     )
-    if opened.adopted is None or not start.may_adopt:
+    if opened.adopted is None or not start.may_adopt(opened.adopted):
         return start, opened, None
     adopted = AdoptedLogdir(opened.adopted, start.paths.logdir, opened.lease, clock)
     try:

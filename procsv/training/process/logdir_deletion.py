@@ -52,6 +52,18 @@ def watch_deletions(runtime: Runtime) -> None:
         LogdirDeletion(runtime.start.checkpoint_dir, on_begin, on_deleted).watch()
 
 
+def patch_deletions(wrap: Callable[[Remove], Remove]) -> None:
+    """Puts `wrap(…)` in the place of what deletes a directory with all that is in it, here and in TensorFlow."""
+
+    def patch_tensorflow() -> None:
+        library = sys.modules.get("tensorflow.python.lib.io._pywrap_file_io")
+        if library is not None:
+            AttributePatch(library, "DeleteRecursively", wrap).apply()
+
+    AttributePatch(shutil, "rmtree", wrap).apply()
+    call_after_tensorflow(patch_tensorflow)
+
+
 class LogdirDeletion:
     """Keeps deletions of `logdir`, or of a directory around it, from failing because of the run's own files."""
 
@@ -61,13 +73,7 @@ class LogdirDeletion:
 
     def watch(self) -> None:
         """From here on, in this process."""
-        AttributePatch(shutil, "rmtree", self._repeated).apply()
-        call_after_tensorflow(self._watch_tensorflow)
-
-    def _watch_tensorflow(self) -> None:
-        library = sys.modules.get("tensorflow.python.lib.io._pywrap_file_io")
-        if library is not None:
-            AttributePatch(library, "DeleteRecursively", self._repeated).apply()
+        patch_deletions(self._repeated)
 
     def _repeated(self, remove: Remove) -> Remove:
         @functools.wraps(remove)

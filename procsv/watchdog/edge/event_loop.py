@@ -262,7 +262,7 @@ class Reactor:
     def _adopt_logdir(self, received: Received, logdir: str) -> str:
         """Why the program's directory cannot be the run's logdir, or ""."""
         start = self._facts.start
-        if start.root or not start.may_adopt:
+        if start.root or not start.may_adopt(Path(logdir)):
             return "" if logdir == start.logdir else f"the run's logdir is {start.logdir}"
         try:
             self._env.held.adopt(Path(logdir))
