@@ -52,7 +52,7 @@ def test_the_text_names_cause_loss_and_goodput(logdir: Path) -> None:
         "2 steps done again",
         "goodput",
         "killed",
-        "memory, step 7",
+        "memory 7",
         "2 checkpoints",
     ):
         assert words in said.stdout, words
