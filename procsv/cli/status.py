@@ -131,9 +131,9 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
 
 def _unprotected(is_running: bool) -> str:
     return (
-        "no: nothing is saved, and a crash starts from the beginning"
+        "no: nothing is saved, and a crash starts from the beginning, unless a child process has a session"
         if is_running
-        else "no: it had no session of procsv's"
+        else "no: it had no session of procsv's, unless in a child process"
     )
 
 
