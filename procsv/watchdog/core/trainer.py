@@ -427,7 +427,8 @@ class TrainerSupervisor:
                     self.hanging.end_watch()
                 case LifecycleAction.CLEAN_UP:
                     self._tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
-                    self._out.append(ClearTree(self.task, self.incarnation))
+                    has_ended = self._last_death is not None and self._last_death.exit.code == 0 and not self._observes
+                    self._out.append(ClearTree(self.task, self.incarnation, has_ended))
                 case LifecycleAction.DECIDE_RESTART:
                     self._decide_restart(now_s)
                 case LifecycleAction.ALERT:

@@ -19,7 +19,7 @@ from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging import messages
 from procsv.ipc.messaging.endpoint import ClientEndpoint, Received
-from procsv.watchdog.core import actions, events
+from procsv.watchdog.core import actions, events, wording
 from procsv.watchdog.core.ground import SOCKET
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.run import Core
@@ -317,7 +317,9 @@ class Reactor:
                     self._processes.signal(task, incarnation, number)
                 case actions.KillTree(task, incarnation):
                     self._processes.kill_tree(task, incarnation)
-                case actions.ClearTree(task, incarnation):
+                case actions.ClearTree(task, incarnation, has_ended):
+                    if has_ended and (left := self._processes.name_strays(task)):
+                        self._env.console.say(wording.left_behind(left), is_bad=True)
                     self._clearing[task] = incarnation
                     self._look_at_tree()
                 case actions.Tell(task, body):
