@@ -18,11 +18,18 @@ from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import local_home
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.start import Start
+from procsv.training.runtime.carried_checkpoints import CarriedCheckpoints
 from procsv.training.runtime.context import Runtime
 
 
 def settle_logdir(runtime: Runtime, given: str) -> str:
     """The directory to use where the program says `given`.  UserError, saying what to pass, if it is not to be had."""
+    logdir = _choose_logdir(runtime, given)
+    CarriedCheckpoints(runtime.start).put_back()
+    return logdir
+
+
+def _choose_logdir(runtime: Runtime, given: str) -> str:
     start = runtime.start
     if local_home(given) == start.checkpoint_dir:
         runtime.named_logdir = runtime.named_logdir or given

@@ -174,7 +174,7 @@ class TrainerSupervisor:
                 pass  # the signal that it has heard was ours
             case messages.Note(event, fields):
                 self._out.append(Journal(event, self.task, self.incarnation, dict(fields)))
-                self.deletes_logdir |= event == "checkpoints_deleted"
+                self.deletes_logdir |= event == "checkpoints_deleted" and not fields.get("kept")
                 if event in ("snapshot_failed", "snapshots_resumed") and (news := self.snapshots.told(fields)):
                     self._out.append(news)
             case messages.AdoptLogdir() | messages.Ack():
