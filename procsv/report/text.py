@@ -26,6 +26,8 @@ MEANING: dict[Kind, str] = {
     "stalled": "hung, or stopped by a signal",
     "stopped": "no run was active: between two launches",
 }
+NARROW = 100  # columns
+BY_STANDBY = ", standby"
 DAY_S = 86400.0  # of a shorter run the date of a start says nothing
 LOOKS: dict[Kind, tuple[str, str]] = {  # colour and glyph
     "kept": ("green", "█"),
@@ -136,6 +138,7 @@ def _show_incarnations(account: Account, console: Console) -> None:
     for one in account.incarnations:
         number, at, after, origin, reached, ended, lost = incarnation_row(one)
         at = at.partition(" ")[2] if is_short else at
+        origin = origin.removesuffix(BY_STANDBY) if console.width < NARROW else origin  # the end says more
         table.add_row(*map(as_markup, (number, at, after, origin, reached, lost, ended)))
     console.print(table)
 
@@ -147,7 +150,7 @@ def incarnation_row(one: Incarnation) -> tuple[str, ...]:
     if one.restored_step > 0:
         origin += f" {one.restored_step}"
     if one.is_promoted:
-        origin += ", standby"
+        origin += BY_STANDBY
     ended = f"{one.cause}: {one.evidence}" if one.cause else "runs" if one.end_s is None else "with its watchdog"
     reached = str(one.last_step) if one.last_step >= 0 else "-"
     return str(one.number), clock_time(one.start_s), after, origin, reached, ended, str(one.lost_steps or "-")
