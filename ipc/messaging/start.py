@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -23,6 +24,7 @@ from procsv.base.run.paths import RunPaths, local_home
 from procsv.base.run.records import open_record
 from procsv.base.service_table import SERVICES
 from procsv.base.system.failpoints import read_again
+from procsv.base.text import is_remote
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 VARIABLE = "PROCSV_START"
@@ -31,6 +33,10 @@ READ_BYTES = 2**16
 LATER = "stdin"  # in the variable: the value comes on standard input, once the process is needed
 EARLY = "early:"  # in the variable: the value comes on that descriptor (early_trainer.py)
 FILES_MAX = 16
+
+# What becomes of a directory that the program names.  anywhere: nobody has said --logdir, and it becomes the run's; inside: only
+# one in the logdir does; mapped: the logdir takes its place.
+Naming = Literal["anywhere", "inside", "mapped"]
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -43,7 +49,7 @@ class Start(msgspec.Struct, frozen=True):
     run_dir: str
     shm_dir: str
     root: str = ""  # the directory with the run's own files, where the logdir is one that the program has named
-    may_adopt: bool = False  # nobody has said --logdir: the program may name it
+    naming: Naming = "inside"
     lifeline_fd: int = -1  # end-of-file on it: whoever runs the run is dead
     observes: int = 0  # the pid of a program that has started its watchdog itself, which then only observes it
     chief: TaskId = TRAINER  # whose state the checkpoint service saves; other tasks may have slots of their own
@@ -67,6 +73,12 @@ class Start(msgspec.Struct, frozen=True):
     def checkpoint_dir(self) -> Path:
         """The directory on this machine that stands for the logdir."""
         return local_home(self.logdir)
+
+    def may_adopt(self, directory: Path) -> bool:
+        """Whether `directory`, a real path that the program has named, may become the logdir."""
+        if self.naming == "inside":
+            return not is_remote(self.logdir) and directory.is_relative_to(local_home(self.root or self.logdir))
+        return self.naming == "anywhere"
 
     def with_logdir(self, logdir: str) -> Start:
         """The same for a run that has adopted `logdir`."""

@@ -54,7 +54,7 @@ procsv launch --detach train.py                   the run goes on without this t
 procsv launch --fault 'kill trainer at step 50' train.py
 """
 _GROUPS = {
-    "Run": "logdir new drop-in snapshot-secs standby steps-total detach log-limit group-readable config help help-all",
+    "Run": "logdir map-logdir new drop-in snapshot-secs standby steps-total detach log-limit group-readable config help help-all",
     "Restarts": "max-failures backoff early-failures same-failures repeated-failures min-kept min-goodput "
     "goodput-attempts suspect-crashes service-failures service-period",
     "Hangs and limits": "hang-timeout hang-limits memory-limit malloc grace",
@@ -89,6 +89,12 @@ _COMMON = (
     help="Where checkpoints, event files and the journal go; created if it does not exist. A URL that TensorFlow can "
     "write to (gs://…) takes checkpoints and events, and the journal stays on this machine. Without it, they go where the "
     "program says, and the journal to the newest run of this target under runs/.",
+)
+@click.option(
+    "--map-logdir",
+    "maps_logdir",
+    is_flag=True,
+    help="Use the logdir in the place of whatever directory the program gives its session, instead of refusing another one.",
 )
 @click.option(
     "--new",
@@ -261,6 +267,7 @@ _COMMON = (
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def command(
     logdir: str | None,
+    maps_logdir: bool,
     begins_new: bool,
     fault: tuple[str, ...],
     plan: str | None,
@@ -284,7 +291,8 @@ def command(
         raise click.UsageError("--new makes a directory under runs/; with --logdir, name one that is not there yet")
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
     start = make_start(logdir, target, args, LaunchSettings(**settings, plan=faults.encode()), begins_new)
-    start = msgspec.structs.replace(start, asked_at=click.get_current_context().find_root().obj or 0.0)
+    naming = "mapped" if maps_logdir else start.naming
+    start = msgspec.structs.replace(start, naming=naming, asked_at=click.get_current_context().find_root().obj or 0.0)
     sys.stdout.flush()
     sys.stderr.flush()
     if start.settings.detach:
@@ -315,7 +323,7 @@ def make_start(
         logdir=where,
         run_dir=str(paths.run_dir),
         shm_dir=str(paths.shm_dir),
-        may_adopt=logdir is None,
+        naming="anywhere" if logdir is None else "inside",
         target=target,
         args=tuple(arg.replace(LOGDIR, where) for arg in (args[1:] if args[:1] == ("--",) else args)),
         settings=settings,

@@ -104,9 +104,9 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         facts["protected"] = "yes" if protected else _unprotected(status["running"])
     if status["snapshots"] is not None:
         facts["snapshots"] = _spacing(status["snapshots"])
-    facts["incarnation"] = f"{status['incarnation']}, restarted {show_count(status['restarts'], 'time')} in this launch"
+    facts["attempt"] = f"{status['incarnation']}, restarted {show_count(status['restarts'], 'time')} in this launch"
     if status["no_progress_count"]:
-        facts["incarnation"] += f", {show_count(status['no_progress_count'], 'failure')} without progress"
+        facts["attempt"] += f", {show_count(status['no_progress_count'], 'failure')} without progress"
     if (last := status["last_exit"]) is not None:
         at = f"at step {last['step']}" if last["step"] >= 0 else "before its first step"
         facts["last exit"] = f"{last['cause']}: {last['evidence']}, {at}"
@@ -131,9 +131,9 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
 
 def _unprotected(is_running: bool) -> str:
     return (
-        "no: nothing is saved, and a crash starts from the beginning"
+        "no: nothing is saved, and a crash starts from the beginning, unless a child process has a session"
         if is_running
-        else "no: it had no session of procsv's"
+        else "no: it had no session of procsv's, unless in a child process"
     )
 
 

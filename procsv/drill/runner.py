@@ -90,7 +90,18 @@ def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
         path = course.directory / "plan.toml"
         path.write_text(as_toml(plan), encoding="utf-8")
         options += ["--plan", str(path), *RULES_OFF]
-    argv = [sys.executable, *safe_path(), "-m", "procsv", "launch", "--logdir", str(logdir), *options, course.target]
+    argv = [
+        sys.executable,
+        *safe_path(),
+        "-m",
+        "procsv",
+        "launch",
+        "--map-logdir",
+        "--logdir",
+        str(logdir),
+        *options,
+        course.target,
+    ]
     output, codes = course.directory / f"{name}.out", list[int]()
     output.unlink(missing_ok=True)  # of a drill that could not begin
     while len(codes) < LAUNCHES_MAX:

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 MEANING: dict[Kind, str] = {
     "kept": "training whose steps are kept",
     "redone": "training that was lost, and done again",
-    "starting": "imports, restore and compile, up to the first step",
+    "starting": "imports, restore, compile, first step",
     "down": "no trainer, or no connection to its server",
-    "stalled": "a trainer that hung, or that a signal had stopped",
+    "stalled": "hung, or stopped by a signal",
     "stopped": "no run was active: between two launches",
 }
+NARROW = 100  # columns
+BY_STANDBY = ", standby"
 DAY_S = 86400.0  # of a shorter run the date of a start says nothing
 LOOKS: dict[Kind, tuple[str, str]] = {  # colour and glyph
     "kept": ("green", "█"),
@@ -136,6 +138,7 @@ def _show_incarnations(account: Account, console: Console) -> None:
     for one in account.incarnations:
         number, at, after, origin, reached, ended, lost = incarnation_row(one)
         at = at.partition(" ")[2] if is_short else at
+        origin = origin.removesuffix(BY_STANDBY) if console.width < NARROW else origin  # the end says more
         table.add_row(*map(as_markup, (number, at, after, origin, reached, lost, ended)))
     console.print(table)
 
@@ -143,11 +146,11 @@ def _show_incarnations(account: Account, console: Console) -> None:
 def incarnation_row(one: Incarnation) -> tuple[str, ...]:
     """Start, time, recovery, origin, last step, end and lost steps of one start of the program."""
     after = show_duration(one.recovery_seconds) if one.recovery_seconds is not None else "-"
-    origin = {"fresh": "the beginning", "memory": "memory", "checkpoint": "a checkpoint"}.get(one.source, "-")
+    origin = {"fresh": "the beginning", "memory": "memory", "checkpoint": "checkpoint"}.get(one.source, "-")
     if one.restored_step > 0:
-        origin += f", step {one.restored_step}"
+        origin += f" {one.restored_step}"
     if one.is_promoted:
-        origin += ", by a standby"
+        origin += BY_STANDBY
     ended = f"{one.cause}: {one.evidence}" if one.cause else "runs" if one.end_s is None else "with its watchdog"
     reached = str(one.last_step) if one.last_step >= 0 else "-"
     return str(one.number), clock_time(one.start_s), after, origin, reached, ended, str(one.lost_steps or "-")

@@ -124,7 +124,7 @@ def _open(
         group_readable=start.settings.group_readable,
         early_pid=start.early_pid,
     )
-    if opened.adopted is None or not start.may_adopt:
+    if opened.adopted is None or not start.may_adopt(opened.adopted):
         return start, opened, None
     adopted = AdoptedLogdir(opened.adopted, start.paths.logdir, opened.lease, clock)
     try:
@@ -300,6 +300,13 @@ def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None
         case exit_codes.DONE:
             console.say(wording.ended(task.step, task.protection.has_session, start.settings.drop_in))
         case exit_codes.RESUMABLE:
-            console.say(wording.stopped(task.step, task.durable_step, task.deletes_logdir))
+            console.say(
+                wording.stopped(
+                    task.step,
+                    task.durable_step,
+                    deletes_logdir=task.deletes_logdir,
+                    has_session=task.protection.has_session,
+                )
+            )
         case _:
             console.say(f"reports of the crashes: {shorten_path(str(start.paths.crashes))}")

@@ -2,6 +2,7 @@
 
     scripts/soak [--mixed] [--minutes 30] [--every 6] [--seed 1]
     scripts/soak --template [--forks 1000]
+    scripts/soak --bystanders [--minutes 30]
 
 Every few seconds one process, chosen by the seed, is killed with SIGKILL: trainer, checkpoint service, summary service,
 or (seldom) the watchdog, after which the same command is given again.  Looked at throughout: memory and descriptors of the
@@ -15,7 +16,10 @@ disk, and what was trained must be, to the bit, what an undisturbed run trains. 
 clock needs libfaketime: what this machine cannot do is said and left out.
 
 With --template, trainer after trainer is forked from one standby, trains a few steps in a session, eagerly and with Keras
-under XLA, and is killed.  Each must train, and no other standby be made.  Exit code 1 if something was wrong.
+under XLA, and is killed.  Each must train, and no other standby be made.
+
+With --bystanders, six programs that are no training (a server, a sleep, a preprocessing, a crash, a fork, a script that
+answers what is typed) run side by side, with limits of 5 s: none may be ended for a hang.  Exit code 1 if something was wrong.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from scripts.soaking.bystanders import soak_by_bystanders
 from scripts.soaking.kills import soak_by_kills
 from scripts.soaking.mixed import soak_by_mixed_trouble
 from scripts.soaking.template import soak_by_forks
@@ -42,12 +47,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of troubles and their times (default %(default)s)")
     parser.add_argument("--template", action="store_true", help="forks of one standby, and nothing else")
     parser.add_argument("--forks", type=int, default=1000, help="how many, with --template (default %(default)s)")
+    parser.add_argument("--bystanders", action="store_true", help="programs that are no training, and nothing else")
     args = parser.parse_args()
     soak = soak_by_mixed_trouble if args.mixed else soak_by_kills
     with tempfile.TemporaryDirectory(prefix="procsv-soak-") as directory:
         logdir = Path(directory) / "digits"
         if args.template:
             wrong = soak_by_forks(logdir, args.forks)
+        elif args.bystanders:
+            wrong = soak_by_bystanders(logdir, args.minutes)
         else:
             wrong = soak(logdir, args.minutes, args.every, args.seed)
     print("\n".join(wrong) or "nothing grew, nothing was lost, nothing is left")

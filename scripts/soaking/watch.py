@@ -63,12 +63,17 @@ class Watch:
 
 def find_remains(logdir: Path) -> list[str]:
     """What is left, and what is not there any more."""
-    paths, wrong = find_paths(logdir), []
-    deadline_s, pause = time.monotonic() + GONE_S_MAX, threading.Event()
-    while (paths.shm_dir.exists() or paths.run_dir.exists()) and time.monotonic() < deadline_s:
-        pause.wait(0.1)
-    wrong += [f"left: {path}" for path in (paths.shm_dir, paths.run_dir) if path.exists()]
+    wrong = find_live(logdir)
     listing = procsv("checkpoints", str(logdir), "--verify")
     if listing.returncode:
         wrong.append(listing.stdout + listing.stderr)
     return wrong
+
+
+def find_live(logdir: Path) -> list[str]:
+    """What is left in shared memory and in the runtime directory."""
+    paths = find_paths(logdir)
+    deadline_s, pause = time.monotonic() + GONE_S_MAX, threading.Event()
+    while (paths.shm_dir.exists() or paths.run_dir.exists()) and time.monotonic() < deadline_s:
+        pause.wait(0.1)
+    return [f"left: {path}" for path in (paths.shm_dir, paths.run_dir) if path.exists()]

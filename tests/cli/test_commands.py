@@ -194,7 +194,7 @@ def test_status_of_a_program_that_ended_before_its_first_step_says_so_and_that_n
     )
     shown = " ".join(procsv("status", str(tmp_path)).stdout.split())
     assert "last exit exception: ValueError: no data, before its first step" in shown
-    assert "protected no: it had no session of procsv's" in shown
+    assert "protected no: it had no session of procsv's, unless in a child process" in shown
 
 
 def test_status_has_every_field_that_was_promised(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from procsv.base.run.journal import Journal
 from procsv.base.system.system_clock import SystemClock
 from procsv.cli.top.losses import READ_BYTES_MAX, START_BYTES, EventFileTail, Losses
 from procsv.cli.top.readings import Readings
-from procsv.cli.top.screen import BARS, draw_screen, sparkline
+from procsv.cli.top.screen import BARS, _state_style, draw_screen, sparkline
 from procsv.services.summary.event_file import frame, version_event
 from tests.cli.test_commands import ROOT, a_run, procsv
 from tests.support.fake_clock import FakeClock
@@ -91,11 +91,13 @@ def test_off_a_terminal_it_prints_one_screen_with_all_events_and_ends(tmp_path: 
             "checkpoint_durable", CHECKPOINT, 1, step=step, path="p", reason="periodic", bytes=1, seconds=0.1
         )
     journal.append("exited", TRAINER, 3, signal="\x1b]0;title\x07", cause="killed", step=49)
+    journal.append("exited", CHECKPOINT, 1, code=0, cause="completed", step=-1)
     journal.close()
     done = procsv("top", str(tmp_path / "l"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("checkpoint_durable") == 50
     assert "restarts 2" in done.stdout
+    assert "step -1" not in done.stdout
     assert "\x1b" not in done.stdout
     assert "\\x1b" in done.stdout, "what an event holds is shown, not obeyed"
 
@@ -148,6 +150,30 @@ def test_the_loss_is_read_from_event_files_as_they_grow_and_a_torn_record_is_wai
     named = Losses("rate")
     named.read(tmp_path, tmp_path / "no.log")
     assert (named.name, named.values) == ("rate", [7.0])
+
+
+def test_the_loss_is_that_of_the_newest_attempt(tmp_path: Path) -> None:
+    for number, loss in enumerate((0.9, 0.5, 0.1)):
+        path = tmp_path / f"events.out.tfevents.{number}.host"
+        path.write_bytes(frame(scalar(loss, "loss")))
+        os.utime(path, (number, number))
+    losses = Losses(None)
+    losses.read(tmp_path, tmp_path / "no.log")
+    assert losses.values == pytest.approx([0.9, 0.5, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("running", "state", "style"),
+    [
+        (True, "running", "green"),
+        (False, "done", "green"),
+        (False, "stopped", ""),
+        (False, "failed", "red"),
+        (False, "running", "red"),
+    ],
+)
+def test_only_a_run_that_did_not_end_well_is_red(running: bool, state: str, style: str) -> None:
+    assert _state_style({"running": running, "state": state}) == style
 
 
 def test_a_long_event_file_is_read_from_its_end_and_garbage_in_it_is_passed_over(tmp_path: Path) -> None:

@@ -184,15 +184,42 @@ def test_a_program_that_cannot_be_started_is_said_by_what_launch_says_of_it_now(
     assert "the_first" not in done.stderr
 
 
-def test_a_program_that_names_its_directory_is_said_to_need_an_argument_for_it(tmp_path: Path) -> None:
-    program = tmp_path / "train.py"
-    program.write_text(
-        "import procsv, tensorflow as tf\nwith tf.Graph().as_default():\n  procsv.Supervisor(logdir='mine')\n"
-    )
-    done = procsv("drill", "--logdir", str(tmp_path / "drill"), str(program))
-    assert done.returncode == 1
-    assert "mine, but the run's is" in (said := " ".join(done.stdout.split()))
-    assert "give the program {logdir} as an argument that names its directory, as a drill needs it" in said
+NAMES_ITS_OWN = """
+import time
+import tensorflow as tf
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+step = tf1.train.get_or_create_global_step()
+tf1.summary.scalar("steps", step)
+train = tf1.assign_add(step, 1)
+hooks = [
+    tf1.train.StopAtStepHook(60),
+    tf1.train.SummarySaverHook(save_steps=10, output_dir="MINE/events", summary_op=tf1.summary.scalar("mine", step)),
+]
+place = f"MINE/{time.time_ns()}"
+with tf1.train.MonitoredTrainingSession(checkpoint_dir=place, summary_dir=f"{place}/train", hooks=hooks) as session:
+    while not session.should_stop():
+        session.run(train)
+        time.sleep(0.02)
+"""
+
+
+def test_a_program_whose_directory_stands_in_its_code_is_drilled_without_touching_it(tmp_path: Path) -> None:
+    program, config, mine = tmp_path / "train.py", tmp_path / "quick.toml", tmp_path / "mine"
+    program.write_text(NAMES_ITS_OWN.replace("MINE", str(mine)))
+    config.write_text(QUICK)
+    mine.mkdir()
+    (mine / "checkpoint").write_text("of an earlier training")
+    options = ("--drop-in", "--config", str(config), "--snapshot-secs", "0.2", "--fault", "kill trainer at step 30")
+    done = procsv("drill", *options, "--logdir", str(tmp_path / "drill"), "--json", str(program))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["variables"] == "identical"
+    assert [path.name for path in mine.iterdir()] == ["checkpoint"]
+    for arm in ("baseline", "drilled"):
+        said = (tmp_path / "drill" / f"{arm}.out").read_text()
+        assert f"{tmp_path}/drill/{arm} takes the place of {mine}/" in said
+        for events in (".", "train", "events"):
+            assert list((tmp_path / "drill" / arm / events).glob("events.out.tfevents.*"))
 
 
 def test_a_word_that_is_no_fault_is_said_before_anything_is_trained(tmp_path: Path) -> None:

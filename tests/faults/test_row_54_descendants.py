@@ -139,3 +139,28 @@ def test_row_54_a_program_that_somebody_else_has_started_for_the_same_logdir_is_
     finally:
         board.kill()
         board.wait()
+
+
+ENDS = """
+import os, signal
+read, write = os.pipe()
+if not os.fork():
+    os.setsid()
+    os.write(write, b"x")
+    while True: signal.pause()
+os.read(read, 1)
+"""
+
+
+def test_row_54_what_a_program_that_has_ended_well_leaves_running_ends_with_it_and_is_named(tmp_path: Path) -> None:
+    with running(tmp_path, ENDS) as run:
+        assert run.wait_end() == 0
+    assert "the program has ended, and with it what it had left running: process " in run.said()
+    assert run.said().count("Have it wait for its children") == 1
+
+
+def test_row_54_a_program_that_leaves_only_helpers_of_multiprocessing_is_told_nothing(tmp_path: Path) -> None:
+    source = "import multiprocessing.resource_tracker as tracker; tracker.ensure_running()"
+    with running(tmp_path, source) as run:
+        assert run.wait_end() == 0
+    assert "left running" not in run.said()

@@ -29,6 +29,7 @@ def logdir(tmp_path: Path) -> Path:
     journal.append("recovered", TRAINER, 1, step=0, source="fresh", seconds=4.0, **{"from": ""})
     journal.append("checkpoint_durable", CHECKPOINT, 1, step=7, path=HOSTILE, reason="crash", bytes=10, seconds=0.1)
     journal.append("exited", TRAINER, 1, code=None, signal="SIGKILL", cause="killed", evidence=HOSTILE, step=9)
+    journal.append("promoted", TRAINER, 2, pid=2, standby=1)
     journal.append("spawned", TRAINER, 2, pid=2)
     journal.append("ready", TRAINER, 2, step=8)
     journal.append("recovered", TRAINER, 2, step=7, source="memory", seconds=2.0, **{"from": "slot"})
@@ -52,7 +53,7 @@ def test_the_text_names_cause_loss_and_goodput(logdir: Path) -> None:
         "2 steps done again",
         "goodput",
         "killed",
-        "memory, step 7",
+        "memory 7, standby",
         "2 checkpoints",
     ):
         assert words in said.stdout, words
@@ -64,6 +65,7 @@ def test_no_row_of_a_table_folds_in_a_narrow_terminal_or_a_pipe(logdir: Path) ->
         lines = said.stdout.splitlines()
         at = next(number for number, line in enumerate(lines) if line.lstrip().startswith("start "))
         assert [line.split()[0] for line in lines[at + 1 : at + 4]] == ["1", "2", "3"]
+    assert "memory 7  " in procsv("report", str(logdir), COLUMNS="80").stdout, "the end of a start has the room"
     assert "…" not in procsv("report", str(logdir)).stdout, "a pipe has no width: nothing is cut"
 
 

@@ -240,6 +240,41 @@ def test_row_57_a_program_that_deletes_its_directory_at_each_start_leaves_the_wa
         assert run.wait_end() == 75
 
 
+DELETES = TRAIN.replace(
+    "step = tf1.train",
+    """if os.path.exists(logdir):
+    tf.io.gfile.rmtree(logdir)
+os.makedirs(logdir)  # an error if somebody else has made it
+step = tf1.train""",
+    1,
+)
+
+
+@pytest.mark.fault
+def test_row_57_a_program_that_deletes_its_directory_goes_on_after_a_stop_and_begins_anew_after_its_end(
+    tmp_path: Path,
+) -> None:
+    train = ("--drop-in", "PROGRAM", "supervisor", "logs")
+    with run_in(tmp_path, DELETES, *train, "300") as run:
+        run.wait_step(50)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait_end() == 75
+    stopped = run.events("checkpoint_durable")[-1]["step"]
+    assert "The same command goes on from there" in run.said()
+    with run_in(tmp_path, DELETES, *train, "300") as run:
+        assert run.wait_end() == 0
+    recovered = run.events("recovered")[-1]
+    assert (recovered["source"], recovered["step"]) == ("checkpoint", stopped)
+    assert "they are put back for its session" in run.said()
+    assert run.events("checkpoints_deleted")[-1]["kept"]
+    assert f"ended at 300 with {sum_below(300)}" in run.said()
+    assert not (run.logdir / "procsv" / "carried").exists()
+    with run_in(tmp_path, DELETES, *train, "100") as run:
+        assert run.wait_end() == 0
+    assert run.events("recovered")[-1]["source"] == "fresh"
+    assert f"ended at 100 with {sum_below(100)}" in run.said()
+
+
 @pytest.mark.fault
 def test_row_57_a_run_ends_loudly_when_another_machine_takes_the_logdir_that_it_has_adopted(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs")) as run:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.soaking.bystanders import soak_by_bystanders
 from scripts.soaking.kills import soak_by_kills
 from scripts.soaking.mixed import soak_by_mixed_trouble
 from scripts.soaking.template import soak_by_forks
@@ -30,3 +31,9 @@ def test_nothing_is_lost_wrong_or_left_after_troubles_of_several_kinds(tmp_path:
 @pytest.mark.slow
 def test_forks_of_one_standby_train_one_after_the_other(tmp_path: Path) -> None:
     assert soak_by_forks(tmp_path / "digits", forks=3) == []
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_no_program_that_is_no_training_is_ended_for_a_hang(tmp_path: Path) -> None:
+    assert soak_by_bystanders(tmp_path / "programs", MINUTES) == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from google.protobuf import text_format  # type: ignore[import-untyped]
 from tensorboard.backend.event_processing import event_file_loader
 
 from procsv.training.runtime.event_streams import EventStreams
@@ -242,10 +243,13 @@ def test_the_text_of_a_graph_is_tensorflows_own(tmp_path: Path, monkeypatch: pyt
     definition = graph.as_graph_def(add_shapes=True)
     assert definition.library.function
     tf.io.write_graph(definition, str(tmp_path), "theirs.pbtxt")
+    theirs = (tmp_path / "theirs.pbtxt").read_text()
+    if "float_val: 0.8999999761581421\n" in theirs:  # older versions write each float with the digits of a double
+        theirs = text_format.MessageToString(text_format.Parse(theirs, type(definition)()))
     parcel = tmp_path / "parcel"
     for size in (1, 300, 10**9):
         monkeypatch.setattr(graph_text, "PIECE_BYTES", size)
         parcel.write_bytes(definition.SerializeToString())
         graph_text.print_graph(parcel, tmp_path / "sub" / "ours.pbtxt")
-        assert (tmp_path / "sub" / "ours.pbtxt").read_text() == (tmp_path / "theirs.pbtxt").read_text()
+        assert (tmp_path / "sub" / "ours.pbtxt").read_text() == theirs
         assert not parcel.exists()

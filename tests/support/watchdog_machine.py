@@ -67,6 +67,9 @@ class MachineInMemory(Generic[ChildT]):
     def kill_tree(self, task: TaskId, incarnation: int) -> None:
         raise NotImplementedError
 
+    def name_strays(self, task: TaskId) -> list[str]:
+        raise NotImplementedError
+
     def clear_tree(self, task: TaskId) -> bool:
         raise NotImplementedError
 

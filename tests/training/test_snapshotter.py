@@ -347,7 +347,7 @@ def test_without_room_the_fallback_takes_over_said_once_and_nobody_who_waits_not
         world.snapshotter.take_snapshot("final")
     assert len(world.backend.captured_by) == 1
     assert len(world.fallback.captured_by) == 2
-    assert [record.getMessage().split(":")[1] for record in caplog.records] == [" no snapshots in memory"]
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["no snapshots in memory"]
 
 
 def test_a_failure_is_heard_by_who_waits_and_logged_where_nobody_does(
@@ -362,9 +362,7 @@ def test_a_failure_is_heard_by_who_waits_and_logged_where_nobody_does(
     assert not caplog.records
     world.backend.failures = [OSError("third")]
     world.train(during=lambda: world.snapshotter.request(PINNED))
-    assert [record.getMessage() for record in caplog.records] == [
-        "procsv: no checkpoint of this step, training goes on: third"
-    ]
+    assert [record.getMessage() for record in caplog.records] == ["no checkpoint of this step, training goes on: third"]
 
 
 def test_a_closed_source_ends_the_cadence_without_a_word(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -121,6 +121,15 @@ class Watched:
             argv, env=environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, start_new_session=True
         )
         os.close(theirs)
+        self.shown = ""
+
+    def local_flags(self) -> int:
+        """Of the terminal: echo and the like."""
+        return int(termios.tcgetattr(self._fd)[3])
+
+    def press(self, keys: bytes) -> None:
+        self.shown = self.terminal.rows[-1]
+        os.write(self._fd, keys)
 
     def until(self, what: str, holds: Callable[[list[str]], bool]) -> list[str]:
         """The rows, once they are so; "the end": all of them."""
@@ -158,7 +167,27 @@ def test_on_a_terminal_a_status_line_stands_below_a_progress_bar_and_goes_with_t
         assert f"100% [{'#' * 100}]" in "".join(rows), "a line that has ended is whole"
         assert "left" in rows
         assert rows[-1] == ""
-        assert rows[-2].startswith("procsv: ")
+        assert any(row.startswith("procsv: stopped") for row in rows[-3:-1]), "the last line, which may take two rows"
+    finally:
+        watched.close()
+
+
+def test_a_key_typed_on_a_live_terminal_leaves_nothing_behind_and_the_terminal_is_given_back_as_it_was(
+    tmp_path: Path,
+) -> None:
+    watched = Watched(tmp_path, BAR, 80)
+    try:
+        before = watched.local_flags()
+        watched.until("line", lambda rows: rows[-1].startswith("▸ no session yet, "))
+        watched.press(b"xyz\n\n")
+        watched.until(
+            "a later line", lambda rows: rows[-1].startswith("▸ no session yet, ") and rows[-1] != watched.shown
+        )
+        assert sum("▸" in row for row in watched.terminal.rows) == 1
+        assert "xyz" not in "".join(watched.terminal.rows)
+        watched.process.send_signal(signal.SIGINT)
+        watched.process.wait(NEWS_S_MAX)
+        assert watched.local_flags() == before
     finally:
         watched.close()
 

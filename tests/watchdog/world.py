@@ -160,6 +160,9 @@ class World(MachineInMemory[Process]):
     def kill_tree(self, task: TaskId, incarnation: int) -> None:
         self.signal(task, incarnation, signal.SIGKILL)
 
+    def name_strays(self, task: TaskId) -> list[str]:
+        return []
+
     def clear_tree(self, task: TaskId) -> bool:
         return not self.stubborn
 

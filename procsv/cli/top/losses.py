@@ -142,11 +142,11 @@ class Losses:
 
 
 def _newest_event_files(logdir: Path) -> list[Path]:
-    """In the logdir and the directories in it, but for the watchdog's own."""
+    """In the logdir and the directories in it, but for the watchdog's own; the newest last, as its values are."""
     found = []
     for pattern in ("events.out.tfevents.*", "*/events.out.tfevents.*"):
         for path in logdir.glob(pattern):
             with contextlib.suppress(OSError):
                 if path.parent.name != "procsv":
                     found.append((path.stat().st_mtime, path))
-    return [path for _, path in heapq.nlargest(FILES_MAX, found)]
+    return [path for _, path in reversed(heapq.nlargest(FILES_MAX, found))]

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from procsv.base.outcome import NO_STEP
 from procsv.base.terminal import make_table, printable
 from procsv.base.units import show_duration
 from procsv.cli.status import process_row, show_step
@@ -59,12 +60,19 @@ def _title(view: View, width: int) -> list[Text]:
     state = status["state"] if status["running"] else f"{status['state']} (not running)"
     time = datetime.datetime.fromtimestamp(view.now_s).astimezone().strftime("%H:%M:%S")
     name = Text(printable(str(status["logdir"])), style="bold")
-    right = Text.assemble((printable(state), "green" if status["running"] else "red"), f"  {time}")
+    right = Text.assemble((printable(state), _state_style(status)), f"  {time}")
     space = width - right.cell_len - 2
     name.truncate(space, overflow="ellipsis")
     name.pad_right(space - name.cell_len + 2)
     target = " ".join((status["target"], *status["args"]))
     return [name + right, _line(target, width, "dim")]
+
+
+def _state_style(status: dict[str, Any]) -> str:
+    """Red only where something went wrong: a run that has ended well, or was stopped, is no failure."""
+    if status["running"] or status["state"] == "done":
+        return "green"
+    return "" if status["state"] == "stopped" else "red"
 
 
 def _figures(view: View, width: int) -> list[Text]:
@@ -119,7 +127,7 @@ def _event(entry: dict[str, Any], width: int) -> Text:
     fields = ", ".join(
         f"{name} {value:.1f}" if isinstance(value, float) else f"{name} {value}"
         for name, value in entry.items()
-        if name not in _LONG and value not in (None, "")
+        if name not in _LONG and value not in (None, "") and (name, value) != ("step", NO_STEP)
     )
     bad = entry["event"] in _BAD and entry.get("cause") not in ("completed", "stopped")
     style = "red" if bad else "green" if entry["event"] in _GOOD else ""

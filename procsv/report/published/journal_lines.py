@@ -221,9 +221,10 @@ class SnapshotFailed(Line, frozen=True, kw_only=True, tag="snapshot_failed"):
 
 
 class CheckpointsDeleted(Line, frozen=True, kw_only=True, tag="checkpoints_deleted"):
-    """The program has deleted its logdir, and its checkpoints with it."""
+    """The program has deleted its logdir, and its checkpoints with it; `kept`: they are put back for its session."""
 
     count: int
+    kept: bool = False
 
 
 class SnapshotsResumed(Line, frozen=True, kw_only=True, tag="snapshots_resumed"):

@@ -8,9 +8,11 @@ has a TrainingRun of its own.  It never calls a hook.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -44,6 +46,7 @@ _USERS_OF_LOGDIR = (
     tf_hooks.StepCounterHook,
     tf_hooks.SummarySaverHook,
 )
+_PATHS = ("_checkpoint_dir", "_output_dir", "_save_path")
 FIRST_SAVE_S_MAX = 5.0  # programs find the first checkpoint once they have their session, unless it is large
 
 
@@ -62,14 +65,25 @@ def control_session(
         hook = next((s for s in savers if _is_same(s._checkpoint_dir, restored_from)), next(iter(savers), None))
     if hook is not None:
         runtime, logdir = attach(hook._checkpoint_dir, may_save=True)
+        users = [user for user in (creator, *hooks) if isinstance(user, _USERS_OF_LOGDIR)]
         if os.fspath(logdir) != os.fspath(hook._checkpoint_dir):  # the run goes on in another one
-            users = [user for user in (creator, *hooks) if isinstance(user, _USERS_OF_LOGDIR)]
-            move_paths(users, ("_checkpoint_dir", "_output_dir", "_save_path"), hook._checkpoint_dir, logdir)
+            move_paths(users, _PATHS, hook._checkpoint_dir, logdir)
+        if launched is not None and launched.start.naming == "mapped":
+            _keep_within(users, logdir)
     elif launched is not None and launched.training is None:
         runtime, logdir = launched, launched.start.logdir
     else:
         return None
     return MonitoredController(runtime, logdir, hook, snapshot_secs, final_checkpoint) if runtime is not None else None
+
+
+def _keep_within(users: list[Any], logdir: str) -> None:
+    """Has all that `users` write lie in `logdir`: what lies elsewhere is none of this run's, and goes there by its name."""
+    for user, name in itertools.product(users, _PATHS):
+        path = getattr(user, name, None)
+        if path and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(logdir)):
+            own = Path(path).name
+            move_paths([user], [name], path, os.path.join(logdir, own))
 
 
 def _is_same(directory: Any, other: Any) -> bool:

@@ -30,6 +30,7 @@ from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import Inject
 from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.process.deletion_guard import guard_other_trainings
 from procsv.training.process.drop_in import install_later
 from procsv.training.process.import_news import ImportNews
 from procsv.training.process.import_record import EnvironmentRecorder
@@ -176,6 +177,7 @@ def _run_target(runtime: Runtime, start: Start) -> int:
         install_later()
     runtime.interrupt = _interrupt_program
     watch_deletions(runtime)
+    guard_other_trainings(runtime)
     try:
         failpoint("trainer.import")
         run_program(find_target(start.target, Path.cwd()), list(start.args))

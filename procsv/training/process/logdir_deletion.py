@@ -20,6 +20,7 @@ from procsv.base.units import show_count
 from procsv.ipc.shm.slot_file import scan_slots
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.process.after_tensorflow import call_after_tensorflow
+from procsv.training.runtime.carried_checkpoints import CarriedCheckpoints
 from procsv.training.runtime.context import Runtime
 
 TRIES_MAX = 50
@@ -29,7 +30,7 @@ Remove = Callable[..., Any]
 
 def watch_deletions(runtime: Runtime) -> None:
     """From here on, in the trainer: a deletion of the run's logdir goes well, and is said."""
-    logdir = runtime.start.logdir
+    logdir, carried = runtime.start.logdir, CarriedCheckpoints(runtime.start)
 
     def on_begin() -> None:
         if (
@@ -39,17 +40,35 @@ def watch_deletions(runtime: Runtime) -> None:
                 "procsv: the program deletes its logdir at its start, so it cannot have a hot standby; use --standby warm"
             )
 
+        if carried.is_due():
+            try:
+                carried.keep()
+            except OSError as error:
+                print(f"procsv: checkpoints in {logdir} cannot be kept from deletion: {error}", file=sys.stderr)
+
     def on_deleted(count: int) -> None:
-        lost = (
-            ""
-            if runtime.training is not None or scan_slots(runtime.paths.shm_dir)
-            else ": it starts from the beginning"
-        )
-        print(f"procsv: the program deleted {show_count(count, 'checkpoint')} in {logdir}{lost}", file=sys.stderr)
-        runtime.note("checkpoints_deleted", count=count)
+        what = ""
+        if carried.is_kept:
+            what = "; they are put back for its session (`procsv launch --new` begins anew)"
+        elif runtime.training is None and not scan_slots(runtime.paths.shm_dir):
+            what = ": it starts from the beginning"
+        print(f"procsv: the program deleted {show_count(count, 'checkpoint')} in {logdir}{what}", file=sys.stderr)
+        runtime.note("checkpoints_deleted", count=count, kept=carried.is_kept)
 
     if not is_remote(logdir):
         LogdirDeletion(runtime.start.checkpoint_dir, on_begin, on_deleted).watch()
+
+
+def patch_deletions(wrap: Callable[[Remove], Remove]) -> None:
+    """Puts `wrap(…)` in the place of what deletes a directory with all that is in it, here and in TensorFlow."""
+
+    def patch_tensorflow() -> None:
+        library = sys.modules.get("tensorflow.python.lib.io._pywrap_file_io")
+        if library is not None:
+            AttributePatch(library, "DeleteRecursively", wrap).apply()
+
+    AttributePatch(shutil, "rmtree", wrap).apply()
+    call_after_tensorflow(patch_tensorflow)
 
 
 class LogdirDeletion:
@@ -61,13 +80,7 @@ class LogdirDeletion:
 
     def watch(self) -> None:
         """From here on, in this process."""
-        AttributePatch(shutil, "rmtree", self._repeated).apply()
-        call_after_tensorflow(self._watch_tensorflow)
-
-    def _watch_tensorflow(self) -> None:
-        library = sys.modules.get("tensorflow.python.lib.io._pywrap_file_io")
-        if library is not None:
-            AttributePatch(library, "DeleteRecursively", self._repeated).apply()
+        patch_deletions(self._repeated)
 
     def _repeated(self, remove: Remove) -> Remove:
         @functools.wraps(remove)

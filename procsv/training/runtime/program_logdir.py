@@ -1,7 +1,8 @@
 """The directory that a program names, under `procsv launch`: the run's logdir, or what becomes of it.
 
-Used by attach.py and training_session.py.  Without --logdir the run adopts the first directory that the program names, and goes on
-in it: a program whose directory is new at each start (a time stamp, mkdtemp) gets the run's in its place.
+Used by attach.py.  Without --logdir the run adopts the first directory that the program names, with --logdir one in that, and goes
+on in it: a program whose directory is new at each start (a time stamp, mkdtemp) gets the run's in its place.  With
+--map-logdir, as in a drill, the run's logdir takes the place of any.
 """
 
 from __future__ import annotations
@@ -12,45 +13,72 @@ import sys
 from pathlib import Path
 
 from procsv.base.errors import UserError
+from procsv.base.outcome import NO_STEP
+from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import local_home
 from procsv.base.text import is_remote
+from procsv.ipc.messaging.start import Start
+from procsv.training.runtime.carried_checkpoints import CarriedCheckpoints
 from procsv.training.runtime.context import Runtime
 
 
 def settle_logdir(runtime: Runtime, given: str) -> str:
     """The directory to use where the program says `given`.  UserError, saying what to pass, if it is not to be had."""
+    logdir = _choose_logdir(runtime, given)
+    CarriedCheckpoints(runtime.start).put_back()
+    return logdir
+
+
+def _choose_logdir(runtime: Runtime, given: str) -> str:
     start = runtime.start
     if local_home(given) == start.checkpoint_dir:
         runtime.named_logdir = runtime.named_logdir or given
         return given
-    if not start.may_adopt or is_remote(given) or runtime.named_logdir not in ("", given):
-        raise _mismatch(given, start.logdir, may_leave_out=not start.may_adopt and not is_remote(given))
+    if runtime.named_logdir not in ("", given):
+        raise _mismatch(given, start)
+    if start.naming == "mapped":
+        _say_once(runtime, given, f"{start.logdir} takes the place of {given}, which the program names")
+        return start.logdir
+    if is_remote(given) or not start.may_adopt(local_home(given)):
+        raise _mismatch(given, start)
+    if not start.root and start.naming == "inside" and saved_step(start.checkpoint_dir) != NO_STEP:
+        _say_once(
+            runtime, given, f"the program names {given}; the run goes on in {start.logdir}, where its checkpoints are"
+        )
+        return start.logdir
     if not start.root:
         runtime.adopt_logdir(local_home(given))
         runtime.named_logdir = given
         return given
     if _is_told(given, start.args, start.checkpoint_dir):
+        anew = "`procsv launch --new …`, or name the directory with --logdir"
         raise UserError(
             f"this run's logdir is {start.logdir}, and the program is told to use {given}: begin a new run with "
-            "`procsv launch --new …`, or name the directory with --logdir"
+            + (anew if start.naming == "anywhere" else "another --logdir")
         )
-    if not runtime.named_logdir:
-        runtime.named_logdir = given
-        print(
-            f"procsv: the program names {given} this time; the run goes on in {start.logdir} "
-            "(`procsv launch --new` begins another one)",
-            file=sys.stderr,
-        )
+    other = "`procsv launch --new`" if start.naming == "anywhere" else "another --logdir"
+    _say_once(
+        runtime,
+        given,
+        f"the program names {given} this time; the run goes on in {start.logdir} ({other} begins another one)",
+    )
     return start.logdir
 
 
-def _mismatch(given: str, logdir: str, *, may_leave_out: bool) -> UserError:
-    """`may_leave_out`: without --logdir the run would go on in the program's directory."""
+def _say_once(runtime: Runtime, given: str, text: str) -> None:
+    if not runtime.named_logdir:
+        runtime.named_logdir = given
+        print(f"procsv: {text}", file=sys.stderr)
+
+
+def _mismatch(given: str, start: Start) -> UserError:
     shown = given if is_remote(given) else os.path.abspath(given)
-    launch = f"`procsv launch --logdir {shlex.quote(given)} …`" + (" or without --logdir" if may_leave_out else "")
+    # Without --logdir the run would go on in the program's directory.
+    leave_out = " or without --logdir" if start.naming == "inside" and not is_remote(given) else ""
+    mapped = "" if start.naming == "mapped" else ", or with --map-logdir, which has it use the run's"
     return UserError(
-        f"the program's logdir is {shown}, but the run's is {logdir}; give the program {{logdir}} as an argument that names its "
-        f"directory, as a drill needs it, or start it with {launch}"
+        f"the program's logdir is {shown}, but the run's is {start.logdir}; give the program {{logdir}} as an argument that names "
+        f"its directory, or start it with `procsv launch --logdir {shlex.quote(given)} …`{leave_out}{mapped}"
     )
 
 

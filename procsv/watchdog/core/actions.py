@@ -48,10 +48,14 @@ class KillTree(msgspec.Struct, frozen=True):
 
 
 class ClearTree(msgspec.Struct, frozen=True):
-    """The trainer is dead: kill what is left of its tree; TreeGone when the writer's lock is free."""
+    """The trainer is dead: kill what is left of its tree; TreeGone when the writer's lock is free.
+
+    `has_ended`: by itself, and well, so that what it has left may be at work, and its end has to be said.
+    """
 
     task: TaskId
     incarnation: int
+    has_ended: bool = False
 
 
 class Tell(msgspec.Struct, frozen=True):

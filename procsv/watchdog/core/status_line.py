@@ -138,8 +138,8 @@ def _left(facts: LineFacts) -> str:
 def _saved(facts: LineFacts) -> str:
     if facts.durable_step < 0:
         return ""
-    ago = f" {_whole(facts.durable_s)} ago" if facts.durable_s is not None else ""
-    return f"saved {facts.durable_step:,}{ago}"
+    ago = f", {_whole(facts.durable_s)} ago" if facts.durable_s is not None else ""
+    return f"saved at {facts.durable_step:,}{ago}"
 
 
 def _whole(seconds: float) -> str:

@@ -174,7 +174,7 @@ class TrainerSupervisor:
                 pass  # the signal that it has heard was ours
             case messages.Note(event, fields):
                 self._out.append(Journal(event, self.task, self.incarnation, dict(fields)))
-                self.deletes_logdir |= event == "checkpoints_deleted"
+                self.deletes_logdir |= event == "checkpoints_deleted" and not fields.get("kept")
                 if event in ("snapshot_failed", "snapshots_resumed") and (news := self.snapshots.told(fields)):
                     self._out.append(news)
             case messages.AdoptLogdir() | messages.Ack():
@@ -427,7 +427,8 @@ class TrainerSupervisor:
                     self.hanging.end_watch()
                 case LifecycleAction.CLEAN_UP:
                     self._tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
-                    self._out.append(ClearTree(self.task, self.incarnation))
+                    has_ended = self._last_death is not None and self._last_death.exit.code == 0 and not self._observes
+                    self._out.append(ClearTree(self.task, self.incarnation, has_ended))
                 case LifecycleAction.DECIDE_RESTART:
                     self._decide_restart(now_s)
                 case LifecycleAction.ALERT:

@@ -154,10 +154,16 @@ def ended(step: int, has_session: bool, drop_in: bool) -> str:
     return f"training is complete{_at(step)}"
 
 
-def stopped(step: int, durable_step: int, deletes_logdir: bool) -> str:
+def left_behind(processes: list[str]) -> str:
+    """A program has ended with exit code 0, and what it has started lived on."""
+    return f"the program has ended, and with it what it had left running: {', '.join(processes)}. Have it wait for its children"
+
+
+def stopped(step: int, durable_step: int, *, deletes_logdir: bool, has_session: bool) -> str:
     """The run has ended before the program.  `deletes_logdir`: the program has done so in this run."""
     if durable_step < 0:
-        return f"stopped{_at(step)}; nothing is saved. The same command starts from the beginning"
+        unless = "" if has_session else ", unless a child process has a session"
+        return f"stopped{_at(step)}; nothing is saved{unless}. The same command starts from the beginning"
     if deletes_logdir:
         return (
             f"stopped{_at(step)}; step {durable_step} is on disk. The same command starts from the beginning: "

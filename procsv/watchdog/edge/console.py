@@ -18,6 +18,7 @@ from procsv.base.run.run_file import RunFile
 from procsv.base.startup_noise import NoiseFilter
 from procsv.base.terminal import OutputFilter, printable
 from procsv.watchdog.core.status_line import LineFacts, StatusLine, render
+from procsv.watchdog.edge.key_echo import KeyEcho
 from procsv.watchdog.edge.screen import Screen
 
 POLL_S = 0.1  # how late the trainer's output may appear
@@ -38,7 +39,7 @@ class Console:
         """`has_status`: with a status line below all that, if it is one terminal."""
         self._out_fd, self._err_fd, self._echo = out_fd, err_fd, echo
         self.is_live = has_status and echo and _is_one_screen(out_fd, err_fd)
-        self._screen, self._line = Screen(), StatusLine()
+        self._screen, self._line, self._keys = Screen(), StatusLine(), KeyEcho(out_fd)
         self._facts: LineFacts | None = None
         self._colour = os.isatty(err_fd) and "NO_COLOR" not in os.environ
         self._queue: collections.deque[bytes | Path | None] = collections.deque()
@@ -71,6 +72,8 @@ class Console:
         """Echoes what is left and stops, within DRAIN_S_MAX."""
         self._put(None)
         self._thread.join(DRAIN_S_MAX)
+        if _is_foreground(self._out_fd):
+            self._keys.restore()
 
     def _put(self, item: bytes | Path | None) -> None:
         with self._news:
@@ -146,8 +149,12 @@ class Console:
     def _draw(self) -> None:
         if not self.is_live:
             return
-        width = _columns(self._out_fd)
-        is_shown = self._facts is not None and width >= COLUMNS_MIN and _is_foreground(self._out_fd)
+        width, is_ours = _columns(self._out_fd), _is_foreground(self._out_fd)
+        is_shown = self._facts is not None and width >= COLUMNS_MIN and is_ours
+        if not is_ours:
+            self._keys.forget()
+        elif is_shown:
+            self._keys.turn_off()
         self._screen.show_status(render(self._facts, width - 1) if is_shown and self._facts is not None else "")
         self._write(self._out_fd, self._screen.take(width))
 

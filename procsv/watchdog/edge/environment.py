@@ -45,6 +45,9 @@ class ProcessTable(Protocol):
     def clear_tree(self, task: TaskId) -> bool:
         """Kills what a dead task has left.  True once nothing of it holds the logdir or the GPU."""
 
+    def name_strays(self, task: TaskId) -> list[str]:
+        """What a dead task has left running, for people; none of Python's own helpers, which are about to end."""
+
     def use_logdir(self, logdir: str) -> None:
         """Processes that are started from now on have it as their logdir, and the run's own directory as their root."""
 

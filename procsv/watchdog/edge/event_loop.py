@@ -19,7 +19,7 @@ from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging import messages
 from procsv.ipc.messaging.endpoint import ClientEndpoint, Received
-from procsv.watchdog.core import actions, events
+from procsv.watchdog.core import actions, events, wording
 from procsv.watchdog.core.ground import SOCKET
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.run import Core
@@ -262,7 +262,7 @@ class Reactor:
     def _adopt_logdir(self, received: Received, logdir: str) -> str:
         """Why the program's directory cannot be the run's logdir, or ""."""
         start = self._facts.start
-        if start.root or not start.may_adopt:
+        if start.root or not start.may_adopt(Path(logdir)):
             return "" if logdir == start.logdir else f"the run's logdir is {start.logdir}"
         try:
             self._env.held.adopt(Path(logdir))
@@ -319,7 +319,9 @@ class Reactor:
                     self._processes.signal(task, incarnation, number)
                 case actions.KillTree(task, incarnation):
                     self._processes.kill_tree(task, incarnation)
-                case actions.ClearTree(task, incarnation):
+                case actions.ClearTree(task, incarnation, has_ended):
+                    if has_ended and (left := self._processes.name_strays(task)):
+                        self._env.console.say(wording.left_behind(left), is_bad=True)
                     self._clearing[task] = incarnation
                     self._look_at_tree()
                 case actions.Tell(task, body):

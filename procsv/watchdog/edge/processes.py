@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shlex
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,6 +41,8 @@ declare("watchdog.before_exec", "watchdog.after_exec")
 
 PR_SET_CHILD_SUBREAPER = 36
 LOGS_KEPT_MAX = 20  # of one task; the oldest go first
+HELPERS = "resource_tracker", "forkserver"  # of multiprocessing, and of libraries that do as it does
+SHOWN_CHARS = 80  # of a command
 LOG_BYTES_MAX = 2**30  # of one task, the newest not counted
 
 Argv = Callable[[Start], list[str]]
@@ -242,6 +245,17 @@ class Processes(msgspec.Struct):
                         process.kill()
         self.reap_strays()
         return not strays and self._is_let_go(task) and self._gpus.are_left(self.clock.monotonic())
+
+    def name_strays(self, task: TaskId) -> list[str]:
+        names = []
+        for stray in self._strays(task):
+            with contextlib.suppress(psutil.Error, OSError):
+                command = stray.cmdline()
+                if stray.status() != psutil.STATUS_ZOMBIE and not any(
+                    helper in " ".join(command) for helper in HELPERS
+                ):
+                    names.append(f"process {stray.pid} ({shlex.join(command)[:SHOWN_CHARS]})")
+        return names
 
     def _is_let_go(self, task: TaskId) -> bool:
         """Whether the writer's lock is free; not as long as nobody can tell (no descriptors left)."""

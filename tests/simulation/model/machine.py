@@ -72,6 +72,9 @@ class Machine(MachineInMemory[Process]):
         if child is not None:
             child.die(KILLED, "watchdog")
 
+    def name_strays(self, task: TaskId) -> list[str]:
+        return []
+
     def clear_tree(self, task: TaskId) -> bool:
         return task != TRAINER or self._world.clear_tree()
 

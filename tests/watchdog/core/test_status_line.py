@@ -20,9 +20,9 @@ FACTS = LineFacts(
 @pytest.mark.parametrize(
     ("width", "line"),
     [
-        (160, "▸ step 3,812 of 10,000 (38%) · 124/s · 50 s left · saved 3,800 12 s ago · 2 restarts · goodput 98%"),
-        (90, "▸ step 3,812 of 10,000 (38%) · 124/s · 50 s left · saved 3,800 12 s ago · 2 restarts"),
-        (80, "▸ step 3,812 of 10,000 (38%) · 124/s · 50 s left · saved 3,800 12 s ago"),
+        (160, "▸ step 3,812 of 10,000 (38%) · 124/s · 50 s left · saved at 3,800, 12 s ago · 2 restarts · goodput 98%"),
+        (90, "▸ step 3,812 of 10,000 (38%) · 124/s · 50 s left · saved at 3,800, 12 s ago · 2 restarts"),
+        (80, "▸ step 3,812 of 10,000 (38%) · 124/s · 50 s left · saved at 3,800, 12 s ago"),
         (60, "▸ step 3,812 of 10,000 (38%) · 124/s · 50 s left"),
         (30, "▸ step 3,812 of 10,000 (38%)"),
         (12, "▸ step 3,81…"),
@@ -54,7 +54,11 @@ def test_a_part_is_left_out_only_where_it_does_not_fit() -> None:
         ),
         (replace(FACTS, step=-1, trouble="not saved"), "124/s · not saved", "not saved"),
         (replace(FACTS, step=-1, steps_per_s=60.0, steps_total=599), "60/s · 10 s left", "60/s"),
-        (replace(FACTS, step=-1, steps_per_s=None), "saved 3,800 12 s ago · 2 restarts", "saved 3,800 12 s ago"),
+        (
+            replace(FACTS, step=-1, steps_per_s=None),
+            "saved at 3,800, 12 s ago · 2 restarts",
+            "saved at 3,800, 12 s ago",
+        ),
         (replace(FACTS, step=-1, steps_per_s=None, durable_step=-1), "2 restarts · goodput 98%", "2 restarts"),
     ],
 )
@@ -110,14 +114,16 @@ def test_what_is_left_is_said_until_the_last_step(step: int, text: str) -> None:
 )
 def test_an_age_is_said_in_whole_seconds(seconds: float, text: str) -> None:
     assert render(LineFacts("done", seconds), 80) == f"▸ done, {text}"
-    assert render(LineFacts("done", 1.0, durable_step=0, durable_s=seconds), 80) == f"▸ done, 1 s · saved 0 {text} ago"
+    assert (
+        render(LineFacts("done", 1.0, durable_step=0, durable_s=seconds), 80) == f"▸ done, 1 s · saved at 0, {text} ago"
+    )
 
 
 def test_what_nobody_has_told_is_left_out() -> None:
     assert render(LineFacts("running", 1.0, 5), 80) == "▸ step 5 · goodput 0%"
     assert (
         render(replace(FACTS, steps_total=-1, steps_per_s=0.02), 60)
-        == "▸ step 3,812 · 50 s a step · saved 3,800 12 s ago"
+        == "▸ step 3,812 · 50 s a step · saved at 3,800, 12 s ago"
     )
     assert render(LineFacts("importing", 12.0), 80) == "▸ importing, 12 s"
     assert render(LineFacts("connected", 70.0), 80) == "▸ no session yet, 1 min 10 s"

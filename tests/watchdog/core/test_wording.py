@@ -186,6 +186,14 @@ def test_a_program_without_a_session_is_told_what_would_give_it_one(drop_in: boo
 def test_an_end_names_the_last_step_and_whether_the_command_goes_on_from_a_saved_one(step: int, at: str) -> None:
     assert wording.ended(step, True, drop_in=False) == f"training is complete{at}"
     assert (
-        wording.stopped(step, -1, False) == f"stopped{at}; nothing is saved. The same command starts from the beginning"
+        wording.stopped(step, -1, deletes_logdir=False, has_session=True)
+        == f"stopped{at}; nothing is saved. The same command starts from the beginning"
     )
-    assert wording.stopped(step, 0, False) == f"stopped{at}; step 0 is on disk. The same command goes on from there"
+    assert (
+        wording.stopped(step, -1, deletes_logdir=False, has_session=False)
+        == f"stopped{at}; nothing is saved, unless a child process has a session. The same command starts from the beginning"
+    )
+    assert (
+        wording.stopped(step, 0, deletes_logdir=False, has_session=True)
+        == f"stopped{at}; step 0 is on disk. The same command goes on from there"
+    )

@@ -1,0 +1,66 @@
+"""Checkpoints carried over a deletion of the logdir by the program, which begins with an empty one at each start.
+
+Used by logdir_deletion.py and program_logdir.py.  A run that has adopted its logdir has files of its own elsewhere: hard links there
+outlive the deletion, and go back when the program names the directory to its session, which is after its start.  Hard links
+are safe, as checkpoints are never written in place.  Not for a training that has come to its end: that one is begun anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from procsv.base.outcome import NO_STEP
+from procsv.base.run.manifest import MANIFEST_SUFFIX, STATE_FILE
+from procsv.base.run.run_file import read_run
+from procsv.ipc.messaging.start import Start
+
+_PATTERNS = ("*.data-*", "*.meta", "*.index", f"*{MANIFEST_SUFFIX}", STATE_FILE)  # the order in which they go back
+
+
+class CarriedCheckpoints:
+    def __init__(self, start: Start) -> None:
+        self._start, self._logdir = start, start.checkpoint_dir
+        self._place = start.paths.home / "carried"
+
+    def is_due(self) -> bool:
+        """Whether what the program deletes now is to be carried over."""
+        run = read_run(self._start.paths.run_json) if self._start.root else None
+        return run is not None and run.began_step != NO_STEP and any(self._logdir.glob("*.index"))
+
+    def keep(self) -> None:
+        """Links the checkpoints of the logdir.  OSError where that cannot be, on another filesystem say: then none is kept.
+
+        Killed in here: nothing is deleted yet.  What an interrupted `put_back` has left stays.
+        """
+        self._place.mkdir(mode=0o700, exist_ok=True)
+        try:
+            for file in _files(self._logdir):
+                link = self._place / file.name
+                link.unlink(missing_ok=True)
+                os.link(file, link)
+        except OSError:
+            shutil.rmtree(self._place)
+            raise
+
+    @property
+    def is_kept(self) -> bool:
+        return self._place.is_dir()
+
+    def put_back(self) -> None:
+        """What a deletion has left where it was stays as it is.  Killed in here: they are all still kept."""
+        if not self.is_kept:
+            return
+        self._logdir.mkdir(parents=True, exist_ok=True)
+        for file in _files(self._place):
+            with contextlib.suppress(FileExistsError):
+                os.link(file, self._logdir / file.name)
+        shutil.rmtree(self._place)
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for pattern in _PATTERNS:
+        yield from directory.glob(pattern)

@@ -1,0 +1,100 @@
+"""A launch with --logdir of a program that names another directory: one in it is gone on in, others are refused or mapped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from procsv.base.run.adoption import root_of
+from tests.run.test_adopted_logdir import NAMES, TRAIN, sum_below
+from tests.support.launched import launched, procsv
+
+pytestmark = pytest.mark.fault
+
+
+def program(place: Path, source: str) -> str:
+    path = place / "train.py"
+    path.write_text(source)
+    return str(path)
+
+
+def test_a_program_with_a_new_directory_in_the_logdir_at_each_start_goes_on_in_the_first(tmp_path: Path) -> None:
+    logdir, train = tmp_path / "logdir", program(tmp_path, TRAIN)
+    with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "300") as run:
+        run.wait_event("checkpoint_durable")
+        run.wait_step(100)
+        run.kill("trainer")
+        assert run.wait_end() == 0
+    first = Path(run.events("logdir_adopted")[0]["logdir"])
+    assert first.parent == logdir
+    assert {Path(entry["path"]).parent for entry in run.events("checkpoint_durable")} == {first}
+    assert list(first.glob("events.out.tfevents.*"))
+    assert run.events("recovered")[1]["step"] > 0
+    assert f"ended at 300 with {sum_below(300)}" in run.said()
+    assert run.said().count(f"this time; the run goes on in {first} (another --logdir begins another one)") == 1
+    for directory in (logdir, first):
+        assert f"{logdir}/procsv" in procsv("status", str(directory)).stdout
+
+    with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "400") as run:
+        assert run.wait_end() == 0
+    assert "resumes from step 300" in run.said()
+    assert f"ended at 400 with {sum_below(400)}" in run.said()
+    assert sorted(path for path in logdir.glob("tmp*") if any(path.iterdir())) == [first]
+
+
+def test_a_run_that_has_checkpoints_of_its_own_goes_on_with_them_where_the_program_names_a_directory_in_it(
+    tmp_path: Path,
+) -> None:
+    logdir, train = tmp_path / "logdir", program(tmp_path, TRAIN)
+    with launched(logdir, "--drop-in", train, "supervisor", "{logdir}", "50") as run:
+        assert run.wait_end() == 0
+    with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "100") as run:
+        assert run.wait_end() == 0
+    assert f"the run goes on in {logdir}, where its checkpoints are" in run.said()
+    assert f"ended at 100 with {sum_below(100)}" in run.said()
+    assert run.events("logdir_adopted") == []
+
+
+def test_a_program_that_is_told_another_directory_in_the_logdir_or_one_outside_is_refused(tmp_path: Path) -> None:
+    logdir, train = tmp_path / "logdir", program(tmp_path, NAMES)
+    with launched(logdir, train, "ends", "{logdir}/first") as run:
+        assert run.wait_end() == 0
+    assert root_of(logdir / "first") == logdir
+    with launched(logdir, train, "ends", "{logdir}/second") as run:
+        assert run.wait_end() == 70
+    assert f"is told to use {logdir}/second: begin a new run with another --logdir" in run.said()
+    with launched(logdir, train, "ends", str(tmp_path / "elsewhere")) as run:
+        assert run.wait_end() == 70
+    assert "or with --map-logdir, which has it use the run's" in run.said()
+
+
+def test_with_a_mapped_logdir_the_program_gets_it_in_the_place_of_any_but_not_of_two(tmp_path: Path) -> None:
+    logdir, train = tmp_path / "logdir", program(tmp_path, NAMES)
+    for given in ("elsewhere", "{logdir}/inside", "gs://bucket/there"):
+        with launched(logdir, "--map-logdir", train, "ends", given) as run:
+            assert run.wait_end() == 0
+        assert f"{logdir} takes the place of {given.replace('{logdir}', str(logdir))}" in run.said()
+    assert run.said().count(f"uses {logdir}\n") == 3
+    assert run.events("logdir_adopted") == []
+    with launched(logdir, "--map-logdir", train, "ends", "one", "two") as run:
+        assert run.wait_end() == 70
+    assert f"the program's logdir is {Path.cwd()}/two, but the run's is {logdir}" in run.said()
+
+
+def test_with_a_mapped_logdir_the_program_deletes_no_earlier_training(tmp_path: Path) -> None:
+    train, theirs = program(tmp_path, NAMES), tmp_path / "theirs"
+    (theirs / "old").mkdir(parents=True)
+    kept = theirs / "old" / "model.ckpt-7.index"
+    kept.touch()
+    with launched(tmp_path / "logdir", "--map-logdir", train, "deletes", str(theirs)) as run:
+        assert run.wait_end() == 70
+    assert f"the program deletes {theirs}, which holds 1 file of an earlier training" in run.said()
+    assert kept.exists()
+    assert len(run.events("exited", "trainer")) == 1
+
+    os.utime(kept, (2**32, 2**32))  # of this very run: the program's own, to do with as it likes
+    with launched(tmp_path / "logdir", "--map-logdir", train, "deletes", str(theirs)) as run:
+        run.wait_for("the deletion", lambda: not theirs.exists())
+        run.end()

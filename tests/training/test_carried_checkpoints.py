@@ -1,0 +1,96 @@
+"""Checkpoints that outlive the deletion of their directory: whole, whenever the process is killed, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from procsv.base.identity import TRAINER
+from procsv.base.run.paths import find_paths
+from procsv.base.run.run_file import write_run
+from procsv.ipc.messaging.start import Start
+from procsv.training.runtime.carried_checkpoints import CarriedCheckpoints
+from tests.cli.test_run_file import a_run
+
+OLD = ("model.ckpt-1.data-00000-of-00001", "model.ckpt-1.index", "model.ckpt-1.manifest.json", "model.ckpt-1.meta")
+ALL = sorted(("checkpoint", *OLD))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Of a run in `runs`, which has adopted `logs` with a checkpoint in it."""
+    root, logdir = tmp_path / "runs", tmp_path / "logs"
+    paths = find_paths(root)
+    paths.home.mkdir(parents=True)
+    write_run(paths.run_json, a_run(began_step=0), durable=False)
+    fill(logdir)
+    return Start(TRAINER, "run", 1, str(logdir), str(paths.run_dir), str(paths.shm_dir), root=str(root))
+
+
+def fill(logdir: Path) -> None:
+    logdir.mkdir(exist_ok=True)
+    for name in ALL:
+        (logdir / name).write_text(name)
+    (logdir / "events.out.tfevents.1").touch()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_they_come_back_and_are_kept_no_longer(start: Start) -> None:
+    carried, logdir = CarriedCheckpoints(start), Path(start.logdir)
+    assert carried.is_due()
+    carried.keep()
+    shutil.rmtree(logdir)
+    carried.put_back()
+    assert names(logdir) == ALL
+    assert not carried.is_kept
+
+
+def test_a_kill_while_they_come_back_loses_none_though_the_program_deletes_again(start: Start) -> None:
+    carried, logdir = CarriedCheckpoints(start), Path(start.logdir)
+    carried.keep()
+    for count in range(len(ALL)):
+        shutil.rmtree(logdir)
+        logdir.mkdir()
+        for name in OLD[:count]:  # that were back when it was killed
+            os.link(start.paths.home / "carried" / name, logdir / name)
+        if carried.is_due():
+            carried.keep()
+    shutil.rmtree(logdir)
+    carried.put_back()
+    assert names(logdir) == ALL
+
+
+def test_what_a_deletion_that_failed_has_left_is_made_whole_again(start: Start) -> None:
+    carried, logdir = CarriedCheckpoints(start), Path(start.logdir)
+    carried.keep()
+    (logdir / OLD[1]).unlink()
+    carried.put_back()
+    assert set(ALL) <= set(names(logdir))
+    assert not carried.is_kept
+
+
+def test_where_no_link_can_be_made_none_is_kept(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("another filesystem")
+
+    carried = CarriedCheckpoints(start)
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(OSError, match="another filesystem"):
+        carried.keep()
+    assert not carried.is_kept
+
+
+def test_a_training_that_has_come_to_its_end_and_a_run_without_a_directory_of_its_own_keep_nothing(
+    start: Start,
+) -> None:
+    assert not CarriedCheckpoints(msgspec.structs.replace(start, root="")).is_due()
+    run = a_run(began_step=-1)
+    write_run(start.paths.run_json, run, durable=False)
+    assert not CarriedCheckpoints(start).is_due()

@@ -1,0 +1,35 @@
+"""The name of procsv in its messages: once, whatever the program's logging looks like."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+
+from procsv.training.runtime.log import log
+
+
+@pytest.mark.parametrize(
+    ("formatter", "line"),
+    [
+        (logging.Formatter(logging.BASIC_FORMAT), "WARNING:procsv:slot 1 is gone"),
+        (logging.Formatter("{name} {message}", style="{"), "procsv slot 1 is gone"),
+        (logging.Formatter("${name} ${message}", style="$"), "procsv slot 1 is gone"),
+        (logging.Formatter("%(levelname)s %(message)s"), "WARNING procsv: slot 1 is gone"),
+        (None, "procsv: slot 1 is gone"),
+    ],
+    ids=["basicConfig", "braces", "dollars", "without names", "none"],
+)
+def test_the_name_stands_once_in_a_line(
+    formatter: logging.Formatter | None, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    top = logging.Logger("top")
+    top.addHandler(handler)
+    monkeypatch.setattr(log, "parent", top)
+    monkeypatch.setattr(log, "handlers", [])
+    log.warning("procsv: slot %d is gone", 1)
+    assert stream.getvalue() == f"{line}\n"
