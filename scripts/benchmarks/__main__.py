@@ -19,6 +19,7 @@ from scripts.benchmarks import (
     goodput,
     idle,
     launch,
+    loss,
     malloc,
     monitored,
     overhead,
@@ -43,6 +44,7 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "storm": storm.measure,
     "preempt": preempt.measure,
     "goodput": goodput.measure,
+    "loss": loss.measure,
     "save": save.measure,
     "restore": restore.measure,
     "overhead": overhead.measure,
@@ -53,7 +55,7 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
 }
 KINDS: tuple[Kind, ...] = ("resource", "ref")
 QUICK_TABLES = tuple(
-    name for name in TABLES if name not in ("preempt", "goodput", "save", "restore")
+    name for name in TABLES if name not in ("preempt", "goodput", "loss", "save", "restore")
 )  # what needs its time
 ROWS = ((2.0, 1), (2.0, 100), (200.0, 1), (200.0, 100), (2000.0, 100), (200.0, 10_000))
 QUICK_ROWS = ((200.0, 100),)
