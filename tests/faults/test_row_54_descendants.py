@@ -159,11 +159,10 @@ def test_row_54_what_a_program_that_has_ended_well_leaves_running_ends_with_it_a
     assert run.said().count("Have it wait for its children") == 1
 
 
+# One that does not notice the program's end by itself, as multiprocessing's own does sooner or later.
 TRACKED = """
-import multiprocessing.resource_tracker as tracker
-from pathlib import Path
-tracker.ensure_running()
-while b"resource_tracker" not in Path(f"/proc/{tracker._resource_tracker._pid}/cmdline").read_bytes(): pass
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", "resource_tracker"], start_new_session=True)
 """
 
 
