@@ -250,11 +250,9 @@ class Processes(msgspec.Struct):
         names = []
         for stray in self._strays(task):
             with contextlib.suppress(psutil.Error, OSError):
-                command = stray.cmdline()
-                if stray.status() != psutil.STATUS_ZOMBIE and not any(
-                    helper in " ".join(command) for helper in HELPERS
-                ):
-                    names.append(f"process {stray.pid} ({shlex.join(command)[:SHOWN_CHARS]})")
+                command = shlex.join(stray.cmdline())  # empty of one that is about to be gone by itself
+                if command and not any(helper in command for helper in HELPERS):
+                    names.append(f"process {stray.pid} ({command[:SHOWN_CHARS]})")
         return names
 
     def _is_let_go(self, task: TaskId) -> bool:
