@@ -18,6 +18,7 @@ import msgspec
 from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
 from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, logdir_hash
+from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.target import find_target
 from procsv.base.system.template import VARIABLE as TEMPLATE
 from procsv.base.system.tree_mark import add_mark
@@ -298,7 +299,7 @@ def command(
     if start.settings.detach:
         sys.exit(launch_detached(start))
     if TEMPLATE not in os.environ:  # else a fork of that is there sooner
-        start = start_early(start, add_mark(os.environ, logdir_hash(start.paths.logdir)))
+        start = start_early(start, add_mark(without_manager(os.environ), logdir_hash(start.paths.logdir)))
     os.execve(sys.executable, start.argv(), start.environment(os.environ))
 
 

@@ -27,6 +27,7 @@ from procsv.base.run.loaded import command_of, leave_for_standby, take_earlier
 from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import logdir_hash, shorten_path
 from procsv.base.service_table import SERVICES
+from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.target import parse_target
@@ -58,7 +59,7 @@ from procsv.watchdog.edge.resources.adopted_logdir import AdoptedLogdir
 from procsv.watchdog.edge.resources.ground import RunGround
 from procsv.watchdog.edge.resources.held_logdir import HeldLogdir
 from procsv.watchdog.edge.resources.memory import MachineMemory
-from procsv.watchdog.edge.resources.service_manager import ServiceManager, without_manager
+from procsv.watchdog.edge.resources.service_manager import ServiceManager
 from procsv.watchdog.edge.run_records import RunRecords
 from procsv.watchdog.edge.signals import Signals
 from procsv.watchdog.edge.sockets import RunSockets

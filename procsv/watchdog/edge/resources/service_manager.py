@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from procsv.base.run.run_file import RunFile
 from procsv.watchdog.core.manager_news import ManagerNews, Standing
 
-VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")  # they are the watchdog's own: no child gets them
-
 
 class ServiceManager:
     """Where there is none, nothing is told."""
@@ -38,11 +36,6 @@ class ServiceManager:
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
-
-
-def without_manager(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` for a child: what it said to the manager would pass for ours."""
-    return {name: value for name, value in environment.items() if name not in VARIABLES}
 
 
 def _watchdog_s(environment: Mapping[str, str]) -> float | None:
