@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from procsv.training.eager.manager import CheckpointManager
     from procsv.training.graph.data_position import keep_position
     from procsv.training.monitored.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
     from procsv.training.monitored.monitored_session import MonitoredSession, SingularMonitoredSession
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "CheckpointManager",
     "CheckpointSaverHook",
     "ChiefSessionCreator",
     "MonitoredSession",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _HOME = {  # public name -> the module that defines it
+    "CheckpointManager": "procsv.training.eager.manager",
     "CheckpointSaverHook": "procsv.training.monitored.hooks",
     "ChiefSessionCreator": "procsv.training.monitored.scaffold",
     "MonitoredSession": "procsv.training.monitored.monitored_session",

@@ -7,7 +7,7 @@ reads no variable.  Keys and order are TensorFlow's own, so that the files are t
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -60,6 +60,10 @@ class ObjectGraph:
             (number, item.variable) for number, item in enumerate(self.tracked) if item.variable is not None
         ]
         self.others = [number for number, item in enumerate(self.tracked) if item.variable is None]
+        owners: dict[int, list[int]] = {}
+        for number in self.others:
+            owners.setdefault(id(self.tracked[number].owner), []).append(number)
+        self._serializers = [(n, _serializer_of([self.tracked[number] for number in n])) for n in owners.values()]
 
     def is_current(self) -> bool:
         """Whether nothing was attached or taken away since."""
@@ -79,12 +83,10 @@ class ObjectGraph:
 
     def values_of_others(self) -> dict[int, Any]:
         """The values, by number, of what is no variable; the owners serialize them, so on the training thread."""
-        found, values = dict[int, Any](), dict[int, Any]()
-        for number in self.others:
-            item = self.tracked[number]
-            if id(item.owner) not in found:
-                found[id(item.owner)] = item.owner._serialize_to_tensors()
-            values[number] = _array_of(_pick(found[id(item.owner)], item))
+        values = dict[int, Any]()
+        for numbers, serialize in self._serializers:
+            for number, tensor in zip(numbers, serialize(), strict=True):
+                values[number] = _array_of(tensor)
         return values
 
     def graph_array(self) -> Any:
@@ -96,11 +98,27 @@ def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
     return Tracked(key, spec, (value if variable is None else variable).dtype.base_dtype.name, owner, variable)
 
 
-def _pick(serialized: Any, item: Tracked) -> Any:
-    """The tensor of `item` among all that its owner has serialized now."""
-    value = serialized[item.key] if item.key in serialized else serialized[private.extract_local_name(item.key)]
-    if item.slice:
-        value = value[item.slice]
+def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:
+    """Gives the values of `items`, which are all that their one owner has, as they are at each call; Cannot if nothing does."""
+    owner = items[0].owner
+    serialize = getattr(owner, "_serialize_to_tensors", None)
+    if hasattr(owner, "saveables"):  # it stands for an object that TensorFlow saves in its older way, once and for all
+        if private.has_serializer(owner.obj):
+            serialize = owner.obj._serialize_to_tensors
+        elif not all(callable(spec._tensor) for saveable in owner.saveables for spec in saveable.specs):
+            serialize = None
+    if serialize is None:
+        raise Cannot(f"{items[0].key} is read by TensorFlow alone")
+    return lambda: [_tensor_of(value) for value in _flat(serialize())]
+
+
+def _flat(serialized: Any) -> list[Any]:
+    """The values in their order, slices among them."""
+    return [one for value in serialized.values() for one in (value.values() if isinstance(value, dict) else (value,))]
+
+
+def _tensor_of(value: Any) -> Any:
+    """Of a tensor, a function that gives one, or a SaveSpec."""
     value = value() if callable(value) else value
     return value if isinstance(value, tf.Tensor) else value.tensor
 

@@ -28,6 +28,7 @@ def _find(module: str, *names: str) -> Any:
 
 
 serialize_graph_view = _find("checkpoint.save_util", "serialize_graph_view")
+has_serializer = _find("training.saving.saveable_object_util", "trackable_has_serialize_to_tensor")
 extract_local_name = _find("trackable.trackable_utils", "extract_local_name")
 resource_variable = _find("ops.resource_variable_ops", "BaseResourceVariable")
 context = _find("eager.context", "context")
@@ -38,7 +39,7 @@ reads_many = None not in (context, execute, find_op) and find_op(READ_MANY) is n
 
 def view_graph(checkpoint: Any) -> Any:
     """The ObjectGraphView that `checkpoint` (a tf.train.Checkpoint) saves by; None: not known, it has to save itself."""
-    if serialize_graph_view is None or extract_local_name is None or resource_variable is None:
+    if None in (serialize_graph_view, has_serializer, extract_local_name, resource_variable):
         return None
     view = getattr(getattr(checkpoint, "_saver", None), "_graph_view", None)
     return view if hasattr(view, "breadth_first_traversal") else None

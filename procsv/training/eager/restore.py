@@ -33,7 +33,15 @@ def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
         owners.setdefault(id(graph.tracked[number].owner), []).append(graph.tracked[number])
     for items in owners.values():
         values = {private.extract_local_name(i.key): _tensor(entries[i.key, i.slice], reader) for i in items}
-        items[0].owner._restore_from_tensors(values)
+        _restore_object(items[0].owner, values)
+
+
+def _restore_object(owner: Any, values: dict[str, Any]) -> None:
+    if isinstance(owner, tf.train.experimental.PythonState):
+        (text,) = values.values()
+        owner.deserialize(text.numpy())
+    else:
+        owner._restore_from_tensors(values)
 
 
 def _check(graph: ObjectGraph, entries: dict[tuple[str, str], TensorEntry], saved_graph: bytes) -> None:

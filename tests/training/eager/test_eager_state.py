@@ -312,6 +312,33 @@ def test_another_shape_is_refused_before_anything_is_changed(tmp_path: Path, shm
     assert first.numpy() == 0.0
 
 
+def test_what_is_no_variable_is_captured_as_it_is_at_each_snapshot(tmp_path: Path, shm: Path) -> None:
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    elements = iter(tf.data.Dataset.range(40).shuffle(9, seed=1))
+    state = tf.train.experimental.PythonState  # has an own way of saving
+    counter = type("Counter", (state,), {"serialize": lambda self: str(self.n), "deserialize": _set_n})()
+    counter.n = 1
+    source = source_of(tf.train.Checkpoint(table=table, elements=elements, counter=counter), tmp_path)
+    table.insert(tf.constant([1], tf.int64), tf.constant([2], tf.int64))
+    next(elements)
+    counter.n = 7
+    slot = snapshot(source, shm)
+    wanted = [int(next(elements)) for _ in range(5)]
+
+    other_table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    other_elements, other_counter = iter(tf.data.Dataset.range(40).shuffle(9, seed=1)), type(counter)()
+    other = tf.train.Checkpoint(table=other_table, elements=other_elements, counter=other_counter)
+    other_counter.n = 0
+    restore_slot(slot, source_of(other, tmp_path))
+    assert int(other_table.lookup(tf.constant(1, tf.int64))) == 2
+    assert [int(next(other_elements)) for _ in range(5)] == wanted
+    assert other_counter.n == 7
+
+
+def _set_n(counter: Any, text: str) -> None:
+    counter.n = int(text)
+
+
 # -- copy on read ----------------------------------------------------------------------------------------------
 def test_a_variable_that_is_updated_in_parts_is_captured_without_a_copy(tmp_path: Path) -> None:
     rows = tf.Variable(tf.zeros([2000, 50]))
@@ -350,7 +377,7 @@ def test_without_the_call_for_many_variables_each_is_read_by_itself(
     assert filecmp.cmp(f"{theirs}.data-00000-of-00001", tmp_path / "ours.data-00000-of-00001", shallow=False)
 
 
-@pytest.mark.parametrize("name", ["serialize_graph_view", "extract_local_name", "resource_variable"])
+@pytest.mark.parametrize("name", ["serialize_graph_view", "has_serializer", "extract_local_name", "resource_variable"])
 def test_where_the_object_graph_is_not_known_tensorflow_saves(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
