@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from procsv import keras as keras
     from procsv.training.eager.manager import CheckpointManager
     from procsv.training.graph.data_position import keep_position
     from procsv.training.monitored.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
@@ -69,6 +70,8 @@ _HOME = {  # public name -> the module that defines it
 
 
 def __getattr__(name: str) -> object:
+    if name == "keras":  # a module of its own, which imports Keras
+        return importlib.import_module("procsv.keras")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -71,7 +71,7 @@ class EagerController:
         self.enter_run()
         source = self._make_source()
         origin = restore_newest(self.runtime, source)
-        self._start(source, origin)
+        self.start_with(source, origin)
         return origin
 
     def start_training(self) -> None:
@@ -79,15 +79,21 @@ class EagerController:
         self.enter_run()
         if self._found is not None:
             self.runtime.tell_checkpoint(Restored())
-        self._start(self._make_source(), self._found or FRESH)
+        self.start_with(self._make_source(), self._found or FRESH)
 
-    def _start(self, source: EagerState, origin: Origin) -> None:
-        # `at_most_s` 0.0: checkpoints are the program's own, besides those of crashes, stops and the end.
-        self.training = TrainingRun(self.runtime, source, origin, Cadence(self._snapshot_s), self._on_durable)
+    def find_state(self, source: EagerState) -> Origin:
+        """Has the newest state put into `source`, whose training starts later."""
+        self.enter_run()
+        return restore_newest(self.runtime, source)
+
+    def start_with(self, source: EagerState, origin: Origin, has_snapshots: bool = True) -> None:
+        """Starts the training of `source`, which holds the state of `origin`."""
+        cadence = Cadence(self._snapshot_s, at_most_s=self.plan.save_secs) if has_snapshots else None
+        self.training = TrainingRun(self.runtime, source, origin, cadence, self._on_durable)
         self.training.start_training()
-        assert self.training.snapshots is not None, "there is a cadence"
         self.training.boundary.begin_steps()
-        self.training.snapshots.start_cadence()
+        if self.training.snapshots is not None:
+            self.training.snapshots.start_cadence()
 
     def check_thread(self) -> None:
         """UserError where a step would end, or a state be saved, on another thread than the training's."""

@@ -85,8 +85,8 @@ class ObjectGraph:
         """The values, by number, of what is no variable; the owners serialize them, so on the training thread."""
         values = dict[int, Any]()
         for numbers, serialize in self._serializers:
-            for number, tensor in zip(numbers, serialize(), strict=True):
-                values[number] = _array_of(tensor)
+            for number, value in zip(numbers, serialize(), strict=True):
+                values[number] = value if isinstance(value, np.ndarray) else _array_of(value)
         return values
 
     def graph_array(self) -> Any:
@@ -101,6 +101,8 @@ def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
 def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:
     """Gives the values of `items`, which are all that their one owner has, as they are at each call; Cannot if nothing does."""
     owner = items[0].owner
+    if hasattr(owner, "capture_late"):  # ours: its bytes are made off the training thread
+        return lambda: [owner.capture_late()]
     serialize = getattr(owner, "_serialize_to_tensors", None)
     if hasattr(owner, "saveables"):  # it stands for an object that TensorFlow saves in its older way, once and for all
         if private.has_serializer(owner.obj):

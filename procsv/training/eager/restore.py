@@ -20,11 +20,7 @@ from procsv.training.snapshots.source import CannotRestore
 
 def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
     """Restores all of `graph`; CannotRestore, before anything is changed, if the slot has not exactly that."""
-    entries = {(e.key, e.slice): e for shard in reader.contents.shards for e in shard}
-    saved = entries.pop((private.GRAPH_KEY, ""), None)
-    if saved is None:
-        raise CannotRestore("it holds no objects")
-    _check(graph, entries, _packed(saved, reader)[0])
+    entries = check_slot(reader, graph)
     for item in graph.tracked:
         if item.variable is not None:
             _assign(item.variable, entries[item.key, item.slice], reader)
@@ -44,15 +40,19 @@ def _restore_object(owner: Any, values: dict[str, Any]) -> None:
         owner._restore_from_tensors(values)
 
 
-def _check(graph: ObjectGraph, entries: dict[tuple[str, str], TensorEntry], saved_graph: bytes) -> None:
+def check_slot(reader: SlotReader, graph: ObjectGraph) -> dict[tuple[str, str], TensorEntry]:
+    """The slot's entries; CannotRestore if they are not exactly those of `graph`.
+
+    A key is the path to its object, so that the same keys are the same objects.
+    """
+    entries = {(e.key, e.slice): e for shard in reader.contents.shards for e in shard}
+    if entries.pop((private.GRAPH_KEY, ""), None) is None:
+        raise CannotRestore("it holds no objects")
     now = {(item.key, item.slice): item for item in graph.tracked}
     if later := sorted(key for key, _ in entries.keys() - now.keys()):
         raise CannotRestore(f"{len(later)} of its values belong to objects that are not made yet ({later[0]})")
     if new := sorted(key for key, _ in now.keys() - entries.keys()):
         raise CannotRestore(f"it lacks {len(new)} of the program's values ({new[0]})")
-    proto = type(graph.proto).FromString(saved_graph)
-    if _structure(proto) != _structure(graph.proto):
-        raise CannotRestore("its objects are tied to each other in another way")
     for key, item in now.items():
         entry = entries[key]
         if item.dtype != entry.dtype:
@@ -61,17 +61,7 @@ def _check(graph: ObjectGraph, entries: dict[tuple[str, str], TensorEntry], save
             raise CannotRestore(f"{item.key} is of shape {item.variable.shape}, and was of {entry.shape}")
         if item.variable is None and (item.slice or not hasattr(type(item.owner), "_restore_from_tensors")):
             raise CannotRestore(f"{item.key} is restored by TensorFlow alone")
-
-
-def _structure(proto: Any) -> bytes:
-    """An object graph without the variables' names, which depend on what else the program has made."""
-    bare = type(proto)()
-    bare.CopyFrom(proto)
-    for node in bare.nodes:
-        for attribute in node.attributes:
-            attribute.ClearField("full_name")
-    encoded: bytes = bare.SerializeToString(deterministic=True)
-    return encoded
+    return entries
 
 
 def _assign(variable: Any, entry: TensorEntry, reader: SlotReader) -> None:

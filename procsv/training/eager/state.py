@@ -17,7 +17,7 @@ from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import SlotReader
 from procsv.training.eager.capture import Reader, make_arrays
 from procsv.training.eager.object_graph import Cannot, ObjectGraph
-from procsv.training.eager.restore import restore_from_slot
+from procsv.training.eager.restore import check_slot, restore_from_slot
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.source import CannotRestore, Captured, StateSource, StateSpec
@@ -92,6 +92,13 @@ class EagerState(StateSource):
         except Cannot as why:
             raise CannotRestore(str(why)) from None
         restore_from_slot(state, graph)
+
+    def check_slot(self, reader: SlotReader) -> None:
+        """CannotRestore if the slot cannot be put back."""
+        try:
+            check_slot(reader, self._update()[0])
+        except Cannot as why:
+            raise CannotRestore(str(why)) from None
 
     def save_to(self, directory: Path, step: int) -> str:
         name = f"{Path(self._plan.save_path).name}-{self._number()}"
