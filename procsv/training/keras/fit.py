@@ -229,7 +229,7 @@ class Fit:
     def end(self) -> None:
         """After `on_train_end`: the state at the end is saved, so that a start after it has nothing to do again."""
         self._is_over = True
-        self._model.__dict__.pop("_get_metrics_result_or_logs", None)
+        self._leave_model()
         training = self._controller.training
         deletes = self._own.delete_checkpoint and self._runtime.observer is not None
         if training is not None and not deletes and not self._is_repeated:
@@ -240,9 +240,14 @@ class Fit:
         if deletes:
             self._own.delete_backups()
 
+    def _leave_model(self) -> None:
+        """The next fit of this model is as Keras has it."""
+        private.begin_at(self._model, None)
+        self._model.__dict__.pop("_get_metrics_result_or_logs", None)
+
     def abandon(self) -> None:
         """The fit has raised: what counts is the newest snapshot."""
-        self._model.__dict__.pop("_get_metrics_result_or_logs", None)
+        self._leave_model()
         self._controller.end_training()
         self._controller.leave_run()
 

@@ -80,8 +80,8 @@ def build(model: Any, element_spec: Any) -> None:
     model._symbolic_build(data_batch=element_spec)
 
 
-def begin_at(model: Any, epoch: int) -> None:
-    """The fit that is about to begin goes from `epoch` on."""
+def begin_at(model: Any, epoch: int | None) -> None:
+    """The fit that is about to begin goes from `epoch` on; None: from where it is told."""
     model._initial_epoch = epoch
 
 
