@@ -1,4 +1,4 @@
-"""procsv: a supervisor for TensorFlow graph-mode training that keeps going when a process does not.
+"""procsv: a supervisor for TensorFlow training that keeps going when a process does not.
 
 The public names load at first use, so that `import procsv`, and every command that does not train, starts without
 TensorFlow.

@@ -81,8 +81,8 @@ class CheckpointManager(tf.train.CheckpointManager):
             step_counter,
             checkpoint_interval,
             init_fn,
-            last_checkpoint_step,
         )
+        self._last_checkpoint_step = last_checkpoint_step  # which older versions do not take
         self._counter = step_counter
         self._saving: int | None = None  # the number of the checkpoint that the program saves just now
         self._boundary: Boundary | None = None
