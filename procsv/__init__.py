@@ -1,4 +1,4 @@
-"""procsv: a supervisor for TensorFlow graph-mode training that keeps going when a process does not.
+"""procsv: a supervisor for TensorFlow training that keeps going when a process does not.
 
 The public names load at first use, so that `import procsv`, and every command that does not train, starts without
 TensorFlow.
@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from procsv import keras as keras
+    from procsv.training.eager.manager import CheckpointManager
     from procsv.training.graph.data_position import keep_position
     from procsv.training.monitored.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
     from procsv.training.monitored.monitored_session import MonitoredSession, SingularMonitoredSession
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "CheckpointManager",
     "CheckpointSaverHook",
     "ChiefSessionCreator",
     "MonitoredSession",
@@ -46,6 +49,7 @@ __all__ = [
 ]
 
 _HOME = {  # public name -> the module that defines it
+    "CheckpointManager": "procsv.training.eager.manager",
     "CheckpointSaverHook": "procsv.training.monitored.hooks",
     "ChiefSessionCreator": "procsv.training.monitored.scaffold",
     "MonitoredSession": "procsv.training.monitored.monitored_session",
@@ -66,6 +70,8 @@ _HOME = {  # public name -> the module that defines it
 
 
 def __getattr__(name: str) -> object:
+    if name == "keras":  # a module of its own, which imports Keras
+        return importlib.import_module("procsv.keras")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

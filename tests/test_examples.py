@@ -61,7 +61,7 @@ def test_the_logdir_is_the_runs_own_under_launch(monkeypatch: pytest.MonkeyPatch
     assert (parse_digits([]).logdir, parse_wide([]).logdir) == ("runs/digits", "runs/wide")
 
 
-@pytest.mark.parametrize("program", ["digits", "wide"])
+@pytest.mark.parametrize("program", ["digits", "wide", "custom_loop", "keras_digits"])
 def test_a_wrong_option_is_a_usage_error(program: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", f"procsv.examples.{program}", "--stepps", "3"],

@@ -18,14 +18,18 @@ def snippets() -> list[str]:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("hooks", [False, True], ids=["the supervisor", "the monitored session"])
+@pytest.mark.parametrize("kind", ["the supervisor", "the monitored session", "the checkpoint manager"])
 def test_a_program_of_the_readme_trains_and_saves_as_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hooks: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    whole, with_hooks = snippets()
-    program = "".join([*whole.splitlines(keepends=True)[:-4], with_hooks]) if hooks else whole
-    Path("train.py").write_text(program)
+    whole, with_hooks, eager = snippets()
+    programs = {
+        "the supervisor": whole,
+        "the monitored session": "".join([*whole.splitlines(keepends=True)[:-4], with_hooks]),
+        "the checkpoint manager": eager,
+    }
+    Path("train.py").write_text(programs[kind])
     done = procsv("launch", "--standby", "off", "train.py")
     assert done.returncode == 0, done.stderr
     assert "training is complete at step 1000" in done.stderr

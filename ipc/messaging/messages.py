@@ -141,6 +141,7 @@ class CheckpointPlan(Message, frozen=True):
     save_relative_paths: bool
     meta_path: str
     keep_from: float = 0.0  # Unix seconds that keep_every_n_hours counts from; 0.0: not known
+    lists_times: bool = False  # the `checkpoint` file says when each was written, as tf.train.CheckpointManager's does
 
 
 class RestoreFrom(Message, frozen=True):

@@ -133,7 +133,8 @@ def test_a_table_is_read_as_it_was_written(pairs: dict[bytes, bytes], big: bool)
         ([[("a", "6 0,3", np.ones(4))]], {}),
         ([[("a", "", np.ones(4))], []], {}),
         ([[("", "", np.ones(4))]], {}),
-        ([[("a", "", np.ones(4))]], {"a": "variant"}),
+        ([[("a", "", np.ones(4))]], {"a": "resource"}),
+        ([[("a", "6 0,3", np.ones(3))]], {"a": "variant"}),
         ([[("a", "", np.ones(4))]], {"a": "float32"}),
     ],
 )

@@ -209,6 +209,7 @@ def _interrupt_program() -> None:
 
 
 def _report_exception(runtime: Runtime, error: BaseException) -> None:
+    runtime.failure = runtime.failure or error
     own = _of_the_program(error.__traceback__)
     _leave_last_words(runtime, error, own)
     sys.excepthook(type(error), error.with_traceback(own), own)

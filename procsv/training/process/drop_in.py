@@ -12,6 +12,8 @@ import procsv
 from procsv.training.graph.patches import ClassPatch
 from procsv.training.process.after_tensorflow import call_after_tensorflow
 
+LEFT_ALONE = ("CheckpointManager",)  # a program has to say where its steps end
+
 _installed: list[ClassPatch] = []
 
 
@@ -39,7 +41,7 @@ def class_patches() -> list[ClassPatch]:
     """One patch a class, and one a layer of monitored sessions: libraries build those layers themselves."""
     compat = importlib.import_module("tensorflow").compat
     public = [compat.v1.train, compat.v2.compat.v1.train]
-    names = [name for name in procsv.__all__ if hasattr(compat.v1.train, name)]
+    names = [name for name in procsv.__all__ if hasattr(compat.v1.train, name) and name not in LEFT_ALONE]
     pairs = [(name, getattr(compat.v1.train, name), getattr(procsv, name)) for name in names]
     theirs = importlib.import_module("tensorflow.python.training.monitored_session")
     ours = importlib.import_module("procsv.training.monitored.sessions")

@@ -135,7 +135,7 @@ class SlotBackend(SnapshotBackend):
 
     def _publish(self, writer: SlotWriter, captured: Captured, sequence: int, want: Want) -> Message:
         try:
-            info = fill_and_publish(writer, self._spec, captured, sequence, self.target)
+            info = fill_and_publish(writer, captured.spec or self._spec, captured, sequence, self.target)
         except BaseException:
             writer.abandon()
             raise

@@ -25,7 +25,7 @@ class Boundary:
     call.  Whoever else holds `lock` knows that the training thread is between two calls.
     """
 
-    __slots__ = ("about", "due", "elsewhere", "inside", "lock", "runs", "thread", "times", "visit")
+    __slots__ = ("_begun_s", "about", "due", "elsewhere", "inside", "lock", "runs", "thread", "times", "visit")
 
     def __init__(self, visit: Callable[[], None]) -> None:
         self.lock = threading.Lock()
@@ -39,6 +39,7 @@ class Boundary:
         self.thread = threading.get_ident()
         self.visit = visit
         self.times = StepTimes()
+        self._begun_s = 0.0  # when the step under way began, where steps are no calls
 
     @property
     def is_ahead(self) -> bool:
@@ -67,6 +68,30 @@ class Boundary:
             finally:
                 self.inside = False
         return result
+
+    def begin_steps(self) -> None:
+        """From here on this thread is always within a step, until `leave_steps`; each `end_step` ends one and begins the next.
+
+        For programs whose steps are no calls of ours: their state is whole only where they say so, and nobody else comes
+        to hold the lock.
+        """
+        self.lock.acquire()
+        self.inside = True
+        self._begun_s = time.perf_counter()
+
+    def end_step(self) -> None:
+        """The step under way has ended here, at the boundary."""
+        self.times.add(time.perf_counter() - self._begun_s)
+        failpoint("trainer.step")
+        self.runs += 1
+        if self.due:
+            self.visit()
+        self._begun_s = time.perf_counter()
+
+    def leave_steps(self) -> None:
+        """What this thread does from here on is no step."""
+        self.inside = False
+        self.lock.release()
 
     def is_reached_within(self, timeout_s: float) -> bool:
         """Whether the training thread is between two calls, or comes there in time; it may be stuck in one for ever."""

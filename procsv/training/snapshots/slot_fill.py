@@ -29,6 +29,8 @@ declare("trainer.copy")
 def fill_and_publish(writer: SlotWriter, spec: StateSpec, captured: Captured, sequence: int, target: str) -> SlotInfo:
     """Fills `writer`'s slot with `captured` and makes it READY.  NoRoom if it had to grow and could not."""
     failpoint("trainer.copy")
+    if captured.view is not None:
+        captured.arrays, captured.view = captured.view(captured.arrays), None
     filling = _Filling(spec, captured)
     writer.make_room(filling.end - HEADER_BYTES)
     filling.fill(writer.memory)
@@ -101,7 +103,10 @@ class _Filling:
             return TensorEntry(item.key, item.slice, item.dtype, *place)
 
         shards = tuple(tuple(map(entry_of, shard)) for shard in spec.shards)
-        return Contents(spec.plan, spec.format, spec.sharded, shards, step if spec.has_step else -1, target)
+        number = self._captured.number
+        if number is None:
+            number = step if spec.has_step else -1
+        return Contents(spec.plan, spec.format, spec.sharded, shards, number, target)
 
 
 def _bytes_of(array: Any) -> Any:

@@ -7,6 +7,7 @@ Everything in this package is done for a StateSource and knows nothing else of i
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,9 +49,12 @@ class StateSpec(msgspec.Struct, frozen=True):
 class Captured(msgspec.Struct):
     """What one capture took: arrays by number, and the global step (-1: there is none)."""
 
-    arrays: list[Any]  # numpy arrays that do not change any more; of a copied one only the shape is kept
+    arrays: list[Any]  # numpy arrays (see `view`) that do not change any more; of a copied one only the shape is kept
     copied: list[bool]  # True: the bytes are in the slot already
     step: int
+    spec: StateSpec | None = None  # what the arrays are, where that changes from capture to capture
+    number: int | None = None  # in the checkpoint's name; None: the step, if the spec has one
+    view: Callable[[list[Any]], list[Any]] | None = None  # makes the arrays of what was taken, off the training thread
 
 
 class CannotRestore(Exception):

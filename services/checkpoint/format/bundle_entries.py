@@ -11,7 +11,7 @@ import msgspec
 
 from procsv.services.checkpoint.format.protos import BundleEntry, BundleHeader
 
-STRING = 7
+STRING, VARIANT = 7, 21
 # TensorFlow's number for each type that lies in a file as it lies in memory, and the bytes of one element.
 DTYPES = {
     "float32": (1, 4),

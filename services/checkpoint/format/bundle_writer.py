@@ -28,6 +28,7 @@ from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.format.bundle_entries import (
     DTYPES,
     STRING,
+    VARIANT,
     Slice,
     Unsupported,
     add_slice,
@@ -43,6 +44,12 @@ CHUNK_BYTES = 2**20  # fits the processor's cache; crc32c takes only immutable b
 # So much written: the disk begins with it, while the rest is being written.  An fdatasync at that place, on a thread of its
 # own, halves the speed: it commits the file's growing size each time.
 BEHIND_BYTES = 8 * 2**20
+
+
+PACKED = {
+    "string": STRING,
+    "variant": VARIANT,
+}  # TensorFlow's numbers of types whose elements are packed (pack_strings)
 
 
 class BundlePlan(msgspec.Struct):
@@ -86,7 +93,9 @@ def plan_bundle(contents: Contents) -> BundlePlan:
 
 def _slice_of(entry: TensorEntry) -> Slice | None:
     """The slice that an entry is; None if it is a whole tensor."""
-    if entry.dtype != "string":
+    if entry.dtype == "variant" and entry.slice:
+        raise Unsupported("a slice of variants")
+    if entry.dtype not in PACKED:
         if entry.dtype not in DTYPES:
             raise Unsupported(entry.dtype)
         if math.prod(entry.shape) * DTYPES[entry.dtype][1] != entry.size:
@@ -132,13 +141,14 @@ class BundleWriter:
 
     def _put(self, file: _DataFile, shard: int, tensor: TensorEntry, piece: Slice | None) -> None:
         key = tensor.key.encode()
-        dtype = STRING if tensor.dtype == "string" else DTYPES[tensor.dtype][0]
+        dtype = PACKED.get(tensor.dtype) or DTYPES[tensor.dtype][0]
         if piece is not None:
             add_slice(self._entries.setdefault(key, new_entry(dtype, piece.full_shape, shard)), piece)
             key = slice_key(key, piece)
         entry = new_entry(dtype, tensor.shape, shard)
         entry.offset = file.size
-        crc = self._put_strings(file, tensor) if dtype == STRING else self._put_bytes(file, tensor)
+        put = {STRING: self._put_strings, VARIANT: self._put_variants}.get(dtype, self._put_bytes)
+        crc = put(file, tensor)
         entry.size, entry.crc32c = file.size - entry.offset, mask(crc)
         self._entries[key] = entry
 
@@ -152,14 +162,28 @@ class BundleWriter:
             raise _mismatch(entry)
         return crc
 
-    def _put_strings(self, file: _DataFile, entry: TensorEntry) -> int:
-        """Their lengths, a checksum of those, and their bytes."""
+    def _put_variants(self, file: _DataFile, entry: TensorEntry) -> int:
+        """Of each its length, its VariantTensorDataProto, and a checksum of all so far, which enters the next one."""
+        crc = 0
+        for value in self._packed(entry):
+            crc = google_crc32c.extend(google_crc32c.extend(crc, struct.pack("<Q", len(value))), value)
+            check = struct.pack("<I", mask(crc))
+            crc = google_crc32c.extend(crc, check)
+            file.append(varint(len(value)) + value + check)
+        return int(crc)
+
+    def _packed(self, entry: TensorEntry) -> list[bytes]:
         packed = self._memory[entry.offset : entry.offset + entry.size]
         if xxhash.xxh3_64_intdigest(packed) != entry.hash:
             raise _mismatch(entry)
         values = unpack_strings(packed)
         if len(values) != math.prod(entry.shape):
-            raise WriteMismatch(f"{entry.key}: {len(values)} strings for shape {entry.shape}")
+            raise WriteMismatch(f"{entry.key}: {len(values)} elements for shape {entry.shape}")
+        return values
+
+    def _put_strings(self, file: _DataFile, entry: TensorEntry) -> int:
+        """Their lengths, a checksum of those, and their bytes."""
+        values = self._packed(entry)
         sizes = [len(value) for value in values]  # each less than 2**32: so says the packed form
         crc = google_crc32c.value(struct.pack(f"<{len(sizes)}I", *sizes))
         check = struct.pack("<I", mask(crc))

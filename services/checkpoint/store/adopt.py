@@ -84,7 +84,8 @@ class Adopter:
                 delete_surely(path)
         self._catalog.forget(outcome.delete)
         if listed and listed != before:
-            write_state(state_file_of(plan), plan.save_path, list(listed), plan.save_relative_paths)
+            state_file = state_file_of(plan)
+            write_state(state_file, plan.save_path, list(listed), plan.save_relative_paths, plan.lists_times)
         self._rotation.is_written(plan, listed, outcome.next_keep)
         save_path = Path(absolute_save_path(plan))
         finish_deletions(save_path.parent, save_path.name, set(listed))  # a Saver deletes no manifest

@@ -125,7 +125,8 @@ class Catalog(Searcher):
             disk.rename(file, target / file.name)
 
     def write_list(self, plan: CheckpointPlan, paths: tuple[str, ...]) -> None:
-        write_state(names.state_file_of(plan), plan.save_path, list(paths), plan.save_relative_paths)
+        state_file = names.state_file_of(plan)
+        write_state(state_file, plan.save_path, list(paths), plan.save_relative_paths, plan.lists_times)
 
 
 def _was_rewritten(path: str) -> bool:

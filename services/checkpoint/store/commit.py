@@ -159,7 +159,8 @@ class Workshop:
         replace_file(manifest_of(intent.path), encode_manifest(intent.manifest))
         # killed here: complete and verifiable, but not the latest yet
         failpoint("checkpoint.before_state")
-        write_state(Path(intent.state_file), intent.save_path, list(intent.listed), intent.relative)
+        listed = list(intent.listed)
+        write_state(Path(intent.state_file), intent.save_path, listed, intent.relative, intent.lists_times)
         # killed here: durable, not yet acknowledged, and too many old ones are kept
 
     def _delete_old(self, intent: Intent) -> list[str]:

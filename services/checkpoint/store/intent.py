@@ -32,6 +32,7 @@ class Intent(msgspec.Struct, frozen=True):
     delete: tuple[str, ...]  # older checkpoints that go once this one is in place
     state_before: str | None  # what the `checkpoint` file says now, for an undo; None: there is none
     replaces: bool  # there is a checkpoint of this name, which is set aside before any file is placed
+    lists_times: bool = False  # as the plan has it
 
     @property
     def directory(self) -> Path:

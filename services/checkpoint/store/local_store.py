@@ -341,6 +341,7 @@ class Store:
                 delete=delete,
                 state_before=read_text(state_file),
                 replaces=bool(names.all_files(path)),
+                lists_times=plan.lists_times,
             )
             try:
                 self._undeleted = workshop.commit(staging, intent)

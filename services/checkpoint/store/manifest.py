@@ -5,6 +5,7 @@ Never decides what happens to a checkpoint that fails verification.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import xxhash
 from procsv.base.json_data import decode_sealed, seal
 from procsv.base.run.manifest import FileSum, Manifest
 from procsv.base.system import progress_counter
+from procsv.services.checkpoint.store.names import manifest_of, model_files
 
 MANIFEST_VERSION = 1
 _CHUNK_BYTES = 4 * 2**20
@@ -46,6 +48,21 @@ def read_manifest(path: Path) -> Manifest | None:
         return decode_manifest(path.read_bytes())
     except FileNotFoundError:
         return None
+
+
+def manifest_or_none(path: str) -> Manifest | None:
+    """The manifest of checkpoint `path`, if it has one that can be read."""
+    with contextlib.suppress(BadCheckpoint, OSError):
+        return read_manifest(manifest_of(path))
+    return None
+
+
+def written(path: str) -> float:
+    """When a checkpoint was written (Unix seconds), by its manifest, else by its files."""
+    manifest = manifest_or_none(path)
+    if manifest is not None:
+        return manifest.time
+    return max((file.stat().st_mtime for file in model_files(path)), default=0.0)
 
 
 def sum_file(path: Path) -> FileSum:

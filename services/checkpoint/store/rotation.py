@@ -6,16 +6,14 @@ writes and deletes nothing itself.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
 
-from procsv.base.run.manifest import Manifest
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, repair, retain
 from procsv.services.checkpoint.store.catalog import list_checkpoints
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, read_manifest
-from procsv.services.checkpoint.store.names import absolute_save_path, base_of, has_files, manifest_of, model_files
+from procsv.services.checkpoint.store.manifest import manifest_or_none, written
+from procsv.services.checkpoint.store.names import absolute_save_path, base_of, has_files
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
 
@@ -43,14 +41,14 @@ class Rotation:
 
     def is_known_external(self, path: str) -> bool:
         """Whether this checkpoint was adopted as another Saver's."""
-        manifest = _manifest(path)
+        manifest = manifest_or_none(path)
         return manifest is not None and manifest.is_external
 
     def is_external(self, path: str, plan: CheckpointPlan) -> bool:
         """Whether a checkpoint has another name, another Saver, or no known writer yet."""
         if self.is_of_another_name(path, plan):
             return True
-        manifest = _manifest(path)
+        manifest = manifest_or_none(path)
         return base_of(path) not in self._own if manifest is None else manifest.is_external
 
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
@@ -94,17 +92,3 @@ class Rotation:
 def later_saves(listing: Listing, step: int) -> frozenset[str]:
     """Other writers' checkpoints of a later step than ours: saved in this trainer's life, or it would have resumed from them."""
     return frozenset(c.path for c in listing.candidates if c.listed and c.sequence == 0 and c.step > step)
-
-
-def _manifest(path: str) -> Manifest | None:
-    with contextlib.suppress(BadCheckpoint, OSError):
-        return read_manifest(manifest_of(path))
-    return None
-
-
-def written(path: str) -> float:
-    """When a checkpoint was written (Unix seconds), by its manifest, else by its files."""
-    manifest = _manifest(path)
-    if manifest is not None:
-        return manifest.time
-    return max((file.stat().st_mtime for file in model_files(path)), default=0.0)

@@ -13,6 +13,9 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 
 from procsv.base.system.atomic_file import replace_file
 from procsv.services.checkpoint.format.protos import CheckpointState
+from procsv.services.checkpoint.store.manifest import written
+
+PRESERVED_BEFORE_S = 1.0  # a manager takes those as its own that are younger than the last one it has kept for good
 
 
 class StateFile(msgspec.Struct, frozen=True):
@@ -47,24 +50,29 @@ def parse_state(text: bytes, path: str) -> StateFile:
     return StateFile(state.model_checkpoint_path, tuple(state.all_model_checkpoint_paths))
 
 
-def state_text(save_path: str, all_paths: list[str], relative: bool) -> bytes:
+def state_text(save_path: str, all_paths: list[str], relative: bool, times: list[float] | None = None) -> bytes:
     """The text that Saver.save(save_path) would write for absolute `all_paths` (oldest first).
 
-    The paths are relative to the directory if `relative`, or if `save_path` is relative.
+    The paths are relative to the directory if `relative`, or if `save_path` is relative.  With `times` (Unix seconds of each)
+    it is what a tf.train.CheckpointManager would write: without them it forgets the checkpoints, and never deletes one.
     """
     if relative or not Path(save_path).is_absolute():
         directory = os.path.dirname(os.path.abspath(save_path))  # noqa: PTH100, PTH120  spelling as the user's
         all_paths = [os.path.relpath(path, directory) for path in all_paths]
-    return state_of_names(all_paths)
+    return state_of_names(all_paths, times)
 
 
-def state_of_names(all_paths: list[str]) -> bytes:
+def state_of_names(all_paths: list[str], times: list[float] | None = None) -> bytes:
     """The text for paths that are listed unchanged, oldest first."""
     state = CheckpointState(model_checkpoint_path=all_paths[-1], all_model_checkpoint_paths=all_paths)
+    if times:
+        state.all_model_checkpoint_timestamps.extend(times)
+        state.last_preserved_timestamp = min(times) - PRESERVED_BEFORE_S
     text: str = text_format.MessageToString(state)
     return text.encode()
 
 
-def write_state(path: Path, save_path: str, all_paths: list[str], relative: bool) -> None:
+def write_state(path: Path, save_path: str, all_paths: list[str], relative: bool, lists_times: bool = False) -> None:
     """Replaces the `checkpoint` file.  Killed in between: the old one stands."""
-    replace_file(path, state_text(save_path, all_paths, relative))
+    times = [written(listed) for listed in all_paths] if lists_times else None
+    replace_file(path, state_text(save_path, all_paths, relative, times))

@@ -1,0 +1,178 @@
+"""Controller of an eager program's training: procsv's side of a CheckpointManager.
+
+It enters the run, says how checkpoints are named and kept, puts the newest state back, gives the training its boundary, and
+saves the last state when the program ends.  Its owner says when a step has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from procsv.base.errors import UserError
+from procsv.base.run.manifest import Reason
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Restored
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.eager.state import EagerState
+from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.log import log
+from procsv.training.snapshots.cadence import Cadence
+from procsv.training.snapshots.restore_client import FRESH, Origin, ask_newest, introduce_plan, restore_newest
+from procsv.training.snapshots.snapshot_queue import Record
+from procsv.training.snapshots.training_run import TrainingRun
+
+
+class EagerController:
+    """One training at a time, between `start_training` and `end_training`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        plan: CheckpointPlan,
+        snapshot_s: float | None,
+        make_source: Callable[[], EagerState],
+        on_durable: Callable[[Durable], None],
+    ) -> None:
+        """`snapshot_s`: seconds between snapshots; None: by what they cost; 0.0: none between saves."""
+        self.runtime, self.plan = runtime, plan
+        self.training: TrainingRun | None = None
+        self._snapshot_s, self._make_source, self._on_durable = snapshot_s, make_source, on_durable
+        self._is_in_run = False
+        self._saved_runs = -1  # steps that had ended when the program saved last
+        self._found: Origin | None = None  # the newest checkpoint, where the program restores by itself
+
+    # -- beginning -------------------------------------------------------------------------------------------
+    def enter_run(self) -> None:
+        """Connects to the run, unless that is done; UserError if another training of this process is in it."""
+        if self._is_in_run:
+            return
+        if self.runtime.training is not None:
+            raise UserError(
+                "this process already trains under procsv, and one training at a time can be supervised: end that one first, "
+                "or use tf.train.CheckpointManager for this directory"
+            )
+        self.runtime.acquire_run()
+        self._is_in_run = True
+        self.runtime.finish_session = self.finish
+        introduce_plan(self.runtime, self.plan)
+        self.runtime.start_talking()
+
+    def find_newest(self) -> Origin:
+        """The newest state as a checkpoint, for a program that restores by itself; FRESH if there is none."""
+        self.enter_run()
+        if self._found is None:
+            answer = ask_newest(self.runtime, durable_only=True)
+            self._found = Origin(answer.source, answer.path, answer.step, tuple(answer.all_paths))
+        return self._found
+
+    def restore(self) -> Origin:
+        """Puts the newest state back and starts the training; FRESH if there is nothing to put back."""
+        self.enter_run()
+        source = self._make_source()
+        origin = restore_newest(self.runtime, source)
+        self.start_with(source, origin)
+        return origin
+
+    def start_training(self) -> None:
+        """Starts the training with the state that the program has now."""
+        self.enter_run()
+        if self._found is not None:
+            self.runtime.tell_checkpoint(Restored())
+        self.start_with(self._make_source(), self._found or FRESH)
+
+    def find_state(self, source: EagerState) -> Origin:
+        """Has the newest state put into `source`, whose training starts later."""
+        self.enter_run()
+        return restore_newest(self.runtime, source)
+
+    def start_with(self, source: EagerState, origin: Origin, has_snapshots: bool = True) -> None:
+        """Starts the training of `source`, which holds the state of `origin`."""
+        cadence = Cadence(self._snapshot_s, at_most_s=self.plan.save_secs) if has_snapshots else None
+        self.training = TrainingRun(self.runtime, source, origin, cadence, self._on_durable)
+        self.training.start_training()
+        self.training.boundary.begin_steps()
+        if self.training.snapshots is not None:
+            self.training.snapshots.start_cadence()
+
+    def check_thread(self) -> None:
+        """UserError where a step would end, or a state be saved, on another thread than the training's."""
+        if self.training is not None and threading.get_ident() != self.training.boundary.thread:
+            raise UserError("step() and save() belong on the thread that trains: the state is not whole on any other")
+
+    # -- saving ----------------------------------------------------------------------------------------------
+    def save(self) -> Record:
+        """Captures the state of this moment, of which a checkpoint is made; its `failure` says why not."""
+        assert self.training is not None
+        assert self.training.snapshots is not None
+        self._saved_runs = self.training.boundary.runs
+        return self.training.snapshots.capture_async("manual")
+
+    def wait_saved(self, record: Record) -> str:
+        """Waits until `record` is a durable checkpoint; "", or why it is none."""
+        assert self.training is not None
+        snapshots = self.training.snapshots
+        assert snapshots is not None
+        with self.runtime.saving():
+            if record.failure is None and snapshots.wait_settled(record, self.training.final_save_s()):
+                return ""
+        failed = snapshots.last_failure
+        return str(record.failure or (failed.error if failed else "the checkpoint service did not answer in time"))
+
+    def wait_asked(self) -> None:
+        """Waits until the newest save of the program is on disk, or has failed."""
+        asked = self.training.snapshots.asked if self.training is not None and self.training.snapshots else None
+        if asked is not None:
+            self.wait_saved(asked)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+    def finish(self) -> None:
+        """Saves the last state, unless the program has, and ends the training.
+
+        A program that an error has ended was perhaps in the middle of a step: what counts then is the newest snapshot.
+        """
+        training = self.training
+        if training is None:
+            return
+        if threading.get_ident() != training.boundary.thread:
+            log.warning("procsv: no last checkpoint: the thread that trains has not closed its CheckpointManager")
+            return
+        if self.runtime.failure is None and training.boundary.runs != self._saved_runs:
+            training.save(self._last_reason(), training.final_save_s())
+        else:
+            training.wait_asked(training.final_save_s())
+        self.end_training()
+
+    def _last_reason(self) -> Reason:
+        return self.runtime.stop_reason or "final"
+
+    def end_training(self) -> None:
+        training, self.training = self.training, None
+        if training is not None:
+            training.boundary.leave_steps()
+            training.end_training()
+            self.runtime.phase = Phase.IDLE  # what the program does from here on may take any time
+
+    def leave_run(self) -> None:
+        """Disconnects from the run; without `procsv launch` that is its end."""
+        if self._is_in_run:
+            self._is_in_run, self._found = False, None
+            self.runtime.finish_session = lambda: None
+            self.runtime.release_run()
+
+
+def seconds_of(snapshot_secs: Any, runtime: Runtime) -> float | None:
+    """Seconds between snapshots: None for auto, 0.0 for none between the program's saves."""
+    told: Any = runtime.told_snapshot_s if snapshot_secs is FROM_COMMAND_LINE else snapshot_secs
+    if told == "auto":
+        return None
+    if told is None or told == 0:
+        return 0.0
+    if isinstance(told, bool) or not isinstance(told, int | float) or told < 0:
+        raise ValueError(
+            f'snapshot_secs is {told!r}; pass "auto", seconds, or None for no snapshots between the program\'s saves'
+        )
+    return float(told)
+
+
+FROM_COMMAND_LINE: Any = object()  # as `procsv launch --snapshot-secs` says: "auto" without it

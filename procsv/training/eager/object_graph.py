@@ -1,0 +1,205 @@
+"""Object graph: the entries of the checkpoint that tf.train.Checkpoint would write, and where their values come from.
+
+Built by an EagerState, once, and again when something was attached to one of the objects: that takes milliseconds, and
+reads no variable.  Keys and order are TensorFlow's own, so that the files are the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+
+from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.training.eager import private
+from procsv.training.snapshots.slot_layout import lay_out
+from procsv.training.snapshots.source import Entry, StateSpec
+
+READ_MAX = 100  # variables by one call
+
+
+class Cannot(Exception):
+    """TensorFlow's own saving has to be used.  The text says why."""
+
+
+class Tracked(msgspec.Struct, frozen=True):
+    """One entry of the checkpoint, and the object it belongs to."""
+
+    key: str
+    slice: str
+    dtype: str
+    owner: Any  # the trackable
+    variable: Any  # the tf.Variable that holds the value; None: the owner serializes it
+
+
+class ObjectGraph:
+    """What a tf.train.Checkpoint tracks now."""
+
+    def __init__(self, checkpoint: Any) -> None:
+        """Cannot, if only TensorFlow itself can save it."""
+        view = private.view_graph(checkpoint)
+        if view is None:
+            raise Cannot(f"procsv does not know how TensorFlow {tf.__version__} lists what a Checkpoint tracks")
+        self._nodes = [(node, private.children_of(node)) for node in view.breadth_first_traversal()[0]]
+        serialized, _, registered, proto = private.serialize_graph_view(view)
+        if registered:
+            raise Cannot(f"it has savers of its own: {', '.join(sorted(registered))}")
+        self.tracked = [
+            _track(owner, key, spec, value)
+            for owner, values in serialized.items()
+            for key, given in values.items()
+            for spec, value in (given.items() if isinstance(given, dict) else (("", given),))
+        ]
+        self.proto = proto
+        self._proto_bytes = proto.SerializeToString()
+        self.variables = [
+            (number, item.variable) for number, item in enumerate(self.tracked) if item.variable is not None
+        ]
+        self.others = [number for number, item in enumerate(self.tracked) if item.variable is None]
+        owners: dict[int, list[int]] = {}
+        for number in self.others:
+            owners.setdefault(id(self.tracked[number].owner), []).append(number)
+        self._serializers = [(n, _serializer_of([self.tracked[number] for number in n])) for n in owners.values()]
+
+    def is_current(self) -> bool:
+        """Whether nothing was attached or taken away since."""
+        for node, before in self._nodes:
+            now = private.children_of(node)
+            if len(now) != len(before) or not all(map(operator.is_, now, before)):
+                return False
+        return True
+
+    def spec(self, plan: CheckpointPlan) -> StateSpec:
+        sizes: list[int | None] = [_size_of(item.variable) for item in self.tracked]
+        entries = [Entry(item.key, item.slice, item.dtype, number) for number, item in enumerate(self.tracked)]
+        entries.append(Entry(private.GRAPH_KEY, "", "string", len(sizes)))
+        sizes.append(None)
+        layout = lay_out(sizes, [list(range(len(sizes)))])
+        return StateSpec(plan, "v2", False, (tuple(entries),), sizes, layout, has_step=True)
+
+    def values_of_others(self) -> dict[int, Any]:
+        """The values, by number, of what is no variable; the owners serialize them, so on the training thread."""
+        values = dict[int, Any]()
+        for numbers, serialize in self._serializers:
+            for number, value in zip(numbers, serialize(), strict=True):
+                values[number] = value if isinstance(value, np.ndarray) else _array_of(value)
+        return values
+
+    def graph_array(self) -> Any:
+        return _strings([self._proto_bytes])
+
+
+def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
+    variable = None if spec else _variable_of(owner)
+    return Tracked(key, spec, (value if variable is None else variable).dtype.base_dtype.name, owner, variable)
+
+
+def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:
+    """Gives the values of `items`, which are all that their one owner has, as they are at each call; Cannot if nothing does."""
+    owner = items[0].owner
+    if hasattr(owner, "capture_late"):  # ours: its bytes are made off the training thread
+        return lambda: [owner.capture_late()]
+    serialize = getattr(owner, "_serialize_to_tensors", None)
+    if hasattr(owner, "saveables"):  # it stands for an object that TensorFlow saves in its older way, once and for all
+        if private.has_serializer(owner.obj):
+            serialize = owner.obj._serialize_to_tensors
+        elif not all(callable(spec._tensor) for saveable in owner.saveables for spec in saveable.specs):
+            serialize = None
+    if serialize is None:
+        raise Cannot(f"{items[0].key} is read by TensorFlow alone")
+    return lambda: [_tensor_of(value) for value in _flat(serialize())]
+
+
+def _flat(serialized: Any) -> list[Any]:
+    """The values in their order, slices among them."""
+    return [one for value in serialized.values() for one in (value.values() if isinstance(value, dict) else (value,))]
+
+
+def _tensor_of(value: Any) -> Any:
+    """Of a tensor, a function that gives one, or a SaveSpec."""
+    value = value() if callable(value) else value
+    return value if isinstance(value, tf.Tensor) else value.tensor
+
+
+def _variable_of(owner: Any) -> Any:
+    """The resource variable that a trackable is, or wraps as Keras' does; None if it is something else."""
+    for candidate in (owner, getattr(owner, "value", None)):
+        if isinstance(candidate, private.resource_variable):
+            return candidate
+    return None
+
+
+def _size_of(variable: Any) -> int | None:
+    """Bytes; None: not known beforehand."""
+    if variable is None or variable.dtype == tf.string or not variable.shape.is_fully_defined():
+        return None
+    return int(variable.shape.num_elements()) * int(variable.dtype.base_dtype.size)
+
+
+def _array_of(tensor: Any) -> Any:
+    """What the slot holds of a tensor: its memory, or its elements' bytes."""
+    if tensor.dtype == tf.variant:
+        return variants_of(tensor)
+    return view_of(tensor)
+
+
+def view_of(tensor: Any) -> Any:
+    """A view of a tensor's memory, of a type that Python's buffers know (bfloat16 is none of them)."""
+    array = np.asarray(private.view_tensor(tensor))
+    if tensor.dtype == tf.string:
+        return array.astype(object)
+    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
+
+
+def variants_of(tensor: Any) -> Any:
+    """The elements of a variant tensor (an iterator's state), each as its VariantTensorDataProto."""
+    proto = _tensor_proto()
+    proto.ParseFromString(tf.io.serialize_tensor(tensor).numpy())
+    packed = [value.SerializeToString() for value in proto.variant_val]
+    if not packed and proto.tensor_content:
+        packed = list(_lengths_first(proto.tensor_content, int(np.prod(tensor.shape.as_list(), dtype=int))))
+    return _strings(packed).reshape(tensor.shape.as_list())
+
+
+def variant_tensor(values: list[bytes], shape: tuple[int, ...]) -> Any:
+    """The variant tensor of such elements."""
+    proto = _tensor_proto()
+    proto.dtype = tf.variant.as_datatype_enum
+    for size in shape:
+        proto.tensor_shape.dim.add(size=size)
+    for value in values:
+        proto.variant_val.add().ParseFromString(value)
+    return tf.io.parse_tensor(proto.SerializeToString(), tf.variant)
+
+
+def _tensor_proto() -> Any:
+    return type(tf.make_tensor_proto(0))()
+
+
+def _lengths_first(content: bytes, count: int) -> Iterator[bytes]:
+    """The parts of a packed tensor: all lengths as varints, then all bytes."""
+    sizes, at = list[int](), 0
+    for _ in range(count):
+        size = shift = 0
+        while True:
+            byte = content[at]
+            at += 1
+            size |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        sizes.append(size)
+    for size in sizes:
+        yield content[at : at + size]
+        at += size
+
+
+def _strings(values: list[bytes]) -> Any:
+    """An array of objects; of one value, a scalar."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array.reshape(()) if len(values) == 1 else array

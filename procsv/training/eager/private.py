@@ -1,0 +1,72 @@
+"""The private names of TensorFlow that this room rests on, each with what is done where a version lacks it.
+
+Looked up once, at import, and nowhere else; a name that is not there is None, and the function below that needs it says
+what its caller does without.  Nothing here starts TensorFlow's eager runtime: a program may still configure its devices.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+READ_MANY = "_ReadVariablesOp"
+GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of the entry that holds the object graph: part of the file format
+
+
+def _find(module: str, *names: str) -> Any:
+    """`names`, each an attribute of the one before, in TensorFlow's `module`; None if one is not there."""
+    try:
+        found: Any = importlib.import_module(f"tensorflow.python.{module}")
+        for name in names:
+            found = getattr(found, name)
+    except (ImportError, AttributeError):
+        return None
+    return found
+
+
+serialize_graph_view = _find("checkpoint.save_util", "serialize_graph_view")
+has_serializer = _find("training.saving.saveable_object_util", "trackable_has_serialize_to_tensor")
+extract_local_name = _find("trackable.trackable_utils", "extract_local_name")
+resource_variable = _find("ops.resource_variable_ops", "BaseResourceVariable")
+context = _find("eager.context", "context")
+execute = _find("eager.execute", "execute")
+find_op = _find("framework.op_def_registry", "get")
+reads_many = None not in (context, execute, find_op) and find_op(READ_MANY) is not None
+
+
+def view_graph(checkpoint: Any) -> Any:
+    """The ObjectGraphView that `checkpoint` (a tf.train.Checkpoint) saves by; None: not known, it has to save itself."""
+    if None in (serialize_graph_view, has_serializer, extract_local_name, resource_variable):
+        return None
+    view = getattr(getattr(checkpoint, "_saver", None), "_graph_view", None)
+    return view if hasattr(view, "breadth_first_traversal") else None
+
+
+def read_variables(handles: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
+    """The values of resource variables of one device, as tensors that share their buffers."""
+    if not reads_many:
+        return [tf.raw_ops.ReadVariableOp(resource=h, dtype=d) for h, d in zip(handles, dtypes, strict=True)]
+    enums = [dtype.as_datatype_enum for dtype in dtypes]
+    attributes = ("N", len(handles), "dtypes", enums)
+    tensors: list[Any] = execute(READ_MANY.encode(), len(handles), list(handles), attributes, context())
+    return tensors
+
+
+def view_tensor(tensor: Any) -> Any:
+    """A numpy array of `tensor`'s own memory (a copy where a version gives none, and of another device's memory)."""
+    view = getattr(tensor, "_numpy", None)
+    return tensor.numpy() if view is None else view()
+
+
+def children_of(node: Any) -> list[Any]:
+    """What is attached to a trackable, as objects that stay the same for as long as that does not change."""
+    references = getattr(node, "_self_unconditional_checkpoint_dependencies", None)
+    children = [] if references is None else list(references)
+    if isinstance(node, list | tuple):
+        children.extend(node)
+    elif isinstance(node, dict):
+        children.extend(node.values())
+    return children

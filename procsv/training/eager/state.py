@@ -1,0 +1,109 @@
+"""State of an eager program: all that a tf.train.Checkpoint tracks, as a source of state.
+
+Made by a controller of this room.  A snapshot holds what `Checkpoint.write` would write at that moment; its checkpoint is
+the same file, byte for byte.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.shm.slot_file import SlotReader
+from procsv.training.eager.capture import Reader, make_arrays
+from procsv.training.eager.object_graph import Cannot, ObjectGraph
+from procsv.training.eager.restore import check_slot, restore_from_slot
+from procsv.training.runtime.log import log
+from procsv.training.snapshots.boundary import Boundary
+from procsv.training.snapshots.source import CannotRestore, Captured, StateSource, StateSpec
+
+
+class EagerState(StateSource):
+    """The state of `checkpoint`'s objects."""
+
+    errors: tuple[type[Exception], ...] = (tf.errors.OpError, ValueError)
+
+    def __init__(
+        self,
+        checkpoint: Any,
+        plan: CheckpointPlan,
+        number: Callable[[], int],
+        read_step: Callable[[], int] | None = None,
+    ) -> None:
+        """`number`: in the name of the checkpoint of a snapshot that is taken now.
+
+        `read_step`: the step by a counter of the program's; None: the steps that pass the boundary are counted.
+        """
+        self._checkpoint, self._plan, self._number, self._read_step = checkpoint, plan, number, read_step
+        self._graph: ObjectGraph | None = None
+        self._reader: Reader | None = None
+        self._boundary: Boundary | None = None
+        self._steps_before = 0
+        self.spec: StateSpec | None = None
+        try:
+            self._update()
+        except Cannot as why:
+            log.info("procsv: checkpoints are written by TensorFlow on the training thread: %s", why)
+
+    def _update(self) -> tuple[ObjectGraph, Reader, StateSpec]:
+        """The object graph as it is now, and how it is read."""
+        if self._graph is None or self._reader is None or self.spec is None or not self._graph.is_current():
+            self._graph = ObjectGraph(self._checkpoint)
+            self._reader, self.spec = Reader(self._graph), self._graph.spec(self._plan)
+        return self._graph, self._reader, self.spec
+
+    def attach(self, boundary: Boundary) -> None:
+        self._boundary = boundary
+
+    def read_step(self) -> int:
+        if self._read_step is not None:
+            return self._read_step()
+        return self._steps_before + (self._boundary.runs if self._boundary is not None else 0)
+
+    def count_on_from(self, step: int) -> bool:
+        self._steps_before = max(step, 0)
+        return self._read_step is None
+
+    def warm_up(self) -> None:
+        if self.spec is not None:
+            self._update()[1].read()  # the first call of an op costs milliseconds, the later ones do not
+
+    def capture(self, into: mmap.mmap) -> Captured:
+        try:
+            _, reader, spec = self._update()
+        except Cannot as why:
+            raise RuntimeError(f"{why}: save it with tf.train.Checkpoint.write") from None
+        values = reader.read()
+        copied = [False] * len(values)
+        return Captured(values, copied, self.read_step(), spec, self._number(), make_arrays)
+
+    def restore(self, state: SlotReader | str) -> None:
+        if isinstance(state, str):
+            log.info("Restoring from %s", state)
+            self._checkpoint.read(state)  # `restore` would attach a counter of saves to objects that have none
+            return
+        try:
+            graph = self._update()[0]
+        except Cannot as why:
+            raise CannotRestore(str(why)) from None
+        restore_from_slot(state, graph)
+
+    def check_slot(self, reader: SlotReader) -> None:
+        """CannotRestore if the slot cannot be put back."""
+        try:
+            check_slot(reader, self._update()[0])
+        except Cannot as why:
+            raise CannotRestore(str(why)) from None
+
+    def save_to(self, directory: Path, step: int) -> str:
+        name = f"{Path(self._plan.save_path).name}-{self._number()}"
+        # Killed in here: a directory without an index, which nobody takes for a checkpoint.
+        return str(self._checkpoint.write(str(directory / name)))
+
+    def close(self) -> None:
+        self._graph = self._reader = None

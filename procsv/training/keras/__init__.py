@@ -1,0 +1,1 @@
+"""Keras' fit under procsv: its state, its place in the data, and the callback that keeps both."""

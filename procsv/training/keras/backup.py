@@ -1,0 +1,110 @@
+"""BackupAndRestore: Keras' callback, for a fit that goes on at the very batch.
+
+    model.fit(dataset, epochs=50, callbacks=[procsv.keras.BackupAndRestore("backup")])
+
+It writes nothing on the training thread: snapshots go to shared memory, and the checkpoint service makes checkpoints of them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from procsv.base.errors import UserError
+from procsv.base.text import is_remote
+from procsv.training.eager.controller import FROM_COMMAND_LINE, seconds_of
+from procsv.training.keras import private
+from procsv.training.keras.fit import Fit, Options
+from procsv.training.keras.hooks import apply_hooks
+from procsv.training.managed.attach import attach
+
+NAME = "backup"  # of the checkpoints
+WAYS = ("auto", "replay", "iterator", "none")
+
+_fits: dict[str, int] = {}  # begun in this process, by directory
+
+
+class BackupAndRestore(keras.callbacks.BackupAndRestore):
+    """`keras.callbacks.BackupAndRestore` that restores all of a fit: also its place in the data, its callbacks and its seeds."""
+
+    def __init__(
+        self,
+        backup_dir: Any = None,
+        save_freq: int | str = "auto",
+        double_checkpoint: bool = False,
+        delete_checkpoint: bool = True,
+        *,
+        max_to_keep: int = 2,
+        data: Literal["auto", "replay", "iterator", "none"] = "auto",
+        callbacks: bool = True,
+        snapshot_secs: Any = FROM_COMMAND_LINE,
+    ) -> None:
+        """`backup_dir` None: the run's logdir, under `procsv launch`.
+
+        `save_freq`: "auto" makes a checkpoint every ten minutes, after a crash and at a stop; "epoch", or a number of batches, makes
+        more.  Snapshots in memory are spaced by `snapshot_secs` (as procsv.CheckpointManager's).  False: the callback is off.
+        `double_checkpoint` is Keras', and needs no asking here: a checkpoint replaces another only when it is verified.
+        `delete_checkpoint`: when the fit has ended, its checkpoints are deleted; under `procsv launch` they stay, for the run.
+        `data`: how a resumed fit comes to its place: "replay" takes what was taken before once more, "iterator" has TensorFlow's
+        own state of the iterator in each snapshot, "none" begins the epoch anew, as Keras does.  "auto" is "replay".
+        `callbacks` False: the state of the other callbacks is not kept.
+        """
+        if private.missing:
+            raise UserError(
+                f"procsv.keras.BackupAndRestore needs Keras 3 on TensorFlow as it is tested with, and Keras {keras.__version__} (backend "
+                f"{keras.backend.backend()}) lacks {', '.join(private.missing)}: use keras.callbacks.BackupAndRestore"
+            )
+        if not (save_freq in ("auto", "epoch") or (isinstance(save_freq, int) and save_freq >= 0)):
+            raise ValueError(f'save_freq is {save_freq!r}; pass "auto", "epoch", a number of batches, or False for off')
+        if data not in WAYS:
+            raise ValueError(f"data is {data!r}; pass one of {', '.join(map(repr, WAYS))}")
+        if backup_dir is not None and is_remote(os.fspath(backup_dir)):
+            raise UserError(f"procsv.keras.BackupAndRestore needs a local directory, and {backup_dir} is none")
+        runtime, used = attach(None if backup_dir is None else os.fspath(backup_dir), may_save=True)
+        if runtime is None:
+            raise UserError("name the directory of the backups: procsv.keras.BackupAndRestore(backup_dir)")
+        super().__init__(used, "epoch", double_checkpoint, delete_checkpoint)
+        self.save_freq = save_freq
+        self._runtime = runtime
+        self._options = Options(
+            prefix=os.path.join(used, NAME),
+            save_freq=save_freq,
+            data="replay" if data == "auto" else data,
+            max_to_keep=max_to_keep,
+            keeps_callbacks=callbacks,
+            snapshot_s=seconds_of(snapshot_secs, runtime),
+        )
+        apply_hooks(BackupAndRestore)
+
+    def make_fit(self, callbacks: Any, epochs: Any) -> Fit | None:
+        """Called by the hooks, at the beginning of a fit."""
+        if self.save_freq is False:
+            return None
+        if type(self.model.distribute_strategy).__name__ != type(tf.distribute.get_strategy()).__name__:
+            raise UserError(
+                f"procsv.keras.BackupAndRestore does not work under {type(self.model.distribute_strategy).__name__} yet: use "
+                "keras.callbacks.BackupAndRestore there"
+            )
+        key = os.path.realpath(self.backup_dir)
+        _fits[key] = _fits.get(key, 0) + 1
+        return Fit(self._runtime, self._options, callbacks, self, epochs, _fits[key])
+
+    # Keras' own doings: the hooks take their place.
+    def on_train_begin(self, logs: Any = None) -> None: ...
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+    def on_train_end(self, logs: Any = None) -> None: ...
+
+    def delete_backups(self) -> None:
+        """Removes the checkpoints of a fit that has ended."""
+        directory = Path(self.backup_dir)
+        for pattern in (f"{NAME}-*.index", f"{NAME}-*.data-*", f"{NAME}-*.manifest.json", "checkpoint"):
+            for path in directory.glob(pattern):
+                path.unlink(missing_ok=True)

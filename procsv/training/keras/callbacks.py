@@ -1,0 +1,71 @@
+"""State of callbacks, and of the random generators that a fit draws from.
+
+Called by fit.py at a snapshot and at a restore.  Of a callback that has `get_state` and `set_state` that is asked; of any
+other its plain attributes are kept.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from procsv.base.errors import UserError
+from procsv.training.keras import private
+from procsv.training.keras.plain import is_plain, still
+
+FITS_OWN = {"_model", "model", "params", "_implements_train_batch_hooks"}
+
+
+def read_callbacks(callbacks: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Kind and state of each."""
+    return [(type(callback).__qualname__, _state_of(callback)) for callback in callbacks]
+
+
+def _state_of(callback: Any) -> Any:
+    if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+        state = callback.get_state()
+        if not is_plain(state):
+            raise UserError(
+                f"{type(callback).__qualname__}.get_state() gives more than numbers, text, containers and NumPy arrays: "
+                "return plain values"
+            )
+        return still(state)
+    return {key: still(value) for key, value in vars(callback).items() if key not in FITS_OWN and is_plain(value)}
+
+
+def check_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]]) -> None:
+    """UserError if these are not the callbacks that were saved."""
+    now, before = [type(callback).__qualname__ for callback in callbacks], [kind for kind, _ in saved]
+    if now != before:
+        raise UserError(
+            f"the callbacks have changed since the state was saved: {', '.join(before) or 'none'} then, {', '.join(now) or 'none'} now; "
+            "fit with the same ones in the same order, or begin anew in another directory"
+        )
+
+
+def write_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]]) -> None:
+    for callback, (_, state) in zip(callbacks, saved, strict=True):
+        if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+            callback.set_state(state)
+        else:
+            vars(callback).update(state)
+
+
+def read_random() -> dict[str, Any]:
+    source = private.eager_seed_source()
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "eager": None if source is None else source.getstate(),
+    }
+
+
+def write_random(saved: dict[str, Any]) -> None:
+    random.setstate(saved["python"])
+    np.random.set_state(saved["numpy"])
+    source = private.eager_seed_source()
+    if source is not None and saved["eager"] is not None:
+        source.setstate(saved["eager"])

@@ -1,0 +1,256 @@
+"""One fit under procsv, from its first hook to its last.
+
+Called by hooks.py, on the thread that fits.  The state of a fit is put back at the end of its first `on_epoch_begin`: after all
+that Keras and the callbacks reset at its start.  It is captured at the end of `on_train_batch_end`, when all callbacks have seen
+the step, and between two epochs at the end of the next `on_epoch_begin`, whose doings belong to it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from procsv.base import exit_codes
+from procsv.base.errors import UserError
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.training.eager.controller import EagerController
+from procsv.training.keras import private
+from procsv.training.keras.callbacks import check_callbacks, read_callbacks, read_random, write_callbacks, write_random
+from procsv.training.keras.position import Position, Saved, Way
+from procsv.training.keras.state import FitState, Found, Plain
+from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.log import log
+from procsv.training.snapshots.restore_client import FRESH, Origin
+from procsv.training.snapshots.snapshot_queue import SnapshotRequest
+
+SAVE_S = 600.0  # between checkpoints by time
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What a BackupAndRestore was told."""
+
+    prefix: str  # of the checkpoints' names, with the directory
+    save_freq: int | str
+    data: Way
+    max_to_keep: int
+    keeps_callbacks: bool
+    snapshot_s: float | None
+
+
+class Fit:
+    """procsv's side of one call of `fit`."""
+
+    def __init__(self, runtime: Runtime, options: Options, callbacks: Any, own: Any, epochs: Any, number: int) -> None:
+        """`callbacks`: Keras' list, in which `own` is ours; `epochs`: the fit's EpochIterator."""
+        self._runtime, self._options, self._model, self._number = runtime, options, own.model, number
+        self._own = own
+        self._callbacks = [one for one in callbacks.callbacks if one is not own] if options.keeps_callbacks else []
+        self._last_epoch = int(callbacks.params.get("epochs") or 1) - 1
+        self._position = Position(epochs, options.data)
+        self._epochs = epochs
+        self._epoch, self._batch = 0, -1
+        self._is_over = False
+        self._steps = self._base = 0  # batches of this fit; of all before it
+        self._since_saved = 0  # batches
+        self._restored: Found | None = None  # to be put back
+        self._is_repeated = False  # it had ended when the state was saved, and is made again
+        self._is_first_epoch = self._is_first_batch = True
+        self._results = self._model._get_metrics_result_or_logs
+        plan = CheckpointPlan(
+            save_path=options.prefix,
+            latest_filename="checkpoint",
+            save_secs=SAVE_S,
+            max_to_keep=options.max_to_keep,
+            keep_every_n_hours=10_000.0,
+            pad_step_number=False,
+            save_relative_paths=True,
+            meta_path="",
+            lists_times=True,
+        )
+        self._controller = EagerController(runtime, plan, options.snapshot_s, self._make_source, _ignore)
+        self._state: FitState | None = None
+        self._origin: Origin = FRESH
+
+    def _make_source(self) -> FitState:
+        if self._state is None:
+            self._state = FitState(
+                self._model, self._controller.plan, self._number, self._read_place, self._read_step, self._build
+            )
+        return self._state
+
+    def _read_step(self) -> int:
+        return self._base + self._steps
+
+    def _read_place(self) -> Plain:
+        position = self._position.read()
+        return {
+            "fit": self._number,
+            "epoch": self._epoch,
+            "batch": self._batch,
+            "over": self._is_over,
+            "steps": self._steps,
+            "base": self._base,
+            "stop": bool(self._model.stop_training),
+            "data": msgspec.to_builtins(position, builtin_types=(bytes,)),
+            "callbacks": read_callbacks(self._callbacks),
+            "random": read_random(),
+        }
+
+    # -- beginning -------------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """At the end of `on_train_begin`: finds the newest state, and says at which epoch Keras begins."""
+        self._controller.enter_run()
+        try:
+            self._find_state()
+        except BaseException:
+            self._controller.leave_run()
+            raise
+
+    def _find_state(self) -> None:
+        source = self._make_source()
+        self._origin = self._controller.find_state(source)
+        found = source.found
+        if found is None:
+            return
+        place = found.place
+        if place["fit"] == self._number:
+            self._go_on_from(found)
+            return
+        self._origin = FRESH
+        if place["fit"] < self._number:
+            self._base = place["base"] + place["steps"]
+            return
+        self._is_repeated = True
+        log.warning(
+            "procsv: fit %d had ended when fit %d was interrupted: it is made again, without snapshots, and fit %d goes on then",
+            self._number,
+            place["fit"],
+            place["fit"],
+        )
+
+    def _build(self) -> None:
+        """Makes all variables, before there is a batch: there is a state to put into them."""
+        try:
+            private.build(self._model, private.element_spec(self._epochs))
+        except Exception as error:
+            raise UserError(
+                f"the state of the last start cannot be put back: {type(self._model).__qualname__} is not built, and Keras cannot "
+                f"build it without data ({error}); call model.build(input_shape) before fit"
+            ) from error
+        self._make_source().track_variables()
+
+    def _go_on_from(self, found: Found) -> None:
+        place = found.place
+        check_callbacks(self._callbacks, place["callbacks"])
+        self._position.check(msgspec.convert(place["data"], Saved))
+        self._restored = found
+        self._base, self._steps = place["base"], place["steps"]
+        if place["over"] and (place["stop"] or place["epoch"] >= self._last_epoch):
+            private.begin_at(self._model, self._last_epoch + 1)  # there is nothing left to do
+        else:
+            private.begin_at(self._model, place["epoch"] + place["over"])
+
+    def begin_epoch(self, epoch: int) -> None:
+        """At the end of `on_epoch_begin`."""
+        self._epoch, self._batch = epoch, -1
+        if self._is_first_epoch:
+            self._is_first_epoch = False
+            self._put_back()
+            self._controller.start_with(self._make_source(), self._origin, has_snapshots=not self._is_repeated)
+            return
+        self._make_source().track_variables()
+        if self._options.save_freq == "epoch":
+            self._ask()
+        self._end_step()
+
+    def _put_back(self) -> None:
+        found, self._restored = self._restored, None
+        if found is None:
+            return
+        place = found.place
+        self._make_source().put_back(found)
+        write_callbacks(self._callbacks, place["callbacks"])
+        write_random(place["random"])
+        self._model.stop_training = place["stop"] and not place["over"]
+        saved = msgspec.convert(place["data"], Saved)
+        if place["over"] or self._options.data == "none":
+            self._position.go_to(saved, -1)
+            return
+        self._batch = place["batch"]
+        self._position.go_to(saved, self._batch, is_last=place["stop"])
+        if self._batch >= 0:  # the epoch may end without another batch, and Keras would have no logs of it
+            results, model = self._results, self._model
+            model._get_metrics_result_or_logs = lambda logs: results(logs) if logs else model.get_metrics_result()
+
+    # -- steps -----------------------------------------------------------------------------------------------
+    def end_batch(self, batch: int) -> None:
+        """At the end of `on_train_batch_end`."""
+        made = batch - self._batch
+        self._batch = batch
+        self._steps += made
+        self._since_saved += made
+        if self._is_first_batch:
+            self._is_first_batch = False
+            self._make_source().track_variables()
+        if isinstance(self._options.save_freq, int) and self._since_saved >= self._options.save_freq:
+            self._ask()
+        self._end_step()
+
+    def _ask(self) -> None:
+        """A checkpoint of the state at the step that ends now."""
+        self._since_saved = 0
+        training = self._controller.training
+        if training is not None and training.snapshots is not None:
+            training.snapshots.request(SnapshotRequest("periodic"))
+
+    def _end_step(self) -> None:
+        training = self._controller.training
+        assert training is not None, "on_epoch_begin comes first"
+        training.boundary.end_step()
+        if self._runtime.stop_reason is not None:
+            self._stop()
+
+    def _stop(self) -> None:
+        """The run is to end: the state of this step is saved, and the program ends here."""
+        self._controller.finish()
+        self._controller.leave_run()
+        print(
+            f"procsv: saved at step {self._read_step()}; the fit goes on from here at the next start", file=sys.stderr
+        )
+        raise SystemExit(exit_codes.RESUMABLE)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+    def end_training(self) -> None:
+        """Before `on_train_end` of the callbacks: a fit with no epoch left has its state put back here."""
+        self._put_back()
+
+    def end(self) -> None:
+        """After `on_train_end`: the state at the end is saved, so that a start after it has nothing to do again."""
+        self._is_over = True
+        self._leave_model()
+        training = self._controller.training
+        deletes = self._own.delete_checkpoint and self._runtime.observer is not None
+        if training is not None and not deletes and not self._is_repeated:
+            training.boundary.end_step()
+            self._controller.finish()
+        self._controller.end_training()
+        self._controller.leave_run()
+        if deletes:
+            self._own.delete_backups()
+
+    def _leave_model(self) -> None:
+        """The next fit of this model is as Keras has it."""
+        private.begin_at(self._model, None)
+        self._model.__dict__.pop("_get_metrics_result_or_logs", None)
+
+    def abandon(self) -> None:
+        """The fit has raised: what counts is the newest snapshot."""
+        self._leave_model()
+        self._controller.end_training()
+        self._controller.leave_run()
+
+
+def _ignore(news: Durable) -> None:
+    """Nobody asks a fit for its checkpoints."""

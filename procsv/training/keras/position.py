@@ -1,0 +1,198 @@
+"""Place of a fit in its data: which iterators were made, and what was taken of each; and the way back to it.
+
+A resumed fit makes as many iterators as there were, for each moves the seed of a shuffle on, and takes from the last what had been
+taken.  With `data="iterator"` the last one gets TensorFlow's own state of it instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import msgspec
+import tensorflow as tf
+
+from procsv.base.errors import UserError
+from procsv.training.graph.patches import AttributePatch
+from procsv.training.keras import private
+
+Way = Literal["replay", "iterator", "none"]
+Step = tuple[int, int, Any]  # first and last batch of one call of the training function, and what it takes them from
+
+_MARK = "_procsv_position"  # attribute of an EpochIterator: its Position
+newest: Any = None  # the EpochIterator that was made last: at the beginning of a fit, the fit's own
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """A place in the data."""
+
+    made: list[int]  # of each iterator made in this fit: batches taken
+    steps_seen: int
+    num_batches: int | None
+    has_current: bool  # an iterator outlives its epoch
+    shape: list[int | None]  # what must not change: steps_per_epoch, steps_per_execution, batches
+    iterator: bytes = b""
+
+
+class Position:
+    """Of the EpochIterator of one fit."""
+
+    def __init__(self, epochs: Any, way: Way) -> None:
+        self._epochs, self._way = epochs, way
+        self.made: list[int] = []
+        self._resume: tuple[Saved, int, bool] | None = None
+        self._shape = [epochs.steps_per_epoch, epochs.steps_per_execution, epochs._num_batches]
+        setattr(epochs, _MARK, self)
+
+    def read(self) -> Saved:
+        epochs, state = self._epochs, b""
+        if self._way == "iterator" and epochs._current_iterator is not None:
+            serialize = tf.raw_ops.SerializeIterator
+            found = serialize(resource_handle=epochs._current_iterator._iterator_resource, external_state_policy=1)
+            state = tf.io.serialize_tensor(found).numpy()
+        has_current = epochs._current_iterator is not None
+        return Saved(list(self.made), epochs._steps_seen, epochs._num_batches, has_current, self._shape, state)
+
+    def check(self, saved: Saved) -> None:
+        """UserError if the data are taken in another way now."""
+        if self._way == "none" or saved.shape == self._shape:
+            return
+        names = ("steps_per_epoch", "steps_per_execution", "batches in an epoch")
+        pairs = zip(names, saved.shape, self._shape, strict=True)
+        changed = "; ".join(f"{name}: {before} then, {now} now" for name, before, now in pairs if before != now)
+        raise UserError(
+            f"the fit cannot go on at its place in the data, which has changed ({changed}): fit as before, or pass "
+            'data="none" to go on at the beginning of the epoch'
+        )
+
+    def go_to(self, saved: Saved, last_batch: int, is_last: bool = False) -> None:
+        """The next epoch begins after `last_batch` (-1: at its beginning) of the one that was saved; `is_last`: none follows."""
+        self._resume = (saved, last_batch, is_last) if self._way != "none" else None
+
+    def enumerate_steps(self, enumerate_all: Callable[[], Iterator[Step]]) -> Iterator[Step]:
+        resume, self._resume = self._resume, None
+        if resume is None:
+            yield from self._counted(enumerate_all())
+            return
+        saved, last_batch, is_last = resume
+        if is_last:
+            self._go_to_last(saved)
+        elif last_batch < 0 and not saved.has_current:
+            self._make_again(saved.made)
+            yield from self._counted(enumerate_all())
+        else:
+            yield from self._counted(self._resumed(saved, last_batch))
+
+    def _counted(self, steps: Iterator[Step]) -> Iterator[Step]:
+        for step in steps:
+            self.made[-1] += self._epochs.steps_per_execution
+            yield step
+
+    def _make_again(self, made: list[int]) -> None:
+        """Makes the iterators that there were, and begins those that had been begun."""
+        for taken in made:
+            iterator = iter(private.dataset_of(self._epochs))
+            self.made[-1] = taken
+            if taken:
+                next(iterator)
+
+    def _resumed(self, saved: Saved, last_batch: int) -> Iterator[Step]:
+        """As Keras' own _enumerate_iterator goes on after `last_batch`."""
+        epochs = self._epochs
+        epochs.data_adapter.on_epoch_begin()
+        epochs._num_batches = saved.num_batches
+        epochs._current_iterator = current = self._go_to_last(saved)
+        epochs._steps_seen = saved.steps_seen
+        first, size = last_batch + 1, epochs.steps_per_execution
+        if first == 0 and epochs.steps_per_epoch is None:  # between two epochs: the last iterator is not used any more
+            epochs._current_iterator = current = iter(private.dataset_of(epochs))
+            epochs._steps_seen = 0
+        steps_per_epoch = epochs.steps_per_epoch or epochs._num_batches or -1
+        if steps_per_epoch > 0:
+            for step in range(first, steps_per_epoch, size):
+                if epochs._num_batches and epochs._steps_seen >= epochs._num_batches:
+                    if epochs.steps_per_epoch:
+                        epochs._interrupted_warning()
+                    break
+                epochs._steps_seen += size
+                yield step, step + size - 1, epochs._current_iterator
+            if epochs._num_batches and epochs._steps_seen >= epochs._num_batches:
+                epochs._current_iterator = iter(private.dataset_of(epochs))
+                epochs._steps_seen = 0
+        else:
+            epochs._current_iterator = None  # this epoch's is nobody's afterwards
+            step = first
+            while True:
+                epochs._steps_seen = step + size
+                yield step, step + size - 1, current
+                step += size
+        epochs.data_adapter.on_epoch_end()
+
+    def _go_to_last(self, saved: Saved) -> Any:
+        """The last iterator, at its place."""
+        *before, taken = saved.made
+        if saved.iterator:
+            self.made += before
+        else:
+            self._make_again(before)
+        current = iter(private.dataset_of(self._epochs))
+        self.made[-1] = taken
+        if saved.iterator:
+            state = tf.io.parse_tensor(tf.constant(saved.iterator), tf.variant)
+            tf.raw_ops.DeserializeIterator(resource_handle=current._iterator_resource, serialized=state)
+            return current
+        for number in range(taken):
+            try:
+                next(current)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if number + self._epochs.steps_per_execution <= taken:
+                    raise UserError(
+                        f"{taken} batches were taken in this epoch when the state was saved, and the data have {number} now: fit "
+                        'with the same data, or pass data="none" to go on at the beginning of the epoch'
+                    ) from None
+                break
+        return current
+
+
+class _Counted:
+    """A dataset whose iterators are counted."""
+
+    def __init__(self, dataset: Any, position: Position) -> None:
+        self._dataset, self._position = dataset, position
+
+    def __iter__(self) -> Any:
+        self._position.made.append(0)
+        return iter(self._dataset)
+
+
+def _noting(init: Any) -> Any:
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        global newest
+        init(self, *args, **kwargs)
+        newest = self
+
+    return noted
+
+
+def _enumerating(enumerate_all: Any) -> Any:
+    def enumerated(self: Any) -> Iterator[Step]:
+        position: Position | None = getattr(self, _MARK, None)
+        if position is None:
+            return enumerate_all(self)  # type: ignore[no-any-return]  # keras is untyped
+        return position.enumerate_steps(lambda: enumerate_all(self))
+
+    return enumerated
+
+
+def _counting(get_iterator: Any) -> Any:
+    def counted(self: Any) -> Any:
+        dataset, position = get_iterator(self), getattr(self, _MARK, None)
+        return dataset if position is None else _Counted(dataset, position)
+
+    return counted
+
+
+def patches() -> list[AttributePatch]:
+    """What makes Keras' fits know their place; a fit that is not looked after is as it was."""
+    changes = {"__init__": _noting, "_enumerate_iterator": _enumerating, "_get_iterator": _counting}
+    return [AttributePatch(private.EpochIterator, name, make) for name, make in changes.items()]

@@ -1,0 +1,160 @@
+"""State of one fit as a source of state: model, optimizer, metrics, seeds, and all that is no variable.
+
+Made by fit.py.  The checkpoint is one of TensorFlow's: `tf.train.Checkpoint(model=model, optimizer=optimizer).read(path)` of a
+program without procsv restores those two from it.  What was found at the start is put back later, when Keras has reset
+what it resets: `restore` only keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from procsv.base.errors import UserError
+from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.shm.slot_file import SlotReader
+from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
+from procsv.training.eager.private import GRAPH_KEY
+from procsv.training.eager.state import EagerState
+from procsv.training.keras import private
+from procsv.training.keras.plain import decode, encode
+from procsv.training.snapshots.source import CannotRestore
+
+PLACE_KEY = "procsv/place/.ATTRIBUTES/py_state"  # of the entry that holds what is no variable
+
+Plain = dict[str, Any]
+
+
+class _Late:
+    """A plain value whose bytes are made when somebody wants them: off the training thread."""
+
+    def __init__(self, value: Plain) -> None:
+        self._value = value
+
+    def __bytes__(self) -> bytes:
+        return encode(self._value)
+
+
+class Place(tf.train.experimental.PythonState):
+    """What is no variable: `read` gives it at each snapshot."""
+
+    def __init__(self, read: Callable[[], Plain]) -> None:
+        self._read = read
+
+    def serialize(self) -> bytes:
+        return encode(self._read())
+
+    def deserialize(self, string_value: bytes) -> None:
+        """It was read before anything was restored."""
+
+    def capture_late(self) -> Any:
+        array = np.empty((), dtype=object)
+        array[()] = _Late(self._read())
+        return array
+
+
+class Rest(tf.Module):
+    """Variables that a Checkpoint of model and optimizer does not reach: seeds, metrics."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place, self.variables_besides = place, list[Any]()
+
+
+class Found:
+    """A state that was found: in a slot, or in a checkpoint."""
+
+    def __init__(self, where: SlotReader | str) -> None:
+        self.where = where
+        self.place = decode(_place_in_file(where) if isinstance(where, str) else _place_in_slot(where))
+
+
+def _place_in_file(path: str) -> bytes:
+    reader = tf.train.load_checkpoint(path)
+    if not reader.has_tensor(PLACE_KEY):
+        raise UserError(
+            f"{path} is no backup of a fit: give procsv.keras.BackupAndRestore a directory of its own, or move the checkpoints away"
+        )
+    found: bytes = reader.get_tensor(PLACE_KEY)
+    return found
+
+
+def _place_in_slot(reader: SlotReader) -> bytes:
+    entries: list[TensorEntry] = [e for shard in reader.contents.shards for e in shard if e.key == PLACE_KEY]
+    if not entries:
+        raise CannotRestore("it is no snapshot of a fit")
+    return unpack_strings(reader.map[entries[0].offset : entries[0].offset + entries[0].size])[0]
+
+
+class FitState(EagerState):
+    """All of a fit.  `number`: of the fit in its program, from 1 on."""
+
+    def __init__(
+        self,
+        model: Any,
+        plan: CheckpointPlan,
+        number: int,
+        read_place: Callable[[], Plain],
+        read_step: Callable[[], int],
+        build: Callable[[], None],
+    ) -> None:
+        """`build` makes the variables that are not made yet."""
+        self._model, self._fit_number, self._build = model, number, build
+        self._rest = Rest(Place(read_place))
+        self._besides: list[Any] = []
+        self.found: Found | None = None
+        self._tracked = tf.train.Checkpoint(model=model, optimizer=model.optimizer, procsv=self._rest)
+        self.track_variables()
+        super().__init__(self._tracked, plan, read_step, read_step)
+
+    def track_variables(self) -> None:
+        """Looks for variables that were made since."""
+        model = self._model
+        variables = [
+            *model.variables,
+            *(v for metric in model.metrics for v in metric.variables),
+            *private.global_seeds(),
+        ]
+        if model.optimizer is not None:
+            variables += model.optimizer.variables
+        besides = list({id(variable): variable for variable in variables}.values())
+        if list(map(id, besides)) != list(map(id, self._besides)):
+            self._besides = besides
+            self._rest.variables_besides = besides
+
+    def restore(self, state: SlotReader | str) -> None:
+        """Keeps what was found for `put_back`, if it is of this fit and can be put back."""
+        found = Found(state)
+        if found.place["fit"] == self._fit_number:
+            self._build()
+            if isinstance(state, str):
+                self._check_file(state)
+            else:
+                self.check_slot(state)
+        self.found = found
+
+    def _check_file(self, path: str) -> None:
+        """UserError if it was made of another model: TensorFlow would restore what fits, without a word."""
+        reader = tf.train.load_checkpoint(path)
+        there = {key: tuple(shape) for key, shape in reader.get_variable_to_shape_map().items() if key != GRAPH_KEY}
+        graph = self._update()[0]
+        now = {item.key: item.variable for item in graph.tracked}
+        changes = [f"{key} is missing there" for key in sorted(now.keys() - there.keys())]
+        changes += [f"{key} is only there" for key in sorted(there.keys() - now.keys())]
+        changes += [
+            f"{key} is of shape {there[key]} there, and of {tuple(variable.shape)} now"
+            for key, variable in sorted(now.items())
+            if variable is not None and key in there and not variable.shape.is_compatible_with(there[key])
+        ]
+        if changes:
+            more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
+            raise UserError(
+                f"the model has changed since {path} was made: {', '.join(changes[:3])}{more}.  Change it back, or begin anew "
+                "in another directory"
+            )
+
+    def put_back(self, found: Found) -> None:
+        super().restore(found.where)

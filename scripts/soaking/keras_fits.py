@@ -1,0 +1,59 @@
+"""Fits of many kinds, each killed at batches that a seed chooses: all end with the bits, and the History, of one that was not."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support import keras_kinds
+from tests.support.launched import launched
+from tests.support.programs import ROOT
+
+ALONE_S_MAX = 3600.0
+STEPS = range(5, 80)  # batches at which it may be killed: the shortest fit has some more
+STEPS_OF_TWO = range(5, 180)  # the second one begins at 100
+KILLS = (1, 4)  # of one fit
+QUICK = ("--backoff", "0.1s..1s", "--snapshot-secs", "0.05", "--max-failures", "1000", "--repeated-failures", "0")
+
+
+def train_alone(kinds: Sequence[str], environment: dict[str, str]) -> dict[str, str]:
+    """What each kind ends with when nobody disturbs it, and procsv has no part in it."""
+    argv = [sys.executable, "-m", "tests.support.keras_kinds", "alone", *kinds]
+    done = subprocess.run(
+        argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=ALONE_S_MAX, check=True
+    )
+    return dict(line.split(": ") for line in done.stdout.splitlines())
+
+
+def kill_fit(logdir: Path, kind: str, wanted: str, rng: random.Random, kills: int) -> list[str]:
+    """Trains a fit of this kind, killed so often; what was wrong."""
+    steps = sorted(rng.sample(STEPS_OF_TWO if kind == "two fits" else STEPS, kills))
+    faults = [word for step in steps for word in ("--fault", f"kill trainer at step {step}")]
+    with launched(logdir, *QUICK, *faults, str(Path(keras_kinds.__file__)), kind) as run:
+        code, said = run.wait_end(), run.said()
+        killed = len(run.events("exited", role="trainer")) - 1
+    where = f"{kind}, killed at {steps}"
+    wrong = [] if code == 0 else [f"{where}: exit code {code}: {said[-1500:]}"]
+    if code == 0 and f"{kind}: {wanted}" not in said.splitlines():
+        wrong.append(f"{where}: it ended with other bits than the fit that was left alone")
+    if code == 0 and killed != kills:
+        wrong.append(f"{where}: it was killed {killed} times")
+    return wrong
+
+
+def soak_by_fits(directory: Path, kills: int, seed: int, environment: dict[str, str]) -> list[str]:
+    """Trains fits of all kinds in turn until they have been killed so often; what was wrong."""
+    rng, wanted, done, wrong = random.Random(seed), train_alone(keras_kinds.KINDS, environment), 0, list[str]()
+    while done < kills:
+        for number, kind in enumerate(keras_kinds.KINDS):
+            if done >= kills:
+                break
+            count = min(rng.randint(*KILLS), kills - done)
+            found = kill_fit(directory / f"{done}.{number}", kind, wanted[kind], rng, count)
+            done += count
+            wrong += found
+            print(f"kills {done:4} {kind:20} {found[0] if found else 'the same bits'}", flush=True)
+    return wrong

@@ -1,0 +1,50 @@
+"""The example of a custom loop under `procsv launch`: killed, stopped and started again, it ends with the same bits."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from procsv.base import exit_codes
+from tests.support.launched import Launched, launched
+
+pytestmark = pytest.mark.fault
+
+PROGRAM, STEPS = "procsv.examples.custom_loop", 700
+QUICK = ("--backoff", "0.1s..1s", "--snapshot-secs", "0.1")
+
+
+def digest(run: Launched) -> str:
+    found = re.findall(r"variables ([0-9a-f]{16})", run.said())
+    assert found, run.summary()
+    return str(found[-1])
+
+
+def test_a_loop_that_is_killed_and_stopped_ends_with_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
+    with launched(tmp_path / "alone", PROGRAM, "--steps", str(STEPS)) as run:
+        run.assert_completed()
+        wanted = digest(run)
+        assert [e["reason"] for e in run.events("checkpoint_durable")] == ["manual", "final"]
+
+    seed = random.Random(5)
+    with launched(tmp_path / "run", *QUICK, PROGRAM, "--steps", str(STEPS), "--step-ms", "4") as run:
+        for count, step in enumerate(sorted(seed.sample(range(20, 400), 3)), start=1):
+            run.wait_step(step)
+            run.kill("trainer")
+            run.wait_event("recovered", count + 1)
+        run.wait_step(450)
+        run.kill("watchdog", signal.SIGTERM)  # a preemption: saved within the grace
+        assert run.wait_end() == exit_codes.RESUMABLE
+    with launched(tmp_path / "run", *QUICK, PROGRAM, "--steps", str(STEPS)) as run:
+        run.assert_completed()
+        assert digest(run) == wanted
+        recovered = run.events("recovered")
+        # From its checkpoint where it was killed again before there was another snapshot.
+        assert [entry["source"] for entry in recovered[:2]] == ["fresh", "memory"]
+        assert "fresh" not in [entry["source"] for entry in recovered[1:]]
+        stopped = next(e for e in run.events("checkpoint_durable") if e["reason"] == "preempt")
+        assert recovered[4]["step"] == stopped["step"] >= 450

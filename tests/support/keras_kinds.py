@@ -1,0 +1,195 @@
+"""Fits of many kinds: `keras_kinds.py KIND` under `procsv launch`, or `keras_kinds.py alone KIND…` with Keras' own doings only.
+
+Each prints `KIND DIGEST`, of all variables and the History.  What a fit draws and sees depends on its kind alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import procsv
+
+BATCH, BATCHES, EPOCHS = 16, 20, 5
+KINDS = (
+    "dataset",
+    "arrays",
+    "repeat",
+    "finite repeat",
+    "unknown size",
+    "schedule",
+    "ema",
+    "accumulated",
+    "four steps a call",
+    "mixed precision",
+    "subclass",
+    "unbuilt",
+    "pydataset",
+    "generator",
+    "augmented",
+    "eager",
+    "compiled by XLA",
+    "iterator",
+    "own state",
+    "two fits",
+    "stopped early",
+)
+
+
+class Subclass(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = keras.layers.Dense(32, activation="relu")
+        self.drop = keras.layers.Dropout(0.4)
+        self.last = keras.layers.Dense(3)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return self.last(self.drop(self.first(inputs), training=training))
+
+
+class Slow(keras.callbacks.Callback):
+    """Gives snapshots time to come."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        time.sleep(0.002)
+
+
+class OwnState(keras.callbacks.Callback):
+    """Hides its state, and gives it when it is asked; the learning rate depends on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = {"seen": [object()]}
+
+    def get_state(self) -> dict[str, int]:
+        return {"seen": len(self.hidden["seen"])}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.hidden = {"seen": [object() for _ in range(state["seen"])]}
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.hidden["seen"].append(object())
+        self.model.optimizer.learning_rate = 1e-2 / len(self.hidden["seen"])
+
+
+def build(kind: str) -> Any:
+    if kind == "mixed precision":
+        keras.mixed_precision.set_global_policy("mixed_float16")
+    layers = [
+        keras.layers.GaussianNoise(0.1),
+        keras.layers.Dense(32, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.4),
+        keras.layers.Dense(3, dtype="float32"),
+    ]
+    model = Subclass() if kind == "subclass" else keras.Sequential(layers)
+    if kind not in ("subclass", "unbuilt"):
+        model.build((None, 16))
+    keras.mixed_precision.set_global_policy("float32")
+    rate = keras.optimizers.schedules.CosineDecay(1e-2, 200) if kind == "schedule" else 1e-2
+    accumulated = 3 if kind == "accumulated" else None
+    model.compile(
+        keras.optimizers.AdamW(rate, use_ema=kind == "ema", gradient_accumulation_steps=accumulated),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        steps_per_execution=4 if kind == "four steps a call" else 1,
+        jit_compile=kind == "compiled by XLA",
+        run_eagerly=kind == "eager",
+    )
+    return model
+
+
+def data_of(kind: str, x: Any, y: Any) -> tuple[Any, Any, dict[str, Any]]:
+    whole = tf.data.Dataset.from_tensor_slices((x, y))
+
+    class Sequence(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return BATCHES
+
+        def __getitem__(self, index: int) -> Any:
+            return x[index * BATCH : (index + 1) * BATCH], y[index * BATCH : (index + 1) * BATCH]
+
+    def generate() -> Iterator[Any]:
+        while True:
+            for index in range(BATCHES):
+                yield x[index * BATCH : (index + 1) * BATCH], y[index * BATCH : (index + 1) * BATCH]
+
+    match kind:
+        case "arrays":
+            return x, y, {"batch_size": BATCH}
+        case "repeat":
+            return whole.shuffle(200, seed=5).repeat().batch(BATCH), None, {"steps_per_epoch": 17}
+        case "finite repeat":
+            return whole.shuffle(200, seed=5).repeat(6).batch(BATCH), None, {"steps_per_epoch": 19}
+        case "unknown size":
+            return whole.filter(lambda a, b: True).shuffle(320, seed=5).batch(BATCH), None, {}
+        case "pydataset":
+            return Sequence(), None, {"shuffle": False}
+        case "generator":
+            return generate(), None, {"steps_per_epoch": BATCHES}
+        case "augmented":
+            noisy = whole.shuffle(320, seed=5).map(lambda a, b: (a + tf.random.normal([16], stddev=0.1), b))
+            return noisy.batch(BATCH), None, {}
+        case _:
+            return whole.shuffle(320, seed=5).batch(BATCH).prefetch(2), None, {}
+
+
+def callbacks_of(kind: str) -> list[Any]:
+    found: list[Any] = [keras.callbacks.EarlyStopping("val_loss", patience=6, restore_best_weights=True), Slow()]
+    if kind == "stopped early":  # after three epochs, in which it has not become better by that much
+        found[0] = keras.callbacks.EarlyStopping("val_loss", min_delta=9.0, patience=2, restore_best_weights=True)
+    if kind == "own state":
+        return [*found, OwnState()]
+    if kind != "schedule":
+        found += [
+            keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.97),
+        ]
+    return found
+
+
+def train(kind: str, protected: bool) -> str:
+    """The digest of what a fit of this kind ends with."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(11)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(BATCH * BATCHES, 16)).astype("float32"), rng.integers(0, 3, size=BATCH * BATCHES)
+    model, found = build(kind), hashlib.sha256()
+    for _ in range(2 if kind == "two fits" else 1):
+        inputs, labels, options = data_of(kind, x, y)
+        callbacks = callbacks_of(kind)
+        if protected:
+            callbacks.append(procsv.keras.BackupAndRestore(data="iterator" if kind == "iterator" else "auto"))
+        history = model.fit(
+            inputs,
+            labels,
+            epochs=EPOCHS,
+            verbose=0,
+            validation_data=(x[:64], y[:64]),
+            callbacks=callbacks,
+            **({"shuffle": labels is not None} | options),
+        )
+        found.update(json.dumps(history.history, sort_keys=True).encode())
+    for variable in (*model.variables, *model.optimizer.variables):
+        found.update(np.asarray(variable).tobytes())
+    return found.hexdigest()[:16]
+
+
+def main(arguments: list[str]) -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    alone = arguments[0] == "alone"
+    for kind in arguments[1:] if alone else arguments:
+        print(f"{kind}: {train(kind, protected=not alone)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,237 @@
+"""procsv.CheckpointManager without `procsv launch`: what it keeps, and what TensorFlow's own manager makes of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import procsv
+from procsv.base.errors import UserError
+from procsv.base.run.manifest import STATE_FILE
+from procsv.training.eager.controller import seconds_of
+
+
+class Counting:
+    """A state that is one number, and its manager."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        self.v, self.step = tf.Variable(0), tf.Variable(0, dtype=tf.int64)
+        self.checkpoint = tf.train.Checkpoint(v=self.v, step=self.step)
+        self.manager = procsv.CheckpointManager(self.checkpoint, directory, **{"snapshot_secs": None, **options})
+
+    def train(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            self.v.assign_add(2)
+            self.step.assign_add(1)
+            self.manager.step()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def plain(directory: Path, **options: Any) -> tuple[Any, Any]:
+    """The same objects with TensorFlow's own manager."""
+    v = tf.Variable(0)
+    checkpoint = tf.train.Checkpoint(v=v, step=tf.Variable(0, dtype=tf.int64))
+    return v, tf.train.CheckpointManager(checkpoint, str(directory), **{"max_to_keep": 5, **options})
+
+
+def test_saves_are_kept_listed_and_restored_as_by_tensorflows_manager(directory: Path) -> None:
+    with Counting(directory, max_to_keep=2).manager as manager:
+        assert manager.restore_or_initialize() is None
+        assert manager.latest_checkpoint is None
+        v = manager.checkpoint.v
+        for number in (1, 2, 3):
+            v.assign(number * 10)
+            manager.step()
+            assert manager.save() == f"{directory}/ckpt-{number}"
+            assert manager.latest_checkpoint == f"{directory}/ckpt-{number}"
+        assert manager.checkpoints == [f"{directory}/ckpt-2", f"{directory}/ckpt-3"]
+    assert sorted(path.name for path in directory.glob("*.index")) == ["ckpt-2.index", "ckpt-3.index"]
+
+    theirs, their_manager = plain(directory, max_to_keep=2)
+    assert their_manager.checkpoints == [f"{directory}/ckpt-2", f"{directory}/ckpt-3"]
+    assert their_manager.restore_or_initialize() == f"{directory}/ckpt-3"
+    assert theirs.numpy() == 30
+    assert their_manager.save() == f"{directory}/ckpt-4"
+    assert their_manager.checkpoints == [f"{directory}/ckpt-3", f"{directory}/ckpt-4"]
+
+    ours = Counting(directory, max_to_keep=2)
+    with ours.manager as manager:
+        assert manager.restore_or_initialize() == f"{directory}/ckpt-4"
+        assert ours.v.numpy() == 30
+        assert manager.save(wait=True) == f"{directory}/ckpt-5"
+        assert manager.checkpoints == [f"{directory}/ckpt-4", f"{directory}/ckpt-5"]
+
+
+def test_the_last_state_is_saved_unless_the_program_has(directory: Path) -> None:
+    first = Counting(directory)
+    with first.manager as manager:
+        first.train(3)
+        manager.save()
+    assert tf.train.latest_checkpoint(str(directory)) == f"{directory}/ckpt-1"
+
+    second = Counting(directory)
+    with second.manager as manager:
+        manager.restore_or_initialize()
+        second.train(2)
+    assert tf.train.latest_checkpoint(str(directory)) == f"{directory}/ckpt-2"
+    third = Counting(directory)
+    with third.manager as manager:
+        assert manager.restore_or_initialize() == f"{directory}/ckpt-2"
+        assert (third.v.numpy(), third.step.numpy(), third.checkpoint.save_counter.numpy()) == (10, 5, 1)
+
+
+def test_an_error_in_the_block_saves_nothing_that_may_be_half_a_step(directory: Path) -> None:
+    counting = Counting(directory)
+
+    def fail() -> None:
+        with counting.manager as manager:
+            counting.train(2)
+            manager.save()
+            counting.v.assign(-1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert tf.train.latest_checkpoint(str(directory)) == f"{directory}/ckpt-1"
+    assert tf.train.load_variable(f"{directory}/ckpt-1", "v/.ATTRIBUTES/VARIABLE_VALUE") == 4
+
+
+def test_a_save_is_of_its_moment_though_training_goes_on_at_once(directory: Path) -> None:
+    v = tf.Variable(tf.zeros([1000, 1000]))
+    with procsv.CheckpointManager(tf.train.Checkpoint(v=v), directory, snapshot_secs=None) as manager:
+        manager.restore_or_initialize()
+        for number in range(4):
+            manager.step()
+            path = manager.save()
+            v.assign_add(tf.ones([1000, 1000]))
+            found = tf.train.load_variable(manager.latest_checkpoint, "v/.ATTRIBUTES/VARIABLE_VALUE")
+            assert path == manager.latest_checkpoint
+            assert (found == number).all()
+
+
+def test_objects_that_are_made_later_get_their_values_when_they_are_made(directory: Path) -> None:
+    first = tf.Module()
+    first.early, first.late = tf.Variable(1.0), tf.Variable(2.0)
+    with procsv.CheckpointManager(tf.train.Checkpoint(net=first), directory) as manager:
+        manager.restore_or_initialize()
+        manager.step()
+    again = tf.Module()
+    again.early = tf.Variable(0.0)
+    with procsv.CheckpointManager(tf.train.Checkpoint(net=again), directory) as manager:
+        assert manager.restore_or_initialize() == f"{directory}/ckpt-1"
+        again.late = tf.Variable(0.0)
+        assert (again.early.numpy(), again.late.numpy()) == (1.0, 2.0)
+        manager.step()
+
+
+def test_a_program_that_restores_by_itself_finds_the_newest_checkpoint(directory: Path) -> None:
+    first = Counting(directory, step_counter=None)
+    with first.manager:
+        first.train(4)
+    second = Counting(directory)
+    with second.manager as manager:
+        second.checkpoint.restore(manager.latest_checkpoint)
+        assert second.v.numpy() == 8
+        second.train(1)
+    assert tf.train.load_variable(f"{directory}/ckpt-1", "v/.ATTRIBUTES/VARIABLE_VALUE") == 10
+
+
+def test_the_interval_the_number_and_the_callbacks_are_tensorflows(directory: Path) -> None:
+    step, called = tf.Variable(0, dtype=tf.int64), list[str]()
+    checkpoint = tf.train.Checkpoint(step=step)
+    options = tf.train.CheckpointOptions(experimental_write_callbacks=[called.append])
+    started = list[str]()
+    with procsv.CheckpointManager(
+        checkpoint,
+        directory,
+        step_counter=step,
+        checkpoint_interval=10,
+        checkpoint_name="mine",
+        init_fn=lambda: started.append("anew"),
+    ) as manager:
+        assert manager.restore_or_initialize() is None
+        assert started == ["anew"]
+        assert manager.save(options=options) == f"{directory}/mine-1"
+        assert called == [f"{directory}/mine-1"]
+        step.assign(9)
+        assert manager.save() is None
+        assert manager.save(check_interval=False, checkpoint_number=40) == f"{directory}/mine-40"
+        step.assign(19)
+        assert manager.save(checkpoint_number=tf.constant(41)) == f"{directory}/mine-41"
+        assert checkpoint.save_counter.numpy() == 3
+        manager.step()
+
+
+def test_a_directory_that_cannot_be_written_is_said_and_training_goes_on(directory: Path) -> None:
+    counting = Counting(directory)
+    with counting.manager as manager:
+        counting.train()
+        assert manager.save(wait=True)
+        (directory / "ckpt-2.index").mkdir()  # in the way of the next one
+        with pytest.raises(OSError, match="ckpt-2 is not saved"):
+            manager.save(wait=True)
+        counting.train()
+        (directory / "ckpt-2.index").rmdir()
+
+
+# -- what is refused -------------------------------------------------------------------------------------------
+def test_a_step_on_another_thread_is_refused(directory: Path) -> None:
+    counting = Counting(directory)
+    errors = list[Exception]()
+
+    def elsewhere() -> None:
+        for call in (counting.manager.step, counting.manager.save):
+            try:
+                call()
+            except UserError as error:
+                errors.append(error)
+
+    with counting.manager:
+        counting.train()
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join()
+    assert ["on the thread that trains" in str(error) for error in errors] == [True, True]
+
+
+def test_a_second_manager_beside_one_that_trains_is_refused(directory: Path, tmp_path: Path) -> None:
+    counting = Counting(directory)
+    with counting.manager as manager:
+        counting.train()
+        second = procsv.CheckpointManager(tf.train.Checkpoint(), directory)
+        second._controller.runtime = manager._controller.runtime  # as under `procsv launch`, where there is one
+        with pytest.raises(UserError, match="one training at a time"):
+            second.step()
+
+
+def test_what_it_cannot_do_it_refuses_in_words(tmp_path: Path) -> None:
+    checkpoint = tf.train.Checkpoint()
+    with pytest.raises(UserError, match="name the directory"):
+        procsv.CheckpointManager(checkpoint)
+    with pytest.raises(UserError, match="local filesystem"):
+        procsv.CheckpointManager(checkpoint, "gs://bucket/run")
+    with tf.Graph().as_default(), pytest.raises(UserError, match=r"procsv\.Supervisor"):
+        procsv.CheckpointManager(checkpoint, tmp_path)
+    with pytest.raises(ValueError, match="snapshot_secs"):
+        procsv.CheckpointManager(checkpoint, tmp_path, snapshot_secs=-1)
+    with pytest.raises(ValueError, match="max_to_keep"):
+        procsv.CheckpointManager(checkpoint, tmp_path, max_to_keep=0)
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("auto", None), (None, 0.0), (0, 0.0), (2, 2.0), (0.5, 0.5)])
+def test_snapshot_secs_reads_as_the_command_lines(given: Any, seconds: float | None) -> None:
+    assert seconds_of(given, None) == seconds  # type: ignore[arg-type]  # is asked for the command line's alone
+
+
+def test_without_a_save_or_a_step_nothing_is_written(directory: Path) -> None:
+    with Counting(directory).manager as manager:
+        assert manager.latest_checkpoint is None
+    assert not (directory / STATE_FILE).exists()

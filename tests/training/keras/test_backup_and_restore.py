@@ -1,0 +1,226 @@
+"""procsv.keras.BackupAndRestore without `procsv launch`: what it keeps, what it leaves alone, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import procsv
+from procsv.base.errors import UserError
+from procsv.training.keras import backup, private
+from tests.support.launched import environment
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+
+
+class Interrupted(Exception):
+    """A program that ends in the middle of a fit."""
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Raises after so many batches."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def get_state(self) -> None:
+        """What interrupts is no state of the fit."""
+
+    def set_state(self, state: None) -> None: ...
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Interrupted
+
+
+@pytest.fixture(autouse=True)
+def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fit of a test is the first one of a program."""
+    monkeypatch.setattr(backup, "_fits", _Forgetful())
+
+
+class _Forgetful(dict[str, int]):
+    def get(self, key: Any, default: Any = None) -> Any:
+        return default
+
+
+def fit(
+    directory: Path, after: int = 0, units: int = 8, epochs: int = 3, batch_size: int = 16, **options: Any
+) -> tuple[Any, Any]:
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((4,)), keras.layers.Dense(units), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile("adam", "mse", jit_compile=False)
+    ours = procsv.keras.BackupAndRestore(directory, **{"save_freq": 1, "delete_checkpoint": False, **options})
+    history = model.fit(X, Y, epochs=epochs, batch_size=batch_size, verbose=0, callbacks=[Interrupt(after), ours])
+    return model, history
+
+
+def interrupted(directory: Path, after: int, **options: Any) -> None:
+    with pytest.raises(Interrupted):
+        fit(directory, after, **options)
+    _end_run()
+
+
+def _end_run() -> None:
+    """As the end of the program does."""
+    from procsv.training.keras import hooks
+
+    while hooks._running:
+        hooks._running.pop().abandon()
+
+
+def digest(model: Any, history: Any) -> tuple[list[bytes], Any]:
+    variables = [*model.variables, *model.optimizer.variables]
+    return [np.asarray(variable).tobytes() for variable in variables], history.history
+
+
+def test_an_interrupted_fit_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    wanted = digest(*fit(tmp_path / "alone"))
+    interrupted(tmp_path / "run", 6)
+    assert digest(*fit(tmp_path / "run")) == wanted
+
+
+def test_the_backup_is_a_checkpoint_that_tensorflow_reads(tmp_path: Path) -> None:
+    model, _ = fit(tmp_path / "run")
+    other = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+    )
+    other.compile("adam", "mse")
+    other.optimizer.build(other.trainable_variables)
+    path = tf.train.latest_checkpoint(str(tmp_path / "run"))
+    tf.train.Checkpoint(model=other, optimizer=other.optimizer).read(path).expect_partial()
+    assert [w.tobytes() for w in other.get_weights()] == [w.tobytes() for w in model.get_weights()]
+    assert int(other.optimizer.iterations) == 12
+
+
+def test_a_fit_that_has_ended_is_not_made_again_and_one_with_more_epochs_goes_on(tmp_path: Path) -> None:
+    wanted = digest(*fit(tmp_path / "run"))
+    model, history = fit(tmp_path / "run", after=1)  # a single batch would raise
+    assert digest(model, history) == wanted
+    model, history = fit(tmp_path / "run", epochs=5)
+    assert history.epoch == [0, 1, 2, 3, 4]
+    assert int(model.optimizer.iterations) == 20
+
+
+def test_the_backups_of_a_fit_that_has_ended_are_deleted_as_keras_does(tmp_path: Path) -> None:
+    fit(tmp_path / "run", delete_checkpoint=True)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["procsv"]
+
+
+def test_a_fit_without_it_is_keras_own_and_one_with_false_is_off(tmp_path: Path) -> None:
+    fit(tmp_path / "run", save_freq=False)
+    assert not (tmp_path / "run" / "checkpoint").exists()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert len(model.fit(X, Y, epochs=2, verbose=0).epoch) == 2
+
+
+def test_without_its_place_in_the_data_an_epoch_begins_anew(tmp_path: Path) -> None:
+    interrupted(tmp_path / "run", 6)
+    model, history = fit(tmp_path / "run", data="none")
+    assert history.epoch == [0, 1, 2]
+    assert int(model.optimizer.iterations) == 6 - 1 + 8  # the batch that raised was not seen to its end
+
+
+def test_a_program_may_fit_again_after_a_fit_that_has_raised(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        fit(tmp_path / "run", 6)
+    model, _ = fit(tmp_path / "run")
+    assert int(model.optimizer.iterations) == 12
+
+
+def test_it_is_keras_own_callback(tmp_path: Path) -> None:
+    assert isinstance(procsv.keras.BackupAndRestore(tmp_path), keras.callbacks.BackupAndRestore)
+
+
+# -- what is refused -------------------------------------------------------------------------------------------
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "another model": ({"units": 9}, "the model has changed"),
+    "another batch size": ({"batch_size": 8}, "batches in an epoch: 4 then, 8 now"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_does_not_fit_the_state_is_refused_and_nothing_is_overwritten(tmp_path: Path, change: str) -> None:
+    wanted = digest(*fit(tmp_path / "alone"))
+    interrupted(tmp_path / "run", 6)
+    options, said = CHANGES[change]
+    before = sorted(path.name for path in (tmp_path / "run").glob("backup-*"))
+    with pytest.raises(UserError, match=said):
+        fit(tmp_path / "run", **options)
+    assert sorted(path.name for path in (tmp_path / "run").glob("backup-*")) == before
+    assert digest(*fit(tmp_path / "run")) == wanted
+
+
+def test_other_callbacks_are_refused(tmp_path: Path) -> None:
+    interrupted(tmp_path / "run", 6)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+    )
+    model.compile("adam", "mse")
+    ours = procsv.keras.BackupAndRestore(tmp_path / "run")
+    with pytest.raises(UserError, match=r"the callbacks have changed.*Interrupt, History then, History now"):
+        model.fit(X, Y, epochs=3, batch_size=16, verbose=0, callbacks=[ours])
+
+
+def test_a_directory_with_other_checkpoints_is_refused(tmp_path: Path) -> None:
+    tf.train.Checkpoint(v=tf.Variable(1.0)).save(str(tmp_path / "run" / "backup"))
+    with pytest.raises(UserError, match="no backup of a fit"):
+        fit(tmp_path / "run")
+
+
+BAD: list[tuple[Callable[[Path], Any], type[Exception], str]] = [
+    (lambda _: procsv.keras.BackupAndRestore(), UserError, "name the directory"),
+    (lambda _: procsv.keras.BackupAndRestore("gs://bucket/run"), UserError, "local directory"),
+    (lambda path: procsv.keras.BackupAndRestore(path, "hourly"), ValueError, "save_freq"),
+    (lambda path: procsv.keras.BackupAndRestore(path, data="all"), ValueError, "data is 'all'"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "said"), BAD)
+def test_wrong_arguments_are_refused_in_words(
+    make: Callable[[Path], Any], kind: type[Exception], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=said):
+        make(tmp_path)
+
+
+def test_a_distribution_strategy_is_refused_in_words(tmp_path: Path) -> None:
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(UserError, match="OneDeviceStrategy"):
+        model.fit(X, Y, verbose=0, callbacks=[procsv.keras.BackupAndRestore(tmp_path)])
+
+
+# -- Keras' private names ----------------------------------------------------------------------------------------
+def test_a_keras_that_lacks_what_is_needed_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert private.missing == []
+    monkeypatch.setattr(private, "missing", ["TFEpochIterator._enumerate_iterator"])
+    with pytest.raises(UserError, match=r"lacks TFEpochIterator\._enumerate_iterator: use keras\.callbacks"):
+        procsv.keras.BackupAndRestore(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["CallbackList", "EpochIterator", "Trainer", "get_global_attribute", "eager_context"])
+def test_each_private_name_that_is_not_there_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, name, None)
+    assert private.find_missing()
+
+
+def test_importing_procsv_imports_no_keras() -> None:
+    code = "import sys, procsv; assert not {'keras', 'tensorflow'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
