@@ -2,12 +2,16 @@
 
 `auto` spaces snapshots so that what they cost the training stays under COST_SHARE_MAX of its time, never closer than
 INTERVAL_S_MIN and two steps.  The cost is the stall on the training thread, and what the steps lose that run beside the copy or
-copy on write after the capture.  Where they lose nothing, the copying still takes a core and memory bandwidth from
-others: COPY_SHARE of it counts, so that it never takes more than a tenth of a core.  What was chosen, and why, goes into the
-heartbeat (`told`).
+copy on write after the capture.  Steps differ by themselves, by more than a small snapshot costs: what they lose is the mean over
+many snapshots, less its standard error, so that noise alone never makes snapshots rare.  Where they lose nothing, the copying still
+takes a core and memory bandwidth from others: COPY_SHARE of it counts, so that it never takes more than a tenth of a core.  What
+was chosen, and why, goes into the heartbeat (`told`).
 """
 
 from __future__ import annotations
+
+import math
+import statistics
 
 import msgspec
 
@@ -19,6 +23,7 @@ STEPS_MIN = 2  # the one after a capture may be slower, and is to be compared wi
 COPY_SHARE = 0.1
 INTERVAL_S_MAX = 600.0  # whatever a snapshot costs, more than this is not put at stake
 SMOOTHING = 0.3  # weight of the newest measurement
+LOSSES_KEPT = 32
 
 
 class Cadence(msgspec.Struct):
@@ -32,7 +37,7 @@ class Cadence(msgspec.Struct):
     least_s: float = INTERVAL_S_MIN
     step_s: float = 0.0  # a step's median; 0.0: not known
     copy_s: float = 0.0
-    lost_s: float = 0.0  # by the steps beside a snapshot, and after it
+    losses_s: list[float] = []  # of the newest snapshots: what the steps beside each, and after it, have lost
     stall_s: float = 0.0  # of the last one
     mean_stall_s: float = 0.0
     taken: int = 0
@@ -42,12 +47,20 @@ class Cadence(msgspec.Struct):
         self.mean_stall_s = self._smooth(self.mean_stall_s, stall_s)
         self.copy_s = self._smooth(self.copy_s, copy_s)
         if lost_s is not None:
-            self.lost_s += SMOOTHING * (lost_s - self.lost_s)  # from none: one that is far off is no proof
+            self.losses_s = [*self.losses_s[1 - LOSSES_KEPT :], lost_s]
         self.stall_s, self.step_s = stall_s, step_s
         self.taken += 1
 
     def _smooth(self, mean_s: float, newest_s: float) -> float:
         return newest_s if self.taken == 0 else mean_s + SMOOTHING * (newest_s - mean_s)
+
+    @property
+    def lost_s(self) -> float:
+        """What the steps beside a snapshot lose, as far as that is beyond chance."""
+        if len(self.losses_s) < 2:
+            return 0.0
+        error_s = statistics.stdev(self.losses_s) / math.sqrt(len(self.losses_s))
+        return max(0.0, statistics.fmean(self.losses_s) - error_s)
 
     @property
     def cost_s(self) -> float:

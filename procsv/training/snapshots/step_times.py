@@ -1,7 +1,8 @@
 """Times of the training thread's calls, and what those that a snapshot overlaps lose.
 
 A copy takes cores and memory bandwidth from the steps beside it, and the step after a capture pays for what it copies on write.
-Both are seen in the length of those steps, against the median of the others.  Fed by the boundary, read by the snapshotter.
+Both are seen in the length of those steps, against the mean of the others: where other programs make some steps long, they make
+both kinds long.  Fed by the boundary, read by the snapshotter.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections import deque
 
 QUIET_KEPT = 31
 QUIET_MIN = 5  # fewer tell nothing
-LOSS_FACTOR_MAX = 4.0  # of the median: what lasts longer is another kind of call, an evaluation say
+CALL_FACTOR_MAX = (
+    5.0  # of the median: what lasts longer is another kind of call, an evaluation say, and counts as that long
+)
 
 
 class StepTimes:
@@ -53,7 +56,8 @@ class StepTimes:
         return statistics.median(quiet) if len(quiet) >= QUIET_MIN else 0.0
 
     def _sum_loss(self, overlapped: list[float]) -> float | None:
-        median_s = self.median_s
-        if not median_s:
+        longest_s = CALL_FACTOR_MAX * self.median_s
+        if not longest_s:
             return None
-        return sum(min(call_s - median_s, LOSS_FACTOR_MAX * median_s) for call_s in overlapped)
+        usual_s = statistics.fmean(min(call_s, longest_s) for call_s in self._quiet)
+        return sum(min(call_s, longest_s) - usual_s for call_s in overlapped)

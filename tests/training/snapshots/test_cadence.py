@@ -1,5 +1,7 @@
 """How often snapshots are taken."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,20 +37,38 @@ def test_what_the_steps_beside_a_copy_lose_counts_whole_and_a_copy_that_costs_no
     cadence = Cadence(None)
     cadence.learn(0.002, 0.1)
     assert cadence.interval_s == pytest.approx((0.002 + 0.01) / 0.01)
-    for _ in range(30):
+    for _ in range(2):
         cadence.learn(0.002, 0.1, lost_s=0.05)
-    assert cadence.interval_s == pytest.approx((0.002 + 0.05) / 0.01, rel=1e-3)
-    for _ in range(30):
+    assert cadence.interval_s == pytest.approx((0.002 + 0.05) / 0.01)
+    for _ in range(32):
         cadence.learn(0.002, 0.1, lost_s=-0.02)
     assert cadence.interval_s == pytest.approx((0.002 + 0.01) / 0.01), (
         "a step that happens to be shorter pays for nothing"
     )
 
 
-def test_one_step_that_is_far_off_moves_the_interval_by_less_than_a_third() -> None:
+def test_one_step_that_is_far_off_proves_nothing() -> None:
     cadence = Cadence(None)
-    cadence.learn(0.0005, 0.001, lost_s=0.01)
-    assert cadence.interval_s == pytest.approx((0.0005 + 0.003) / 0.01)
+    cadence.learn(0.0005, 0.001, lost_s=0.1)
+    assert cadence.interval_s == 0.1
+    cadence.learn(0.0005, 0.001, lost_s=0.0)
+    assert cadence.interval_s == 0.1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_far_above_the_cost_of_a_small_snapshot_does_not_make_snapshots_rare(seed: int) -> None:
+    chance, cadence, intervals_s = random.Random(seed), Cadence(None), list[float]()
+    for _ in range(200):
+        cadence.learn(0.0005, 0.001, lost_s=chance.gauss(0.0, 0.01))  # two steps of 40 ms, each 7 ms longer or shorter
+        intervals_s.append(cadence.interval_s)
+    assert sorted(intervals_s)[150] <= 0.25
+
+
+def test_a_cost_that_is_there_each_time_is_seen_through_noise_of_its_size() -> None:
+    chance, cadence = random.Random(5), Cadence(None)
+    for _ in range(32):
+        cadence.learn(0.0005, 0.001, lost_s=chance.gauss(0.02, 0.02))
+    assert 1.2 < cadence.interval_s < 2.5
 
 
 def test_snapshots_that_are_files_are_never_closer_than_a_second() -> None:

@@ -29,12 +29,25 @@ def test_the_steps_from_a_capture_to_the_one_that_is_under_way_when_it_is_copied
 
 
 def test_another_kind_of_call_is_not_held_against_the_snapshot_for_all_its_time() -> None:
-    times = quiet(*[0.010] * 9, 7.0)
-    assert times.median_s == 0.010
+    times = quiet(*[0.010] * 9)
     times.captured()
     times.copied()
     times.add(7.0)
     assert times.take_lost() == pytest.approx(0.040)
+
+
+def test_where_some_calls_are_long_anyway_no_snapshot_has_made_them_so() -> None:
+    times = quiet(*[0.010] * 9, 7.0)
+    assert times.median_s == 0.010
+    for _ in range(9):
+        times.captured()
+        times.copied()
+        times.add(0.010)
+        assert times.take_lost() == pytest.approx(-0.004), "shorter than the mean"
+    times.captured()
+    times.copied()
+    times.add(7.0)
+    assert times.take_lost() == pytest.approx(9 * 0.004), "all together, nothing"
 
 
 def test_after_a_handful_of_steps_nothing_is_known() -> None:
