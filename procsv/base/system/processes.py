@@ -18,6 +18,7 @@ import psutil
 
 from procsv.base.outcome import Exit
 from procsv.base.run.records import make_record_dir, open_record
+from procsv.base.system.process_groups import is_tracker, kill_group
 from procsv.base.system.template import Template
 
 
@@ -110,14 +111,18 @@ class Child:
             return
         strays = descendants(self.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+            if number == signal.SIGKILL:
+                kill_group(self.pid)
+                strays = [stray for stray in strays if not is_tracker(stray.pid)]
+            else:
+                os.killpg(self.pid, number)
         _signal_each(strays, number)
 
     def reap(self) -> Exit:
         """Takes the exit status; call after `has_ended`.  What is left of its group is killed first."""
         if self.exit is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)  # the zombie still holds the pid: no other group is hit
+                kill_group(self.pid)  # the zombie still holds the pid: no other group is hit
             code = self._process.wait()
             os.close(self.pidfd)
             self.exit = Exit(None, -code) if code < 0 else Exit(code, None)

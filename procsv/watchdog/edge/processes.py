@@ -24,6 +24,7 @@ from procsv.base.run.paths import logdir_hash
 from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.locks import DirectoryLock, FileLock, is_lock_free
+from procsv.base.system.process_groups import TRACKER_S_MAX, is_tracker
 from procsv.base.system.processes import Adopted, Child, process_state, spawn, thread_states
 from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import add_mark
@@ -81,6 +82,7 @@ class Processes(msgspec.Struct):
     _started_s: float = 0.0
     # Descriptors of the newest trees' locks, which we look at and never take.
     _trees: dict[TaskId, int] = msgspec.field(default_factory=dict)
+    _trackers: dict[tuple[int, float], float] = msgspec.field(default_factory=dict)  # when each was first seen
     _lifeline: tuple[int, int] = (-1, -1)
     _innocent: frozenset[tuple[int, float]] = frozenset()
 
@@ -239,6 +241,8 @@ class Processes(msgspec.Struct):
         """Kills what a dead task has left behind.  True if nothing is left, on a GPU neither, and its writer's lock is free."""
         strays = self._strays(task)
         for stray in strays:
+            if self._is_tracker_at_work(stray):
+                continue
             with contextlib.suppress(psutil.Error, OSError):
                 for process in (*stray.children(recursive=True), stray):
                     with contextlib.suppress(psutil.Error, OSError):
@@ -254,6 +258,13 @@ class Processes(msgspec.Struct):
                 if command and not any(helper in command for helper in HELPERS):
                     names.append(f"process {stray.pid} ({command[:SHOWN_CHARS]})")
         return names
+
+    def _is_tracker_at_work(self, stray: psutil.Process) -> bool:
+        """Whether it is a resource tracker, which clears up behind the dead program and ends by itself, and has time left."""
+        if not is_tracker(stray.pid):
+            return False
+        now_s = self.clock.monotonic()
+        return now_s < self._trackers.setdefault(_identity(stray), now_s) + TRACKER_S_MAX
 
     def _is_let_go(self, task: TaskId) -> bool:
         """Whether the writer's lock is free; not as long as nobody can tell (no descriptors left)."""

@@ -1,0 +1,63 @@
+"""End of a process group, but for multiprocessing's resource trackers.
+
+A tracker is a child that unlinks the named semaphores and the shared memory of its program, once everybody is dead who has the
+other end of its pipe.  Killed together with the others, it would leave them in /dev/shm, a crash after another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+TRACKER_S_MAX = 2.0  # it takes milliseconds; a process that only looks like one is killed then
+ROUNDS_MAX = 20  # of a group that forks on while it is killed
+_TRACKER = re.compile(rb"from [\w.]*resource_tracker import main")
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether it is one, of multiprocessing or of a library that has its own."""
+    with contextlib.suppress(OSError):
+        return _TRACKER.search(Path(f"/proc/{pid}/cmdline").read_bytes()) is not None
+    return False
+
+
+def kill_group(group: int) -> None:
+    """SIGKILL to all of it but trackers.  ProcessLookupError if there is none, PermissionError if it is somebody else's."""
+    if not any(map(is_tracker, _members(group))):
+        os.killpg(group, signal.SIGKILL)
+        return
+    for _ in range(ROUNDS_MAX):
+        others = [pid for pid in _members(group) if not is_tracker(pid)]
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError):
+                _kill(pid, group)
+        if not others:
+            return
+    os.killpg(group, signal.SIGKILL)
+
+
+def _members(group: int) -> Iterator[int]:
+    """Those that live: a zombie needs nothing any more."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                pid = int(entry.name)
+                if os.getpgid(pid) == group and _lives(pid):
+                    yield pid
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+
+
+def _kill(pid: int, group: int) -> None:
+    fd = os.pidfd_open(pid)
+    try:
+        if os.getpgid(pid) == group:  # else the pid is another's by now
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+    finally:
+        os.close(fd)
