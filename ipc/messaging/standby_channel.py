@@ -14,7 +14,7 @@ import msgspec
 
 from procsv.ipc.messaging.standby_messages import Word
 
-PACKET_BYTES_MAX = 4096
+PACKET_BYTES_MAX = 2**14  # two paths, at most
 FILES_MAX = 3
 
 

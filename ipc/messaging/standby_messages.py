@@ -19,10 +19,15 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
 
 
 class BecomeTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> standby: be this task.  Brings log, writer's lock and logdir's lock.  Answered by TrainerBegun."""
+    """Watchdog -> standby: be this task.  Brings log, writer's lock and logdir's lock.  Answered by TrainerBegun.
+
+    `logdir` and `root` as in a Start: the run may have adopted another directory since the standby was started.
+    """
 
     task: TaskId
     incarnation: int
+    logdir: str
+    root: str = ""
 
 
 class ImportMore(msgspec.Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""What a program imports before it does anything else, as its source says.
+"""First imports of a program, before it does anything else, as its source says.
 
 Read by the watchdog at a launch, so that the standby can be made before the first trainer, and TensorFlow is imported once for
 all of them.  Nothing is executed.  Followed are the program's imports, and those of its own modules, up to the first statement

@@ -1,4 +1,4 @@
-"""Where installed modules lie, as against the program's own."""
+"""Directories of installed modules, as against the program's own."""
 
 from __future__ import annotations
 

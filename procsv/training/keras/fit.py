@@ -182,7 +182,7 @@ class Fit:
         self._position.go_to(saved, self._batch, is_last=place["stop"])
         if self._batch >= 0:  # the epoch may end without another batch, and Keras would have no logs of it
             results, model = self._results, self._model
-            model._get_metrics_result_or_logs = lambda logs: results(logs) if logs else model.get_metrics_result()
+            private.replace_results(model, lambda logs: results(logs) if logs else model.get_metrics_result())
 
     # -- steps -----------------------------------------------------------------------------------------------
     def end_batch(self, batch: int) -> None:

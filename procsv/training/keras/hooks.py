@@ -43,13 +43,13 @@ def _at_begin(original: Callable[..., None]) -> Callable[..., None]:
         original(self, logs)
         ours: list[Any] = [one for one in self.callbacks if isinstance(one, tuple(_kinds))]
         fit = ours[0].make_fit(self, position.newest) if ours else None
-        setattr(self, _FIT, None)
+        private.keep_with(self, _FIT, None)
         if fit is not None:
             if _running:  # it has raised, and the program goes on
                 _running.pop().abandon()
             fit.begin()
             _running.append(fit)
-            setattr(self, _FIT, fit)
+            private.keep_with(self, _FIT, fit)
 
     return on_train_begin
 
@@ -83,7 +83,7 @@ def _at_end(original: Callable[..., None]) -> Callable[..., None]:
         if fit is None:
             original(self, logs)
             return
-        setattr(self, _FIT, None)
+        private.keep_with(self, _FIT, None)
         fit.end_training()
         original(self, logs)
         fit.end()

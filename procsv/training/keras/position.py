@@ -42,7 +42,7 @@ class Position:
         self.made: list[int] = []
         self._resume: tuple[Saved, int, bool] | None = None
         self._shape = [epochs.steps_per_epoch, epochs.steps_per_execution, epochs._num_batches]
-        setattr(epochs, _MARK, self)
+        private.keep_with(epochs, _MARK, self)
 
     def read(self) -> Saved:
         epochs, state = self._epochs, b""
@@ -100,13 +100,12 @@ class Position:
         """As Keras' own _enumerate_iterator goes on after `last_batch`."""
         epochs = self._epochs
         epochs.data_adapter.on_epoch_begin()
-        epochs._num_batches = saved.num_batches
-        epochs._current_iterator = current = self._go_to_last(saved)
-        epochs._steps_seen = saved.steps_seen
+        current = self._go_to_last(saved)
+        private.set_place(epochs, num_batches=saved.num_batches, current_iterator=current, steps_seen=saved.steps_seen)
         first, size = last_batch + 1, epochs.steps_per_execution
         if first == 0 and epochs.steps_per_epoch is None:  # between two epochs: the last iterator is not used any more
-            epochs._current_iterator = current = iter(private.dataset_of(epochs))
-            epochs._steps_seen = 0
+            current = iter(private.dataset_of(epochs))
+            private.set_place(epochs, current_iterator=current, steps_seen=0)
         steps_per_epoch = epochs.steps_per_epoch or epochs._num_batches or -1
         if steps_per_epoch > 0:
             for step in range(first, steps_per_epoch, size):
@@ -114,16 +113,15 @@ class Position:
                     if epochs.steps_per_epoch:
                         epochs._interrupted_warning()
                     break
-                epochs._steps_seen += size
+                private.set_place(epochs, steps_seen=epochs._steps_seen + size)
                 yield step, step + size - 1, epochs._current_iterator
             if epochs._num_batches and epochs._steps_seen >= epochs._num_batches:
-                epochs._current_iterator = iter(private.dataset_of(epochs))
-                epochs._steps_seen = 0
+                private.set_place(epochs, current_iterator=iter(private.dataset_of(epochs)), steps_seen=0)
         else:
-            epochs._current_iterator = None  # this epoch's is nobody's afterwards
+            private.set_place(epochs, current_iterator=None)  # this epoch's is nobody's afterwards
             step = first
             while True:
-                epochs._steps_seen = step + size
+                private.set_place(epochs, steps_seen=step + size)
                 yield step, step + size - 1, current
                 step += size
         epochs.data_adapter.on_epoch_end()

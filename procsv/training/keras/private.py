@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -78,6 +79,22 @@ def element_spec(iterator: Any) -> Any:
 def build(model: Any, element_spec: Any) -> None:
     """Makes all variables of model, metrics and optimizer, without a batch and without a step."""
     model._symbolic_build(data_batch=element_spec)
+
+
+def set_place(epochs: Any, **place: Any) -> None:
+    """Sets Keras' own account of the place in the data: `num_batches`, `current_iterator`, `steps_seen`."""
+    for name, value in place.items():
+        setattr(epochs, f"_{name}", value)
+
+
+def replace_results(model: Any, answer: Callable[[Any], Any]) -> None:
+    """`answer` takes the logs of the last batch, and gives those of the epoch."""
+    model._get_metrics_result_or_logs = answer
+
+
+def keep_with(thing: Any, name: str, value: Any) -> None:
+    """An attribute of ours at an object of Keras'."""
+    setattr(thing, name, value)
 
 
 def begin_at(model: Any, epoch: int | None) -> None:

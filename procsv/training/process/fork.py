@@ -160,15 +160,16 @@ def settle_memory() -> None:
     gc.freeze()
 
 
-def fork_away(begin: Callable[[], None]) -> int:
+def fork_away(begin: Callable[[], None], tell: Callable[[int], None] = lambda pid: None) -> int:
     """Forks a process that is no child of ours but of our parent's, a subreaper.  Returns its pid here, once it has done
-    `begin`, and 0 there.
+    `begin`, and 0 there, once `tell` was called here with its pid.
 
     ChildProcessError if it died before.  Killed in here: the fork goes on, and finds nobody who knows of it.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     reader, writer = os.pipe()
+    told, telling = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which were looked at
         between = os.fork()
@@ -176,20 +177,26 @@ def fork_away(begin: Callable[[], None]) -> int:
             os._exit(0)
     if not between:
         os.close(reader)
+        os.close(telling)
         os.setsid()
         _renew_randomness()
         begin()
         os.write(writer, str(os.getpid()).encode())
         os.close(writer)
+        os.read(told, 1)
+        os.close(told)
         return 0
     os.close(writer)
+    os.close(told)
     try:
         pid = os.read(reader, PID_BYTES)
+        os.waitpid(between, 0)  # from now on the fork is our parent's
+        if not pid:
+            raise ChildProcessError("the fork ended before it was the trainer")
+        tell(int(pid))
     finally:
         os.close(reader)
-        os.waitpid(between, 0)  # from now on the fork is our parent's
-    if not pid:
-        raise ChildProcessError("the fork ended before it was the trainer")
+        os.close(telling)
     return int(pid)
 
 

@@ -95,15 +95,20 @@ class Standby:
                 self._become(word, given)
                 self._line.send(TrainerBegun(word.incarnation))
                 break
-            elif pid := fork_away(lambda word=word, given=given: self._become(word, given)):  # type: ignore[misc]
-                self._line.send(TrainerBegun(word.incarnation, pid))
-            else:
+            elif not self._fork(word, given):
                 break
             for fd in given:  # the locks are the trainer's alone
                 os.close(fd)
         self._line.close()
         failpoint("standby.begun")
-        return self._as_task(word.task, word.incarnation)
+        start = self._as_task(word.task, word.incarnation)
+        return msgspec.structs.replace(start, logdir=word.logdir, root=word.root)
+
+    def _fork(self, word: BecomeTrainer, given: list[int]) -> int:
+        """The pid of the trainer, of which the watchdog hears before it hears anything from it; 0 in that."""
+        return fork_away(
+            lambda: self._become(word, given), lambda pid: self._line.send(TrainerBegun(word.incarnation, pid))
+        )
 
     def _begin_waiting(self) -> ImportedFiles:
         """Says that all is imported; returns the files of it."""
@@ -122,7 +127,11 @@ class Standby:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first, and its lifeline tells it when
         _take_over(*files)
         _replace_argument(str(STANDBY), str(word.task))
-        os.environ |= {"PROCSV_ROLE": str(word.task), "PROCSV_INCARNATION": str(word.incarnation)}
+        os.environ |= {
+            "PROCSV_ROLE": str(word.task),
+            "PROCSV_INCARNATION": str(word.incarnation),
+            "PROCSV_LOGDIR": word.logdir,
+        }
         read_again()
 
     def _as_task(self, task: TaskId, incarnation: int) -> Start:

@@ -70,12 +70,7 @@ class Reactor:
 
     def run_once(self) -> None:
         """One round: hears all that has happened."""
-        # First: what the standby has said before it died, and before the trainer that it has become speaks.
-        for event in self._env.standby.hear():
-            if isinstance(event, events.NotPromoted):
-                self._heartbeats.drop(event.task)
-                self._env.log_growth.note_end(event.task, event.incarnation)
-            self.handle(event)
+        self._hear_standby()  # first: what it has said before it died
         for dead in self._processes.ended():
             self._process_ended(dead)
         for asked in self._env.signals.take_requests():
@@ -217,10 +212,19 @@ class Reactor:
             self._env.console.follow(self._paths.log(task, incarnation))
 
     # -- messages ------------------------------------------------------------------------------------------
+    def _hear_standby(self) -> None:
+        for event in self._env.standby.hear():
+            if isinstance(event, events.NotPromoted):
+                self._heartbeats.drop(event.task)
+                self._env.log_growth.note_end(event.task, event.incarnation)
+            self.handle(event)
+
     def _hear(self) -> None:
         for _ in range(HEARD_MAX):
             if (received := self._sockets.server.receive()) is None:
                 break
+            if received.task in self._core.tasks:
+                self._hear_standby()  # who has just become the trainer has told of it before it says anything else
             self._heard_at_control(received)
         for task, client in self._sockets.clients.items():
             self._greet(client)

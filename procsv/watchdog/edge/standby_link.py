@@ -82,7 +82,9 @@ class StandbyLink:
             prune_logs(paths.logs, task, log_path)
             log = open_record(log_path, os.O_WRONLY | os.O_APPEND)
             try:
-                running.line.send(BecomeTrainer(task, incarnation), (log, lock.fd, processes.heirs.fd))
+                start = processes.start
+                word = BecomeTrainer(task, incarnation, start.logdir, start.root)
+                running.line.send(word, (log, lock.fd, processes.heirs.fd))
             finally:
                 os.close(log)
         finally:

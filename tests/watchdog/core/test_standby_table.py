@@ -10,7 +10,9 @@ import pytest
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.outcome import Exit
+from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.messaging.messages import Note
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.watchdog.core.actions import Action
 from procsv.watchdog.core.events import NotSpawned, Promoted, StandbySaid
@@ -97,6 +99,25 @@ def test_each_crash_after_progress_is_followed_by_a_fork_without_delay() -> None
         world.train(900 + crash, 840).loaded().durable(900 + crash)
     assert spawned(world, STANDBY) == [1]
     assert spawned(world, TRAINER) == [1, 2, 3, 4]
+
+
+def test_what_a_fork_says_at_once_is_heard_after_the_news_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = waiting(promotion="is silent")
+    world.crash()
+    world.advance(0.001)
+    receive = world._sockets.server.receive
+
+    def come_later() -> Received | None:
+        """Both come while the watchdog is busy with something else."""
+        if (received := receive()) is not None:
+            world.standby_words.append(Promoted(1, TRAINER, 2, 1002, is_fork=True))
+        return received
+
+    monkeypatch.setattr(world._sockets.server, "receive", come_later)
+    world._hear(TRAINER, Note("fit_begun", {}))
+    world._turn()
+    assert [entry.incarnation for entry in world.events("fit_begun")] == [2]
+    assert world.core.chief.pid == 1002
 
 
 def test_one_that_cannot_be_forked_becomes_the_trainer_and_another_is_made() -> None:
