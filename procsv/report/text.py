@@ -82,7 +82,7 @@ def headline(account: Account) -> str:
     if account.lost_sessions:
         text += f", {show_count(account.lost_sessions, 'lost session')}"
     if account.lost_steps:
-        text += f", {account.lost_steps} steps done again"
+        text += f", {show_count(account.lost_steps, 'step')} done again"
     if account.recoveries_s:
         text += f", back to training in {show_duration(median(account.recoveries_s))} (median)"
     return text

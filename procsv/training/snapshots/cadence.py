@@ -24,6 +24,7 @@ COPY_SHARE = 0.1
 INTERVAL_S_MAX = 600.0  # whatever a snapshot costs, more than this is not put at stake
 SMOOTHING = 0.3  # weight of the newest measurement
 LOSSES_KEPT = 32
+FIRST_SHARE_MAX = 0.05  # until there is a second one: the first capture of a process also does what is done once
 
 
 class Cadence(msgspec.Struct):
@@ -52,7 +53,7 @@ class Cadence(msgspec.Struct):
         self.taken += 1
 
     def _smooth(self, mean_s: float, newest_s: float) -> float:
-        return newest_s if self.taken == 0 else mean_s + SMOOTHING * (newest_s - mean_s)
+        return newest_s if self.taken < 2 else mean_s + SMOOTHING * (newest_s - mean_s)
 
     @property
     def lost_s(self) -> float:
@@ -75,7 +76,7 @@ class Cadence(msgspec.Struct):
     def _choose(self) -> tuple[float, Spacing]:
         if self.fixed_s is not None:
             chosen = self.fixed_s, Spacing.TOLD if self.fixed_s else Spacing.OFF
-        elif (by_cost_s := self.cost_s / COST_SHARE_MAX) <= (least_s := max(self.least_s, STEPS_MIN * self.step_s)):
+        elif (by_cost_s := self._by_cost_s()) <= (least_s := max(self.least_s, STEPS_MIN * self.step_s)):
             chosen = min(least_s, INTERVAL_S_MAX), Spacing.AUTO_LEAST
         elif by_cost_s < INTERVAL_S_MAX:
             chosen = by_cost_s, Spacing.AUTO_COST
@@ -85,6 +86,9 @@ class Cadence(msgspec.Struct):
         if self.at_most_s and not 0 < chosen[0] < self.at_most_s:
             return self.at_most_s, Spacing.CHECKPOINTS
         return chosen
+
+    def _by_cost_s(self) -> float:
+        return self.cost_s / (COST_SHARE_MAX if self.taken > 1 else FIRST_SHARE_MAX)
 
     def told(self) -> Snapshots:
         """The choice as it stands, and what it rests on."""

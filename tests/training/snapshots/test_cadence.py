@@ -15,7 +15,7 @@ costs = st.lists(st.floats(0.0001, 10.0), min_size=1, max_size=20)
 @given(costs)
 def test_auto_keeps_the_cost_under_its_share_of_the_time(stalls: list[float]) -> None:
     cadence = Cadence(None)
-    for stall in stalls:
+    for stall in (stalls[0], *stalls):
         cadence.learn(stall, 0.0)
 
     assert INTERVAL_S_MIN <= cadence.interval_s <= INTERVAL_S_MAX
@@ -35,7 +35,8 @@ def test_auto_begins_with_a_snapshot_after_a_tenth_of_a_second_and_never_takes_t
 
 def test_what_the_steps_beside_a_copy_lose_counts_whole_and_a_copy_that_costs_no_step_by_a_tenth_of_its_time() -> None:
     cadence = Cadence(None)
-    cadence.learn(0.002, 0.1)
+    for _ in range(2):
+        cadence.learn(0.002, 0.1)
     assert cadence.interval_s == pytest.approx((0.002 + 0.01) / 0.01)
     for _ in range(2):
         cadence.learn(0.002, 0.1, lost_s=0.05)
@@ -45,6 +46,14 @@ def test_what_the_steps_beside_a_copy_lose_counts_whole_and_a_copy_that_costs_no
     assert cadence.interval_s == pytest.approx((0.002 + 0.01) / 0.01), (
         "a step that happens to be shorter pays for nothing"
     )
+
+
+def test_the_first_capture_of_a_process_which_takes_longer_than_the_others_is_forgotten_with_the_second() -> None:
+    cadence = Cadence(None)
+    cadence.learn(0.05, 0.0)
+    assert cadence.interval_s == pytest.approx(1.0), "a twentieth of the time"
+    cadence.learn(0.0005, 0.0)
+    assert (cadence.interval_s, cadence.mean_stall_s) == (INTERVAL_S_MIN, 0.0005)
 
 
 def test_one_step_that_is_far_off_proves_nothing() -> None:
@@ -91,9 +100,10 @@ def test_a_fixed_interval_is_taken_as_it_is() -> None:
 
 def test_what_was_chosen_is_told_with_what_decided_it() -> None:
     def choice(cadence: Cadence, cost_s: float) -> tuple[Spacing, float]:
-        cadence.learn(cost_s / 4, cost_s * 30 / 4)
+        for _ in range(2):
+            cadence.learn(cost_s / 4, cost_s * 30 / 4)
         told = cadence.told()
-        assert (told.taken, told.stall_s, told.mean_stall_s) == (1, cost_s / 4, cost_s / 4)
+        assert (told.taken, told.stall_s, told.mean_stall_s) == (2, cost_s / 4, cost_s / 4)
         assert told.mean_cost_s == pytest.approx(cost_s)
         return told.spacing, round(told.interval_s, 6)
 
