@@ -132,7 +132,7 @@ step = tf1.train.get_or_create_global_step()
 train = tf1.assign_add(step, 1)
 sv = tf1.train.Supervisor(logdir=sys.argv[1], summary_op=None)
 with sv.managed_session() as sess:
-    while not sv.should_stop() and sess.run(step) < 60:
+    while not sv.should_stop() and sess.run(step) < 150:  # the watchdog looks at the step twice a second
         sess.run(train)
         sv.coord.wait_for_stop(0.02)
 """

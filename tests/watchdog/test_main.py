@@ -40,7 +40,15 @@ NEWS_S_MAX = 300.0
 WAKES_PER_S_MAX = 40  # two ticks a second, and news; a deadline that is past and changes nothing makes it 200
 
 IDLE = "import signal; print('begun', flush=True); signal.pause()"
-DEAF = "import time\nprint('begun', flush=True)\nwhile True: time.sleep(60)"
+DEAF = """
+import time
+print('begun', flush=True)
+while True:
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        pass
+"""
 
 
 class Run:
