@@ -124,6 +124,11 @@ class Rejected(Message, frozen=True):
 
 
 # -- trainer -> checkpoint service -------------------------------------------------------------------------
+KEEP_NEVER_HOURS = (
+    10_000.0  # of a CheckpointPlan: Saver's default for keep_checkpoint_every_n_hours; no run is that long
+)
+
+
 class CheckpointPlan(Message, frozen=True):
     """Says how this run's checkpoints are named and kept, before the program asks for anything else.
 

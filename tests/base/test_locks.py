@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base.system.locks import DirectoryLock, FileLock, Holder, is_lock_free, try_lock
-from procsv.base.system.processes import process_state
+from procsv.base.system.process_state import process_state
 from procsv.ipc.messaging.zmq_transport import Waiter
 from tests.support.programs import running, until
 

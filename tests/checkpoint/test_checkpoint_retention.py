@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.services.checkpoint.core.retention import KEEP_NEVER_HOURS, Kept, Rule, first_keep, repair, retain
+from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS
+from procsv.services.checkpoint.core.retention import Kept, Rule, first_keep, repair, retain
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from procsv.base.identity import TRAINER
 from procsv.base.run.lease import Lease, LeaseFile, Place, find_place
 from procsv.base.run.paths import find_paths
 from procsv.base.system.locks import DirectoryLock
-from procsv.base.system.processes import process_state
+from procsv.base.system.process_state import process_state
 from procsv.ipc.messaging.launch_settings import Range
 from tests.support.launched import remove_live
 from tests.watchdog.test_main import IDLE, launched

@@ -13,6 +13,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
+from procsv.base.system.process_state import process_state
+
 TRACKER_S_MAX = 2.0  # it takes milliseconds; a process that only looks like one is killed then
 ROUNDS_MAX = 20  # of a group that forks on while it is killed
 _TRACKER = re.compile(rb"from [\w.]*resource_tracker import main")
@@ -44,14 +48,10 @@ def _members(group: int) -> Iterator[int]:
     """Those that live: a zombie needs nothing any more."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
                 pid = int(entry.name)
-                if os.getpgid(pid) == group and _lives(pid):
+                if os.getpgid(pid) == group and process_state(pid) not in ("Z", "X"):
                     yield pid
-
-
-def _lives(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
 
 
 def _kill(pid: int, group: int) -> None:

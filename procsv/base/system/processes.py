@@ -19,6 +19,7 @@ import psutil
 from procsv.base.outcome import Exit
 from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.system.process_groups import is_tracker, kill_group
+from procsv.base.system.process_state import read_stat
 from procsv.base.system.template import Template
 
 
@@ -34,30 +35,10 @@ class Identity(msgspec.Struct, frozen=True):
         if self.boot != boot_id():
             return False
         try:
-            state, started = _read_stat(f"/proc/{self.pid}", self.pid)
+            state, started = read_stat(f"/proc/{self.pid}", self.pid)
         except psutil.NoSuchProcess:
             return False
         return started == self.started and state not in ("Z", "X")
-
-
-def _read_stat(directory: Path | str, pid: int) -> tuple[str, float]:
-    """The state letter and the start, in seconds from the boot, of a process or thread; psutil.NoSuchProcess if it is gone."""
-    try:
-        text = Path(directory, "stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        raise psutil.NoSuchProcess(pid) from None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
-    return fields[0], int(fields[19]) / os.sysconf("SC_CLK_TCK")
-
-
-def process_state(pid: int) -> str:
-    """The letter of its state in /proc: R, S, D, T …; psutil.NoSuchProcess if it is gone."""
-    return _read_stat(f"/proc/{pid}", pid)[0]
-
-
-def thread_states(pid: int) -> set[str]:
-    """The letters of all its threads; psutil.NoSuchProcess if it, or one of them, is gone."""
-    return {_read_stat(task, pid)[0] for task in Path(f"/proc/{pid}/task").iterdir()}
 
 
 def boot_id() -> str:
@@ -69,7 +50,7 @@ def boot_id() -> str:
 
 def identify(pid: int) -> Identity:
     """Who `pid` is; psutil.NoSuchProcess if it is gone."""
-    return Identity(pid, _read_stat(f"/proc/{pid}", pid)[1], boot_id())
+    return Identity(pid, read_stat(f"/proc/{pid}", pid)[1], boot_id())
 
 
 class Adopted:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from procsv.base.errors import UserError
 from procsv.base.text import is_remote
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS, CheckpointPlan, Durable
 from procsv.ipc.shm.slot_index import checkpoint_prefix
 from procsv.training.eager.controller import FROM_COMMAND_LINE, EagerController, seconds_of
 from procsv.training.eager.state import EagerState
@@ -25,7 +25,6 @@ from procsv.training.managed.attach import attach
 from procsv.training.snapshots.boundary import Boundary
 
 KEEP_ALL = 2**31 - 1
-KEEP_NEVER_HOURS = 10_000.0
 
 
 class CheckpointManager(tf.train.CheckpointManager):

@@ -14,7 +14,7 @@ import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS, CheckpointPlan, Durable
 from procsv.training.eager.controller import EagerController
 from procsv.training.keras import private
 from procsv.training.keras.callbacks import check_callbacks, read_callbacks, read_random, write_callbacks, write_random
@@ -63,7 +63,7 @@ class Fit:
             latest_filename="checkpoint",
             save_secs=SAVE_S,
             max_to_keep=options.max_to_keep,
-            keep_every_n_hours=10_000.0,
+            keep_every_n_hours=KEEP_NEVER_HOURS,
             pad_step_number=False,
             save_relative_paths=True,
             meta_path="",

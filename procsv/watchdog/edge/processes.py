@@ -25,7 +25,8 @@ from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.locks import DirectoryLock, FileLock, is_lock_free
 from procsv.base.system.process_groups import TRACKER_S_MAX, is_tracker
-from procsv.base.system.processes import Adopted, Child, process_state, spawn, thread_states
+from procsv.base.system.process_state import process_state, thread_states
+from procsv.base.system.processes import Adopted, Child, spawn
 from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import add_mark
 from procsv.ipc.messaging.early_trainer import EarlyTrainer

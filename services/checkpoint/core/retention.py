@@ -13,7 +13,7 @@ from collections.abc import Sequence, Set
 
 import msgspec
 
-KEEP_NEVER_HOURS = 10_000.0  # Saver's default for keep_checkpoint_every_n_hours; no run is that long
+from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS
 
 
 class Kept(msgspec.Struct, frozen=True):

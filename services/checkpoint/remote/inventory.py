@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from procsv.base.run.manifest import MANIFEST_SUFFIX
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS, CheckpointPlan
 from procsv.services.checkpoint.remote import files as files
 from procsv.services.checkpoint.remote.catalog import RemoteCatalog
 from procsv.services.checkpoint.store.inventory import Inventory, Place
@@ -13,7 +13,8 @@ class _RemotePlace(RemoteCatalog, Place):
     """No structure is checked of a checkpoint without manifest, and its step is what its name says."""
 
     def __init__(self, directory: str) -> None:
-        super().__init__(CheckpointPlan(f"{directory}/model.ckpt", "checkpoint", 0.0, 0, 10_000.0, False, False, ""))
+        prefix = f"{directory}/model.ckpt"
+        super().__init__(CheckpointPlan(prefix, "checkpoint", 0.0, 0, KEEP_NEVER_HOURS, False, False, ""))
 
     def parts_of(self, path: str) -> dict[str, tuple[int, float]]:
         directory = files.directory_of(path)
