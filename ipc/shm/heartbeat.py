@@ -6,6 +6,8 @@ from enum import IntEnum
 
 import msgspec
 
+from procsv.base.outcome import FitPlace
+
 LOOP_AT_DISK = 2**64 - 1  # as `moved`: the main loop is blocked on disk I/O
 
 
@@ -20,6 +22,7 @@ class Phase(IntEnum):
     SAVE = 5
     STOP = 6
     IDLE = 7
+    SERVE = 8  # variables to other processes (a parameter server), for as long as they want
 
 
 class Spacing(IntEnum):
@@ -86,3 +89,4 @@ class Heartbeat(msgspec.Struct, frozen=True):
     snapshots: Snapshots = Snapshots()  # of a trainer
     refused: int = 0  # messages that were not fit to be heard (a service's; it has a socket of its own)
     moved: int = 0  # how far the jobs that a service has have come; 0: it has none, or none that could say
+    fit: FitPlace | None = None  # of a trainer that fits a Keras model

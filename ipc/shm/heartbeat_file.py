@@ -12,11 +12,13 @@ import os
 import struct
 from pathlib import Path
 
+from procsv.base.outcome import FitPlace
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Snapshots, Spacing
 
-# magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved; then the fields of Snapshots
-_FORMAT = struct.Struct("=8sQQqQqqQQBdQddd")
-_MAGIC = b"procsv\x00\x04"
+# magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved; then the fields of FitPlace, and of Snapshots
+_FORMAT = struct.Struct("=8sQQqQqqQQQQQQQBdQddd")
+_MAGIC = b"procsv\x00\x05"
+_NO_FIT = FitPlace(0, 0, 0, 0, 0)
 _READ_TRIES_MAX = 100  # the writer holds the guard for about a microsecond
 
 
@@ -35,11 +37,12 @@ class HeartbeatWriter:
         self.snapshots = Snapshots()
         self.refused = 0
         self.moved = 0
+        self.fit: FitPlace | None = None
 
     def beat(self, now_s: float) -> None:
         """Writes the fields down.  Killed in between: the guard stays odd and readers keep the last beat."""
         self._guard += 2
-        shown = self.snapshots
+        shown, fit = self.snapshots, self.fit or _NO_FIT
         struct.pack_into("=Q", self._map, 8, self._guard - 1)
         _FORMAT.pack_into(
             self._map,
@@ -53,6 +56,11 @@ class HeartbeatWriter:
             int(self.extended_s * 1e9),
             self.refused,
             self.moved,
+            fit.number,
+            fit.epoch,
+            fit.epochs,
+            fit.batch,
+            fit.batches,
             int(shown.spacing),
             shown.interval_s,
             shown.taken,
@@ -120,16 +128,18 @@ class HeartbeatReader:
             if len(data) < _FORMAT.size:
                 break
             fields = _FORMAT.unpack(data)
-            magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, spacing, *costs = fields
+            magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, *more = fields
             (again,) = struct.unpack_from("=Q", self._read(), 8)
             # A guard of 0 is no guard: struct clears the place before it writes there.
             if magic == _MAGIC and guard == again != 0 and guard % 2 == 0:
                 with contextlib.suppress(
                     ValueError
                 ):  # of a later procsv, or damaged: the last one that made sense counts
-                    snapshots = Snapshots(Spacing(spacing), *costs)
+                    fit, snapshots = FitPlace(*more[:5]), Snapshots(Spacing(more[5]), *more[6:])
                     times = beat_ns / 1e9, extended_ns / 1e9
-                    self._last = Heartbeat(Phase(phase), step, work, *times, snapshots, refused, moved)
+                    self._last = Heartbeat(
+                        Phase(phase), step, work, *times, snapshots, refused, moved, fit if fit.number else None
+                    )
                 break
         return self._last
 

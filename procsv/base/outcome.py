@@ -1,6 +1,6 @@
 """Outcomes of processes, as plain data: how one ended, and at which step.
 
-Made by processes.py from an exit status, judged by the watchdog's core, written to run.json.
+Made by processes.py from an exit status, judged by the watchdog's core, written to run.json; and, of a fit, the place it is at.
 """
 
 from __future__ import annotations
@@ -10,6 +10,21 @@ import signal
 import msgspec
 
 NO_STEP = -1  # of a step: there is none yet
+
+
+class FitPlace(msgspec.Struct, frozen=True):
+    """How far a fit of Keras has come, in the numbers that its progress bar shows."""
+
+    number: int  # of the fit in its program, from 1 on
+    epoch: int  # under way, from 1 on
+    epochs: int
+    batch: int  # batches of it that have ended
+    batches: int  # of an epoch; 0: not known yet
+
+    def __str__(self) -> str:
+        fit = f"fit {self.number}, " if self.number > 1 else ""
+        batch = f"{self.batch} of {self.batches}" if self.batches else str(self.batch)
+        return f"{fit}epoch {self.epoch} of {self.epochs}, batch {batch}"
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -40,6 +55,7 @@ class LastWords(msgspec.Struct, frozen=True):
     step: int | None = None
     permanent: bool = False  # it will be the same at every start: a missing module, a syntax error, a wrong argument
     is_shown: bool = False  # one message, which the trainer has printed itself
+    lost_peer: str = ""  # the task of another process whose end, or silence, is what the exception tells of
 
 
 class LastExit(msgspec.Struct, frozen=True, omit_defaults=False):
@@ -47,6 +63,6 @@ class LastExit(msgspec.Struct, frozen=True, omit_defaults=False):
 
     code: int | None
     signal: str | None
-    cause: str  # completed, stopped, exception, exit-code, killed, crashed, hang or unknown
+    cause: str  # completed, stopped, exception, exit-code, killed, crashed, hang, lost-peer or unknown
     evidence: str
     step: int

@@ -92,4 +92,5 @@ def test_a_worker_waits_for_its_chief_without_being_called_hung_is_watched_and_e
         run.process.send_signal(signal.SIGTERM)
         assert run.wait_end() == 75
         assert "worked to the end" in run.said()
+        assert [entry["source"] for entry in run.events("recovered")] == ["chief"]
         assert not run.events("hang_detected")

@@ -14,10 +14,14 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.training.graph.patches import change_type
+from procsv.training.runtime.bounded_call import call_within
+from procsv.training.runtime.log import log
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.summaries.piggyback import PendingFetch
 
 tf1 = tf.compat.v1
+
+CLOSE_S_MAX = 3.0  # of a session with servers
 
 
 class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow is untyped
@@ -35,7 +39,13 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
         call, self._procsv_at_close = self._procsv_at_close, None
         if call is not None and self._procsv_boundary.is_ahead:
             call()
-        super().close()
+        if not self.sess_str:
+            super().close()
+            return
+        try:
+            call_within(super().close, CLOSE_S_MAX, "closing the session")  # it waits for each of its servers
+        except TimeoutError as late:
+            log.warning("procsv: %s: a server is gone, or does not answer", late)
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         boundary, run = self._procsv_boundary, super().run

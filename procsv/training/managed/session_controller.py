@@ -19,8 +19,9 @@ from procsv.training.graph.save_config import SaveConfig
 from procsv.training.graph.session import call_at_close
 from procsv.training.graph.user_saves import UserSaves, written_at
 from procsv.training.managed.session_manager import SessionManager
+from procsv.training.runtime.bounded_call import call_within
 from procsv.training.runtime.context import Runtime
-from procsv.training.snapshots.restore_client import FRESH
+from procsv.training.snapshots.restore_client import FRESH, Origin
 from procsv.training.snapshots.training_run import Lost, TrainingRun
 from procsv.training.summaries.graph_text import lay_graph_text
 
@@ -28,6 +29,7 @@ tf1 = tf.compat.v1
 log = tf1.logging
 
 SNAPSHOT_INTERVAL, SNAPSHOT_STALL = "procsv/snapshot_interval", "procsv/snapshot_stall_ms"  # scalars: s, ms
+READ_S_MAX = 2.0  # of the step of a session with servers, when it ends
 CALL_S_MAX = 10.0  # at the interpreter's end: how long a call of another thread is waited for
 NOT_SAVED = -2  # no global step is this one; -1 stands for "there is none"
 
@@ -42,6 +44,7 @@ class SessionController:
         self.manager: SessionManager | None = None  # where it restores from a run's newest state
         self.coord: Any = None  # stopped when the process is asked to stop
         self.writer: Any = None  # of the events that record checkpoints
+        self.has_servers = False  # the session's state may lie in other processes
         self.logs_saves = False  # in TensorFlow's words, a line for each checkpoint
         self.is_in_run = False
         self._final_checkpoint = final_checkpoint
@@ -85,9 +88,10 @@ class SessionController:
         """
         assert self.config is not None
         self.end_session()
-        origin = (self.manager.origin if self.manager is not None else None) or FRESH
+        origin = self._origin()
         cadence = self.config.cadence() if saves else None
         source = self.config.source_of(session)
+        self.has_servers = bool(getattr(session, "sess_str", b""))
         training = self.training = TrainingRun(self.runtime, source, origin, cadence, self._on_durable, lost)
         if training.counts_calls and training.origin.source == "fresh" and self.runtime.observer is None:
             print("procsv: the program has no global step: each call of its session counts as one", file=sys.stderr)
@@ -95,6 +99,10 @@ class SessionController:
         if self.runtime.stop_reason is not None:
             self.coord.request_stop()  # making the session has cleared the stop
         return training
+
+    def _origin(self) -> Origin:
+        """Where the state of the session about to be looked after came from."""
+        return (self.manager.origin if self.manager is not None else None) or FRESH
 
     def start_cadence(self, training: TrainingRun, every_s: float | None) -> None:
         """From here on there are snapshots by their cadence; what they cost is written as scalars every `every_s`."""
@@ -151,14 +159,19 @@ class SessionController:
         if training is None or training.snapshots is None or not self._final_checkpoint:
             return saved_step
         try:
-            step = training.read_step()
-        except (RuntimeError, tf.errors.OpError) as error:
+            step = self._read_last_step(training)
+        except (RuntimeError, TimeoutError, tf.errors.OpError) as error:
             log.warning("procsv: no last checkpoint, the session is not usable any more: %s", error)
             return saved_step
         if step == saved_step:
             return saved_step
         reason = self.runtime.stop_reason or "final"
         return step if training.save(reason, training.final_save_s()) else saved_step
+
+    def _read_last_step(self, training: TrainingRun) -> int:
+        if not self.has_servers:
+            return training.read_step()
+        return call_within(training.read_step, READ_S_MAX, "reading the last step")
 
     def finish_session(self) -> None:
         """Saves the last state and ends the session, where the program has not."""

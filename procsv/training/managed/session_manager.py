@@ -12,14 +12,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from procsv.ipc.messaging.messages import Restored
 from procsv.training.graph.state import GraphState
 from procsv.training.graph.user_saves import written_at
+from procsv.training.managed.living_model import WholeMark, is_elsewhere
 from procsv.training.runtime.context import Runtime
-from procsv.training.snapshots.restore_client import Origin, restore_newest
+from procsv.training.snapshots.restore_client import BY_CHIEF, Origin, ask_newest, restore_newest
 
 tf1 = tf.compat.v1
 
 LOCAL = "local"
+CONFIG_AT = 6  # of prepare_session's arguments behind the master
 FIRST_PAUSE_S = 0.25  # after the first check of a worker; doubles up to recovery_wait_secs
 
 _lock = threading.Lock()
@@ -49,12 +52,61 @@ def restore_into(runtime: Runtime, session: Any, saver: Any) -> Origin:
 
 
 class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  # tensorflow is untyped
-    """A chief restores the newest state that there is, in memory or on disk; a worker waits with growing pauses."""
+    """A chief restores the newest state that there is, in memory or on disk; a worker waits with growing pauses.
+
+    A model on other processes' servers that is whole and no older than that state is left as it is.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.runtime: Runtime | None = None  # None: it restores as TensorFlow's
         self.origin: Origin | None = None
+
+    def prepare_session(self, master: str, *args: Any, **kwargs: Any) -> Any:
+        """A session with the newest state, or an initialized one; on a living model, the model as it lives."""
+        if not master or not is_elsewhere(self._graph):
+            return super().prepare_session(master, *args, **kwargs)
+        config = kwargs.get("config", args[CONFIG_AT] if len(args) > CONFIG_AT else None)
+        mark = WholeMark(master, self._graph, config)
+        try:
+            if mark.is_set() and (session := self._session_on_living(master, config)) is not None:
+                return session
+            mark.clear()  # killed from here on: the next chief restores, whatever lives
+            session = super().prepare_session(master, *args, **kwargs)
+            mark.set()
+        finally:
+            mark.close()
+        return session
+
+    def _session_on_living(self, master: str, config: Any) -> Any:
+        """A session on the model that lives behind `master`; None if it is not ready, or older than what is saved."""
+        self._target = master
+        session = tf1.Session(master, graph=self._graph, config=config)
+        try:
+            if self._why_not_ready(session) == (None, None) and (origin := self._living(session)) is not None:
+                self.origin = origin
+                return session
+        except BaseException:
+            self._safe_close(session)
+            raise
+        self._safe_close(session)
+        return None
+
+    def _living(self, session: Any) -> Origin | None:
+        step = tf1.train.get_global_step(self._graph)
+        now = int(session.run(step)) if step is not None else -1
+        if self.runtime is None:
+            return Origin("alive", "", now)
+        saved = ask_newest(self.runtime, durable_only=False)
+        if saved.source != "fresh" and 0 <= now < saved.step:
+            tf1.logging.warning(
+                "procsv: the model on the servers is at step %d, and step %d is saved: that is restored",
+                now,
+                saved.step,
+            )
+            return None
+        self.runtime.tell_checkpoint(Restored())
+        return Origin("alive", "", now, tuple(saved.all_paths))
 
     def _restore_checkpoint(
         self,
@@ -103,6 +155,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
                 self._safe_close(session)
                 raise
             if why_local is None and why is None:
+                self.origin = BY_CHIEF
                 return session
             self._safe_close(session)
             left_s = deadline_s - time.monotonic()

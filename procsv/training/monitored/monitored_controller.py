@@ -32,6 +32,7 @@ from procsv.training.monitored.hooks import CheckpointSaverHook
 from procsv.training.monitored.scaffold import session_manager
 from procsv.training.monitored.writers import SessionWriters
 from procsv.training.runtime.context import Runtime, current
+from procsv.training.snapshots.restore_client import BY_CHIEF, Origin
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest
 from procsv.training.snapshots.snapshot_state import State
 from procsv.training.snapshots.training_run import FINAL_SAVE_S_MAX, Lost
@@ -192,6 +193,9 @@ class MonitoredController(SessionController):
         if is_anew or is_resumed:
             self._writers.mark_start(training.first_step)
         self.start_cadence(training, _summaries_every_s(self._hooks))
+
+    def _origin(self) -> Origin:
+        return BY_CHIEF if self._is_worker else super()._origin()
 
     def _go_on_counting(self) -> None:
         """A StopAtStepHook that makes so many steps makes them from where this training began, not from each restart.

@@ -19,6 +19,7 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId, attempt_name
+from procsv.base.outcome import FitPlace
 from procsv.base.run.manifest import Reason
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.stack_dump import DumpFile, arm_unless_armed
@@ -69,10 +70,12 @@ class Runtime:
         self.phase = Phase.IMPORT
         self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread
         self.step = -1
+        self.read_fit: Callable[[], FitPlace | None] = lambda: None  # how far a fit of Keras has come
         self.steps_total = -1  # at which the program will end, where a hook tells
         self.snapshots = Snapshots()  # their spacing now, for the heartbeat
         self.sessions_begun = 0  # that train, or have trained, in this process
         self.training: object = None  # the TrainingRun of the session that the process trains with now
+        self.owner: object = None  # who trains an eager program, or is about to, from entering the run to leaving it
         self.finish_session: Callable[[], None] = lambda: None  # for a program that ends without ending it
         self.on_contact: Callable[[], None] = lambda: None  # called once, when the program asks for the run
         self.on_ready: Callable[[], None] = lambda: None  # called once, on the training thread
@@ -187,7 +190,7 @@ class Runtime:
                 return
             heartbeat.phase = Phase.SAVE if self._saves else self.phase
             heartbeat.step, heartbeat.extended_s = self.step, self._extended_s
-            heartbeat.snapshots = self.snapshots
+            heartbeat.snapshots, heartbeat.fit = self.snapshots, self.read_fit()
             heartbeat.work = len(sys.modules) if self.phase is Phase.IMPORT else self.count_runs()
             heartbeat.beat(self.clock.monotonic())
 

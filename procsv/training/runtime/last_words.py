@@ -17,6 +17,7 @@ from procsv.base.errors import UserError
 from procsv.base.outcome import LastWords
 from procsv.base.system.atomic_file import replace_file
 from procsv.ipc.messaging.start import Start
+from procsv.training.runtime.lost_peer import find_lost_peer
 
 OUR_FILES = f"{Path(__file__).parents[2]}/"
 
@@ -28,7 +29,8 @@ def write_last_words(start: Start, error: BaseException | None, trace: Traceback
     permanent = isinstance(error, (ImportError, SyntaxError, UserError)) and step < 0
     is_message = isinstance(error, UserError)
     lines = _trace_to_user(error) if is_message else _trace(error, trace)
-    words = LastWords(type(error).__qualname__, str(error), "".join(lines), step, permanent, is_message)
+    peer = find_lost_peer(error)
+    words = LastWords(type(error).__qualname__, str(error), "".join(lines), step, permanent, is_message, peer)
     with contextlib.suppress(OSError):  # no room, or no directory: the log has them, too
         replace_file(start.paths.last_words(start.task, start.incarnation), msgspec.json.encode(words), durable=False)
 

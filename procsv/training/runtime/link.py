@@ -24,6 +24,7 @@ from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import (
     Ack,
     Durable,
+    FilePlaced,
     FlushDone,
     Hello,
     Inject,
@@ -51,6 +52,7 @@ Handler = Callable[[Any], None]  # of the body of a message
 HEARD = frozenset(
     {
         Durable,
+        FilePlaced,
         FlushDone,
         Inject,
         LogdirAdopted,

@@ -42,7 +42,7 @@ class Supervisor(tf_supervisor.Supervisor):
     All arguments and methods are those of `tf.compat.v1.train.Supervisor`.  Keyword-only, besides:
 
       snapshot_secs: seconds between snapshots in memory, which bound what a crash costs.  "auto" (the default)
-        spaces them so that they cost at most 1 % of the training time, never closer than 1 s.  0: none by time.
+        spaces them so that they cost at most 1 % of the training time, never closer than 0.1 s.  0: none by time.
       final_checkpoint: whether the end of a session leaves a checkpoint of its last state.  Default True.
     """
 

@@ -21,6 +21,7 @@ class Protection(msgspec.Struct):
     launch: LaunchSettings
     has_session: bool = False  # there is, or was, a session of ours
     is_saved: bool = False  # and snapshots of it
+    serves: bool = False  # variables that another process saves
     _is_unsaved: bool = False  # a session trains, of which none are taken
     _started_s: float = math.inf  # the first attempt
     _is_warned: bool = False
@@ -33,11 +34,14 @@ class Protection(msgspec.Struct):
         is_news = not self.is_saved and beat.snapshots.spacing is not Spacing.NONE
         self.is_saved |= is_news
         self.has_session |= self.is_saved or beat.phase not in WITHOUT_SESSION or beat.step >= 0
+        self.serves |= beat.phase is Phase.SERVE
         self._is_unsaved = not self.is_saved and (self._is_unsaved or beat.phase is Phase.STEP)
         return Say("a session has begun: its state is saved from here on") if is_news and self._is_warned else None
 
     def is_protected(self, is_over: bool) -> bool | None:
-        """None as long as nobody can know."""
+        """None as long as nobody can know, and where it is another's business."""
+        if self.serves and not self.is_saved:
+            return None
         return (
             False if self._is_unsaved or ((self._is_warned or is_over) and not self.is_saved) else self.is_saved or None
         )

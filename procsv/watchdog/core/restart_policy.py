@@ -24,7 +24,8 @@ from procsv.watchdog.core.goodput import Attempt, Attempts
 from procsv.watchdog.core.hangs.stack_parser import where_it_was_raised
 
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
-RETURNS_AT_ONCE = 5  # exits 75 in a row with nothing saved between them that cost no delay; more of them are a loop
+# Exits 75, or for want of another task, in a row with nothing saved between them that cost no delay; more of them are a loop.
+RETURNS_AT_ONCE = 5
 RECYCLES_AT_ONCE = 1
 NOT_OURS = "the program was not started by `procsv launch`: start it again"
 
@@ -48,7 +49,7 @@ class Kind(Enum):
 class Cause(msgspec.Struct, frozen=True):
     """Why a process ended, for the journal and for people; "unknown" is better than a guess."""
 
-    word: str  # completed, stopped, exception, exit-code, killed, oom, crashed, hang, unknown
+    word: str  # completed, stopped, exception, exit-code, killed, oom, crashed, hang, lost-peer, unknown
     evidence: str
 
 
@@ -82,6 +83,8 @@ def find_cause(
     if exit.signal == signal.SIGKILL and oom:
         return Cause("oom", f"SIGKILL: {oom}")
     if exit.code not in (None, exit_codes.DONE, exit_codes.RESUMABLE) and words is not None and words.type:
+        if words.lost_peer:
+            return Cause("lost-peer", f"{words.lost_peer} is gone: {words.type}: {_first_line(words.message)}")
         return Cause("exception", f"{words.type}: {_first_line(words.message)}".rstrip(": "))
     if stop_asked and (exit.code in (exit_codes.DONE, exit_codes.RESUMABLE) or exit.signal == signal.SIGTERM):
         return Cause("stopped", f"{exit}, after it was asked to stop")
@@ -116,7 +119,7 @@ def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -
 
     "" of a kill from outside: a machine that preempts, a chaos test, somebody's hand.
     """
-    if cause.word in ("stopped", "killed"):
+    if cause.word in ("stopped", "killed", "lost-peer"):
         return ""
     if cause.word in ("hang", "oom"):
         return hang or "SIGKILL by the kernel, for lack of memory"
@@ -140,6 +143,11 @@ class Death(msgspec.Struct, frozen=True):
     words: LastWords | None
     step: int  # as last read; NO_STEP if it never said one
     attempt: Attempt = Attempt()  # what it has been good for
+
+    @property
+    def is_a_peers(self) -> bool:
+        """Whether it has ended because another task is gone: that costs it nothing."""
+        return self.exit.code is not None and self.words is not None and bool(self.words.lost_peer)
 
 
 class Restart(msgspec.Struct, frozen=True):
@@ -186,6 +194,16 @@ class History(msgspec.Struct):
             self.durable_step = restored_step
         self.was_ready = True
 
+    def served(self) -> None:
+        """It serves variables to others, which is what it is there for."""
+        self.was_ready = True
+
+    def end_serving(self, seconds: float) -> float:
+        """So long it has served: what of that is as good as training that is kept.  Enough of it is progress."""
+        if seconds >= self.launch.min_kept_s:
+            self.no_progress_count = self._idle_returns = 0
+        return seconds
+
     def durable(self, step: int) -> bool:
         """`step` is safe on disk.  True if that is progress: then failures are forgiven."""
         if step <= self.durable_step:
@@ -203,7 +221,7 @@ class History(msgspec.Struct):
             return GiveUp(NOT_OURS, is_final=True)
         kind = classify(death.exit)
         useless = self._attempts.add(death.attempt)
-        if kind is Kind.CHECKPOINTED:
+        if kind is Kind.CHECKPOINTED or (kind is Kind.FAILURE and death.is_a_peers):
             return Restart(self._return_delay_s(RETURNS_AT_ONCE))
         self.no_progress_count += 1
         if why := self._permanent(death, kind) or self._early_failure(death) or self._same_failure(death):
@@ -230,7 +248,7 @@ class History(msgspec.Struct):
 
         Its own crashes count, not what was done to it from outside; and none counts where a newer state is left.
         """
-        by_itself = death.exit.code is not None or death.exit.signal in _CRASH_SIGNALS
+        by_itself = (death.exit.code is not None and not death.is_a_peers) or death.exit.signal in _CRASH_SIGNALS
         if resumed_step < 0 or newest_step > resumed_step or not by_itself:
             return False
         self._crashes_from[resumed_step] += 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from procsv.base.outcome import NO_STEP
+from procsv.base.outcome import NO_STEP, FitPlace
 from procsv.base.units import show_count, show_duration
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class LineFacts(msgspec.Struct, frozen=True):
     goodput: float = 0.0
     next_start_s: float | None = None
     trouble: str = ""  # what has to be mended
+    fit: FitPlace | None = None
 
 
 class StatusLine(msgspec.Struct):
@@ -73,6 +74,7 @@ class StatusLine(msgspec.Struct):
             run.goodput,
             run.next_restart_in,
             "not saved" if run.save_error else "nothing is saved" if run.protected is False else "",
+            run.fit,
         )
 
     def _rate(self) -> float | None:
@@ -120,7 +122,7 @@ def _step(facts: LineFacts) -> str:
     if facts.step < 0:
         return ""
     if facts.steps_total <= 0:
-        return f"step {facts.step:,}"
+        return f"step {facts.step:,}" + (f" ({facts.fit})" if facts.fit is not None else "")
     return f"step {facts.step:,} of {facts.steps_total:,} ({min(1.0, facts.step / facts.steps_total):.0%})"
 
 

@@ -15,7 +15,7 @@ from procsv.base import exit_codes
 from procsv.base.errors import ProcsvBug
 from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import TaskId
-from procsv.base.outcome import NO_STEP, LastExit, LastWords
+from procsv.base.outcome import NO_STEP, FitPlace, LastExit, LastWords
 from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
 from procsv.ipc.messaging import messages
@@ -80,6 +80,7 @@ class TrainerSupervisor:
         self.pid = 0
         self.step, self.durable_step, self.snapshots = NO_STEP, settings.saved_step, SnapshotRecord()
         self.began_step = settings.began_step
+        self.fit: FitPlace | None = None
         self.protection = Protection(settings.launch)
         self.steps_total = settings.launch.steps_total or NO_STEP
         self.phase: Phase | None = None
@@ -114,6 +115,7 @@ class TrainerSupervisor:
         self._own_grace_s: float | None = None  # of a preemption: until the kill
         self._stalled_s = 0.0  # how long the program that is observed made no progress
         self._frozen_s: float | None = None  # since when the trainer that runs is stopped by a signal
+        self._serving_s: float | None = None  # since when it serves variables to others
         self._is_suspected = False  # of doing nothing at all; said once
         self._verdict: GiveUp | None = None  # stands if what is being saved is no progress
 
@@ -152,9 +154,13 @@ class TrainerSupervisor:
 
     def _read(self, beat: Heartbeat | None) -> None:
         if beat is not None:
+            if beat.phase is Phase.SERVE and self._serving_s is None:
+                self._serving_s = beat.beat_s
+                self.history.served()
             self.phase = beat.phase
             if beat.step >= 0:
                 self.step = self._own_step = beat.step
+            self.fit = beat.fit or self.fit
             if news := self.protection.see(beat):
                 self._out.append(news)
 
@@ -226,7 +232,7 @@ class TrainerSupervisor:
         self.snapshots.died(ended.memory_step, has_saved=kind in (Kind.DONE, Kind.CHECKPOINTED))
         self._attempt = self._end_attempt(ended, cause, kind, now_s)
         if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED:
-            what = wording.sentence(cause.word, cause.evidence, self._own_step)
+            what = wording.sentence(cause.word, cause.evidence, self._own_step, serves=self._serving_s is not None)
             who = f"{self.task} {self.incarnation} (pid {self.pid})"
             sentence = f"{who} {what}"
             if not (self._observes and ended.words):  # of what it has printed itself, its terminal needs no more
@@ -234,6 +240,7 @@ class TrainerSupervisor:
                 self._out.append(Say(f"{who} ended with the error above" if is_shown else sentence, is_bad=True))
             self._out.append(Report(ended, cause, sentence, self._own_step, self.lost_steps, self.resume_step))
         self.hanging.end_watch()
+        self._serving_s = None
         self._death_s, self.pid, self._last_death = now_s, 0, ended
         clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
         self.unsettled = messages.TrainerExited(self.incarnation, clean, task=self.task) if self._keeps_state else None
@@ -246,6 +253,8 @@ class TrainerSupervisor:
             self.goodput.stood_still(self.hanging.stood_still_s(now_s))
         kept_step = self._own_step if kind is Kind.DONE else self.resume_step
         kept_s = self.goodput.end_training(now_s, self._own_step, kept_step)
+        if self._serving_s is not None:  # of a server, the time in which it served
+            kept_s = self.history.end_serving(now_s - self._serving_s)
         is_planned = kind is Kind.CHECKPOINTED or (self._recycled and self._we_killed)
         failure = "" if is_planned else name_failure(cause, ended.exit, ended.words, hang)
         return Attempt(now_s - self._death_s, kept_s, failure, cause.word == "oom")
@@ -501,7 +510,13 @@ class TrainerSupervisor:
         self.restart_s = now_s + delay_s
         fields = wording.restarting_fields(delay_s, self.lost_steps, self._recycled)
         self._out.append(Journal("restarting", self.task, self.incarnation, fields))
-        self._out.append(Say(wording.starting_again(delay_s, self.snapshots.memory_step, self.durable_step)))
+        self._out.append(
+            Say(
+                wording.starting_again(
+                    delay_s, self.snapshots.memory_step, self.durable_step, serves=self.protection.serves
+                )
+            )
+        )
 
     def _give_up(self, why: str, now_s: float) -> None:
         self.gave_up = why

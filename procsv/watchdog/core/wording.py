@@ -19,9 +19,11 @@ _VERBS = {
 }
 
 
-def sentence(cause: str, evidence: str, step: int) -> str:
+def sentence(cause: str, evidence: str, step: int, *, serves: bool = False) -> str:
     """What became of a trainer: the predicate of a sentence.  `step`: as it was last read."""
     told = f"{_VERBS.get(cause, 'ended with')} {evidence}"
+    if serves:
+        return f"{told}, while it served"
     return f"{told}, at step {step}" if step >= 0 else f"{told}, before its first step"
 
 
@@ -88,8 +90,10 @@ def restarting_fields(delay_s: float, lost_steps: int, why: str) -> dict[str, st
     return {**fields, "why": why} if why else fields
 
 
-def starting_again(delay_s: float, memory_step: int, durable_step: int) -> str:
+def starting_again(delay_s: float, memory_step: int, durable_step: int, *, serves: bool = False) -> str:
     when = f"in {show_duration(delay_s)}" if delay_s else "at once"
+    if serves:
+        return f"starting it again {when}"
     return f"starting it again {when}, {where_from(memory_step, durable_step)}"
 
 
@@ -141,10 +145,10 @@ def unprotected(seconds: float, drop_in: bool) -> str:
 
 
 def _cure(drop_in: bool) -> str:
-    training = "a tf.compat.v1.train.Supervisor or MonitoredTrainingSession"
+    training = "a model.fit of Keras, a tf.train.CheckpointManager, a tf.compat.v1.train.Supervisor or MonitoredTrainingSession"
     cure = f"procsv sees {training}, and no other" if drop_in else f"--drop-in protects {training}"
     child = "one in a child process is saved in the directory that it names, but not restarted by itself"
-    return f"{cure}; {child}; a Keras model has keras.callbacks.BackupAndRestore. Fine if it is no training"
+    return f"{cure}; {child}. Fine if it is no training"
 
 
 def ended(step: int, has_session: bool, drop_in: bool) -> str:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from procsv.base.outcome import FitPlace
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Snapshots, Spacing
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader, HeartbeatWriter
 from tests.support.programs import running, until
@@ -68,6 +69,17 @@ def test_how_snapshots_are_spaced_is_in_the_beat_and_why_can_be_read_by_people(p
         "mean_cost_ms": 20.0,
         "share": 0.008,
     }
+    reader.close()
+    writer.close()
+
+
+def test_how_far_a_fit_has_come_is_in_the_beat(path: Path) -> None:
+    writer, reader = beating(path), HeartbeatReader(path)
+    writer.fit = FitPlace(2, 3, 50, 7, 0)
+    writer.beat(1.0)
+    beat = reader.read()
+    assert beat is not None
+    assert str(beat.fit) == "fit 2, epoch 3 of 50, batch 7"
     reader.close()
     writer.close()
 

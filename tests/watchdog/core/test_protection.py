@@ -112,3 +112,10 @@ def test_a_program_that_was_said_to_be_unprotected_is_not_until_it_takes_snapsho
 
 def test_a_program_whose_state_is_saved_in_time_needs_no_word() -> None:
     assert started().see(beat(Phase.STEP, 7, Spacing.TOLD)) is None
+
+
+def test_a_server_whose_variables_another_process_saves_is_neither_warned_of_nor_called_unprotected() -> None:
+    watched = started(beat(Phase.SERVE))
+    assert not warned(watched, 160.0)
+    assert watched.is_protected(is_over=False) is None
+    assert watched.is_protected(is_over=True) is None

@@ -246,6 +246,35 @@ def test_after_falling_back_to_an_older_checkpoint_progress_counts_from_there() 
     assert past.durable(450)
 
 
+def lost_peer(step: int = 10) -> Death:
+    return code(1, LastWords("UnavailableError", "refused", step=step, lost_peer="ps.0"), step)
+
+
+def test_the_loss_of_another_task_has_a_cause_of_its_own_and_costs_this_one_nothing() -> None:
+    death = lost_peer()
+    cause = find_cause(death.exit, death.words, False, "")
+    assert (cause.word, cause.evidence) == ("lost-peer", "ps.0 is gone: UnavailableError: refused")
+    assert name_failure(cause, death.exit, death.words, "") == ""
+
+    past = history(max_failures=2, early_failures=1, same_failures=2, suspect_crashes=1)
+    delays = [delay_of(past.decide_restart(lost_peer())) for _ in range(RETURNS_AT_ONCE + 3)]
+    assert delays[:RETURNS_AT_ONCE] == [0.0] * RETURNS_AT_ONCE
+    assert 0.0 < delays[RETURNS_AT_ONCE] < delays[-1]
+    assert past.no_progress_count == 0
+    assert not past.suspects(death, 10, 10)
+
+
+def test_a_server_is_started_again_at_once_and_has_made_progress_when_it_has_served_for_a_minute() -> None:
+    past = history(max_failures=3)
+    past.served()
+    assert delay_of(past.decide_restart(killed(step=-1))) == 0.0
+    assert delay_of(past.decide_restart(killed(step=-1))) > 0.0
+    assert past.end_serving(59.0) == 59.0
+    assert past.no_progress_count == 2
+    assert past.end_serving(60.0) == 60.0
+    assert past.no_progress_count == 0
+
+
 def test_exit_75_is_free_and_immediate_but_a_loop_of_it_is_slowed_down() -> None:
     past = trained()
     delays = [delay_of(past.decide_restart(code(75))) for _ in range(RETURNS_AT_ONCE + 3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from procsv.base.outcome import FitPlace
 from procsv.base.run.run_file import RunFile
 from procsv.watchdog.core.status_line import RATE_S, LineFacts, StatusLine, render
 
@@ -51,6 +52,11 @@ def test_a_part_is_left_out_only_where_it_does_not_fit() -> None:
             replace(FACTS, trouble="not saved"),
             "step 3,812 of 10,000 (38%) · not saved",
             "step 3,812 of 10,000 (38%)",
+        ),
+        (
+            replace(FACTS, steps_total=-1, fit=FitPlace(1, 3, 50, 7, 20)),
+            "step 3,812 (epoch 3 of 50, batch 7 of 20) · 124/s",
+            "step 3,812 (epoch 3 of 50, batch 7 of 20)",
         ),
         (replace(FACTS, step=-1, trouble="not saved"), "124/s · not saved", "not saved"),
         (replace(FACTS, step=-1, steps_per_s=60.0, steps_total=599), "60/s · 10 s left", "60/s"),

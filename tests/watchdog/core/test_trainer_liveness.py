@@ -133,6 +133,10 @@ def test_what_a_program_does_without_a_session_has_no_deadline() -> None:
     assert Trainer().says(Phase.IDLE).passes(100_000.0, every_s=5.0) is None
 
 
+def test_a_server_may_serve_for_ever() -> None:
+    assert Trainer().says(Phase.SERVE).passes(100_000.0, every_s=5.0) is None
+
+
 @pytest.mark.parametrize(
     ("step_s", "limit_s"), [(0.01, 120.0), (1.0, 120.0), (10.0, 200.0), (60.0, 1200.0), (100.0, 1800.0)]
 )
@@ -263,7 +267,9 @@ def test_a_heartbeat_that_stops_is_suspect_and_nothing_more() -> None:
 
 
 def test_every_phase_has_a_limit() -> None:
-    assert set(HANG_LIMITS_S) == {phase.name.lower() for phase in set(Phase) - {Phase.STEP, Phase.IDLE}} | {"service"}
+    assert set(HANG_LIMITS_S) == {
+        phase.name.lower() for phase in set(Phase) - {Phase.STEP, Phase.IDLE, Phase.SERVE}
+    } | {"service"}
     assert all(Trainer().liveness.limit_s(phase) > 0 for phase in Phase)
     assert math.isinf(Trainer().liveness.limit_s(Phase.IDLE))
 

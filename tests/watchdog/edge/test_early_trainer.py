@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,31 @@ def test_a_later_trainer_is_an_interpreter_of_the_watchdogs_and_finds_the_same(t
     for said in (first, second):
         del said["ours"]["PROCSV_INCARNATION"]
     assert first == second
+
+
+def test_the_program_has_the_options_that_python_was_given_at_each_start(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys, faulthandler\n"
+        "print(sys.flags.optimize, sys._xoptions, sys.warnoptions, faulthandler.is_enabled(), flush=True)\n"
+        "os.environ['PROCSV_INCARNATION'] == '1' and os.kill(os.getpid(), 9)\n"
+    )
+    options = ("-O", "-X", "faulthandler", "-W", "ignore::DeprecationWarning")
+    launcher = (
+        sys.executable,
+        *options,
+        "-m",
+        "procsv",
+        "launch",
+        "--backoff",
+        "0s..0s",
+        "--standby",
+        "off",
+        "--logdir",
+    )
+    with launched(tmp_path / "run", "train.py", cwd=tmp_path, launcher=launcher) as run:
+        assert run.wait_end() == 0
+    logs = [(tmp_path / "run" / "procsv" / "logs" / f"trainer.{number}.log").read_text() for number in (1, 2)]
+    assert [log.splitlines()[0] for log in logs] == ["1 {'faulthandler': True} ['ignore::DeprecationWarning'] True"] * 2
 
 
 def test_one_that_has_died_is_no_trainer_and_leaves_nothing(tmp_path: Path, begun: Start) -> None:

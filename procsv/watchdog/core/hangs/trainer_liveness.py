@@ -13,6 +13,7 @@ nothing: a thread of it may do that while training is stuck.
     save      900 s       the last checkpoint, a Saver's own             -
     stop      900 s       threads are joined, the program has returned   -
     idle      unlimited   between two sessions, and after the last       -
+    serve     unlimited   a parameter server, as long as others want it  -
 
 Before its first session a program shows nothing but whether its processes do anything (tree_activity.py): it may be no training at all.
 One that does nothing is suspected, and nothing more.  Only where an attempt before it had a session is it known to be a hang.
@@ -39,6 +40,7 @@ STEPS_KNOWN_MIN = 3  # measured before the median is believed; until then a step
 STEPS_KNOWN_MAX = 201  # measured last; the median is over these
 LOOK_GAP_S_MAX = 5.0  # between two looks; of a longer gap only so much counts
 WITHOUT_SESSION = frozenset({Phase.IMPORT, Phase.STOP})  # phases that need none; STOP: the program has returned
+WITHOUT_LIMIT = frozenset({Phase.IDLE, Phase.SERVE})
 SILENT_S_MIN = 10.0  # a heartbeat that has not been written for so long makes a trainer suspect, and nothing more
 
 
@@ -172,7 +174,7 @@ class Liveness(msgspec.Struct):
         """
         again = 2.0 ** min(self._hangs[phase], 10)
         if phase is not Phase.STEP:
-            limit_s = math.inf if phase is Phase.IDLE else self.launch.hang_limit_s(phase.name.lower()) * again
+            limit_s = math.inf if phase in WITHOUT_LIMIT else self.launch.hang_limit_s(phase.name.lower()) * again
             # The first step is a step, too: whoever allows an hour for one allows it for the first.
             return max(limit_s, self.launch.step_s_max or 0.0) if phase is Phase.COMPILE else limit_s
         if self.launch.step_s_max is not None:

@@ -1,0 +1,52 @@
+"""A process that serves variables to others (`server.join()` of a parameter server) and trains nothing itself.
+
+Called by the bootstrap; acts once the program has imported TensorFlow.  Such a process stands in one call without end, which hears
+neither an exception nor a signal's handler, and has nothing to save: what it holds, the chief has saved.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import threading
+from typing import Any
+
+from procsv.base import exit_codes
+from procsv.base.run.manifest import Reason
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.process.after_import import call_after_import
+from procsv.training.runtime.context import Runtime
+
+
+def watch_servers(runtime: Runtime) -> None:
+    """Has the main thread's `join` of a server known as serving, and ended at once when the run is to end."""
+
+    def watch() -> None:
+        server_class: Any = importlib.import_module("tensorflow.python.training.server_lib").Server
+        join = server_class.join
+
+        @functools.wraps(join)
+        def watched(server: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread() or not runtime.is_connected:
+                return join(server)
+            before, runtime.phase = runtime.phase, Phase.SERVE
+            runtime.on_stop(_end)
+            try:
+                return join(server)
+            finally:
+                runtime.forget_stop(_end)
+                runtime.phase = before
+
+        server_class.join = watched
+
+    call_after_import("tensorflow", watch)
+
+
+def _end(reason: Reason) -> None:
+    """On the link's thread.  Whoever this process serves has lost it, and hears so by its connection."""
+    print(f"procsv: asked to stop ({reason}): the server ends", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_codes.RESUMABLE)
