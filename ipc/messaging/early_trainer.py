@@ -1,6 +1,6 @@
 """An interpreter for the first trainer, started before the watchdog, so that both get ready at the same time.
 
-`procsv launch` starts it and becomes the watchdog by exec, whose child it then is.  It imports the bootstrap and waits on a line; what
+`procsv launch` starts it and becomes the watchdog, whose child it then is.  It imports the bootstrap and waits on a line; what
 it is told makes it the run's first trainer, or its first standby: start, environment, log and open files, as if it were started
 only then.  Nobody depends on it: where it is not there, or dies, the watchdog starts an interpreter as it always does.  It ends
 when its line ends.  Killed while it is told: a trainer that has died, like any.
@@ -24,7 +24,7 @@ from procsv.ipc.messaging.start import EARLY, VARIABLE, Start, send_files
 
 
 def start_early(start: Start, environment: Mapping[str, str]) -> Start:
-    """`start` of the watchdog that this process is about to become by exec, with the trainer's interpreter on its way.
+    """`start` of the watchdog that this process is about to become, with the trainer's interpreter on its way.
 
     Unchanged if the system starts none.
     """
@@ -44,7 +44,6 @@ def start_early(start: Start, environment: Mapping[str, str]) -> Start:
         except OSError:
             ours.close()
             return start
-    ours.set_inheritable(True)  # over the exec
     process.returncode = 0  # it is the watchdog's, which waits for its end
     return msgspec.structs.replace(start, early_pid=process.pid, early_fd=ours.detach())
 

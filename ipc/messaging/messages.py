@@ -30,7 +30,8 @@ from procsv.ipc.messaging.contract import (
     Contract,
 )
 
-Source = Literal["memory", "checkpoint", "fresh"]
+# alive: a chief has left the model on the servers as it was; chief: a worker has taken it as its chief has made it.
+Source = Literal["memory", "checkpoint", "fresh", "alive", "chief"]
 
 SavedKey = tuple[int, str, float]
 
@@ -228,6 +229,29 @@ class UserSave(Message, frozen=True):
     contract = Contract(PROGRAM, CHECKPOINT)
 
     path: str
+
+
+class FilePlaced(Message, frozen=True):
+    """Tells that the file of a parcel is in its place, on disk.
+
+    `error` is not "" if it could not be written: the service goes on trying until a newer one takes its place.
+    """
+
+    contract = Contract(CHECKPOINT, PROGRAM)
+
+    path: str
+    error: str
+
+
+class PlaceFile(Message, frozen=True):
+    """Asks to put the file in `parcel`, on the shared-memory filesystem, where the parcel says it belongs.
+
+    A service that starts finds the parcels that were left by itself.
+    """
+
+    contract = Contract(PROGRAM, CHECKPOINT, (FilePlaced,))
+
+    parcel: str
 
 
 # -- watchdog -> services -------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import array
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,10 @@ READ_BYTES = 2**16
 LATER = "stdin"  # in the variable: the value comes on standard input, once the process is needed
 EARLY = "early:"  # in the variable: the value comes on that descriptor (early_trainer.py)
 FILES_MAX = 16
+SAID_BY = {
+    "-O": "PYTHONOPTIMIZE",
+    "-W": "PYTHONWARNINGS",
+}  # options of the interpreter that the environment can give, too
 
 # What becomes of a directory that the program names.  anywhere: nobody has said --logdir, and it becomes the run's; inside: only
 # one in the logdir does; mapped: the logdir takes its place.
@@ -87,9 +92,11 @@ class Start(msgspec.Struct, frozen=True):
     def argv(self) -> list[str]:
         """The command line; in `ps` it shows role, logdir and target."""
         shown = [self.logdir] + ([self.target, *self.args] if self.target else [])
+        options = safe_path()
         if module_of(self.task) == TRAINING:
             shown.insert(0, str(self.task))  # of one length: the one becomes the other (standby.py)
-        return [sys.executable, *safe_path(), "-m", module_of(self.task), *shown]
+            options += _interpreter_options()
+        return [sys.executable, *options, "-m", module_of(self.task), *shown]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         return {**base, VARIABLE: self.text()}
@@ -114,6 +121,21 @@ def safe_path() -> list[str]:
     """
     is_in_tree = Path(procsv.__file__).resolve().parents[1] == Path.cwd()
     return [] if is_in_tree else ["-P"]
+
+
+def _interpreter_options() -> list[str]:
+    """-O, -X and -W, as this interpreter was given them: the program is run as `python OPTIONS TARGET` would run it.
+
+    What the environment says is passed on with that.
+    """
+    given: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    found: list[str] = []
+    for option, value in zip(given, [*given[1:], ""], strict=True):
+        if option == "-X":
+            found += [option, value]
+        elif SAID_BY.get(option[:2], "") not in ("", *os.environ):
+            found.append(option)
+    return found
 
 
 def take_start(task: TaskId) -> Start:

@@ -21,6 +21,7 @@ from procsv.base.system.processes import ExternalProcess
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.shm.file_parcel import Order, list_parcels, place_parcel
 from procsv.ipc.shm.slot_file import SlotReader, remove_slot, scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.facts import Scan, Sighting, State, Verified
@@ -39,7 +40,7 @@ class Environment:
     """The machine, as far as the checkpoint service needs it."""
 
     def __init__(self, start: Start, clock: Clock) -> None:
-        self._start, self._clock = start, clock
+        self._start, self._clock, self._paths = start, clock, start.paths
         self._plan: CheckpointPlan | None = None  # that is noted
 
     def store(self) -> Store:
@@ -54,7 +55,7 @@ class Environment:
 
     def slots(self) -> list[SlotInfo]:
         """All slots with a whole header, in whatever state, newest first."""
-        return scan_slots(self._start.paths.shm_dir, any_state=True)
+        return scan_slots(self._paths.shm_dir, any_state=True)
 
     def plan_in(self, slot: SlotInfo) -> CheckpointPlan | None:
         """The plan that a snapshot carries; None if the slot is torn in the meantime: the next look tells."""
@@ -70,16 +71,16 @@ class Environment:
         """Notes a trainer's plan for the service that follows this one: staged files carry none."""
         self._plan = plan
         with contextlib.suppress(OSError):  # no room: `restore_plan` tries again
-            replace_file(self._start.paths.saver_plan, seal(msgspec.json.encode(plan)), durable=False)
+            replace_file(self._paths.saver_plan, seal(msgspec.json.encode(plan)), durable=False)
 
     def restore_plan(self) -> None:
         """Notes it again, if somebody has removed it."""
-        if self._plan is not None and not self._start.paths.saver_plan.exists():
+        if self._plan is not None and not self._paths.saver_plan.exists():
             self.keep_plan(self._plan)
 
     def kept_plan(self) -> CheckpointPlan | None:
         try:
-            self._plan = decode_sealed(self._start.paths.saver_plan.read_bytes(), CheckpointPlan)
+            self._plan = decode_sealed(self._paths.saver_plan.read_bytes(), CheckpointPlan)
         except (OSError, msgspec.DecodeError):
             return None
         return self._plan
@@ -90,7 +91,7 @@ class Environment:
 
     def staged(self) -> list[State]:
         """Staged checkpoints that were reported to a service before this one.  Unfinished ones fail verification."""
-        paths, found = self._start.paths, []
+        paths, found = self._paths, []
         for directory in sorted([*paths.shm_dir.glob("staged.*"), *paths.home.glob("staged.*")]):
             match, index = _STAGED.match(directory.name), next(directory.glob("*.index"), None)
             if match is not None and index is not None:
@@ -100,9 +101,16 @@ class Environment:
 
     def remove_staged(self, prefix: str) -> None:
         """Removes the staging directory that `prefix` lies in; nothing else is ever removed."""
-        directory, paths = Path(prefix).parent, self._start.paths
+        directory, paths = Path(prefix).parent, self._paths
         if _STAGED.match(directory.name) and directory.parent in (paths.shm_dir, paths.home):
             disk.try_to_remove_tree(directory)
+
+    def parcels(self) -> list[Path]:
+        """Files that trainers have handed over and that are not in their places yet, oldest first."""
+        return list_parcels(self._start.paths.shm_dir)
+
+    def place(self, parcel: Path) -> Order:
+        return place_parcel(parcel)
 
     def watch(self, on_change: Callable[[], None]) -> Watch:
         """Hints that the checkpoints' directory has changed; any thread calls `on_change`."""

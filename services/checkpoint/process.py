@@ -19,8 +19,10 @@ from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
     CheckpointPlan,
     Durable,
+    FilePlaced,
     Finish,
     Hello,
+    PlaceFile,
     Rejected,
     Restored,
     Snapshot,
@@ -34,6 +36,7 @@ from procsv.services.checkpoint.core.actions import Action
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import Adopted, Found, Sighting, State, Verified
 from procsv.services.checkpoint.environment import Environment
+from procsv.services.checkpoint.file_orders import FileOrders
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone
 from procsv.services.checkpoint.worker import Outcomes, Worker
@@ -65,6 +68,7 @@ class CheckpointService:
         self._examiner = self._environment.worker("examiner", self._outcomes, NICENESS_EXAMINING)
         self._watch = self._environment.watch(self._on_change)
         self._is_change_posted = False
+        self._has_read = False  # the slots, since the last tick
         start = tools.start
         self._core = Core(start.run, start.chief, self._store.lineage(), is_restarted=start.incarnation > 1)
         self._orphan_shutdown: OrphanShutdown | None = None
@@ -76,6 +80,7 @@ class CheckpointService:
         self._finish: Received | None = None
         self._finished_by_s = 0.0
         self._disk.run_job(_unseen(self._store.open), lambda _: None, lambda _: None)
+        self._files = FileOrders(self._environment, self._disk, self._reply_placed)
         for staged in self._environment.staged():
             self._core.states.take_staged(staged)
         self._read_slots()
@@ -88,12 +93,15 @@ class CheckpointService:
             self._tools.server.acknowledge(received)  # else it would be refused once a second
             return
         self._read_slots()
+        self._has_read = True
         match received.body:
             case Hello():
                 self._on_hello(received, received.body)
             case Finish():
                 self._finish = received
                 self._perform(self._core.finish(received, now_s))
+            case PlaceFile():
+                self._files.place(received, received.body)
             case TrainerExited():
                 task, newest = received.body.task, received.body.incarnation
                 self._tools.server.forget(task, newest)
@@ -109,13 +117,16 @@ class CheckpointService:
 
     def tick(self, now_s: float) -> float:
         self._outcomes.deliver()
-        self._read_slots()
+        if not self._has_read:  # else a message has brought us here, and what it says of is known
+            self._read_slots()
+        self._has_read = False
         self._environment.restore_plan()
         self._perform(self._core.tick(now_s))
         if self._orphan_shutdown is not None:
             self._orphan_shutdown.renew_lease(now_s, self._tools.clock.wall())
             if self._orphan_shutdown.may_finish(now_s):
                 self._perform(self._core.finish(None, now_s))
+        self._files.retry(now_s, is_last=self._core.waiting.settled)
         self._beat()
         if self._core.waiting.settled and not self._finished_by_s:
             self._finished_by_s = now_s + LAST_WORDS_S_MAX
@@ -128,7 +139,7 @@ class CheckpointService:
         self._orphan_shutdown = self._environment.orphan_shutdown(list(self._trainers.values()), now_s)
 
     def is_finished(self) -> bool:
-        if not self._core.waiting.settled:
+        if not self._core.waiting.settled or self._files.is_busy:
             return False
         now_s = self._tools.clock.monotonic()
         if self._orphan_shutdown is not None:
@@ -146,6 +157,9 @@ class CheckpointService:
             self._orphan_shutdown.tidy(
                 keep_memory=self._core.states.unsaved is not None, now_wall_s=self._tools.clock.wall()
             )
+
+    def _reply_placed(self, to: Received, body: FilePlaced) -> None:
+        self._act(actions.Reply(to, body))
 
     # -- the directory ----------------------------------------------------------------------------------------
     def _on_change(self) -> None:

@@ -14,14 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from procsv.base.identity import TRAINER
+from procsv.base.run.manifest import FileSum
+from procsv.base.system import disk
 from procsv.ipc.shm.slot_file import SlotPool, SlotReader
 from procsv.services.checkpoint.core.facts import WriteMismatch
-from procsv.services.checkpoint.format import tf_ops_writer
+from procsv.services.checkpoint.format import data_file, tf_ops_writer
 from procsv.services.checkpoint.format.bundle_entries import DTYPES, Unsupported, parse_slice
 from procsv.services.checkpoint.format.bundle_reader import check_contents, check_structure
 from procsv.services.checkpoint.format.bundle_table import BLOCK_BYTES, encode_table
 from procsv.services.checkpoint.format.bundle_writer import CHUNK_BYTES, plan_bundle
-from procsv.services.checkpoint.store import write
+from procsv.services.checkpoint.store import manifest, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,6 +165,30 @@ def test_a_byte_that_the_disk_has_changed_is_noticed_when_it_is_read_back(
     (tmp_path / name).write_bytes(data)
 
     with pytest.raises(WriteMismatch, match=name.partition("-7.")[2]):
+        write.read_back(reader.contents, reader.map, written)
+    reader.close()
+
+
+def test_a_large_file_is_not_read_again_and_its_size_is_looked_at(
+    run: Any, plan: Any, publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_file, "keeps_up", lambda size, seconds: True)
+    reader = SlotReader(publish(run.pool(), plan(), {"a": np.arange(1_500_000)}, 1, 7))
+    written = write.write(reader.contents, reader.map, str(tmp_path / "model.ckpt-7"))
+    (name,) = written.proven
+    read: list[str] = []
+    real = manifest.sum_file
+
+    def seen(path: Path) -> FileSum:
+        read.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(manifest, "sum_file", seen)
+    write.read_back(reader.contents, reader.map, written)
+    assert read == ["model.ckpt-7.index"]
+
+    disk.truncate(tmp_path / name, 11_999_999)
+    with pytest.raises(WriteMismatch, match="has 11999999 bytes"):
         write.read_back(reader.contents, reader.map, written)
     reader.close()
 

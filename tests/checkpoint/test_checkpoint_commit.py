@@ -146,7 +146,7 @@ def test_everything_that_the_store_does_to_a_disk_can_be_stood_in_for() -> None:
         name for name, call in vars(disk).items() if callable(call) and getattr(call, "__module__", "") == disk.__name__
     }
     of_them = {"write_all", "write_file", "copy", "link_or_copy", "unlink_if_there", "make_dirs", "remove_tree"}
-    of_them |= {"begin_writing_back"}
+    of_them |= {"begin_writing_back", "set_direct"}
     assert made - of_them - {"try_to_remove_tree", "fsync_files"} == set(disk.CALLS)
 
 

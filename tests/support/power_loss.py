@@ -101,6 +101,7 @@ class Recording:
             if self.calls == self.kill_at:
                 self.is_dead = True
                 if name == "write":
+                    disk.set_direct(args[0], False)  # half of it may be no whole page
                     self._do(name, (args[0], bytes(args[1])[: len(args[1]) // 2]), kwargs)
                 raise Killed
             return self._do(name, args, kwargs)

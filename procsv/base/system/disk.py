@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import stat
 from collections.abc import Iterable
@@ -98,6 +99,18 @@ def begin_writing_back(fd: int, offset: int, size: int) -> None:
     """
     if _sync_file_range is not None:
         _sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE)
+
+
+def set_direct(fd: int, on: bool) -> bool:
+    """Has writes go to the disk past the page cache, from whole pages to whole pages, or through it again; False if the
+    filesystem knows no such way.
+    """
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
+    except OSError:
+        return False
+    return True
 
 
 # -- made of them ---------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,12 +38,9 @@ from procsv.services.checkpoint.format.bundle_entries import (
 )
 from procsv.services.checkpoint.format.bundle_reader import mask
 from procsv.services.checkpoint.format.bundle_table import encode_table, varint
+from procsv.services.checkpoint.format.data_file import DataFile
 
 CHUNK_BYTES = 2**20  # fits the processor's cache; crc32c takes only immutable bytes, so a chunk is copied there
-# So much written: the disk begins with it, while the rest is being written.  An fdatasync at that place, on a thread of its
-# own, halves the speed: it commits the file's growing size each time.
-BEHIND_BYTES = 8 * 2**20
-
 
 PACKED = {
     "string": STRING,
@@ -112,7 +108,8 @@ class BundleWriter:
     """One checkpoint in the making: its data files, one after the other, then its index."""
 
     def __init__(self, plan: BundlePlan, memory: mmap.mmap, prefix: str) -> None:
-        self.files: dict[Path, FileSum] = {}  # what was handed to the kernel
+        self.files: dict[Path, FileSum] = {}  # what was to be written
+        self.proven: set[Path] = set()  # those whose bytes were looked at again when the disk had them
         self._plan = plan
         self._memory = memory
         self._prefix = prefix
@@ -121,11 +118,13 @@ class BundleWriter:
     def write_shard(self, number: int) -> Path:
         """Writes one data file.  Killed within: a file without index, in a directory that is swept."""
         path = Path(f"{self._prefix}.data-{number:05d}-of-{self._plan.count:05d}")
-        file = _DataFile(path)
+        file = DataFile(path)
         try:
             for place, entry in enumerate(self._plan.shards[number]):
                 self._put(file, number, entry, self._plan.slices.get((number, place)))
             self.files[path] = file.finish()
+            if file.is_direct:
+                self.proven.add(path)
         finally:
             file.close()
         return path
@@ -139,7 +138,7 @@ class BundleWriter:
         self.files[path] = FileSum(len(data), xxhash.xxh3_128_hexdigest(data))
         return path
 
-    def _put(self, file: _DataFile, shard: int, tensor: TensorEntry, piece: Slice | None) -> None:
+    def _put(self, file: DataFile, shard: int, tensor: TensorEntry, piece: Slice | None) -> None:
         key = tensor.key.encode()
         dtype = PACKED.get(tensor.dtype) or DTYPES[tensor.dtype][0]
         if piece is not None:
@@ -152,7 +151,7 @@ class BundleWriter:
         entry.size, entry.crc32c = file.size - entry.offset, mask(crc)
         self._entries[key] = entry
 
-    def _put_bytes(self, file: _DataFile, entry: TensorEntry) -> int:
+    def _put_bytes(self, file: DataFile, entry: TensorEntry) -> int:
         crc, seen = 0, xxhash.xxh3_64()
         for chunk in _chunks(self._memory, entry):
             seen.update(chunk)
@@ -162,7 +161,7 @@ class BundleWriter:
             raise _mismatch(entry)
         return crc
 
-    def _put_variants(self, file: _DataFile, entry: TensorEntry) -> int:
+    def _put_variants(self, file: DataFile, entry: TensorEntry) -> int:
         """Of each its length, its VariantTensorDataProto, and a checksum of all so far, which enters the next one."""
         crc = 0
         for value in self._packed(entry):
@@ -181,7 +180,7 @@ class BundleWriter:
             raise WriteMismatch(f"{entry.key}: {len(values)} elements for shape {entry.shape}")
         return values
 
-    def _put_strings(self, file: _DataFile, entry: TensorEntry) -> int:
+    def _put_strings(self, file: DataFile, entry: TensorEntry) -> int:
         """Their lengths, a checksum of those, and their bytes."""
         values = self._packed(entry)
         sizes = [len(value) for value in values]  # each less than 2**32: so says the packed form
@@ -201,38 +200,3 @@ def _chunks(memory: mmap.mmap, entry: TensorEntry) -> Iterator[bytes]:
     end = entry.offset + entry.size
     for at in range(entry.offset, end, CHUNK_BYTES):
         yield memory[at : min(at + CHUNK_BYTES, end)]
-
-
-class _DataFile:
-    """A file that is written from its beginning to its end, small pieces together."""
-
-    def __init__(self, path: Path) -> None:
-        self._fd = disk.create(path)
-        self._sum = xxhash.xxh3_128()
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
-        self._begun_bytes = 0  # the disk was told to begin with these
-        self.size = 0
-
-    def append(self, data: bytes) -> None:
-        self.size += len(data)
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        if self._waiting_bytes >= CHUNK_BYTES:
-            self._write()
-
-    def finish(self) -> FileSum:
-        self._write()
-        return FileSum(self.size, self._sum.hexdigest())
-
-    def _write(self) -> None:
-        data = b"".join(self._waiting)  # one chunk alone is not copied
-        self._waiting, self._waiting_bytes = [], 0
-        self._sum.update(data)
-        disk.write_all(self._fd, data)
-        if self.size - self._begun_bytes >= BEHIND_BYTES:
-            disk.begin_writing_back(self._fd, self._begun_bytes, self.size - self._begun_bytes)
-            self._begun_bytes = self.size
-
-    def close(self) -> None:
-        os.close(self._fd)

@@ -20,7 +20,7 @@ from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.format.bundle_entries import Unsupported
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure
 from procsv.services.checkpoint.format.bundle_writer import BundleWriter, plan_bundle
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, verify_file
+from procsv.services.checkpoint.store.manifest import BadCheckpoint, verify_file, verify_size
 
 declare("checkpoint.mid_write")
 
@@ -30,6 +30,7 @@ class Written(msgspec.Struct, frozen=True):
 
     path: str  # as Saver.save would have returned it
     sums: dict[str, FileSum] = msgspec.field(default_factory=dict)  # by file name; empty where TensorFlow has written
+    proven: frozenset[str] = frozenset()  # files that went to the disk directly, their bytes looked at when it had them
 
 
 def write(contents: Contents, memory: mmap.mmap, prefix: str) -> Written:
@@ -46,7 +47,8 @@ def write(contents: Contents, memory: mmap.mmap, prefix: str) -> Written:
         bundle.write_shard(number)
         _break_in_the_middle(prefix)
     bundle.write_index()
-    return Written(prefix, {path.name: its_sum for path, its_sum in bundle.files.items()})
+    sums = {path.name: its_sum for path, its_sum in bundle.files.items()}
+    return Written(prefix, sums, frozenset(path.name for path in bundle.proven))
 
 
 def read_back(contents: Contents, memory: mmap.mmap, written: Written) -> None:
@@ -55,8 +57,9 @@ def read_back(contents: Contents, memory: mmap.mmap, written: Written) -> None:
     Our own files were compared with the slot's checksums as they were written: here their bytes must be the same and the
     index readable.  TensorFlow's files are compared with the slot tensor by tensor.
 
-    This proves what the kernel holds: no short write, no flipped byte in this process.  What the disk makes of it shows in
-    a later read, which uses the same sums.
+    This proves what the kernel holds: no short write, no flipped byte in this process.  Of a file that has gone past the page
+    cache the kernel holds nothing, and the bytes that the disk took were looked at after it had them: its size is what is
+    left to see.  What the disk makes of it shows in a later read, which uses the same sums.
     """
     if not written.sums:
         from procsv.services.checkpoint.format import tf_ops_writer
@@ -67,7 +70,8 @@ def read_back(contents: Contents, memory: mmap.mmap, written: Written) -> None:
     try:
         check_structure(written.path)
         for name, expected in written.sums.items():
-            verify_file(Path(written.path).parent / name, expected)
+            verify = verify_size if name in written.proven else verify_file
+            verify(Path(written.path).parent / name, expected)
     except (BadBundle, BadCheckpoint) as error:
         raise WriteMismatch(str(error)) from error
 

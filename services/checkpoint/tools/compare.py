@@ -21,6 +21,7 @@ from procsv.base.system.literal_path import literal_path
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure
 from procsv.services.checkpoint.store.catalog import listed_paths
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state
+from procsv.services.checkpoint.tools.fit_state import PLACE_KEY, FitPlaces
 
 WORST_SHOWN_MAX = 20
 
@@ -35,6 +36,7 @@ class Difference(msgspec.Struct, kw_only=True):
     max_abs: float | None  # None: it is of no number type, or the shapes differ
     max_rel: float | None
     is_close: bool  # within the tolerance
+    owner: str = ""  # of a fit: model, optimizer, seed, metric, History, callback, random, position
 
 
 class Comparison(msgspec.Struct, kw_only=True):
@@ -63,8 +65,12 @@ def compare(first: str, second: str, rtol: float) -> Comparison:
         one, other = tf.train.load_checkpoint(one_path), tf.train.load_checkpoint(other_path)
     names = [set(reader.get_variable_to_shape_map()) for reader in (one, other)]
     common = sorted(names[0] & names[1])
-    found = [_difference(name, one.get_tensor(name), other.get_tensor(name), rtol) for name in common]
+    is_fit = PLACE_KEY in names[0] & names[1]
+    variables = [name for name in common if not (is_fit and name == PLACE_KEY)]
+    found = [_difference(name, one.get_tensor(name), other.get_tensor(name), rtol) for name in variables]
     different = sorted((one for one in found if one is not None), key=_badness, reverse=True)
+    if is_fit:
+        different = _of_fit(different, FitPlaces(one.get_tensor(PLACE_KEY), other.get_tensor(PLACE_KEY)))
     alone = [sorted(names[0] - names[1]), sorted(names[1] - names[0])]
     return Comparison(
         first=prefixes[0],
@@ -77,6 +83,19 @@ def compare(first: str, second: str, rtol: float) -> Comparison:
         is_identical=not different and not any(alone),
         is_close=all(one.is_close for one in different) and not any(alone),
     )
+
+
+def _of_fit(different: list[Difference], places: FitPlaces) -> list[Difference]:
+    """With what is no variable; named, and in the order model, optimizer, seeds, metrics, the rest, each in its own."""
+    different = sorted(different, key=lambda one: places.order(one.name))
+    named = [(places.name(one.name), one) for one in different]
+    named += [(name, _lone_difference(name.name)) for name in places.differences()]
+    named.sort(key=lambda pair: (pair[1].is_close, pair[0].rank))
+    return [msgspec.structs.replace(one, name=name.name, owner=name.owner) for name, one in named]
+
+
+def _lone_difference(name: str) -> Difference:
+    return Difference(name=name, dtype="object", shape=[], elements=1, max_abs=None, max_rel=None, is_close=False)
 
 
 def _same_files(first: str, second: str) -> Comparison | None:

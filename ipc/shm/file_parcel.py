@@ -1,0 +1,172 @@
+"""File parcels: files that a trainer has put together in shared memory, and how they get to their places.
+
+A parcel is whole once it has its name, says itself where its file belongs, and outlives its maker: the trainer makes it
+(`ParcelWriter`), the checkpoint service carries it out (`place_parcel`), and so does its successor if that dies in between.
+
+    0       the contents: what is written as they are, or as one member of a zip archive
+    size    the order (msgpack of Order), its length and the magic
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Self
+
+import msgspec
+
+from procsv.base.system import disk
+from procsv.base.system.failpoints import declare, failpoint
+
+_TAIL = struct.Struct("=Q16s")
+_MAGIC = b"procsv-file-0001"
+_NAME = re.compile(r"file\.(\d+)\.(\d+)$")
+CHUNK_BYTES = 4 * 2**20
+
+declare("parcel.publish", "parcel.place", "parcel.within", "parcel.placed")
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Where the contents belong."""
+
+    path: str  # absolute
+    size: int  # bytes of the contents
+    member: str = ""  # their name in a zip archive; "" for none: they are the file
+    before: tuple[tuple[str, bytes], ...] = ()  # other members
+    after: tuple[tuple[str, bytes], ...] = ()
+
+
+class BadParcel(Exception):
+    """It is not whole, or not of this version."""
+
+
+class ParcelWriter:
+    """A parcel in the making: `write` its contents anywhere in it, then `publish`."""
+
+    def __init__(self, directory: Path, incarnation: int, number: int) -> None:
+        """OSError if there is no room for it."""
+        self._path = directory / f"file.{incarnation}.{number}"
+        self._making = directory / f".{self._path.name}.new"
+        self._fd = disk.create(self._making, 0o600, replace=True)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        while data:
+            count = os.pwrite(self._fd, data, offset)
+            offset, data = offset + count, data[count:]
+
+    def publish(self, order: Order) -> Path:
+        """Gives it its name.  Killed before: it is swept, and its file is made again by who goes on from an older state."""
+        tail = msgspec.msgpack.encode(order)
+        self.write(order.size, memoryview(tail + _TAIL.pack(len(tail), _MAGIC)))
+        failpoint("parcel.publish")
+        disk.rename(self._making, self._path)
+        return self._path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+        disk.unlink_if_there(self._making)
+
+
+def is_parcel(path: Path) -> bool:
+    return _NAME.match(path.name) is not None
+
+
+def list_parcels(directory: Path) -> list[Path]:
+    """The whole ones, in the order in which they were made."""
+    found = [
+        (int(match[1]), int(match[2]), path) for path in directory.glob("file.*") if (match := _NAME.match(path.name))
+    ]
+    return [path for _, _, path in sorted(found)]
+
+
+def sweep_unfinished(directory: Path) -> None:
+    """Removes what trainers that are dead were making."""
+    for path in directory.glob(".file.*.new"):
+        with contextlib.suppress(OSError):
+            disk.unlink_if_there(path)
+
+
+def read_order(parcel: Path) -> Order:
+    with parcel.open("rb") as file:
+        return _read_order(file)
+
+
+def _read_order(file: IO[bytes]) -> Order:
+    end = file.seek(0, os.SEEK_END)
+    if end < _TAIL.size:
+        raise BadParcel("it is too short")
+    file.seek(end - _TAIL.size)
+    length, magic = _TAIL.unpack(file.read(_TAIL.size))
+    if magic != _MAGIC or length > end - _TAIL.size:
+        raise BadParcel("its end is missing")
+    file.seek(end - _TAIL.size - length)
+    try:
+        return msgspec.msgpack.decode(file.read(length), type=Order)
+    except msgspec.DecodeError as error:
+        raise BadParcel(str(error)) from error
+
+
+def place_parcel(parcel: Path) -> Order:
+    """Puts the file in its place, whole and on disk, and removes the parcel.  OSError if it cannot be written."""
+    with parcel.open("rb") as file:
+        order = _read_order(file)
+        target = Path(order.path)
+        making = temporary_of(target)
+        failpoint("parcel.place")
+        try:
+            fd = disk.create(making, replace=True)
+            try:
+                _write(fd, file, order)
+                disk.fsync(fd)
+            finally:
+                os.close(fd)
+            # killed here: the parcel is carried out again, over what was begun
+            disk.rename(making, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                disk.unlink_if_there(making)
+            raise
+    disk.fsync_path(target.parent)
+    failpoint("parcel.placed")
+    disk.unlink_if_there(parcel)
+    return order
+
+
+def temporary_of(target: Path) -> Path:
+    """Where a file is written before it replaces `target`: the same name each time, so that none is left for good."""
+    return target.with_name(f".procsv-{target.name}")
+
+
+def _write(fd: int, file: IO[bytes], order: Order) -> None:
+    if not order.member:
+        for piece in _pieces(file, order.size):
+            disk.write_all(fd, piece)
+            failpoint("parcel.within")
+        return
+    with os.fdopen(os.dup(fd), "wb") as raw, zipfile.ZipFile(raw, "w") as archive:
+        for name, data in order.before:
+            archive.writestr(name, data)
+        with archive.open(order.member, "w", force_zip64=order.size > zipfile.ZIP64_LIMIT // 2) as member:
+            for piece in _pieces(file, order.size):
+                member.write(piece)
+                failpoint("parcel.within")
+        for name, data in order.after:
+            archive.writestr(name, data)
+
+
+def _pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
+    file.seek(0)
+    while size:
+        piece = file.read(min(size, CHUNK_BYTES))
+        if not piece:
+            raise BadParcel("its contents are missing")
+        size -= len(piece)
+        yield piece

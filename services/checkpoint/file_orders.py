@@ -1,0 +1,90 @@
+"""Files that trainers hand over besides their state: Keras' model files.
+
+Used by process.py, on its main thread; the disk thread carries them out, in their order and in that of the checkpoints: a
+checkpoint whose state says that a file was saved never comes before the file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from procsv.base.text import gist
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.messages import FilePlaced, PlaceFile
+from procsv.ipc.shm.file_parcel import BadParcel, Order, is_parcel, read_order
+from procsv.services.checkpoint.environment import Environment
+from procsv.services.checkpoint.worker import Worker
+
+RETRY_S = 10.0  # after a failure
+
+
+class FileOrders:
+    """The parcels that are not carried out yet."""
+
+    def __init__(self, environment: Environment, disk: Worker, reply: Callable[[Received, FilePlaced], None]) -> None:
+        self._environment, self._disk, self._reply = environment, disk, reply
+        self._under_way = 0
+        self._askers: dict[Path, list[Received]] = {}  # by parcel; it is being carried out
+        self._failed: dict[Path, str] = {}  # parcel -> where its file belongs
+        self._retry_s = 0.0
+        for parcel in environment.parcels():
+            self._begin(parcel, [])
+
+    @property
+    def is_busy(self) -> bool:
+        return self._under_way > 0
+
+    def place(self, received: Received, message: PlaceFile) -> None:
+        """Answered once the file is in its place, or cannot be put there."""
+        parcel = Path(message.parcel)
+        if parcel in self._askers:
+            self._askers[parcel].append(received)
+        elif parcel in self._environment.parcels():
+            self._begin(parcel, [received])
+        else:  # it was found before it was asked for, and is done
+            error = "" if is_parcel(parcel) else f"{parcel} is no parcel of this run"
+            self._reply(received, FilePlaced(message.parcel, error))
+
+    def retry(self, now_s: float, is_last: bool) -> None:
+        """Tries again what has failed, every few seconds; `is_last`: once, and gives it up then."""
+        if not self._failed or (now_s < self._retry_s and not is_last):
+            return
+        self._retry_s = now_s + RETRY_S
+        failed, self._failed = self._failed, {}
+        for parcel in failed:
+            self._begin(parcel, [], gives_up=is_last)
+
+    def _begin(self, parcel: Path, askers: list[Received], gives_up: bool = False) -> None:
+        self._under_way += 1
+        self._askers[parcel] = askers
+
+        def done(order: Order) -> None:
+            self._end(parcel, order.path, "")
+            for older in [one for one, path in self._failed.items() if path == order.path]:
+                del self._failed[older]
+                older.unlink(missing_ok=True)
+
+        def failed(error: Exception) -> None:
+            path, keeps = _target(parcel), isinstance(error, OSError) and not gives_up
+            self._end(parcel, path, f"{path} is not written: {gist(str(error))}")
+            if keeps and parcel.exists():
+                self._failed[parcel] = path
+                return
+            print(f"procsv checkpoint: {path} is given up: {error}", file=sys.stderr, flush=True)
+            parcel.unlink(missing_ok=True)
+
+        self._disk.run_job(lambda: self._environment.place(parcel), done, failed)
+
+    def _end(self, parcel: Path, path: str, error: str) -> None:
+        self._under_way -= 1
+        for asker in self._askers.pop(parcel, []):
+            self._reply(asker, FilePlaced(path, error))
+
+
+def _target(parcel: Path) -> str:
+    try:
+        return read_order(parcel).path
+    except (OSError, BadParcel):
+        return str(parcel)

@@ -1,0 +1,162 @@
+"""A data file is the same by whichever way its bytes have gone to the disk, and none that differ go unseen."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+
+from procsv.base.system import disk
+from procsv.services.checkpoint.core.facts import WriteMismatch
+from procsv.services.checkpoint.format import data_file
+from procsv.services.checkpoint.format.data_file import BLOCK_BYTES, TRIAL_BYTES, DataFile, keeps_up
+from tests.support.power_loss import Killed, Recording
+
+SIZES = [
+    0,
+    1,
+    4095,
+    BLOCK_BYTES - 1,
+    BLOCK_BYTES,
+    BLOCK_BYTES + 1,
+    3 * BLOCK_BYTES + 5000,
+    TRIAL_BYTES + BLOCK_BYTES + 7,
+]
+
+
+def data_of(size: int) -> bytes:
+    return np.random.default_rng(size).bytes(size)
+
+
+def write(path: Path, data: bytes, piece: int = 2**20) -> DataFile:
+    file = DataFile(path)
+    try:
+        for at in range(0, len(data), piece):
+            file.append(data[at : at + piece])
+        told = file.finish()
+    finally:
+        file.close()
+    assert (told.size, told.xxh3_128) == (len(data), xxhash.xxh3_128_hexdigest(data))
+    return file
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each write went past the page cache."""
+    seen: list[bool] = []
+    real = disk.set_direct
+    state = {"on": False}
+
+    def set_direct(fd: int, on: bool) -> bool:
+        done = real(fd, on)
+        state["on"] = on and done
+        return done
+
+    real_write = disk.write
+
+    def count(fd: int, data: Any) -> int:
+        seen.append(state["on"])
+        return real_write(fd, data)
+
+    monkeypatch.setattr(disk, "set_direct", set_direct)
+    monkeypatch.setattr(disk, "write", count)
+    return seen
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_file, "keeps_up", lambda size, seconds: True)
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("size", SIZES)
+def test_a_file_has_the_bytes_that_were_appended_to_it(size: int, tmp_path: Path, writes: list[bool]) -> None:
+    data = data_of(size)
+    file = write(tmp_path / "data", data, piece=1_000_003)
+    assert (tmp_path / "data").read_bytes() == data
+    assert file.is_direct == (size >= BLOCK_BYTES), "whole blocks go to the disk directly"
+    assert sum(writes) == size // BLOCK_BYTES + (1 if size > BLOCK_BYTES and size % BLOCK_BYTES >= 4096 else 0)
+
+
+def test_a_slow_disk_gets_the_rest_through_the_page_cache(
+    tmp_path: Path, writes: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_file, "keeps_up", lambda size, seconds: False)
+    data = data_of(TRIAL_BYTES + 3 * BLOCK_BYTES + 11)
+    file = write(tmp_path / "data", data)
+    assert (tmp_path / "data").read_bytes() == data
+    assert not file.is_direct, "it is read back"
+    assert writes == [True] * (TRIAL_BYTES // BLOCK_BYTES) + [False] * 4
+
+
+def test_a_disk_keeps_up_with_three_hundred_megabytes_a_second() -> None:
+    assert keeps_up(30_000_000, 0.1)
+    assert not keeps_up(30_000_000, 0.11)
+
+
+def test_a_filesystem_that_knows_no_direct_writes_gets_them_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "set_direct", lambda fd, on: False)
+    data = data_of(2 * BLOCK_BYTES + 1)
+    assert not write(tmp_path / "data", data).is_direct
+    assert (tmp_path / "data").read_bytes() == data
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_filesystem_that_takes_the_flag_and_not_the_write_gets_it_through_the_page_cache(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = disk.write, itertools.count(1)
+
+    def refuse(fd: int, view: Any) -> int:
+        if next(calls) == at:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(fd, view)
+
+    monkeypatch.setattr(disk, "write", refuse)
+    data = data_of(3 * BLOCK_BYTES + 1)
+    assert not write(tmp_path / "data", data).is_direct
+    assert (tmp_path / "data").read_bytes() == data
+
+
+@pytest.mark.usefixtures("fast")
+def test_other_errors_of_a_direct_write_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, view: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "data", data_of(BLOCK_BYTES))
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("size", [2 * BLOCK_BYTES, BLOCK_BYTES + 10])
+def test_a_byte_that_has_changed_on_its_way_to_the_disk_is_noticed(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = disk.write, itertools.count()
+
+    def flip(fd: int, view: memoryview) -> int:
+        if next(calls) == 1:
+            view[5] ^= 4
+        return real(fd, view)
+
+    monkeypatch.setattr(disk, "write", flip)
+    with pytest.raises(WriteMismatch, match="data: the disk was given other bytes"):
+        write(tmp_path / "data", data_of(size))
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_kill_within_a_direct_write_leaves_a_part_of_the_file(tmp_path: Path) -> None:
+    data = data_of(3 * BLOCK_BYTES)
+    with Recording(tmp_path, kill_at=3), pytest.raises(Killed):
+        write(tmp_path / "data", data)
+    assert (tmp_path / "data").read_bytes() == data[: BLOCK_BYTES + BLOCK_BYTES // 2]
