@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from procsv.training.keras.backup import BackupAndRestore
+from procsv.training.keras.model_checkpoint import ModelCheckpoint
 
-__all__ = ["BackupAndRestore"]
+__all__ = ["BackupAndRestore", "ModelCheckpoint"]

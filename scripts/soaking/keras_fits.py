@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from procsv.testing.template.client import SESSION
 from tests.support import keras_kinds
 from tests.support.launched import launched
 from tests.support.programs import ROOT
 
 ALONE_S_MAX = 3600.0
 STEPS = range(5, 80)  # batches at which it may be killed: the shortest fit has some more
-STEPS_OF_TWO = range(5, 180)  # the second one begins at 100
+STEPS_OF = {"two fits": range(5, 180), "another model next": range(5, 180), "stopped early": range(5, 58)}
 KILLS = (1, 4)  # of one fit
 QUICK = ("--backoff", "0.1s..1s", "--snapshot-secs", "0.05", "--max-failures", "1000", "--repeated-failures", "0")
 
@@ -30,7 +31,7 @@ def train_alone(kinds: Sequence[str], environment: dict[str, str]) -> dict[str, 
 
 def kill_fit(logdir: Path, kind: str, wanted: str, rng: random.Random, kills: int) -> list[str]:
     """Trains a fit of this kind, killed so often; what was wrong."""
-    steps = sorted(rng.sample(STEPS_OF_TWO if kind == "two fits" else STEPS, kills))
+    steps = sorted(rng.sample(STEPS_OF.get(kind, STEPS), kills))
     faults = [word for step in steps for word in ("--fault", f"kill trainer at step {step}")]
     with launched(logdir, *QUICK, *faults, str(Path(keras_kinds.__file__)), kind) as run:
         code, said = run.wait_end(), run.said()
@@ -47,6 +48,7 @@ def kill_fit(logdir: Path, kind: str, wanted: str, rng: random.Random, kills: in
 def soak_by_fits(directory: Path, kills: int, seed: int, environment: dict[str, str]) -> list[str]:
     """Trains fits of all kinds in turn until they have been killed so often; what was wrong."""
     rng, wanted, done, wrong = random.Random(seed), train_alone(keras_kinds.KINDS, environment), 0, list[str]()
+    SESSION.is_on = True  # trainers are forks of a process that has imported TensorFlow
     while done < kills:
         for number, kind in enumerate(keras_kinds.KINDS):
             if done >= kills:
@@ -56,4 +58,5 @@ def soak_by_fits(directory: Path, kills: int, seed: int, environment: dict[str, 
             done += count
             wrong += found
             print(f"kills {done:4} {kind:20} {found[0] if found else 'the same bits'}", flush=True)
+    SESSION.close()
     return wrong

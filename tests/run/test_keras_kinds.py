@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import signal
 import zlib
 from pathlib import Path
 
 import pytest
 
+from procsv.base import exit_codes
 from scripts.soaking.keras_fits import kill_fit, train_alone
-from tests.support.launched import environment
+from tests.support import keras_kinds
+from tests.support.launched import environment, launched
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 
@@ -23,7 +26,9 @@ KINDS = (  # the others are in `scripts/soak --keras`
     "generator",
     "iterator",
     "own state",
-    "two fits",
+    "another model next",
+    "mirrored",
+    "shuffled validation",
 )
 
 
@@ -39,3 +44,15 @@ def test_a_fit_that_is_killed_ends_with_the_bits_of_one_that_was_not(
 ) -> None:
     rng = random.Random(zlib.crc32(kind.encode()))
     assert kill_fit(tmp_path / "run", kind, wanted[kind], rng, kills=2) == []
+
+
+def test_the_replicas_of_a_mirrored_fit_go_on_from_a_checkpoint_on_disk(wanted: dict[str, str], tmp_path: Path) -> None:
+    program = (str(Path(keras_kinds.__file__)), "mirrored")
+    with launched(tmp_path / "run", *program) as run:
+        run.wait_step(30)
+        run.kill("watchdog", signal.SIGTERM)
+        assert run.wait_end() == exit_codes.RESUMABLE
+    with launched(tmp_path / "run", *program) as run:
+        run.assert_completed()
+        assert f"mirrored: {wanted['mirrored']}" in run.said().splitlines()
+        assert run.events("recovered")[-1]["source"] == "checkpoint"

@@ -41,6 +41,9 @@ KINDS = (
     "own state",
     "two fits",
     "stopped early",
+    "mirrored",
+    "shuffled validation",
+    "another model next",
 )
 
 
@@ -162,9 +165,21 @@ def train(kind: str, protected: bool) -> str:
     keras.utils.set_random_seed(11)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(BATCH * BATCHES, 16)).astype("float32"), rng.integers(0, 3, size=BATCH * BATCHES)
-    model, found = build(kind), hashlib.sha256()
-    for _ in range(2 if kind == "two fits" else 1):
+    strategy = (
+        tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if kind == "mirrored" else tf.distribute.get_strategy()
+    )
+    with strategy.scope():
+        model = build(kind)
+    found = hashlib.sha256()
+    for number in range(2 if kind in ("two fits", "another model next") else 1):
+        if number and kind == "another model next":
+            model = keras.Sequential([*model.layers[:-1], keras.layers.Dense(9), keras.layers.Dense(3)])
+            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+            y = np.random.permutation(y)
         inputs, labels, options = data_of(kind, x, y)
+        validation: Any = (x[:64], y[:64])
+        if kind == "shuffled validation":
+            validation = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(320, seed=9).batch(7)
         callbacks = callbacks_of(kind)
         if protected:
             callbacks.append(procsv.keras.BackupAndRestore(data="iterator" if kind == "iterator" else "auto"))
@@ -173,19 +188,22 @@ def train(kind: str, protected: bool) -> str:
             labels,
             epochs=EPOCHS,
             verbose=0,
-            validation_data=(x[:64], y[:64]),
+            validation_data=validation,
             callbacks=callbacks,
             **({"shuffle": labels is not None} | options),
         )
         found.update(json.dumps(history.history, sort_keys=True).encode())
     for variable in (*model.variables, *model.optimizer.variables):
-        found.update(np.asarray(variable).tobytes())
+        for component in getattr(variable.value, "values", (variable,)):
+            found.update(np.asarray(component).tobytes())
     return found.hexdigest()[:16]
 
 
 def main(arguments: list[str]) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
+    devices = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
     alone = arguments[0] == "alone"
     for kind in arguments[1:] if alone else arguments:
         print(f"{kind}: {train(kind, protected=not alone)}", flush=True)

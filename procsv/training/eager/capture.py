@@ -36,7 +36,7 @@ class Reader:
         """All values by number: tensors of variables, arrays of the others; the object graph last."""
         for handle in self._copying.values():
             tf.raw_ops.DisableCopyOnRead(resource=handle)
-        values = self._read_variables()
+        values = self.read_variables()
         self._reads += 1
         if self._reads & (self._reads - 1) == 0:  # now and then: the first time, the second, the fourth, …
             self._find_copying(values)
@@ -45,7 +45,8 @@ class Reader:
         values[-1] = self._graph.graph_array()
         return values
 
-    def _read_variables(self) -> list[Any]:
+    def read_variables(self) -> list[Any]:
+        """Those of the variables alone."""
         values: list[Any] = [None] * (len(self._graph.tracked) + 1)
         for numbers, handles, dtypes in self._calls:
             for number, tensor in zip(numbers, private.read_variables(handles, dtypes), strict=True):
@@ -54,7 +55,7 @@ class Reader:
 
     def _find_copying(self, values: list[Any]) -> None:
         """Those that are somewhere else when they are read once more."""
-        again = self._read_variables()
+        again = self.read_variables()
         for number, variable in self._graph.variables:
             if number not in self._copying and _address(values[number]) != _address(again[number]):
                 self._copying[number] = variable.handle

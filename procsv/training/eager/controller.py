@@ -47,16 +47,20 @@ class EagerController:
         """Connects to the run, unless that is done; UserError if another training of this process is in it."""
         if self._is_in_run:
             return
-        if self.runtime.training is not None:
+        if not self.can_enter():
             raise UserError(
                 "this process already trains under procsv, and one training at a time can be supervised: end that one first, "
                 "or use tf.train.CheckpointManager for this directory"
             )
         self.runtime.acquire_run()
-        self._is_in_run = True
+        self._is_in_run, self.runtime.owner = True, self
         self.runtime.finish_session = self.finish
         introduce_plan(self.runtime, self.plan)
         self.runtime.start_talking()
+
+    def can_enter(self) -> bool:
+        """Whether no other training of this process is in the run."""
+        return self.runtime.training is None and self.runtime.owner in (None, self)
 
     def find_newest(self) -> Origin:
         """The newest state as a checkpoint, for a program that restores by itself; FRESH if there is none."""
@@ -89,11 +93,12 @@ class EagerController:
     def start_with(self, source: EagerState, origin: Origin, has_snapshots: bool = True) -> None:
         """Starts the training of `source`, which holds the state of `origin`."""
         cadence = Cadence(self._snapshot_s, at_most_s=self.plan.save_secs) if has_snapshots else None
-        self.training = TrainingRun(self.runtime, source, origin, cadence, self._on_durable)
-        self.training.start_training()
-        self.training.boundary.begin_steps()
-        if self.training.snapshots is not None:
-            self.training.snapshots.start_cadence()
+        training = TrainingRun(self.runtime, source, origin, cadence, self._on_durable)
+        training.start_training()
+        training.boundary.begin_steps()
+        self.training = training  # from here on there are steps to end
+        if training.snapshots is not None:
+            training.snapshots.start_cadence()
 
     def check_thread(self) -> None:
         """UserError where a step would end, or a state be saved, on another thread than the training's."""
@@ -156,7 +161,7 @@ class EagerController:
     def leave_run(self) -> None:
         """Disconnects from the run; without `procsv launch` that is its end."""
         if self._is_in_run:
-            self._is_in_run, self._found = False, None
+            self._is_in_run, self._found, self.runtime.owner = False, None, None
             self.runtime.finish_session = lambda: None
             self.runtime.release_run()
 

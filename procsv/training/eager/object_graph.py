@@ -34,6 +34,7 @@ class Tracked(msgspec.Struct, frozen=True):
     dtype: str
     owner: Any  # the trackable
     variable: Any  # the tf.Variable that holds the value; None: the owner serializes it
+    copies: tuple[Any, ...] = ()  # the same on the other replicas
 
 
 class ObjectGraph:
@@ -95,7 +96,8 @@ class ObjectGraph:
 
 def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
     variable = None if spec else _variable_of(owner)
-    return Tracked(key, spec, (value if variable is None else variable).dtype.base_dtype.name, owner, variable)
+    copies = tuple(private.components_of(owner)[1:]) if variable is not None else ()
+    return Tracked(key, spec, (value if variable is None else variable).dtype.base_dtype.name, owner, variable, copies)
 
 
 def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:
@@ -120,8 +122,10 @@ def _flat(serialized: Any) -> list[Any]:
 
 
 def _tensor_of(value: Any) -> Any:
-    """Of a tensor, a function that gives one, or a SaveSpec."""
+    """Of a tensor, a function that gives one, a SaveSpec, or a distributed variable: what its replicas come to."""
     value = value() if callable(value) else value
+    if isinstance(value, tf.Variable):
+        return tf.convert_to_tensor(value)
     return value if isinstance(value, tf.Tensor) else value.tensor
 
 
@@ -130,7 +134,7 @@ def _variable_of(owner: Any) -> Any:
     for candidate in (owner, getattr(owner, "value", None)):
         if isinstance(candidate, private.resource_variable):
             return candidate
-    return None
+    return private.components_of(owner)[0] if private.is_mirrored(owner) else None
 
 
 def _size_of(variable: Any) -> int | None:

@@ -32,6 +32,8 @@ has_serializer = _find("training.saving.saveable_object_util", "trackable_has_se
 extract_local_name = _find("trackable.trackable_utils", "extract_local_name")
 resource_variable = _find("ops.resource_variable_ops", "BaseResourceVariable")
 context = _find("eager.context", "context")
+mirrored_variable = _find("distribute.values", "MirroredVariable")
+distributed_variable = _find("distribute.values", "DistributedVariable")
 execute = _find("eager.execute", "execute")
 find_op = _find("framework.op_def_registry", "get")
 reads_many = None not in (context, execute, find_op) and find_op(READ_MANY) is not None
@@ -53,6 +55,20 @@ def read_variables(handles: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
     attributes = ("N", len(handles), "dtypes", enums)
     tensors: list[Any] = execute(READ_MANY.encode(), len(handles), list(handles), attributes, context())
     return tensors
+
+
+def components_of(owner: Any) -> list[Any]:
+    """The variables of each replica that make up a distributed one, or what wraps it as Keras' do; none of any other."""
+    for candidate in (owner, getattr(owner, "value", None)):
+        if distributed_variable is not None and isinstance(candidate, distributed_variable):
+            return list(candidate.values)
+    return []
+
+
+def is_mirrored(owner: Any) -> bool:
+    """Whether a trackable is a variable whose replicas are updated alike, or wraps one."""
+    kind = mirrored_variable
+    return kind is not None and (isinstance(owner, kind) or isinstance(getattr(owner, "value", None), kind))
 
 
 def view_tensor(tensor: Any) -> Any:

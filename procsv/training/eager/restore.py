@@ -21,15 +21,15 @@ from procsv.training.snapshots.source import CannotRestore
 def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
     """Restores all of `graph`; CannotRestore, before anything is changed, if the slot has not exactly that."""
     entries = check_slot(reader, graph)
-    for item in graph.tracked:
-        if item.variable is not None:
-            _assign(item.variable, entries[item.key, item.slice], reader)
     owners: dict[int, list[Tracked]] = {}
     for number in graph.others:
         owners.setdefault(id(graph.tracked[number].owner), []).append(graph.tracked[number])
     for items in owners.values():
         values = {private.extract_local_name(i.key): _tensor(entries[i.key, i.slice], reader) for i in items}
         _restore_object(items[0].owner, values)
+    for item in graph.tracked:
+        for variable in (item.variable, *item.copies) if item.variable is not None else ():
+            _assign(variable, entries[item.key, item.slice], reader)
 
 
 def _restore_object(owner: Any, values: dict[str, Any]) -> None:

@@ -18,14 +18,21 @@ from procsv.base.errors import UserError
 from procsv.base.text import is_remote
 from procsv.training.eager.controller import FROM_COMMAND_LINE, seconds_of
 from procsv.training.keras import private
-from procsv.training.keras.fit import Fit, Options
+from procsv.training.keras.fit import Fit
 from procsv.training.keras.hooks import apply_hooks
+from procsv.training.keras.options import Options
 from procsv.training.managed.attach import attach
 
 NAME = "backup"  # of the checkpoints
 WAYS = ("auto", "replay", "iterator", "none")
 
 _fits: dict[str, int] = {}  # begun in this process, by directory
+
+
+def strange_strategy(model: Any) -> str:
+    """The name of a model's strategy under which no fit can be looked after; "" if it can."""
+    kind = type(model.distribute_strategy)
+    return "" if kind in (type(tf.distribute.get_strategy()), tf.distribute.MirroredStrategy) else kind.__name__
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
@@ -84,11 +91,14 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         """Called by the hooks, at the beginning of a fit."""
         if self.save_freq is False:
             return None
-        if type(self.model.distribute_strategy).__name__ != type(tf.distribute.get_strategy()).__name__:
+        if strategy := strange_strategy(self.model):
             raise UserError(
-                f"procsv.keras.BackupAndRestore does not work under {type(self.model.distribute_strategy).__name__} yet: use "
-                "keras.callbacks.BackupAndRestore there"
+                f"procsv.keras.BackupAndRestore does not work under {strategy} yet: use keras.callbacks.BackupAndRestore there"
             )
+        if self._options.data == "iterator" and isinstance(
+            self.model.distribute_strategy, tf.distribute.MirroredStrategy
+        ):
+            raise UserError('data="iterator" does not work under MirroredStrategy: pass data="replay"')
         key = os.path.realpath(self.backup_dir)
         _fits[key] = _fits.get(key, 0) + 1
         return Fit(self._runtime, self._options, callbacks, self, epochs, _fits[key])

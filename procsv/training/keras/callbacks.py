@@ -10,12 +10,16 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from procsv.base.errors import UserError
+from procsv.base.plain_values import is_plain, still
 from procsv.training.keras import private
-from procsv.training.keras.plain import is_plain, still
+from procsv.training.keras.logged_files import put_back_files, read_files
 
+# What a callback compares by: a Keras callback that has it set has turned its min_delta to suit it.
+FUNCTIONS = {"less": keras.ops.less, "greater": keras.ops.greater, "np.less": np.less, "np.greater": np.greater}
 FITS_OWN = {"_model", "model", "params", "_implements_train_batch_hooks"}
 
 
@@ -33,7 +37,10 @@ def _state_of(callback: Any) -> Any:
                 "return plain values"
             )
         return still(state)
-    return {key: still(value) for key, value in vars(callback).items() if key not in FITS_OWN and is_plain(value)}
+    own = {key: value for key, value in vars(callback).items() if key not in FITS_OWN}
+    functions = {key: name for key, value in own.items() for name, known in FUNCTIONS.items() if value is known}
+    plain = {key: still(value) for key, value in own.items() if is_plain(value)}
+    return {"plain": plain, "functions": functions, "files": read_files(callback)}
 
 
 def check_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]]) -> None:
@@ -46,12 +53,16 @@ def check_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]]) -> N
         )
 
 
-def write_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]]) -> None:
+def write_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]], is_over: bool = False) -> None:
+    """`is_over`: of a fit that had ended; a later one may have gone on in its files."""
     for callback, (_, state) in zip(callbacks, saved, strict=True):
         if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
             callback.set_state(state)
         else:
-            vars(callback).update(state)
+            vars(callback).update(state["plain"])
+            vars(callback).update({key: FUNCTIONS[name] for key, name in state["functions"].items()})
+            if not is_over:
+                put_back_files(callback, state.get("files", {}))
 
 
 def read_random() -> dict[str, Any]:

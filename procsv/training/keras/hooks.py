@@ -6,18 +6,24 @@ Applied when the first one is made, before its fit begins.
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.keras import position, private
+from procsv.training.keras.logged_files import LoggedFiles
 
 _FIT = "_procsv_fit"  # attribute of a CallbackList: its Fit
 
 
+MakeFit = Callable[[Any, Any], Any]  # of a CallbackList and the fit's EpochIterator; None: the fit is left alone
+
 _kinds: list[Any] = []  # classes of callbacks that look after fits
 _applied: list[AttributePatch] = []
-_running: list[Any] = []  # the Fit that is under way, if any
+_others: list[MakeFit] = []  # what makes the Fit of a fit without such a callback
+_running: list[tuple[Any, int]] = []  # the Fit that is under way, if any, and its thread
 
 
 def apply_hooks(kind: Any) -> None:
@@ -27,6 +33,10 @@ def apply_hooks(kind: Any) -> None:
             "on_train_begin": _at_begin,
             "on_epoch_begin": _at_epoch,
             "on_train_batch_end": _at_batch,
+            "on_test_begin": _at_evaluation,
+            "on_test_batch_end": _at_test_batch,
+            "on_test_end": _at_evaluation_end,
+            "on_predict_batch_end": _at_predict_batch,
             "on_train_end": _at_end,
         }
         _applied.extend(AttributePatch(private.CallbackList, name, make) for name, make in changes.items())
@@ -37,18 +47,41 @@ def apply_hooks(kind: Any) -> None:
         _kinds.append(kind)
 
 
+def look_after_others(make_fit: MakeFit) -> None:
+    """Fits of Keras without a callback of ours are given to `make_fit`."""
+    _others[:] = [make_fit]
+
+
+def fit_of(model: Any) -> Any:
+    """The Fit of `model` that is under way; None if there is none."""
+    return _running[-1][0] if _running and _running[-1][0].model is model else None
+
+
+def abandon_raised() -> None:
+    """Gives up a fit of this thread that has raised, where the program goes on.  Called within the next one, or outside of any."""
+    if _running and _running[0][1] == threading.get_ident() and private.fits_under_way() <= 1:
+        _running.pop()[0].abandon()
+
+
 def _at_begin(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def on_train_begin(self: Any, logs: Any = None) -> None:
-        original(self, logs)
-        ours: list[Any] = [one for one in self.callbacks if isinstance(one, tuple(_kinds))]
-        fit = ours[0].make_fit(self, position.newest) if ours else None
         private.keep_with(self, _FIT, None)
-        if fit is not None:
-            if _running:  # it has raised, and the program goes on
-                _running.pop().abandon()
-            fit.begin()
-            _running.append(fit)
+        abandon_raised()
+        epochs, fit = position.newest, None
+        ours: list[Any] = [one for one in self.callbacks if isinstance(one, tuple(_kinds))]
+        if not ours and _others and private.is_fit(sys._getframe(1)):
+            fit = _others[0](self, epochs)
+        files = LoggedFiles(self.callbacks if ours or fit is not None else ())
+        original(self, logs)
+        files.opened()
+        if ours:
+            fit = ours[0].make_fit(self, epochs)
+        if fit is None:
+            files.begin_anew()
+        else:
+            fit.begin(files)
+            _running.append((fit, threading.get_ident()))
             private.keep_with(self, _FIT, fit)
 
     return on_train_begin
@@ -76,6 +109,55 @@ def _at_batch(original: Callable[..., None]) -> Callable[..., None]:
     return on_train_batch_end
 
 
+def _at_evaluation(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def on_test_begin(self: Any, logs: Any = None) -> None:
+        fit = getattr(self, _FIT, None)
+        if fit is not None:
+            fit.begin_evaluation()
+        original(self, logs)
+
+    return on_test_begin
+
+
+def _at_test_batch(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def on_test_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+        original(self, batch, logs)
+        _count_batch()
+        fit = getattr(self, _FIT, None)
+        if fit is not None:
+            fit.end_test_batch()
+
+    return on_test_batch_end
+
+
+def _at_evaluation_end(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def on_test_end(self: Any, logs: Any = None) -> None:
+        original(self, logs)
+        fit = getattr(self, _FIT, None)
+        if fit is not None:
+            fit.end_evaluation()
+
+    return on_test_end
+
+
+def _at_predict_batch(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def on_predict_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+        original(self, batch, logs)
+        _count_batch()
+
+    return on_predict_batch_end
+
+
+def _count_batch() -> None:
+    """A batch that is no step of the fit: also of an evaluation that a callback of it makes."""
+    if _running:
+        _running[-1][0].count_batch()
+
+
 def _at_end(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def on_train_end(self: Any, logs: Any = None) -> None:
@@ -87,6 +169,6 @@ def _at_end(original: Callable[..., None]) -> Callable[..., None]:
         fit.end_training()
         original(self, logs)
         fit.end()
-        _running.remove(fit)
+        _running.clear()
 
     return on_train_end

@@ -32,6 +32,7 @@ class Saved(msgspec.Struct, frozen=True):
     has_current: bool  # an iterator outlives its epoch
     shape: list[int | None]  # what must not change: steps_per_epoch, steps_per_execution, batches
     iterator: bytes = b""
+    is_done: bool = False  # no batch of this epoch is left
 
 
 class Position:
@@ -40,8 +41,9 @@ class Position:
     def __init__(self, epochs: Any, way: Way) -> None:
         self._epochs, self._way = epochs, way
         self.made: list[int] = []
+        self.is_done = False
         self._resume: tuple[Saved, int, bool] | None = None
-        self._shape = [epochs.steps_per_epoch, epochs.steps_per_execution, epochs._num_batches]
+        self.shape = [epochs.steps_per_epoch, epochs.steps_per_execution, epochs._num_batches]
         private.keep_with(epochs, _MARK, self)
 
     def read(self) -> Saved:
@@ -51,14 +53,16 @@ class Position:
             found = serialize(resource_handle=epochs._current_iterator._iterator_resource, external_state_policy=1)
             state = tf.io.serialize_tensor(found).numpy()
         has_current = epochs._current_iterator is not None
-        return Saved(list(self.made), epochs._steps_seen, epochs._num_batches, has_current, self._shape, state)
+        return Saved(
+            list(self.made), epochs._steps_seen, epochs._num_batches, has_current, self.shape, state, self.is_done
+        )
 
     def check(self, saved: Saved) -> None:
         """UserError if the data are taken in another way now."""
-        if self._way == "none" or saved.shape == self._shape:
+        if self._way == "none" or saved.shape == self.shape:
             return
         names = ("steps_per_epoch", "steps_per_execution", "batches in an epoch")
-        pairs = zip(names, saved.shape, self._shape, strict=True)
+        pairs = zip(names, saved.shape, self.shape, strict=True)
         changed = "; ".join(f"{name}: {before} then, {now} now" for name, before, now in pairs if before != now)
         raise UserError(
             f"the fit cannot go on at its place in the data, which has changed ({changed}): fit as before, or pass "
@@ -75,10 +79,10 @@ class Position:
             yield from self._counted(enumerate_all())
             return
         saved, last_batch, is_last = resume
-        if is_last:
-            self._go_to_last(saved)
+        if is_last or saved.is_done:
+            self._go_to_end(saved)
         elif last_batch < 0 and not saved.has_current:
-            self._make_again(saved.made)
+            self.make_again(saved.made)
             yield from self._counted(enumerate_all())
         else:
             yield from self._counted(self._resumed(saved, last_batch))
@@ -88,7 +92,7 @@ class Position:
             self.made[-1] += self._epochs.steps_per_execution
             yield step
 
-    def _make_again(self, made: list[int]) -> None:
+    def make_again(self, made: list[int]) -> None:
         """Makes the iterators that there were, and begins those that had been begun."""
         for taken in made:
             iterator = iter(private.dataset_of(self._epochs))
@@ -126,13 +130,24 @@ class Position:
                 step += size
         epochs.data_adapter.on_epoch_end()
 
+    def _go_to_end(self, saved: Saved) -> None:
+        """All batches of the epoch were taken when the state was saved, or it was to have no more."""
+        current = None
+        if saved.has_current:
+            current = self._go_to_last(saved)
+        else:
+            self.make_again(saved.made)
+        place = {"num_batches": saved.num_batches, "current_iterator": current, "steps_seen": saved.steps_seen}
+        private.set_place(self._epochs, **place)
+        self.is_done = saved.is_done
+
     def _go_to_last(self, saved: Saved) -> Any:
         """The last iterator, at its place."""
         *before, taken = saved.made
         if saved.iterator:
             self.made += before
         else:
-            self._make_again(before)
+            self.make_again(before)
         current = iter(private.dataset_of(self._epochs))
         self.made[-1] = taken
         if saved.iterator:

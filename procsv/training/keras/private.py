@@ -5,11 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import keras
+import tensorflow as tf
+
+from procsv.training.graph.patches import AttributePatch
 
 # What Keras' own _enumerate_iterator is made of: position.py goes through an epoch in its place when a fit is resumed.
 ENUMERATES_BY = {
@@ -29,8 +35,10 @@ ENUMERATES_BY = {
 
 
 def _find(module: str, name: str) -> Any:
+    """A name of Keras' `module`, or the module in it that is called so; None if it is not there."""
     try:
-        return getattr(importlib.import_module(f"keras.src.{module}"), name, None)
+        found = getattr(importlib.import_module(f"keras.src.{module}"), name, None)
+        return importlib.import_module(f"keras.src.{module}.{name}") if found is None else found
     except ImportError:
         return None
 
@@ -43,7 +51,16 @@ Trainer = _find("trainers.trainer", "Trainer")
 get_global_attribute = _find("backend.common.global_state", "get_global_attribute")
 eager_context = getattr(importlib.import_module("tensorflow.python.eager.context"), "context", None)
 
-HOOKS = ("on_train_begin", "on_epoch_begin", "on_train_batch_end", "on_train_end")
+HOOKS = (
+    "on_train_begin",
+    "on_epoch_begin",
+    "on_train_batch_end",
+    "on_test_begin",
+    "on_test_batch_end",
+    "on_test_end",
+    "on_predict_batch_end",
+    "on_train_end",
+)
 FIT_NAMES = ("_symbolic_build", "_get_metrics_result_or_logs")
 
 
@@ -66,6 +83,29 @@ def find_missing() -> list[str]:
 missing = find_missing()
 
 
+def is_fit(frame: FrameType | None) -> bool:
+    """Whether `frame` is of Keras' own `fit`."""
+    return (
+        frame is not None
+        and frame.f_code.co_name == "fit"
+        and frame.f_globals.get("__name__") == EpochIterator.__module__
+    )
+
+
+def fits_under_way() -> int:
+    """How many fits the caller is within, on its thread."""
+    frame, count = sys._getframe(1) if hasattr(sys, "_getframe") else None, 0
+    while frame is not None:
+        count += is_fit(frame)
+        frame = frame.f_back
+    return count
+
+
+def call_synchronously(callbacks: Any) -> None:
+    """Has a CallbackList end each batch on the thread that trains, before the next begins."""
+    callbacks._async_train = False
+
+
 def dataset_of(iterator: Any) -> Any:
     """What an EpochIterator makes its iterators of."""
     return iterator._get_iterator()
@@ -73,12 +113,49 @@ def dataset_of(iterator: Any) -> Any:
 
 def element_spec(iterator: Any) -> Any:
     """Shapes and types of a batch."""
-    return iterator._distributed_dataset.element_spec
+    spec = iterator._distributed_dataset.element_spec
+    return tf.nest.map_structure(lambda one: getattr(one, "_value_specs", (one,))[0], spec)  # of one replica
+
+
+def evaluation_data(model: Any) -> Any:
+    """The EpochIterator of the data that a fit evaluates by, which lives as long as the fit."""
+    return getattr(model, "_eval_epoch_iterator", None)
+
+
+def is_built(model: Any) -> bool:
+    """Whether all layers have their weights."""
+    flatten = getattr(model, "_flatten_layers", None)
+    return flatten is not None and all(layer.built for layer in flatten())
+
+
+def is_alone(model: Any) -> bool:
+    """Whether it is trained by one replica, without a strategy."""
+    return type(model.distribute_strategy) is type(tf.distribute.get_strategy())
+
+
+def batch_size(epochs: Any) -> int | None:
+    """Of the data that an EpochIterator has; None: not known."""
+    told = getattr(epochs.data_adapter, "batch_size", None)
+    dataset = None if isinstance(told, int) else epochs._distributed_dataset
+    while dataset is not None:
+        size = getattr(dataset, "_batch_size", None)
+        if size is not None:
+            return int(size)
+        dataset = getattr(dataset, "_input_dataset", None)
+    return told if isinstance(told, int) else None
+
+
+def layer_kinds(model: Any) -> list[str]:
+    """The classes of a model and all its layers, in their order."""
+    flatten = getattr(model, "_flatten_layers", None)
+    layers = [model, *model.layers] if flatten is None else flatten(include_self=True, recursive=True)
+    return [type(layer).__qualname__ for layer in layers]
 
 
 def build(model: Any, element_spec: Any) -> None:
     """Makes all variables of model, metrics and optimizer, without a batch and without a step."""
-    model._symbolic_build(data_batch=element_spec)
+    with model.distribute_strategy.scope():
+        model._symbolic_build(data_batch=element_spec)
 
 
 def set_place(epochs: Any, **place: Any) -> None:
@@ -108,6 +185,99 @@ def global_seeds() -> list[Any]:
     return [] if generator is None else [generator.state]
 
 
+def seeds_of(model: Any) -> list[Any]:
+    """The variables of a model's generators of random numbers, and of the global one."""
+    return [v for v in (*model.variables, *global_seeds()) if v.name == "seed_generator_state"]
+
+
 def eager_seed_source() -> Any:
     """The random.Random from which eager operations draw their seeds; None before the first."""
     return None if eager_context is None else getattr(eager_context(), "_rng", None)
+
+
+# -- saving ----------------------------------------------------------------------------------------------------
+saving = _find("saving", "saving_lib")
+BaseOptimizer = _find("optimizers.base_optimizer", "BaseOptimizer")
+Store = getattr(saving, "H5IOStore", None)
+knows_files = None not in (Store, BaseOptimizer) and hasattr(saving, "_serialize_model_as_json")
+
+
+@contextlib.contextmanager
+def noting_stored(keep: Callable[[str, Any], None]) -> Iterator[None]:
+    """Gives `keep` the dataset and the value of all that Keras stores in a file meanwhile, optimizers' variables as such."""
+
+    class Noting(Store):  # type: ignore[misc, valid-type]  # keras is untyped
+        def __setitem__(self, key: str, value: Any) -> None:
+            super().__setitem__(key, value)
+            keep(f"{self._h5_entry_group.name}/{key}", value)
+
+    def save_own_variables(self: Any, store: Any) -> None:
+        for number, variable in enumerate(self.variables):
+            store[str(number)] = variable
+
+    with (
+        AttributePatch(saving, "H5IOStore", lambda _: Noting),
+        AttributePatch(BaseOptimizer, "save_own_variables", lambda _: save_own_variables),
+    ):
+        yield
+
+
+def saves_by_itself(model: Any) -> str:
+    """Says which of a model's parts is not saved in Keras' own way; "" if all are."""
+    for part in (model, model.optimizer, *model._flatten_layers()):
+        for name in ("save_own_variables", "save_assets"):
+            home = getattr(getattr(type(part), name, None), "__module__", None)
+            if home is not None and home.partition(".")[0] not in ("keras", __name__.partition(".")[0]):
+                return f"{type(part).__qualname__} has a {name} of its own"
+    return ""
+
+
+def describe(model: Any) -> tuple[str, str]:
+    """A model's configuration and metadata, as a .keras archive has them."""
+    config, metadata = saving._serialize_model_as_json(model)
+    return config, metadata
+
+
+# -- TensorBoard -----------------------------------------------------------------------------------------------
+def event_dirs(board: Any) -> list[str]:
+    """Where a TensorBoard callback writes."""
+    return [board._train_dir, board._val_dir]
+
+
+def flush_writers(board: Any) -> None:
+    for writer in board._writers.values():
+        writer.flush()
+
+
+def open_writers_again(board: Any) -> None:
+    """Has a TensorBoard callback write where its attributes say now, with the step that they say."""
+    board._close_writers()
+    board._writers = {}
+    board._is_tracing = board._profiler_started = False
+    for _ in range(len(board._prev_summary_state)):
+        board._pop_writer()
+    board._push_writer(board._train_writer, board._global_train_batch)
+
+
+# -- the training function -------------------------------------------------------------------------------------
+def traced_graphs(model: Any) -> list[Any]:
+    """The graphs of a model's training function, as far as it was traced."""
+    waiting, seen, graphs = [model.train_function], set[int](), list[Any]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if hasattr(one, "_list_all_concrete_functions"):
+            graphs += [concrete.graph for concrete in one._list_all_concrete_functions()]
+        else:  # a function around it
+            cells = getattr(one, "__closure__", None) or ()
+            waiting += [cell.cell_contents for cell in cells if callable(_content_of(cell))]
+    return graphs
+
+
+def _content_of(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None

@@ -7,21 +7,26 @@ what it resets: `restore` only keeps it.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from procsv.base.errors import UserError
+from procsv.base.plain_values import decode, encode
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import SlotReader
 from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
+from procsv.training.eager.object_graph import Cannot
 from procsv.training.eager.private import GRAPH_KEY
 from procsv.training.eager.state import EagerState
 from procsv.training.keras import private
-from procsv.training.keras.plain import decode, encode
-from procsv.training.snapshots.source import CannotRestore
+from procsv.training.keras.file_writer import FileWriter
+from procsv.training.keras.replicas import Replicas
+from procsv.training.snapshots.source import CannotRestore, Captured
 
 PLACE_KEY = "procsv/place/.ATTRIBUTES/py_state"  # of the entry that holds what is no variable
 
@@ -62,6 +67,7 @@ class Rest(tf.Module):
     def __init__(self, place: Place) -> None:
         super().__init__()
         self.place, self.variables_besides = place, list[Any]()
+        self.replicas: Replicas | None = None
 
 
 class Found:
@@ -100,15 +106,37 @@ class FitState(EagerState):
         read_place: Callable[[], Plain],
         read_step: Callable[[], int],
         build: Callable[[], None],
+        count_calls: Callable[[], int],
+        files: FileWriter,
     ) -> None:
         """`build` makes the variables that are not made yet."""
         self._model, self._fit_number, self._build = model, number, build
+        self._count_calls, self._files = count_calls, files
         self._rest = Rest(Place(read_place))
         self._besides: list[Any] = []
         self.found: Found | None = None
         self._tracked = tf.train.Checkpoint(model=model, optimizer=model.optimizer, procsv=self._rest)
         self.track_variables()
         super().__init__(self._tracked, plan, read_step, read_step)
+
+    def capture(self, into: mmap.mmap) -> Captured:
+        """It says what was saved: it counts once those files outlive this process."""
+        captured, before = super().capture(into), self._files.captured
+        view = captured.view
+
+        def make_arrays(taken: list[Any]) -> list[Any]:
+            self._files.wait_made(before)
+            return taken if view is None else view(taken)
+
+        captured.view = make_arrays
+        return captured
+
+    def save_to(self, directory: Path, step: int) -> str:
+        self._files.wait_made(self._files.captured)
+        return super().save_to(directory, step)
+
+    def count_calls(self) -> int:
+        return self._count_calls()
 
     def track_variables(self) -> None:
         """Looks for variables that were made since."""
@@ -118,12 +146,25 @@ class FitState(EagerState):
             *(v for metric in model.metrics for v in metric.variables),
             *private.global_seeds(),
         ]
-        if model.optimizer is not None:
-            variables += model.optimizer.variables
+        optimizer_variables = model.optimizer.variables if model.optimizer is not None else []
+        variables += optimizer_variables
         besides = list({id(variable): variable for variable in variables}.values())
         if list(map(id, besides)) != list(map(id, self._besides)):
             self._besides = besides
             self._rest.variables_besides = besides
+            alike = {id(variable) for variable in (*model.trainable_variables, *optimizer_variables)}
+            self._rest.replicas = Replicas.of([variable for variable in besides if id(variable) not in alike])
+
+    def name_variables(self) -> dict[str, list[str]]:
+        """Of each key of a checkpoint, whose state it is, and its name, for people: a drill says what differs."""
+        model, known = self._model, dict[int, list[str]]()
+        of_metrics = [v for metric in model.metrics for v in metric.variables]
+        optimizer_variables = model.optimizer.variables if model.optimizer is not None else []
+        owners = {"model": model.variables, "metric": of_metrics, "optimizer": optimizer_variables}
+        for owner, variables in (*owners.items(), ("seed", private.seeds_of(model))):
+            known |= {id(variable): [owner, variable.path] for variable in variables}
+        tracked = self._graph.tracked if self._graph is not None else ()
+        return {item.key: known[id(item.owner)] for item in tracked if id(item.owner) in known}
 
     def restore(self, state: SlotReader | str) -> None:
         """Keeps what was found for `put_back`, if it is of this fit and can be put back."""
@@ -156,5 +197,24 @@ class FitState(EagerState):
                 "in another directory"
             )
 
+    def hold(self) -> Any:
+        """The values of all variables now, which stay as they are as long as they are held; None if they cannot be read."""
+        try:
+            graph, reader, _ = self._update()
+            replicas = self._rest.replicas
+        except Cannot:
+            return None
+        return graph, reader.read_variables(), replicas.read() if replicas is not None else None
+
+    def put_held(self, held: Any) -> None:
+        graph, values, of_replicas = held
+        for number, variable in graph.variables:
+            with tf.device(variable.handle.device):
+                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=values[number])
+        if self._rest.replicas is not None:
+            self._rest.replicas.write(of_replicas)
+
     def put_back(self, found: Found) -> None:
         super().restore(found.where)
+        if self._rest.replicas is not None:
+            self._rest.replicas.write_restored()

@@ -31,7 +31,7 @@ from procsv.ipc.messaging.messages import Inject
 from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.deletion_guard import guard_other_trainings
-from procsv.training.process.drop_in import install_later
+from procsv.training.process.drop_in import install
 from procsv.training.process.import_news import ImportNews
 from procsv.training.process.import_record import EnvironmentRecorder
 from procsv.training.process.log_rotation import LogRotation
@@ -39,10 +39,13 @@ from procsv.training.process.logdir_deletion import watch_deletions
 from procsv.training.process.malloc import keep_memory
 from procsv.training.process.program import run_program
 from procsv.training.process.program_forks import leave_forks_alone
+from procsv.training.process.serving import watch_servers
 from procsv.training.process.standby import Standby
+from procsv.training.runtime.bounded_call import were_left
 from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.last_words import exit_code_of, write_last_words
 
+CONNECT_S_MAX = 2.0  # for a program that waits for its session to hear that it is to end
 SIGNAL_ALONE_S = 0.1  # a SIGTERM without the watchdog's message so long after it is a preemption notice
 
 declare("trainer.import", "trainer.atexit")
@@ -74,6 +77,11 @@ def main() -> None:
         code = exit_codes.RESUMABLE  # asked to stop: there may be more to train
     runtime.phase = Phase.STOP
     atexit.register(_end_run, runtime, start)  # threads that the program has left are joined before
+    if were_left():  # the interpreter's end would wait for what waits for a server that is gone
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 
@@ -160,6 +168,13 @@ def _force_later(runtime: Runtime, start: Start) -> None:
         sys.stderr.flush()
         os._exit(exit_codes.RESUMABLE)
 
+    def force_a_wait() -> None:
+        if runtime.phase is Phase.CONNECT:  # for a server, or for the chief: there is nothing to save
+            print("procsv: the program waits for its session; ending it", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(exit_codes.RESUMABLE)
+
+    _call_later(min(CONNECT_S_MAX, after_s), force_a_wait)
     _call_later(after_s, force)
 
 
@@ -174,8 +189,9 @@ def _run_target(runtime: Runtime, start: Start) -> int:
     if start.settings.malloc == "keep":
         keep_memory(os.environ)
     if start.settings.drop_in:
-        install_later()
+        install()
     runtime.interrupt = _interrupt_program
+    watch_servers(runtime)
     watch_deletions(runtime)
     guard_other_trainings(runtime)
     try:

@@ -1,49 +1,113 @@
-"""Replace TensorFlow's classes with procsv's, so that an unchanged program runs supervised.
+"""Replace TensorFlow's and Keras' classes with procsv's, so that an unchanged program runs supervised.
 
-A program calls `install`; `procsv launch --drop-in` has it called as soon as TensorFlow has been imported, and never
-imports TensorFlow for it.  `uninstall` puts TensorFlow's classes back.  patches.py says where a class is replaced.
+A program calls `install`, and so does `procsv launch --drop-in`.  A class is replaced as soon as the program has imported what it
+belongs to: nothing is imported for it.  `uninstall` puts the classes back.  patches.py says where a class is replaced.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Callable, Sequence
 
 import procsv
-from procsv.training.graph.patches import ClassPatch
-from procsv.training.process.after_tensorflow import call_after_tensorflow
+from procsv.training.graph.patches import AttributePatch, ClassPatch, Patch
+from procsv.training.process.after_import import call_after_import, forget_call, is_imported
 
-LEFT_ALONE = ("CheckpointManager",)  # a program has to say where its steps end
+ELSEWHERE = ("CheckpointManager",)  # below: it is not the graph session's, and behaves in another way here
+READS = (
+    "latest_checkpoint",
+    "get_checkpoint_state",
+    "load_checkpoint",
+)  # of tf.train: what is read, the program has saved
 
-_installed: list[ClassPatch] = []
+_installed: list[Patch] = []
+_done: set[Callable[[], None]] = set()
 
 
 def install() -> None:
-    """Replaces every class of tf.compat.v1.train that procsv has, too; nothing if that is done already."""
-    if _installed:
-        return
-    for patch in class_patches():
-        patch.apply()
-        _installed.append(patch)
+    """Replaces what procsv has, too, of tf.compat.v1.train, tf.train and keras.callbacks; later, of what is not imported yet."""
+    for package, replace in REPLACED.items():
+        forget_call(package, replace)
+        call_after_import(package, replace)
 
 
 def uninstall() -> None:
-    """Puts TensorFlow's classes back, in all that has been imported meanwhile, too."""
+    """Puts the classes back, in all that has been imported meanwhile, too."""
+    for package, replace in REPLACED.items():
+        forget_call(package, replace)
+    _done.clear()
     while _installed:
         _installed.pop().undo()
 
 
-def install_later() -> None:
-    """Installs at the end of the first `import tensorflow`, or now if TensorFlow is imported."""
-    call_after_tensorflow(install)
+def _install(patches: Callable[[], Sequence[Patch]]) -> Callable[[], None]:
+    def install_once() -> None:
+        if install_once in _done:
+            return
+        _done.add(install_once)
+        for patch in patches():
+            patch.apply()
+            _installed.append(patch)
+
+    return install_once
 
 
-def class_patches() -> list[ClassPatch]:
-    """One patch a class, and one a layer of monitored sessions: libraries build those layers themselves."""
-    compat = importlib.import_module("tensorflow").compat
+def class_patches() -> list[Patch]:
+    """One patch a class of TensorFlow, and one a layer of monitored sessions: libraries build those layers themselves."""
+    tensorflow = importlib.import_module("tensorflow")
+    compat = tensorflow.compat
     public = [compat.v1.train, compat.v2.compat.v1.train]
-    names = [name for name in procsv.__all__ if hasattr(compat.v1.train, name) and name not in LEFT_ALONE]
+    names = [name for name in procsv.__all__ if hasattr(compat.v1.train, name) and name not in ELSEWHERE]
     pairs = [(name, getattr(compat.v1.train, name), getattr(procsv, name)) for name in names]
     theirs = importlib.import_module("tensorflow.python.training.monitored_session")
     ours = importlib.import_module("procsv.training.monitored.sessions")
     pairs += [(name, getattr(theirs, name), getattr(ours, name)) for name in ours.LAYERS]
-    return [ClassPatch(name, old, new, public) for name, old, new in pairs if old is not new]
+    patches: list[Patch] = [ClassPatch(name, old, new, public) for name, old, new in pairs if old is not new]
+    public += [tensorflow.train, compat.v2.train, compat.v1.compat.v2.train]
+    manager = importlib.import_module("procsv.training.eager.drop_in")
+    if tensorflow.train.CheckpointManager is not manager.CheckpointManager:
+        patches.append(ClassPatch("CheckpointManager", manager.theirs, manager.CheckpointManager, public))
+        for name in READS:
+            look = getattr(tensorflow.train, name)
+            patches.append(ClassPatch(name, look, manager.after_saves(look), public))
+        patches.append(AttributePatch(tensorflow.train.Checkpoint, "read", manager.after_saves))
+    return patches
+
+
+def keras_patches() -> list[Patch]:
+    """One patch a callback of Keras; none, and a line that says why, where procsv cannot look after its fits."""
+    keras = importlib.import_module("keras")
+    if keras.backend.backend() != "tensorflow":
+        print(f"procsv: Keras runs on {keras.backend.backend()}: its fits are left alone", file=sys.stderr)
+        return []
+    ours = importlib.import_module("procsv.training.keras.drop_in")
+    if lacks := ours.prepare():
+        print(f"procsv: Keras {keras.__version__} lacks {lacks}: its fits are left alone", file=sys.stderr)
+        return []
+    pairs = [(name, getattr(keras.callbacks, name), getattr(ours, name)) for name in ours.REPLACED]
+    return [ClassPatch(name, old, new, [keras.callbacks]) for name, old, new in pairs if old is not new]
+
+
+def _patch_keras() -> None:
+    """Keras and TensorFlow import each other: whichever ends last is whole."""
+    if is_imported("tensorflow"):
+        _install_keras()
+    elif "tensorflow" in sys.modules:
+        call_after_import("tensorflow", _install_keras)
+    else:
+        print("procsv: Keras runs without TensorFlow: its fits are left alone", file=sys.stderr)
+
+
+def _warn_of_legacy_keras() -> None:
+    if _warn_of_legacy_keras not in _done:
+        _done.add(_warn_of_legacy_keras)
+        print("procsv: tf_keras (TF_USE_LEGACY_KERAS) is imported: its fits are left alone", file=sys.stderr)
+
+
+_install_keras = _install(keras_patches)
+REPLACED: dict[str, Callable[[], None]] = {  # package -> what to do once it is imported
+    "tensorflow": _install(class_patches),
+    "keras": _patch_keras,
+    "tf_keras": _warn_of_legacy_keras,
+}

@@ -116,6 +116,9 @@ def _has_children() -> bool:
     return True
 
 
+GENERATED = "__autograph_generated_file"  # what modules are called that TensorFlow writes
+
+
 class ImportedFiles:
     """The files of all modules that are imported now; another version may take their place, which a fork would not have."""
 
@@ -149,7 +152,9 @@ def _identity(path: str) -> _File | None:
 
 
 def _origins() -> Iterator[str]:
-    for module in list(sys.modules.values()):
+    for name, module in list(sys.modules.items()):
+        if name.startswith(GENERATED):  # TensorFlow writes them as it traces, and imports them: nobody else ever does
+            continue
         if (spec := spec_of(module)) is not None and spec.has_location and spec.origin:
             yield spec.origin
 

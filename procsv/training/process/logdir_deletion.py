@@ -19,7 +19,7 @@ from procsv.base.text import is_remote
 from procsv.base.units import show_count
 from procsv.ipc.shm.slot_file import scan_slots
 from procsv.training.graph.patches import AttributePatch
-from procsv.training.process.after_tensorflow import call_after_tensorflow
+from procsv.training.process.after_import import call_after_import
 from procsv.training.runtime.carried_checkpoints import CarriedCheckpoints
 from procsv.training.runtime.context import Runtime
 
@@ -68,7 +68,7 @@ def patch_deletions(wrap: Callable[[Remove], Remove]) -> None:
             AttributePatch(library, "DeleteRecursively", wrap).apply()
 
     AttributePatch(shutil, "rmtree", wrap).apply()
-    call_after_tensorflow(patch_tensorflow)
+    call_after_import("tensorflow", patch_tensorflow)
 
 
 class LogdirDeletion:
@@ -107,12 +107,16 @@ class LogdirDeletion:
         return remove() if self._logdir.is_dir() else None
 
     def _move_home_away(self) -> bool:
-        """Where nobody writes to it any more; False if it is not there, so that it was in nobody's way."""
+        """Where nobody writes to it any more; False if it is not there, so that it was in nobody's way.
+
+        What was being opened in it when it went may still come, once.
+        """
         home = self._logdir / "procsv"
+        moved = home.with_name(f".procsv-deleted-{os.getpid()}")
         with contextlib.suppress(OSError):
-            home.rename(home.with_name(f".procsv-deleted-{os.getpid()}"))
+            home.rename(moved)
             return True
-        return home.is_dir()
+        return home.is_dir() or moved.is_dir()
 
     def _is_inside(self, path: Any) -> bool:
         """Whether the logdir is `path` or lies in it."""

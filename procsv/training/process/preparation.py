@@ -21,7 +21,7 @@ from procsv.base.run.loaded import Loaded, read_loaded
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.target import parse_target
 from procsv.training.process.background_throttle import yielding_imports
-from procsv.training.process.drop_in import install_later
+from procsv.training.process.drop_in import install
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Preparation:
     def run(self) -> int:
         """Imports; returns the number of modules."""
         if self._start.settings.drop_in:
-            install_later()
+            install()
         # Who waits for a trainer waits for this one; else it keeps out of the way.
         with contextlib.nullcontext() if self._start.is_awaited else yielding_imports():
             # Meanwhile the trainer may have come further, and have written down more.

@@ -36,6 +36,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 FRESH = Origin("fresh", "", -1)
+BY_CHIEF = Origin("chief", "", -1)  # a worker's: the chief has seen to it
 
 
 def introduce_plan(runtime: Runtime, plan: CheckpointPlan) -> None:

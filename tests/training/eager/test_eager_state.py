@@ -150,6 +150,26 @@ def keras_model(optimizer: str = "adam", layers: int = 1) -> Callable[[], tuple[
     return make
 
 
+def thousand_layers() -> Any:
+    """Beside each other: one above another, they are too deep for Python."""
+    import keras
+
+    class Wide(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = [keras.layers.Dense(2) for _ in range(1000)]
+
+        def build(self, shape: Any) -> None:
+            for layer in self.dense:
+                layer.build(shape)
+
+    model = Wide()
+    model.build((None, 3))
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+
 CASES = {
     "a module of every kind": module,
     "a table": table,
@@ -215,6 +235,14 @@ def test_files_are_those_that_a_checkpoint_writes_and_restore_by_it_and_from_mem
     by_memory, values_by_memory = CASES[case]()
     restore_slot(slot, source_of(by_memory, tmp_path))
     assert_same(values_by_memory(), wanted)
+
+
+def test_the_files_of_a_thousand_layers_are_those_that_a_checkpoint_writes(tmp_path: Path, shm: Path) -> None:
+    checkpoint = thousand_layers()
+    theirs = checkpoint.write(str(tmp_path / "theirs"))
+    written(snapshot(source_of(checkpoint, tmp_path), shm), tmp_path / "ours")
+    for suffix in (".index", ".data-00000-of-00001"):
+        assert filecmp.cmp(theirs + suffix, f"{tmp_path}/ours{suffix}", shallow=False)
 
 
 def test_a_restored_variable_shares_the_snapshots_memory_until_it_is_updated(tmp_path: Path, shm: Path) -> None:

@@ -79,7 +79,7 @@ def _end_run() -> None:
     from procsv.training.keras import hooks
 
     while hooks._running:
-        hooks._running.pop().abandon()
+        hooks._running.pop()[0].abandon()
 
 
 def digest(model: Any, history: Any) -> tuple[list[bytes], Any]:

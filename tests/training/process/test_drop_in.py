@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -51,9 +52,18 @@ import tensorflow.compat.v1.train as a_module
 import tensorflow.compat.v2 as v2
 from tensorflow.python.training import supervisor, training
 import tensorflow as tf
+import keras
+from keras.callbacks import BackupAndRestore as theirs_by_name
 
 {after}
 import procsv
+from procsv.training.eager import drop_in as eager
+from procsv.training.keras import drop_in as fits
+from tensorflow.python.checkpoint import checkpoint_management
+managers = [tf.train.CheckpointManager, tf.compat.v1.train.CheckpointManager, v2.train.CheckpointManager, checkpoint_management.CheckpointManager]
+assert all(one is eager.CheckpointManager for one in managers), managers
+backups = [keras.callbacks.BackupAndRestore, tf.keras.callbacks.BackupAndRestore, keras.src.callbacks.BackupAndRestore, theirs_by_name]
+assert all(one is fits.BackupAndRestore for one in backups), backups
 found = {{
     "tf.compat.v1.train": tf.compat.v1.train.Supervisor,
     "tensorflow.compat.v1.train": a_module.Supervisor,
@@ -67,6 +77,8 @@ assert not wrong, wrong
 procsv.uninstall()
 assert tf.compat.v1.train.Supervisor is supervisor.Supervisor is training.Supervisor is by_name is v2.compat.v1.train.Supervisor
 assert supervisor.Supervisor is not procsv.Supervisor
+assert tf.train.CheckpointManager is checkpoint_management.CheckpointManager is eager.theirs
+assert keras.callbacks.BackupAndRestore is tf.keras.callbacks.BackupAndRestore is theirs_by_name is not fits.BackupAndRestore
 """
 
 
@@ -88,6 +100,7 @@ def _run(source: str, *args: str) -> str:
     [
         ("before", "tensorflow"),
         ("before", "tensorflow.compat.v1"),
+        ("before", "keras"),
         ("before", "tensorflow.python.training.supervisor"),
         ("after", "tensorflow"),  # all of them are imported by then
     ],
@@ -95,9 +108,9 @@ def _run(source: str, *args: str) -> str:
 def test_a_program_finds_ours_wherever_it_looks_and_uninstall_puts_theirs_back(when: str, imported: str) -> None:
     lines = {"before": "", "after": ""}
     lines[when] = (
-        "from procsv.training.process.drop_in import install_later; install_later(); assert 'tensorflow' not in sys.modules"
+        "import procsv; procsv.install(); assert not {'tensorflow', 'keras'} & set(sys.modules)"
         if when == "before"
-        else "import procsv; procsv.install(); procsv.install(); by_name = sys.modules['__main__'].by_name"
+        else "import procsv; procsv.install(); procsv.install(); by_name, theirs_by_name = (vars(sys.modules['__main__'])[name] for name in ('by_name', 'theirs_by_name'))"
     )
     _run(WHEREVER.format(imported=imported, **lines))
 
@@ -115,7 +128,7 @@ for name in names:
     homes = [tf.compat.v1.train, *(home for home in (monitored_session, basic_session_run_hooks) if hasattr(home, name))]
     wrong = [home.__name__ for home in homes if getattr(home, name) is not getattr(procsv, name)]
     assert not wrong, (name, wrong)
-assert tf.compat.v1.train.CheckpointManager is not procsv.CheckpointManager  # a program says where its steps end
+assert issubclass(tf.compat.v1.train.CheckpointManager, procsv.CheckpointManager)
 assert training.MonitoredSession is procsv.MonitoredSession
 for name in ("_HookedSession", "_CoordinatedSession", "_RecoverableSession"):
     assert getattr(monitored_session, name) is getattr(ours, name), name
@@ -129,6 +142,20 @@ assert tf.compat.v1.train.CheckpointSaverHook is not procsv.CheckpointSaverHook
 
 def test_the_monitored_sessions_names_are_replaced_in_all_their_homes_and_put_back() -> None:
     _run(MONITORED)
+
+
+def test_keras_on_another_backend_is_left_alone_which_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = keras.callbacks.BackupAndRestore
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    for _ in range(2):
+        procsv.install()
+    try:
+        assert keras.callbacks.BackupAndRestore is theirs
+        assert capsys.readouterr().err.count("Keras runs on jax: its fits are left alone") == 1
+    finally:
+        procsv.uninstall()
 
 
 def test_install_can_be_undone_and_done_again() -> None:
@@ -171,3 +198,17 @@ def test_an_unchanged_program_with_a_library_of_loops_survives_kills_under_launc
         assert recovered["step"] > 0
         assert run.wait_end() == 0
     assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 30000
+
+
+def test_a_checkpoint_manager_that_cannot_be_supervised_is_tensorflows_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    procsv.install()
+    try:
+        with tf.Graph().as_default():
+            manager = tf.train.CheckpointManager(tf.train.Checkpoint(), str(tmp_path / "graph"), max_to_keep=1)
+        assert not isinstance(manager, procsv.CheckpointManager)
+        assert isinstance(manager, tf.train.CheckpointManager)  # for code that asks
+        assert capsys.readouterr().err.count("is left alone: it belongs to a graph") == 1
+    finally:
+        procsv.uninstall()

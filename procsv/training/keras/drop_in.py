@@ -1,0 +1,113 @@
+"""Callbacks of `--drop-in`: in the place of Keras' own, in a program that does not know procsv.
+
+Imported when Keras is.  Under `procsv launch` the state of every fit goes to the run's logdir, and a fit without a BackupAndRestore
+is looked after, too.  What procsv cannot look after is left as Keras has it, which is said once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import keras
+
+from procsv.base.text import is_remote
+from procsv.training.eager.drop_in import say_once
+from procsv.training.keras import backup, hooks, private
+from procsv.training.keras.fit import Fit
+from procsv.training.keras.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+from procsv.training.runtime.context import current
+
+REPLACED = ("BackupAndRestore", "ModelCheckpoint")  # of keras.callbacks
+
+_theirs: Any = keras.callbacks.BackupAndRestore
+
+
+def prepare() -> str:
+    """Has all fits looked after, under `procsv launch`; what this Keras lacks for that, if anything.
+
+    A standby calls this, too, which is no trainer yet: who the process trains for is asked when a fit begins.
+    """
+    if not private.missing:
+        hooks.apply_hooks(BackupAndRestore)
+        hooks.look_after_others(_make_fit)
+    return ", ".join(private.missing)
+
+
+class BackupAndRestore(backup.BackupAndRestore):
+    """`keras.callbacks.BackupAndRestore`, by procsv; as Keras has it where that cannot be."""
+
+    def __init__(
+        self,
+        backup_dir: Any,
+        save_freq: int | str = "epoch",
+        double_checkpoint: bool = False,
+        delete_checkpoint: bool = True,
+    ) -> None:
+        self._is_left_alone = current() is None and is_remote(os.fspath(backup_dir or ""))
+        is_wrong = not backup_dir or (save_freq != "epoch" and not isinstance(save_freq, int))
+        if self._is_left_alone or is_wrong:  # Keras says what is wrong
+            _theirs.__init__(self, backup_dir, save_freq, double_checkpoint, delete_checkpoint)
+            return
+        directory = None if current() is not None else backup_dir
+        super().__init__(directory, save_freq, double_checkpoint, delete_checkpoint)
+        self._given = backup_dir
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        if not self._is_left_alone and (why := _why_not(model)):
+            say_once(f"keras.callbacks.BackupAndRestore is Keras' own here: {why}")
+            self._is_left_alone = True
+            _theirs.__init__(self, self._given, self.save_freq, self.double_checkpoint, self.delete_checkpoint)
+            super().set_model(model)
+
+    def make_fit(self, callbacks: Any, epochs: Any) -> Fit | None:
+        return None if self._is_left_alone else super().make_fit(callbacks, epochs)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._is_left_alone:
+            _theirs.on_train_begin(self, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._is_left_alone:
+            _theirs.on_epoch_end(self, epoch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._is_left_alone:
+            _theirs.on_train_batch_end(self, batch, logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._is_left_alone:
+            _theirs.on_train_end(self, logs)
+
+
+def _make_fit(callbacks: Any, epochs: Any) -> Fit | None:
+    """Of a fit without a BackupAndRestore, if it can be looked after."""
+    runtime, model = current(), callbacks.model
+    if runtime is None:
+        return None  # a child of the program
+    why = _why_not(model)
+    if threading.current_thread() is not threading.main_thread():
+        why = "it is not on the main thread"
+    if is_remote(runtime.start.logdir):
+        why = f"the run's logdir, {runtime.start.logdir}, is not a local one"
+    if why:
+        say_once(f"a model.fit is not looked after: {why}")
+        return None
+    own = backup.BackupAndRestore()
+    own.set_model(model)
+    say_once(f"model.fit is looked after: its state is kept, and saved in {own.backup_dir}")
+    private.call_synchronously(callbacks)
+    return own.make_fit(callbacks, epochs)
+
+
+def _why_not(model: Any) -> str:
+    """Why a fit of `model` that begins here cannot be looked after; "" if it can."""
+    hooks.abandon_raised()
+    if strategy := backup.strange_strategy(model):
+        return f"{strategy} is not known to procsv yet"
+    runtime = current()
+    if runtime is not None and (runtime.training is not None or runtime.owner is not None):
+        return "one training at a time can be supervised in a process, and there is another one"
+    return ""

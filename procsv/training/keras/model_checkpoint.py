@@ -1,0 +1,104 @@
+"""ModelCheckpoint: Keras' callback, whose files are written by the checkpoint service.
+
+    model.fit(..., callbacks=[procsv.keras.ModelCheckpoint("best.keras", save_best_only=True), procsv.keras.BackupAndRestore()])
+
+The first save of a program is Keras' own, from which the layout of the file is found; a later one costs a capture, and for a
+`.keras` archive the model's configuration.  A file is replaced whole or not at all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from procsv.base.text import is_remote
+from procsv.training.keras import hooks, private
+from procsv.training.keras.model_file import (
+    Cannot,
+    Layout,
+    capture,
+    make_order,
+    save_and_find_layout,
+    save_by_keras,
+)
+from procsv.training.runtime.log import log
+
+
+class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """`keras.callbacks.ModelCheckpoint` that does not hold up the training, and whose files are always whole.
+
+    Arguments as Keras'.  In a fit that procsv looks after `best` survives a restart.  In any other, and where a layer saves itself in
+    a way of its own, Keras writes on the training thread, which is said once.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._files = _ModelFiles()
+
+    def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
+        path = self._get_file_path(epoch, batch, logs)
+        if not self._should_save_model(epoch, batch, logs, path):
+            return
+        if is_remote(path) or path.endswith(".h5") != self.save_weights_only:
+            self._files.say("it is remote, or in Keras' older format", path)
+            save = self.model.save_weights if self.save_weights_only else self.model.save
+            save(path, overwrite=True)
+            return
+        target = Path(path).absolute()
+        if target.is_dir():
+            raise OSError(f"{path} is a directory: pass ModelCheckpoint the path of a file")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._files.save(self.model, str(target), self.save_weights_only)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """All files are in their places when the fit ends."""
+        super().on_train_end(logs)
+        fit = hooks.fit_of(self.model)
+        if fit is not None:
+            fit.files.wait_placed()
+
+
+class _ModelFiles:
+    """The files of one callback."""
+
+    def __init__(self) -> None:
+        self._layout: Layout | None = None
+        self._variables: list[int] = []  # ids of the model's, when the layout was found
+        self._refusal = ""  # why Keras saves this model
+        self._said = set[str]()
+
+    def say(self, why: str, path: str) -> None:
+        if why not in self._said:
+            self._said.add(why)
+            log.warning("procsv: %s is written by Keras on the training thread: %s", path, why)
+
+    def save(self, model: Any, path: str, weights_only: bool) -> None:
+        """Saves the model as it is now: whole on disk, or on its way there."""
+        fit = hooks.fit_of(model)
+        variables = [id(variable) for variable in _variables_of(model)]
+        if variables != self._variables:
+            self._layout, self._refusal, self._variables = None, "", variables
+        if not private.knows_files:
+            self._refusal = f"procsv does not know how Keras {keras.__version__} saves"
+        if fit is None or self._refusal:
+            self.say(self._refusal or "procsv does not look after this fit (BackupAndRestore does)", path)
+            if fit is not None:
+                fit.files.wait_placed()  # else an older one might come last
+            save_by_keras(model, path, weights_only)
+        elif self._layout is None:
+            fit.files.wait_placed()
+            try:
+                self._layout = save_and_find_layout(model, path, weights_only)
+            except Cannot as why:
+                self._refusal = str(why)
+                self.say(self._refusal, path)
+        else:
+            order = make_order(model, path, weights_only, self._layout)
+            fit.files.submit(order, capture(self._layout))
+
+
+def _variables_of(model: Any) -> list[Any]:
+    found = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
+    return found if model.optimizer is None else [*found, *model.optimizer.variables]

@@ -1,0 +1,66 @@
+"""Calls at the end of the program's first import of a package, which is never imported for them.
+
+Used by the bootstrap and by drop_in.py, for what procsv changes in TensorFlow and Keras before the program uses them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_calls: dict[str, list[Callable[[], None]]] = {}  # by package
+_sought: set[str] = set()  # packages that a finder looks for just now
+
+
+def call_after_import(package: str, call: Callable[[], None]) -> None:
+    """Calls `call` at the end of the first import of `package`, or now if it is imported."""
+    if is_imported(package):
+        call()
+        return
+    _calls.setdefault(package, []).append(call)
+    if not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport())
+
+
+def forget_call(package: str, call: Callable[[], None]) -> None:
+    """`call` is not made any more."""
+    with contextlib.suppress(ValueError):
+        _calls.get(package, []).remove(call)
+
+
+def is_imported(package: str) -> bool:
+    """Whether `package` is imported, to its end."""
+    module = sys.modules.get(package)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+
+class _AfterImport:
+    """A finder of the packages alone, whose loader makes the calls when it has run the module."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if not _calls.get(name) or name in _sought:
+            return None
+        _sought.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            _sought.discard(name)
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        run = loader.exec_module
+
+        def run_and_call(module: ModuleType) -> None:
+            del loader.exec_module
+            run(module)
+            calls = _calls.get(name, [])
+            while calls:
+                calls.pop(0)()
+
+        loader.exec_module = run_and_call
+        return spec

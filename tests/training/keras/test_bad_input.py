@@ -1,0 +1,154 @@
+"""Data, models and files that do not fit the state that was saved: each is refused in a sentence that says what to do, and nothing is overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import procsv
+from procsv.base.errors import UserError
+from procsv.training.keras import backup, hooks
+from procsv.training.keras.ended_fits import EndedFits, find_difference, take_print
+
+pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+
+
+class Interrupted(Exception):
+    """A program that ends in the middle of a fit."""
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Raises after six batches of the first start."""
+
+    def get_state(self) -> None:
+        """What interrupts is no state of the fit."""
+
+    def set_state(self, state: None) -> None: ...
+
+    is_first = True
+    seen = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen += 1
+        if self.is_first and self.seen == 6:
+            raise Interrupted
+
+
+class Unbuildable(keras.Model):
+    """Decides by the values of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs) if float(inputs[0, 0]) > -99 else inputs
+
+
+def dense_model() -> Any:
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+
+
+def of_unknown_size(batches: int) -> Any:
+    data = tf.data.Dataset.from_tensor_slices((X[: 16 * batches], Y[: 16 * batches]))
+    return data.filter(lambda a, b: True).batch(8)
+
+
+def generator(batches: int) -> Iterator[Any]:
+    for number in range(batches):
+        yield X[16 * (number % 4) :][:16], Y[16 * (number % 4) :][:16]
+
+
+ONCE = generator(9)  # nobody can begin it again
+
+
+def start(directory: Path, data: Any, is_first: bool, model: Any = None, **options: Any) -> Any:
+    """One start of a program."""
+    backup._fits.clear()
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    model = dense_model() if model is None else model()
+    model.compile("adam", "mse", jit_compile=False, run_eagerly=isinstance(model, Unbuildable))
+    interrupt = Interrupt()
+    interrupt.is_first = is_first
+    ours = procsv.keras.BackupAndRestore(directory, save_freq=1, delete_checkpoint=False)
+    try:
+        return model.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=[interrupt, ours], **options)
+    finally:
+        while hooks._running:
+            hooks._running.pop()[0].abandon()
+
+
+def spoil(how: Callable[[Path], object], pattern: str) -> Callable[[Path], None]:
+    def spoiled(directory: Path) -> None:
+        found = list(directory.glob(pattern))
+        assert found
+        for path in found:
+            how(path)
+
+    return spoiled
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+# first data, data then, how the files are spoiled, options of fit, model, what is said
+CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any, dict[str, Any], Any, str]] = {
+    "shorter data": (lambda: of_unknown_size(4), lambda: of_unknown_size(1), None, {}, None, r"the data have 2 now: fit with the same data"),
+    "a generator that goes on": (lambda: ONCE, lambda: ONCE, None, {"steps_per_epoch": 4}, None, "the data have . now: fit with the same data"),
+    "an unbuilt model": (lambda: of_unknown_size(4), lambda: of_unknown_size(4), None, {}, Unbuildable, r"call model\.build\(input_shape\) before fit"),
+    "truncated files": (lambda: of_unknown_size(4), lambda: of_unknown_size(4), spoil(truncate, "backup-*.data-*"), {}, None, "none of them can be restored"),
+    "garbage": (lambda: of_unknown_size(4), lambda: of_unknown_size(4), spoil(lambda p: p.write_bytes(b"x" * 99), "backup-*.index"), {}, None, "none of them can be restored"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_does_not_fit_the_state_is_refused_in_words_and_nothing_is_overwritten(case: str, tmp_path: Path) -> None:
+    first, then, spoiling, options, model, said = CASES[case]
+    with pytest.raises(Interrupted):
+        start(tmp_path / "run", first(), True, model, **options)
+    if spoiling is not None:
+        spoiling(tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("backup-*")}
+    with pytest.raises(UserError, match=said) as refused:
+        start(tmp_path / "run", then(), False, model, **options)
+    assert "\n" not in str(refused.value).partition("none of them")[0]
+    after = {path.name: path.read_bytes() for path in (tmp_path / "run").rglob("*backup-*") if path.is_file()}
+    assert set(before.values()) <= set(after.values())
+
+
+# -- the ends of earlier fits ------------------------------------------------------------------------------------
+def test_a_spoiled_end_of_an_earlier_fit_is_not_used(tmp_path: Path) -> None:
+    path = tf.train.Checkpoint(v=tf.Variable(tf.ones(1000))).write(str(tmp_path / "backup-7"))
+    ended = EndedFits(tmp_path / "fits")
+    ended.keep(1, path)
+    ended.keep(2, path)
+    (tmp_path / "backup-7.data-00000-of-00001").unlink()  # retention
+    found = ended.find(1)
+    assert found is not None
+    assert tf.train.load_checkpoint(found).get_tensor("v/.ATTRIBUTES/VARIABLE_VALUE").sum() == 1000
+    truncate(tmp_path / "fits/fit-1.data-00000-of-00001")
+    assert ended.find(1) is None
+    ended.forget_from(2)
+    assert not list((tmp_path / "fits").glob("fit-2*"))
+
+
+def test_a_fit_is_told_from_another_by_layers_shapes_optimizer_epochs_and_batches() -> None:
+    model = dense_model()
+    model.compile("adam", "mse")
+    known = take_print(model, 3, [None, 1, 4])
+    assert find_difference(known, take_print(model, 3, [None, 1, 4])) == ""
+    assert find_difference(known, take_print(model, 4, [None, 1, 4])) == "epochs: 3 then, 4 now"
+    assert find_difference(known, take_print(model, 3, [None, 1, 5])) == "batches: [None, 1, 4] then, [None, 1, 5] now"
+    model.compile("sgd", "mse")
+    assert find_difference(known, take_print(model, 3, [None, 1, 4])) == "optimizer: Adam then, SGD now"

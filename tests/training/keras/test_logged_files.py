@@ -1,0 +1,113 @@
+"""What CSVLogger and TensorBoard write over a restart: every row and every point once, in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import procsv
+from procsv.training.keras import backup, hooks
+
+# Keras' own reading of a variable, with a NumPy that is newer than it.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+
+
+class Interrupted(Exception):
+    """A program that ends in the middle of a fit."""
+
+
+class Interrupt(keras.callbacks.Callback):
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def get_state(self) -> None:
+        """What interrupts is no state of the fit."""
+
+    def set_state(self, state: None) -> None: ...
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Interrupted
+
+
+@pytest.fixture(autouse=True)
+def _end_run() -> Any:
+    yield
+    end_program()
+
+
+def end_program() -> None:
+    while hooks._running:
+        hooks._running.pop()[0].abandon()
+    backup._fits.clear()
+
+
+def fit(directory: Path, start: int, after: int = 0, *, append: bool = False) -> None:
+    """`start`: of the program, each with directories of its own."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+    )
+    model.compile("adam", "mse", jit_compile=False)
+    callbacks: list[Any] = [
+        keras.callbacks.CSVLogger(directory / "log.csv", append=append),
+        keras.callbacks.TensorBoard(str(directory / f"board-{start}"), update_freq=1),
+        Interrupt(after),
+        procsv.keras.BackupAndRestore(directory / "run", save_freq=1, snapshot_secs=None, delete_checkpoint=False),
+    ]
+    try:
+        model.fit(X, Y, epochs=4, batch_size=16, verbose=0, callbacks=callbacks, validation_data=(X[:16], Y[:16]))
+    except Interrupted:
+        assert after
+        callbacks[0].csv_file.close()
+        callbacks[1].on_train_end()  # its writers, as the end of a process closes them
+    end_program()
+
+
+def points(directory: Path) -> list[tuple[str, str, int, float]]:
+    """All scalars: where, tag, step and value."""
+    return [
+        (path.parent.name, value.tag, event.step, float(tf.make_ndarray(value.tensor)))
+        for path in sorted(directory.rglob("*.tfevents.*"))
+        for record in tf.data.TFRecordDataset(str(path))
+        for event in [tf.compat.v1.Event.FromString(record.numpy())]
+        for value in event.summary.value
+        if value.metadata.plugin_data.plugin_name == "scalars"
+    ]
+
+
+def test_rows_and_points_are_there_once_after_restarts_and_in_the_first_directory(tmp_path: Path) -> None:
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    for directory in (alone, run):
+        directory.mkdir()
+    fit(alone, 1)
+    for start, after in enumerate((6, 3, 5, 0), start=1):
+        fit(run, start, after)
+    assert (run / "log.csv").read_text() == (alone / "log.csv").read_text()
+    wanted = sorted(points(alone))
+    assert len(wanted) > 20
+    assert sorted(points(run / "board-1")) == wanted
+    assert [points(run / f"board-{start}") for start in (2, 3, 4)] == [[], [], []]
+
+
+def test_a_fit_that_begins_anew_empties_its_rows_and_one_that_appends_keeps_what_was_there(tmp_path: Path) -> None:
+    for append in (False, True):
+        directory = tmp_path / str(append)
+        directory.mkdir()
+        (directory / "log.csv").write_text("epoch,loss,val_loss\n9,9,9\n")
+        fit(directory, 1, append=append)
+        lines = (directory / "log.csv").read_text().splitlines()
+        assert len(lines) == (6 if append else 5)
+        assert lines[0] == "epoch,loss,val_loss"
+        assert lines[1].startswith("9,9,9" if append else "0,")
