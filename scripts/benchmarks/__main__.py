@@ -16,8 +16,12 @@ from pathlib import Path
 from rich.console import Console
 
 from scripts.benchmarks import (
+    chart,
+    cost,
     goodput,
     idle,
+    keras_cost,
+    keras_restart,
     launch,
     loss,
     malloc,
@@ -38,6 +42,7 @@ from scripts.benchmarks.settings import Kind, Settings
 
 TABLES: dict[str, Callable[[Settings], Table]] = {
     "stall": stall.measure,
+    "cost": cost.measure,
     "monitored": monitored.measure,
     "rate": rate.measure,
     "restart": restart.measure,
@@ -52,10 +57,13 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "idle": idle.measure,
     "launch": launch.measure,
     "malloc": malloc.measure,
+    "keras": keras_cost.measure,
+    "keras-restart": keras_restart.measure,
+    "keras-restore": keras_restart.measure_restore,
 }
 KINDS: tuple[Kind, ...] = ("resource", "ref")
 QUICK_TABLES = tuple(
-    name for name in TABLES if name not in ("preempt", "goodput", "loss", "save", "restore")
+    name for name in TABLES if name not in ("cost", "preempt", "goodput", "loss", "save", "restore", "keras-restore")
 )  # what needs its time
 ROWS = ((2.0, 1), (2.0, 100), (200.0, 1), (200.0, 100), (2000.0, 100), (200.0, 10_000))
 QUICK_ROWS = ((200.0, 100),)
@@ -74,7 +82,16 @@ def main(argv: list[str] | None = None) -> int:
 
     kinds = tuple(kind for kind in KINDS if kind in (args.kinds or KINDS))
     settings = Settings(
-        args.quick, _rows(args), kinds, VARIABLES, args.repeats, say, args.keepers, tuple(args.every), args.kills
+        args.quick,
+        _rows(args),
+        kinds,
+        VARIABLES,
+        args.repeats,
+        say,
+        args.keepers,
+        tuple(args.every),
+        args.kills,
+        tuple(args.mb or ()),
     )
     tables, failed = [], []
     for name in args.tables or (QUICK_TABLES if args.quick else TABLES):
@@ -86,6 +103,8 @@ def main(argv: list[str] | None = None) -> int:
             continue
         tables.append(table)
         report.show(console, table)
+        if args.charts is not None and table.chart is not None:
+            (args.charts / f"{name}.svg").write_text(chart.draw(table))
     report.show_bars(console, [bar for table in tables for bar in table.bars])
     if args.json is not None:
         chosen = {
@@ -110,13 +129,16 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         prog="scripts/bench", description="Measure procsv beside TensorFlow's own supervisors on the same graphs."
     )
     parser.add_argument(
-        "tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; default: all (quick: not save, restore)"
+        "tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; default: all (quick: those of some minutes)"
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repetitions: 4 minutes instead of 45")
+    parser.add_argument(
+        "--charts", type=Path, metavar="DIR", help="draw cost and goodput there, as cost.svg and goodput.svg"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     usual = ", ".join(f"{mb:g} in {count:,}" for mb, count in ROWS)
     parser.add_argument(
-        "--mb", type=float, nargs="+", metavar="MB", help=f"sizes for `stall` (rows by default: {usual})"
+        "--mb", type=float, nargs="+", metavar="MB", help=f"sizes for `stall` and `cost` (rows by default: {usual})"
     )
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="kinds of variables for `stall` (both)")
     parser.add_argument("--vars", type=int, nargs="+", metavar="N", help="numbers of variables, each with each size")

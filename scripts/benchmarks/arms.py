@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -49,8 +50,13 @@ def make_config(is_trivial: bool) -> Session:
 
 
 @contextmanager
-def open_session(arm: Arm, logdir: str | None, save_s: float, is_trivial: bool = False) -> Iterator[Loop]:
-    """A session on the default graph that saves every `save_s` seconds; `logdir` None: the run's own (procsv)."""
+def open_session(
+    arm: Arm, logdir: str | None, save_s: float, is_trivial: bool = False, between: bool = True
+) -> Iterator[Loop]:
+    """A session on the default graph that saves every `save_s` seconds; `logdir` None: the run's own (procsv).
+
+    `between`: procsv takes snapshots between checkpoints.
+    """
     config = make_config(is_trivial)
     match arm:
         case "bare":
@@ -69,7 +75,8 @@ def open_session(arm: Arm, logdir: str | None, save_s: float, is_trivial: bool =
         case "procsv":
             import procsv
 
-            ours = procsv.Supervisor(logdir=logdir, summary_op=None, save_model_secs=save_s)
+            more: dict[str, Any] = {} if between else {"snapshot_secs": None}
+            ours = procsv.Supervisor(logdir=logdir, summary_op=None, save_model_secs=save_s, **more)
             with ours.managed_session(config=config) as session:
                 yield Loop(session, ours.should_stop)
         case "supervisor":

@@ -59,6 +59,28 @@ class Bar:
         return Bar(what, f"≥ {how}{limit:.{digits}f} {unit}".rstrip(), f"{value:.{digits}f} {unit}", value >= limit)
 
 
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What is drawn of a table: one bar a row, named by the cells of `names`, as long as the median of `value`."""
+
+    title: str
+    names: tuple[str, ...]
+    value: str
+    digits: int = 0
+    only: tuple[str, str] = (
+        "",
+        "",
+    )  # a column and what stands there in the rows that are drawn, where there are such rows
+
+    def rows(self, table: Table) -> list[dict[str, Cell]]:
+        key, wanted = self.only
+        return [row for row in table.rows if row.get(key) == wanted] or table.rows
+
+    def label(self, row: Mapping[str, Cell]) -> str:
+        told = (row[name] for name in self.names)
+        return ", ".join(f"{cell.median:g} s" if isinstance(cell, Figure) else str(cell) for cell in told)
+
+
 @dataclass(slots=True)
 class Table:
     """Rows of cells by column key; `notes` are printed under it."""
@@ -69,6 +91,7 @@ class Table:
     rows: list[dict[str, Cell]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
+    chart: Chart | None = None
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -1,7 +1,8 @@
 """Table `goodput`: what is left of a training whose program is killed again and again.
 
-Called by __main__.py.  Each arm trains the same graph for the same time, start-up included, and is killed at the same
-moments; goodput is the time that a bare session would have needed for the steps that are left, as a share of that time.
+Called by __main__.py.  Each arm trains the same graph for the same time, from the end of its first step, and is killed at the
+same moments; goodput is the time that a bare session would have needed for the steps that are left, as a share of that time.  The
+first start is the table launch's: it comes once, however long a training lasts.
 Bare sessions train before and after each turn of the arms, with the malloc that `procsv launch` gives its trainers: what a supervisor
 costs a step counts against it.  Beside `procsv launch` as it is installed, a shell loop (and, with --keepers, circus and
 supervisord) under TensorFlow's Supervisor, with one checkpoint every 10 s, and with its default of one every 10 minutes.  The
@@ -17,20 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from procsv.training.process.malloc import MMAP_BYTES, TRIM_BYTES
-from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table, in_words
+from scripts.benchmarks.figures import Bar, Cell, Chart, Column, Figure, Table, in_words
 from scripts.benchmarks.keepers import SHELL
+from scripts.benchmarks.processes import KEEP_MALLOC
 from scripts.benchmarks.restart import keepers_of
 from scripts.benchmarks.runs import Program, Run, running
 from scripts.benchmarks.settings import NAMES, Arm, Settings
 from scripts.benchmarks.stall import WORK
 
 MB = 100.0
-PACE_S = 15.0  # of a bare session, between the turns of the arms
-KEEP_MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": str(MMAP_BYTES),
-    "MALLOC_TRIM_THRESHOLD_": str(TRIM_BYTES),
-}
+PACE_S = 30.0  # of a bare session, between the turns of the arms
 
 COLUMNS = (
     Column("every", "killed every", "s", 0),
@@ -72,6 +69,7 @@ class Found:
 
 def measure(settings: Settings) -> Table:
     table = Table("goodput", f"Goodput under kills, {MB:g} MB of resource variables", COLUMNS)
+    table.chart = Chart("Goodput: share of a bare session's steps that is left (%)", ("every", "arm"), "goodput", 1)
     with keepers_of(settings, table) as (tools, keepers):
         ways = (*WAYS, *(Way(f"{name}, checkpoints every 10 s", "supervisor", 10.0, name) for name in keepers))
         for every_s in settings.every_s:
@@ -87,15 +85,14 @@ def _measure_row(settings: Settings, table: Table, every_s: float, ways: Sequenc
     for repeat in range(repeats):
         for way, found in founds.items():
             settings.say(f"goodput: killed every {every_s:g} s, {way.name}, {repeat + 1} of {repeats}")
-            begun_s = time.monotonic()
             program = Program(MB, settings.variables, WORK, way.save_s)
             with running(way.arm, program, keeper=way.keeper, tools=tools) as run:
-                _train(run, begun_s, every_s, settings.kills, found)
+                _train(run, every_s, settings.kills, found)
                 if way.arm == "procsv":
                     run.stop()
-            settings.say(in_words(_row(way, every_s, found, statistics.median(pace)), COLUMNS))
+            settings.say(in_words(_row(way, every_s, found, statistics.fmean(pace)), COLUMNS))
         pace += _pace(settings)
-    step_s = statistics.median(pace)
+    step_s = statistics.fmean(pace)  # not the median: the steps of the arms count with their long ones, too
     rows = {way: _row(way, every_s, found, step_s) for way, found in founds.items()}
     table.rows += rows.values()
     table.notes.append(f"killed every {every_s:g} s: a bare session's step takes {1000 * step_s:.1f} ms.")
@@ -106,7 +103,8 @@ def _measure_row(settings: Settings, table: Table, every_s: float, ways: Sequenc
     table.bars.append(Bar.at_least(f"the same against the best peer, every {every_s:g} s", max(others), ours, "%", 1))
 
 
-def _train(run: Run, begun_s: float, every_s: float, kills: int, found: Found) -> None:
+def _train(run: Run, every_s: float, kills: int, found: Found) -> None:
+    begun_s, first = run.marks.all[0].time_s, run.marks.all[0].step
     for number in range(1, kills + 2):
         run.marks.listen(max(0.0, begun_s + number * every_s - time.monotonic()))
         if number <= kills:
@@ -115,7 +113,7 @@ def _train(run: Run, begun_s: float, every_s: float, kills: int, found: Found) -
             found.seconds.append(killed.first.time_s - killed.begun_s)
             found.lost_steps.append(max(0, last - (killed.first.step - 1)))
     found.wall_s.append(time.monotonic() - begun_s)
-    found.steps.append(run.marks.last.step)
+    found.steps.append(run.marks.last.step - first)
 
 
 def _pace(settings: Settings) -> list[float]:

@@ -23,6 +23,7 @@ import psutil
 
 from procsv.base.run.paths import find_paths
 from procsv.base.system.locks import FileLock
+from procsv.training.process.malloc import MMAP_BYTES, TRIM_BYTES
 from scripts.benchmarks.settings import Trial
 
 Result: TypeAlias = dict[str, Any]
@@ -30,6 +31,10 @@ Result: TypeAlias = dict[str, Any]
 TRIAL_S_MAX = 900.0  # then it hangs
 END_S_MAX = 40.0  # for a run to end after SIGTERM
 ROOT = Path(__file__).resolve().parents[2]
+KEEP_MALLOC = {  # the malloc that `procsv launch` gives its trainers
+    "MALLOC_MMAP_THRESHOLD_": str(MMAP_BYTES),
+    "MALLOC_TRIM_THRESHOLD_": str(TRIM_BYTES),
+}
 LAUNCHER = "import sys; from procsv.cli.main import main; sys.exit(main())"  # what the console script `procsv` does
 
 
@@ -112,14 +117,17 @@ def cleared_unless_ended(logdir: Path) -> Iterator[None]:
         raise
 
 
-def run_trial(trial: Trial) -> Result:
-    """Measures in a process of its own, in a logdir of its own; TrialFailed with its last output."""
+def run_trial(trial: Trial, variables: Mapping[str, str] | None = None) -> Result:
+    """Measures in a process of its own, in a logdir of its own; TrialFailed with its last output.
+
+    `variables`: in its environment beside ours.
+    """
     with scratch() as folder:
         logdir = folder / "logdir"
         log = folder / "output.log"
         asked = dataclasses.asdict(trial) | {"logdir": str(logdir)}
         argv = [sys.executable, "-m", "scripts.benchmarks.trial", json.dumps(asked)]
-        with cleared_unless_ended(logdir), started(argv, log, cwd=folder) as process:
+        with cleared_unless_ended(logdir), started(argv, log, cwd=folder, variables=variables) as process:
             try:
                 code = process.wait(TRIAL_S_MAX)
             except subprocess.TimeoutExpired:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -127,6 +128,15 @@ class Run:
             raise self.failed(f"no end {END_S_MAX:.0f} s after SIGTERM") from None
 
 
+class Measured(Protocol):
+    """What is trained: a module, and its arguments."""
+
+    @property
+    def module(self) -> str: ...
+
+    def args(self) -> list[str]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """What is trained."""
@@ -137,6 +147,7 @@ class Program:
     save_s: float
     kind: Kind = "resource"
     again: bool = False  # what is restored from memory is restored once more
+    module: str = PROGRAM
 
     def args(self) -> list[str]:
         shape = [
@@ -155,7 +166,7 @@ class Program:
 @contextlib.contextmanager
 def running(
     arm: Arm,
-    program: Program,
+    program: Measured,
     options: tuple[str, ...] = (),
     keeper: str = SHELL,
     tools: Path | None = None,
@@ -170,9 +181,9 @@ def running(
         logdir, log = folder / "logdir", folder / "output.log"
         args = ["--arm", arm, "--marks", str(marks.path), "--notes", str(folder / "notes"), *program.args()]
         if arm == "procsv":
-            argv = procsv_command("launch", "--logdir", str(logdir), *options, PROGRAM, *args)
+            argv = procsv_command("launch", "--logdir", str(logdir), *options, program.module, *args)
         else:
-            argv = keep(keeper, ["-m", PROGRAM, "--logdir", str(logdir), *args], folder, tools)
+            argv = keep(keeper, ["-m", program.module, "--logdir", str(logdir), *args], folder, tools)
         with cleared_unless_ended(logdir), started(argv, log, cwd=folder, variables=variables) as process:
             run = Run(arm, process, logdir, log, marks, folder / "notes")
             if marks.wait_for(lambda _: True, FIRST_STEP_S_MAX) is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["resource", "ref"]
-Arm = Literal["bare", "procsv", "supervisor", "monitored", "our_monitored", "saver"]
+Arm = Literal["bare", "procsv", "supervisor", "monitored", "our_monitored", "saver", "keras"]
 
 ARMS: tuple[Arm, ...] = ("procsv", "supervisor", "monitored")
 NAMES: dict[Arm, str] = {
@@ -17,6 +17,7 @@ NAMES: dict[Arm, str] = {
     "monitored": "tf Monitored",
     "our_monitored": "procsv Monitored",
     "saver": "plain Saver.save",
+    "keras": "Keras BackupAndRestore",
 }
 
 
@@ -33,6 +34,7 @@ class Settings:
     keepers: bool = False  # circus and supervisord beside the shell loop
     every_s: tuple[float, ...] = (30.0,)  # between two kills, for `goodput`
     kills: int = 4  # in each run of `goodput`
+    sizes_mb: tuple[float, ...] = ()  # chosen by the person; empty: each table's own
 
     def repeats_or(self, usual: int, quick: int = 1) -> int:
         return self.repeats if self.repeats is not None else quick if self.quick else usual
@@ -56,3 +58,5 @@ class Trial:
     hooks: int | None = None  # of a monitored session whose calls are timed: none, or five
     sync: bool = False  # after each Saver.save: have its files on the disk, timed besides
     copy: bool = False  # measure a memory copy of `mb` afterwards
+    between: bool = True  # snapshots between checkpoints, as procsv takes them by itself
+    cpu: bool = False  # measure the processor time of this process and those under it

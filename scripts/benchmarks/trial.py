@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import tensorflow as tf
 
 from scripts.benchmarks.arms import Loop, make_config, open_hooked, open_session
@@ -49,10 +50,11 @@ def _train(trial: Trial, model: Model) -> dict[str, Any]:
     else:
         record_savers(recording, trial.sync)
     steps: list[tuple[float, float]] = []
-    with open_session(trial.arm, trial.logdir, trial.save_s) as loop:
+    with open_session(trial.arm, trial.logdir, trial.save_s, between=trial.between) as loop:
         session = loop.session
         for _ in range(WARM_UP_STEPS):
             session.run(model.train)
+        spent_s = cpu_seconds() if trial.cpu else 0.0
         end_s = time.monotonic() + trial.seconds
         while (begun_s := time.monotonic()) < end_s:
             session.run(model.train)
@@ -60,9 +62,11 @@ def _train(trial: Trial, model: Model) -> dict[str, Any]:
             steps.append((begun_s, time.monotonic()))
             if trial.pause_s:
                 threading.Event().wait(trial.pause_s)
+        if trial.cpu:
+            spent_s = cpu_seconds() - spent_s
     if is_ours:
         record_journal(recording, Path(trial.logdir))
-    result: dict[str, Any] = {"steps": steps, **dataclasses.asdict(recording)}
+    result: dict[str, Any] = {"steps": steps, "cpu_s": spent_s, **dataclasses.asdict(recording)}
     if trial.check:
         paths = [str(index)[: -len(".index")] for index in Path(trial.logdir).glob("model.ckpt-*.index")]
         judged = [judge(path) for path in paths]
@@ -71,6 +75,12 @@ def _train(trial: Trial, model: Model) -> dict[str, Any]:
     if trial.copy:
         result["memcpy_s"] = measure_memcpy(int(trial.mb * 1e6))
     return result
+
+
+def cpu_seconds() -> float:
+    """What this process and those under it have had of the processors."""
+    me = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in [me, *me.children(recursive=True)])
 
 
 def measure_memcpy(size: int) -> float:

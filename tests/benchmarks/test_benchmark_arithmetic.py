@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from scripts.benchmarks.figures import Bar, Column, Figure, in_words, text_of
+from scripts.benchmarks.chart import draw
+from scripts.benchmarks.figures import Bar, Chart, Column, Figure, Table, in_words, text_of
 from scripts.benchmarks.marks import Marks
 from scripts.benchmarks.windows import feel, merge
 
@@ -88,3 +90,15 @@ def test_marks_are_read_whole_although_they_come_in_pieces(tmp_path: Path) -> No
         assert found is not None
         assert (found.pid, found.step, found.time_s) == (8, 2, 12.5)
         assert [mark.time_s for mark in marks.of(7)] == [10.5, 11.5]
+
+
+def test_a_chart_has_a_bar_for_each_row_as_long_as_its_median() -> None:
+    table = Table("goodput", "Goodput", (), chart=Chart("Kept <%>", ("every", "arm"), "goodput", 1))
+    for arm, percent in (("procsv", 90.0), ("shell loop", 45.0)):
+        table.rows.append({"every": Figure.of([30.0]), "arm": arm, "goodput": Figure.of([percent])})
+    table.rows.append({"every": Figure.of([30.0]), "arm": "not measured", "goodput": None})
+    drawn = ElementTree.fromstring(draw(table))
+    bars = drawn.findall("{*}rect")[1:]
+    assert [int(bar.get("width", "")) for bar in bars] == [430, 215]
+    texts = [text.text for text in drawn.findall("{*}text")]
+    assert texts == ["Kept <%>", "30 s, procsv", "90.0", "30 s, shell loop", "45.0"]
