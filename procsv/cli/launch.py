@@ -1,6 +1,7 @@
-"""`procsv launch`: check what is cheap to check, then become the watchdog by exec, so that the pid stays.
+"""`procsv launch`: check what is cheap to check, then become the watchdog, whose pid is the run's.
 
-Called by main.py.  Imports nothing of the user's program.
+Called by main.py.  Imports nothing of the user's program.  The watchdog is not a new interpreter: half of what it imports is
+here already, and the program waits for it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from procsv.base.system.tree_mark import add_mark
 from procsv.base.text import is_remote
 from procsv.cli.config import load_config
 from procsv.cli.detach import launch_detached
+from procsv.cli.invocation import invocation
 from procsv.cli.plans import make_plan
 from procsv.cli.run_directory import make_new_directory, newest_directory
 from procsv.cli.usage.completion import complete_targets
@@ -32,7 +35,7 @@ from procsv.cli.usage.grouped_help import GroupedCommand
 from procsv.cli.values import COMMAND_LINE, DURATION_RANGE, PHASE_LIMITS, SIZE, Duration
 from procsv.ipc.messaging.early_trainer import start_early
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
-from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.start import Start, safe_path
 
 LOGDIR = "{logdir}"  # in the program's arguments: the run's logdir
 
@@ -106,7 +109,8 @@ _COMMON = (
 @click.option(
     "--drop-in",
     is_flag=True,
-    help="Replace TensorFlow's Supervisor and monitored sessions with procsv's, for a program that does not know procsv.",
+    help="Replace TensorFlow's Supervisor, monitored sessions and CheckpointManager and Keras' BackupAndRestore with procsv's, and look "
+    "after every model.fit, for a program that does not know procsv.",
 )
 @click.option(
     "--snapshot-secs",
@@ -292,15 +296,26 @@ def command(
         raise click.UsageError("--new makes a directory under runs/; with --logdir, name one that is not there yet")
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
     start = make_start(logdir, target, args, LaunchSettings(**settings, plan=faults.encode()), begins_new)
-    naming = "mapped" if maps_logdir else start.naming
-    start = msgspec.structs.replace(start, naming=naming, asked_at=click.get_current_context().find_root().obj or 0.0)
+    naming, call = "mapped" if maps_logdir else start.naming, invocation()
+    start = msgspec.structs.replace(start, naming=naming, asked_at=call.asked_at if call else 0.0)
     sys.stdout.flush()
     sys.stderr.flush()
     if start.settings.detach:
         sys.exit(launch_detached(start))
     if TEMPLATE not in os.environ:  # else a fork of that is there sooner
         start = start_early(start, add_mark(without_manager(os.environ), logdir_hash(start.paths.logdir)))
-    os.execve(sys.executable, start.argv(), start.environment(os.environ))
+    if call is None:
+        sys.exit(_watch(start))
+    call.after = partial(_watch, start)  # none of click's or main's business are its errors
+
+
+def _watch(start: Start) -> int:
+    """Becomes the watchdog; the exit code of the run."""
+    if not sys.flags.safe_path and safe_path():
+        sys.path.pop(0)  # a file of the user's there must not stand for a library's
+    from procsv.watchdog.main import run
+
+    return run(start)
 
 
 def make_start(

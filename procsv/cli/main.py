@@ -20,6 +20,7 @@ from procsv.base.errors import UserError
 from procsv.base.run.records import whose
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import printable
+from procsv.cli.invocation import Invocation
 
 COMMANDS = {  # name -> (module, what it does); in the order of the help
     "launch": ("procsv.cli.launch", "Run a program, and restart it when it crashes or hangs."),
@@ -75,8 +76,12 @@ def procsv() -> None:
 def main(argv: list[str] | None = None) -> None:
     """The entry point of the command; does not return."""
     _have_standard_streams()
+    invocation = Invocation(SystemClock().wall())
     try:
-        procsv.main(args=argv, prog_name="procsv", obj=SystemClock().wall())  # since when somebody waits for it
+        procsv.main(args=argv, prog_name="procsv", obj=invocation)
+    except SystemExit:
+        if invocation.after is None:
+            raise
     except UserError as error:
         click.echo(f"procsv: {printable(str(error))}", err=True)
         sys.exit(error.exit_code)
@@ -87,6 +92,8 @@ def main(argv: list[str] | None = None) -> None:
             f"procsv: {printable(str(error.filename))}: permission denied{whose(Path(error.filename))}", err=True
         )
         sys.exit(exit_codes.USAGE)
+    if invocation.after is not None:
+        sys.exit(invocation.after())
 
 
 def _have_standard_streams() -> None:

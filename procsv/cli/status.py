@@ -12,7 +12,7 @@ import msgspec
 
 from procsv.base.identity import TRAINER
 from procsv.base.json_data import indent_json
-from procsv.base.outcome import NO_STEP
+from procsv.base.outcome import NO_STEP, FitPlace
 from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.system.result_console import make_console
 from procsv.base.terminal import as_markup, make_table
@@ -66,6 +66,7 @@ def _seen_from_outside(run: RunFile) -> dict[str, Any]:
     slots = (slot.step for slot in scan_slots(run.paths.shm_dir) if slot.run == run.run)
     return {
         "step": max(run.step, beat.step if beat is not None else run.step),
+        **({"fit": msgspec.to_builtins(beat.fit)} if beat is not None and beat.fit is not None else {}),
         "memory_step": max(slots, default=run.memory_step),
         "snapshots": beat.snapshots.as_status() if beat is not None and beat.snapshots.spacing else None,
     }
@@ -99,6 +100,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         "logdir": status["logdir"],
         **({"run files": f"{status['root']}/procsv"} if status.get("root") else {}),
         "step": steps,
+        **({"fit": show_fit(status)} if status.get("fit") else {}),
     }
     if (protected := status.get("protected")) is not None:
         facts["protected"] = "yes" if protected else _unprotected(status["running"])
@@ -140,6 +142,12 @@ def _unprotected(is_running: bool) -> str:
 def _spacing(snapshots: dict[str, Any]) -> str:
     every = f"every {show_duration(snapshots['interval'])}" if snapshots["interval"] else "none by time"
     return f"{every}, training waits {snapshots['mean_stall_ms']:.1f} ms for one ({snapshots['why']})"
+
+
+def show_fit(status: dict[str, Any]) -> str:
+    """How far a fit of Keras has come; "" without one."""
+    fit = status.get("fit")
+    return str(msgspec.convert(fit, FitPlace)) if fit else ""
 
 
 def show_step(step: int) -> str:

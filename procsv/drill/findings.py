@@ -242,6 +242,7 @@ def _sentence(text: str) -> str:
 
 
 def _by_how_much(one: dict[str, Any]) -> str:
+    owner = f"{one['owner']}, " if one.get("owner") else ""
     if one["max_abs"] is None:
-        return f"{one['elements']} elements"
-    return f"by {one['max_abs']:.3g}, relative {one['max_rel']:.3g}"
+        return f"{owner}{one['elements']} elements" if one["shape"] or not owner else owner.rstrip(", ")
+    return f"{owner}by {one['max_abs']:.3g}, relative {one['max_rel']:.3g}"

@@ -11,7 +11,7 @@ import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
-from procsv.base.outcome import NO_STEP
+from procsv.base.outcome import NO_STEP, FitPlace
 from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import find_run_in
@@ -25,6 +25,7 @@ class Story(msgspec.Struct, frozen=True):
     args: tuple[str, ...]
     is_running: bool
     account: Account
+    fit: FitPlace | None = None  # how far a fit of Keras has come
     damaged_lines: int = 0  # of the journal; they were passed over
 
 
@@ -44,4 +45,5 @@ def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
         raise UserError(f"{directory} is not the logdir of a run: it has no {paths.journal.relative_to(paths.logdir)}")
     target, args = (run.target, run.args) if run is not None else ("", ())
     logdir = str(run.checkpoint_dir if run is not None else paths.logdir)
-    return Story(logdir, target, args, is_running, account, len(damaged))
+    fit = run.fit if run is not None else None
+    return Story(logdir, target, args, is_running, account, fit, len(damaged))

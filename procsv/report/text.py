@@ -9,6 +9,8 @@ import datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from procsv.base.outcome import NO_STEP
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_count, show_duration
@@ -56,6 +58,7 @@ def as_data(story: Story) -> dict[str, Any]:
         "failures": account.failures,
         "lost_steps": account.lost_steps,
         "step": account.last_step,
+        "fit": msgspec.to_builtins(story.fit),
         "durable_step": account.durable_step,
         "damaged_lines": story.damaged_lines,
         "incarnations": [one.as_data() for one in account.incarnations],
@@ -94,6 +97,8 @@ def show(story: Story, console: Console) -> None:
         f"[bold]{as_markup(' '.join((story.target, *story.args)) or story.logdir)}[/bold]  {as_markup(story.logdir)}"
     )
     console.print(as_markup(headline(account)))
+    if story.fit is not None:
+        console.print(f"it was last seen in {story.fit}" if not story.is_running else f"it is in {story.fit}")
     if account.gave_up:
         console.print(as_markup(f"it gave up: {account.gave_up}"))
     console.print(f"goodput {account.goodput:.1%} of the time in which the run was active\n")
@@ -131,6 +136,15 @@ def _show_bar(account: Account, console: Console) -> None:
     console.print("".join(cells))
 
 
+ORIGINS = {
+    "fresh": "the beginning",
+    "memory": "memory",
+    "checkpoint": "checkpoint",
+    "alive": "the living model",
+    "chief": "its chief",
+}
+
+
 def _show_incarnations(account: Account, console: Console) -> None:
     names = ("start", "at", "back in", "from", "to step", "lost", "ended")
     table = make_table(names, right=("start", "at", "back in", "to step", "lost"))
@@ -146,7 +160,7 @@ def _show_incarnations(account: Account, console: Console) -> None:
 def incarnation_row(one: Incarnation) -> tuple[str, ...]:
     """Start, time, recovery, origin, last step, end and lost steps of one start of the program."""
     after = show_duration(one.recovery_seconds) if one.recovery_seconds is not None else "-"
-    origin = {"fresh": "the beginning", "memory": "memory", "checkpoint": "checkpoint"}.get(one.source, "-")
+    origin = ORIGINS.get(one.source, "-")
     if one.restored_step > 0:
         origin += f" {one.restored_step}"
     if one.is_promoted:

@@ -319,6 +319,7 @@ REMARKABLE = frozenset(
         "restarting",
         "session_lost",
         "session_recovered",
+        "fit_begun",
         "checkpoint_durable",
         "checkpoint_failed",
         "checkpoint_rejected",

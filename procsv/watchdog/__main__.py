@@ -1,4 +1,4 @@
-"""`python -m procsv.watchdog`: become the watchdog, by exec from `procsv launch`, so that its pid is the run's."""
+"""`python -m procsv.watchdog`: the watchdog of a run that is started by another process: a detached one, or a program of its own."""
 
 from __future__ import annotations
 

@@ -229,3 +229,30 @@ def test_a_word_that_is_no_fault_is_said_before_anything_is_trained(tmp_path: Pa
     assert done.returncode == 2
     assert "did you mean 'kill'?" in done.stderr
     assert not (tmp_path / "drill").exists()
+
+
+RESTLESS = """
+import os
+import tensorflow as tf
+import keras
+import numpy as np
+import procsv
+
+class Restless(keras.callbacks.Callback):  # what it draws is kept nowhere
+    def on_epoch_end(self, epoch, logs=None):
+        bias = self.model.get_layer("last").bias
+        bias.assign_add([int.from_bytes(os.urandom(2), "little") * 1e-6])
+
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(160, 4)).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="first"), keras.layers.Dense(1, name="last")])
+model.compile("sgd", "mse", jit_compile=False)
+callbacks = [Restless(), procsv.keras.BackupAndRestore()]
+model.fit(x, x.sum(1, keepdims=True), epochs=3, batch_size=8, verbose=0, callbacks=callbacks)
+"""
+
+
+def test_the_first_variable_of_a_fit_that_differs_is_named_and_whose_it_is(tmp_path: Path) -> None:
+    said = failed_drill(tmp_path, RESTLESS, "--snapshot-secs", "0.05", "--fault", "kill trainer at step 30")
+    assert "final variables differ: sequential/first/kernel (model, by " in said
+    assert "not deterministic" in said

@@ -174,6 +174,7 @@ def test_row_28_a_stop_during_the_start_ends_down(tmp_path: Path) -> None:
 def test_row_34_no_descriptors_to_start_with_is_charged_to_nobody_and_passes(tmp_path: Path) -> None:
     with running(tmp_path, TRAINS + "until_stopped(train())\n", max_failures=2) as run:
         wait_printed(run, "trains 1")
+        run.wait_for("services", lambda: [row["state"] for row in run.status()["processes"]].count("serving") == 2)
         watchdog = psutil.Process(run.process.pid)
         limits = watchdog.rlimit(psutil.RLIMIT_NOFILE)
         watchdog.rlimit(psutil.RLIMIT_NOFILE, (watchdog.num_fds(), limits[1]))  # it gets no more than it has

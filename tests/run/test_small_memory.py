@@ -92,3 +92,30 @@ def test_a_state_that_grows_beyond_shared_memory_goes_on_being_saved_by_staging(
     assert reader.get_tensor("global_step") == 40
     (keys,) = (reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name.endswith("-keys"))
     assert sorted(keys) == list(range(40))
+
+
+LARGE_FIT = """
+import keras
+import numpy as np
+import procsv
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(100_000), keras.layers.Dense(1)])
+model.compile("adam", "mse", jit_compile=False)
+x = np.random.default_rng(0).normal(size=(24, 64)).astype("float32")
+model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=[procsv.keras.BackupAndRestore()])
+"""
+
+
+@pytest.mark.fault
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm of its own")
+def test_a_fit_that_does_not_fit_into_shared_memory_saves_by_staging_and_says_so_once(tmp_path: Path) -> None:
+    program, logdir = tmp_path / "program.py", tmp_path / "logdir"
+    program.write_text(LARGE_FIT)
+    done = _launch_with_64_mb("--logdir", str(logdir), str(program))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (done.stdout + done.stderr).count("no snapshots in memory") == 1
+    assert "--shm-size" in done.stdout + done.stderr
+    durable = [e for e in read_journal(logdir / "procsv" / "journal.jsonl") if e["event"] == "checkpoint_durable"]
+    assert [(e["step"], e["reason"]) for e in durable] == [(12, "final")]
+    assert not list((logdir / "procsv").glob("staged.*"))

@@ -44,7 +44,7 @@ def square(x):
 
 def main():
     seen["incarnation"] = os.environ["PROCSV_INCARNATION"]
-    if seen["incarnation"] in ("1", "2"):
+    if "TEST_POOLS" in os.environ and seen["incarnation"] in ("1", "2"):
         for how in ("spawn", "fork", "forkserver"):
             with multiprocessing.get_context(how).Pool(1) as pool:
                 seen[how] = pool.map(square, [3])
@@ -80,15 +80,20 @@ if __name__ == "__main__":
 
 @contextmanager
 def trained(
-    tmp_path: Path, pauses: int, standby: str | None = None, helper: str = "wrapt", **env: Any
+    tmp_path: Path,
+    pauses: int,
+    standby: str | None = None,
+    helper: str = "wrapt",
+    template: bool = True,
+    **env: Any,
 ) -> Iterator[Launched]:
-    """A run of PROGRAM in a directory of its own."""
+    """A run of PROGRAM in a directory of its own; its standby has TensorFlow from the session's `template`."""
     home = tmp_path / "program"
     home.mkdir(parents=True)
     (home / "train.py").write_text(PROGRAM)
     (home / "helper.py").write_text(f"import {helper}\n")
     options = ("--snapshot-secs", "0.2", "--grace", "10s", "train.py", str(pauses))
-    with launched(tmp_path / "logdir", *options, cwd=home, standby=standby, template=False, **env) as run:
+    with launched(tmp_path / "logdir", *options, cwd=home, standby=standby, template=template, **env) as run:
         yield run
 
 
@@ -151,7 +156,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_each_next_trainer_is_a_fork_of_one_standby_and_neither_the_program_nor_its_result_can_tell(
     tmp_path: Path, undisturbed: str
 ) -> None:
-    with trained(tmp_path / "kills", 5, TEST_FLAG="as it was started") as run:
+    with trained(tmp_path / "kills", 5, template=False, TEST_POOLS="1", TEST_FLAG="as it was started") as run:
         for kill in (1, 2):
             at_step(run, kill * 100)
             run.wait_event("standby_ready")
@@ -309,7 +314,7 @@ def test_the_same_command_again_starts_from_a_standby_unless_the_program_is_anot
         """How the next launch ends, how its trainer began, and who was started first."""
         known = len(run.journal())
         options = ("--snapshot-secs", "0.2", "--grace", "10s", "train.py", "5")
-        with launched(run.logdir, *options, cwd=tmp_path / "program", standby=None, template=False) as again:
+        with launched(run.logdir, *options, cwd=tmp_path / "program", standby=None) as again:
             assert again.wait_end() == 0
         events = [entry for entry in again.journal()[known:] if entry["role"] in ("trainer", "standby")]
         first = next(entry["role"] for entry in events if entry["event"] == "spawned")

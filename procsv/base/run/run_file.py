@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from procsv.base.json_data import decode_sealed, encode_json, seal
-from procsv.base.outcome import NO_STEP, LastExit
+from procsv.base.outcome import NO_STEP, FitPlace, LastExit
 from procsv.base.run.paths import RunPaths, local_home
 from procsv.base.run.records import record_mode
 from procsv.base.run.trust import believed
@@ -46,6 +46,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int  # of the trainer; goes on counting in the next launch
     step: int = NO_STEP  # global step as last read
     steps_total: int = NO_STEP  # at which training ends, where a hook or the command line has told
+    fit: FitPlace | None = None  # how far a fit of Keras has come, as last read
     began_step: int = NO_STEP  # of the training that has not come to its end yet, through all launches of it
     durable_step: int = NO_STEP  # of the newest checkpoint that is verified on disk
     memory_step: int = NO_STEP  # of the newest whole snapshot in shared memory

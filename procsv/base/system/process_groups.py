@@ -7,6 +7,7 @@ other end of its pipe.  Killed together with the others, it would leave them in 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -30,18 +31,29 @@ def is_tracker(pid: int) -> bool:
 
 
 def kill_group(group: int) -> None:
-    """SIGKILL to all of it but trackers.  ProcessLookupError if there is none, PermissionError if it is somebody else's."""
-    if not any(map(is_tracker, _members(group))):
-        os.killpg(group, signal.SIGKILL)
-        return
+    """SIGKILL to all of it but trackers.  ProcessLookupError if there is none, PermissionError if it is somebody else's.
+
+    To trackers as well where there is no descriptor left to look with.
+    """
+    try:
+        if any(map(is_tracker, _members(group))) and _kill_others(group):
+            return
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    os.killpg(group, signal.SIGKILL)
+
+
+def _kill_others(group: int) -> bool:
+    """Kills all but trackers; whether none of them is left."""
     for _ in range(ROUNDS_MAX):
         others = [pid for pid in _members(group) if not is_tracker(pid)]
         for pid in others:
             with contextlib.suppress(ProcessLookupError):
                 _kill(pid, group)
         if not others:
-            return
-    os.killpg(group, signal.SIGKILL)
+            return True
+    return False
 
 
 def _members(group: int) -> Iterator[int]:

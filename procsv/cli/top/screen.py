@@ -16,7 +16,7 @@ from rich.text import Text
 from procsv.base.outcome import NO_STEP
 from procsv.base.terminal import make_table, printable
 from procsv.base.units import show_duration
-from procsv.cli.status import process_row, show_step
+from procsv.cli.status import process_row, show_fit, show_step
 from procsv.cli.top.readings import View
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -89,8 +89,10 @@ def _figures(view: View, width: int) -> list[Text]:
     else:
         taken = "-"
     run = f"attempt {status['incarnation']}, restarts {status['restarts']}   goodput {status['goodput']:.1%}"
+    fit = [_named("fit", show_fit(status), width)] if status.get("fit") else []
     lines = [
         _curve("step", f"{show_step(status['step'])}  {rate}", view.rates, width, low=0.0),
+        *fit,
         _curve(view.loss_name.rpartition("/")[2], loss, view.losses, width),
         _named("saved", kept, width),
         _named("snapshots", taken, width),

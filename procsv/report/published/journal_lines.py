@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 Step = Annotated[int, Meta(ge=-1, description="a global step; -1: there was none yet")]
 Pid = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
-Source = Literal["memory", "checkpoint", "fresh"]
+Source = Literal["memory", "checkpoint", "fresh", "alive", "chief"]
 Reason = Literal["start", "periodic", "final", "crash", "preempt", "manual"]
 
 
@@ -186,6 +186,15 @@ class SessionRecovered(Line, frozen=True, kw_only=True, tag="session_recovered")
     lost_steps: Annotated[int, Meta(ge=0)]
 
 
+class FitBegun(Line, frozen=True, kw_only=True, tag="fit_begun"):
+    """A fit of a Keras model begins."""
+
+    fit: Annotated[int, Meta(ge=1)]
+    model: str
+    epochs: int
+    how: str
+
+
 class Unprotected(Line, frozen=True, kw_only=True, tag="unprotected"):
     """The program has no session, so nothing of it is saved."""
 
@@ -290,6 +299,7 @@ JournalLine = (
     | Frozen
     | SessionLost
     | SessionRecovered
+    | FitBegun
     | Unprotected
     | StateSuspected
     | PreemptNotice

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
+from procsv.base.outcome import FitPlace
 from procsv.report.account import Kind
 from procsv.report.published.journal_lines import Seconds, Step
 
@@ -60,6 +61,7 @@ class ReportObject(Struct, frozen=True, kw_only=True):
     failures: int
     lost_steps: int
     step: Step
+    fit: FitPlace | None  # how far a fit of Keras has come
     durable_step: Step
     damaged_lines: int
     incarnations: tuple[Attempt, ...]

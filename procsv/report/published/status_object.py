@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from procsv.base.outcome import LastExit
+from procsv.base.outcome import FitPlace, LastExit
 from procsv.report.published.journal_lines import Seconds, Step
 
 
@@ -59,6 +59,7 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     incarnation: int
     step: Step
     steps_total: Step
+    fit: FitPlace | None  # how far a fit of Keras has come
     durable_step: Step
     memory_step: Step
     restarts: int

@@ -44,6 +44,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
         incarnation=task.incarnation,
         step=task.step,
         steps_total=task.steps_total,
+        fit=task.fit,
         began_step=task.began_step,
         durable_step=task.durable_step,
         memory_step=task.snapshots.memory_step,

@@ -198,6 +198,9 @@ class SimEnvironment(Environment):
     def remove_staged(self, prefix: str) -> None:
         self._world.memory.staged.pop(prefix, None)
 
+    def parcels(self) -> list[Path]:
+        return []  # no trainer here hands over a file
+
     def watch(self, on_change: Callable[[], None]) -> Watch:
         return SimWatch(on_change)
 

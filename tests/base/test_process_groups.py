@@ -1,0 +1,26 @@
+"""The end of a process group, whatever the one who ends it has left to look with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# Has no descriptor left when it kills.
+CODE = """
+import os, resource, subprocess, sys
+from procsv.base.system.process_groups import kill_group
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+lowest = os.open(os.devnull, os.O_RDONLY)
+os.close(lowest)
+resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+kill_group(child.pid)
+print(child.wait())
+"""
+
+
+def test_a_group_is_killed_without_a_descriptor_to_look_with() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "-9\n", done.stderr

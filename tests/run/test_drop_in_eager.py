@@ -1,0 +1,168 @@
+"""Programs of Keras and of TensorFlow 2 that do not know procsv, under `procsv launch --drop-in`."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from procsv.base import exit_codes
+from tests.support.launched import NEWS_S_MAX, Launched, environment, launched
+
+pytestmark = pytest.mark.fault
+
+QUICK = ("--drop-in", "--backoff", "0.1s..1s", "--snapshot-secs", "0.1")
+
+PROGRAM = """
+import hashlib, json, pathlib, sys, time
+import keras
+import numpy as np
+import tensorflow as tf
+
+WAY, DIRECTORY, WAIT_S = sys.argv[1], sys.argv[2], float(sys.argv[3])
+keras.utils.set_random_seed(7)
+x = np.random.default_rng(0).normal(size=(320, 8)).astype("float32")
+y = x.sum(1, keepdims=True)
+layers = [keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+model = keras.Sequential(layers)
+model.compile("adam", "mse", jit_compile=False)
+
+
+def show(**more):
+    found = hashlib.sha256(json.dumps(more, sort_keys=True).encode())
+    for variable in (*model.variables, *model.optimizer.variables):
+        found.update(np.asarray(variable).tobytes())
+    print("ends with", found.hexdigest()[:16], flush=True)
+
+
+class Another(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 2:
+            other = keras.Sequential([keras.layers.Dense(1)])
+            other.compile("sgd", "mse", run_eagerly=True)
+            other.fit(x[:32], y[:32], verbose=0)
+
+
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(WAIT_S)
+
+
+def fit():
+    callbacks = [Slow()] if WAIT_S else []
+    chosen = {"bare": [*callbacks, Another()], "backup": [*callbacks, keras.callbacks.BackupAndRestore(DIRECTORY)]}[WAY]
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(320, seed=3).batch(16)
+    history = model.fit(data, epochs=8, verbose=0, callbacks=chosen, validation_data=(x[:32], y[:32]))
+    show(history=history.history)
+
+
+def loop():
+    step = tf.Variable(0, dtype=tf.int64)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(320, seed=3).repeat().batch(16)
+    batches = iter(data)
+    model.optimizer.build(model.trainable_variables)
+    seeds = [v for v in model.variables if "seed" in v.path]
+    checkpoint = tf.train.Checkpoint(step=step, model=model, optimizer=model.optimizer, batches=batches, seeds=seeds)
+    manager = tf.train.CheckpointManager(checkpoint, DIRECTORY, max_to_keep=3)
+    best = tf.train.CheckpointManager(checkpoint, DIRECTORY + "-best", max_to_keep=1)
+    checkpoint.restore(manager.latest_checkpoint)
+    print("begins at", int(step), flush=True)
+
+    @tf.function
+    def train(inputs, labels):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(inputs, training=True) - labels) ** 2)
+        variables = model.trainable_variables
+        model.optimizer.apply(tape.gradient(loss, variables), variables)
+
+    while int(step) < 160:
+        train(*next(batches))
+        step.assign_add(1)
+        time.sleep(WAIT_S)
+        if int(step) % 10 == 0:
+            print("saved", manager.save(), flush=True)
+        if int(step) == 80:
+            best.save()
+    again = tf.train.CheckpointManager(checkpoint, DIRECTORY, max_to_keep=3)
+    print("newest", tf.train.latest_checkpoint(DIRECTORY), again.latest_checkpoint, flush=True)
+    show()
+
+
+loop() if WAY == "loop" else fit()
+"""
+
+
+def ending(text: str) -> str:
+    found = re.findall(r"ends with ([0-9a-f]{16})", text)
+    assert found, text
+    return str(found[-1])
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("program") / "train.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def ends_alone(program: Path, way: str, directory: Path) -> str:
+    argv = [sys.executable, str(program), way, str(directory), "0"]
+    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=NEWS_S_MAX, check=True)
+    return ending(done.stdout)
+
+
+def wait_said(run: Launched, pattern: str) -> None:
+    run.wait_for(pattern, lambda: re.search(pattern, run.said()))
+
+
+def kill_at(run: Launched, *steps: int) -> None:
+    for count, step in enumerate(steps, start=2):
+        run.wait_step(step)
+        run.kill("trainer")
+        assert run.wait_event("recovered", count)[count - 1]["source"] != "fresh"
+
+
+def test_a_fit_of_a_program_that_does_not_know_procsv_ends_with_the_bits_of_one_that_was_not_killed(
+    program: Path, tmp_path: Path
+) -> None:
+    wanted = {way: ends_alone(program, way, tmp_path / "none") for way in ("bare", "backup")}
+    with launched(tmp_path / "bare", *QUICK, str(program), "bare", "-", "0.02", standby=None) as run:  # as installed
+        kill_at(run, 15, 75)
+        run.assert_completed()
+        assert ending(run.said()) == wanted["bare"]
+        assert "a model.fit is not looked after: one training at a time" in run.said()
+        assert run.said().count("model.fit is looked after") == 3  # once a start
+        assert len(run.events("promoted")) == 3, "each trainer is a fork of the standby"
+    with launched(tmp_path / "backup", *QUICK, str(program), "backup", str(tmp_path / "elsewhere"), "0.02") as run:
+        kill_at(run, 30)
+        run.assert_completed()
+        assert ending(run.said()) == wanted["backup"]
+    assert not (tmp_path / "elsewhere").exists()  # the run's logdir has it
+
+
+def test_a_loop_with_a_checkpoint_manager_goes_on_from_its_newest_save_and_ends_with_the_same_bits(
+    program: Path, tmp_path: Path
+) -> None:
+    wanted = ends_alone(program, "loop", tmp_path / "alone")
+    logdir = tmp_path / "loop"
+    with launched(logdir, *QUICK, str(program), "loop", str(logdir), "0.02", standby=None) as run:
+        wait_said(run, r"saved .*ckpt-3")
+        run.kill("trainer")
+        wait_said(run, r"begins at [^0]")
+        wait_said(run, r"saved .*ckpt-7")
+        run.kill("watchdog", signal.SIGTERM)  # a preemption: it ends with its next save
+        assert run.wait_end() == exit_codes.RESUMABLE
+        stopped = run.events("checkpoint_durable")[-1]
+        assert stopped["reason"] in ("preempt", "manual")
+        assert "-best is left alone" in run.said()
+    with launched(logdir, *QUICK, str(program), "loop", str(logdir), "0") as run:
+        run.assert_completed()
+        assert f"begins at {10 * int(stopped['path'].rpartition('-')[2])}\n" in run.said()
+        assert ending(run.said()) == wanted
+        assert f"newest {logdir}/ckpt-16 {logdir}/ckpt-16\n" in run.said()  # what is saved is found at once
+    names = sorted(path.stem for path in logdir.glob("ckpt-*.index"))
+    assert names == ["ckpt-14", "ckpt-15", "ckpt-16"]

@@ -1,0 +1,42 @@
+"""Long evaluations of a fit: they are no hang, a notice in their middle loses nothing, and one can see where the fit is."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from procsv.base import exit_codes
+from tests.support import keras_evaluation
+from tests.support.launched import Launched, launched, procsv
+
+pytestmark = pytest.mark.fault
+
+PROGRAM = str(Path(keras_evaluation.__file__))
+
+
+def ending(run: Launched) -> str:
+    run.assert_completed()
+    return str(re.findall(r"digest ([0-9a-f]{16})", run.said())[-1])
+
+
+def test_an_evaluation_that_gets_a_notice_is_made_again_and_no_batch_is_lost(tmp_path: Path) -> None:
+    with launched(tmp_path / "alone", PROGRAM) as run:
+        wanted = ending(run)
+    with launched(tmp_path / "run", "--hang-timeout", "2s", PROGRAM, "--test-ms", "250") as run:
+        run.wait_for(
+            "the second evaluation", lambda: run.said().count("evaluating") == 2
+        )  # an evaluation takes twice as long as a step may
+        assert run.status()["fit"] == {"number": 1, "epoch": 2, "epochs": 3, "batch": 10, "batches": 10}
+        run.kill("watchdog", signal.SIGTERM)
+        assert run.wait_end() == exit_codes.RESUMABLE
+        assert run.events("hang_detected") == []
+        assert [(e["reason"], e["step"]) for e in run.events("checkpoint_durable")][-1] == ("preempt", 20)
+    assert "epoch 2 of 3, batch 10 of 10" in procsv("status", str(tmp_path / "run")).stdout
+    assert "epoch 2 of 3, batch 10 of 10" in procsv("report", str(tmp_path / "run")).stdout
+    with launched(tmp_path / "run", PROGRAM) as run:
+        assert ending(run) == wanted
+        assert run.events("recovered")[-1]["step"] == 20
+        assert run.status()["fit"] == {"number": 1, "epoch": 3, "epochs": 3, "batch": 10, "batches": 10}

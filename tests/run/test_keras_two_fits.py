@@ -1,0 +1,60 @@
+"""Several fits in one program: one that has ended is not made again after a crash, unless it is another one then."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from procsv.base import exit_codes
+from tests.support import keras_two_fits
+from tests.support.launched import Launched, launched
+
+pytestmark = pytest.mark.fault
+
+PROGRAM = str(Path(keras_two_fits.__file__))
+QUICK = ("--backoff", "0.1s..1s", "--snapshot-secs", "0.05")
+
+
+def ending(run: Launched) -> str:
+    run.assert_completed()
+    return str(re.findall(r"digest ([0-9a-f]{16})", run.said())[-1])
+
+
+def test_a_fit_that_has_ended_is_brought_to_its_end_after_a_crash_of_the_next_one(tmp_path: Path) -> None:
+    with launched(tmp_path / "alone", PROGRAM, "--quick") as run:
+        wanted = ending(run)
+    with launched(tmp_path / "run", *QUICK, "--fault", "kill trainer at step 38", PROGRAM) as run:
+        assert ending(run) == wanted
+        assert run.said().count("first fit, a batch") == 20
+        assert run.said().count("second fit, a batch") < 50
+        batches = run.said().count("fit, a batch")
+        resumed = run.events("recovered")[-1]
+        assert 20 < resumed["step"] < 38
+        assert [(e["fit"], e["how"]) for e in run.events("fit_begun")] == [
+            (1, "fresh"),
+            (2, "fresh"),
+            (1, "ended"),
+            (2, "resumed"),
+        ]
+    with launched(tmp_path / "run", PROGRAM) as run:  # all of it is over
+        assert ending(run) == wanted
+        assert run.said().count("fit, a batch") == batches
+
+
+def test_a_fit_that_is_another_one_than_before_begins_anew_and_so_do_those_after_it(tmp_path: Path) -> None:
+    with launched(tmp_path / "alone", PROGRAM, "--quick", "--epochs", "1") as run:
+        wanted = ending(run)
+    with launched(tmp_path / "run", *QUICK, PROGRAM) as run:
+        run.wait_for("the second fit", lambda: run.said().count("second fit, a batch") > 5)
+        run.kill("watchdog", signal.SIGTERM)
+        assert run.wait_end() == exit_codes.RESUMABLE
+        before = run.said()
+    with launched(tmp_path / "run", PROGRAM, "--quick", "--epochs", "1") as run:
+        assert ending(run) == wanted
+        assert "fit 1 is another one than at the last start (epochs: 2 then, 1 now): it begins anew" in run.said()
+        said = run.said().removeprefix(before)
+        assert said.count("first fit, a batch") == 10
+        assert said.count("second fit, a batch") == 30

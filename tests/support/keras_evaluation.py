@@ -1,0 +1,58 @@
+"""A fit whose evaluations are long, and shuffle: `keras_evaluation.py [--test-ms MS]`; prints `evaluating`, and at the end a digest."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import threading
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import procsv
+
+TEST_BATCHES = 16
+
+
+class Slow(keras.callbacks.Callback):
+    """Long batches of an evaluation, which is announced when it is half over."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._pause, self._seconds = threading.Event(), seconds
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == TEST_BATCHES // 2:
+            print("evaluating", flush=True)
+        self._pause.wait(self._seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--test-ms", type=float, default=0.0)
+    seconds = parser.parse_args().test_ms / 1000
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    keras.utils.set_random_seed(11)
+    x = np.random.default_rng(0).normal(size=(160, 8)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True)))
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.3), keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"], jit_compile=False)
+    history = model.fit(
+        data.shuffle(160, seed=1).batch(16),
+        epochs=3,
+        validation_data=data.shuffle(160, seed=2).batch(160 // TEST_BATCHES),
+        callbacks=[Slow(seconds), procsv.keras.BackupAndRestore()],
+        verbose=0,
+    )
+    found = hashlib.sha256(json.dumps(history.history, sort_keys=True).encode())
+    for variable in (*model.variables, *model.optimizer.variables):
+        found.update(np.asarray(variable).tobytes())
+    print(f"digest {found.hexdigest()[:16]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
