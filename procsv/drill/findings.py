@@ -188,6 +188,8 @@ def _exits(trial: Trial) -> str:
     codes = ", ".join(str(code) for code in trial.exit_codes)
     last = trial.account.incarnations[-1].evidence if trial.account.incarnations else ""
     why = f" ({last})" if last else ""
+    said = [line for line in trial.last_words.splitlines() if line.startswith("procsv: ")]
+    why += f", and said at last: {said[-1].removeprefix('procsv: ')}" if said else ""
     return (
         f"procsv launch ended with {codes}{why}; see `procsv report {trial.logdir}` and {trial.logdir}/procsv/crashes"
     )

@@ -78,7 +78,7 @@ class OrphanShutdown:
         paths = self._start.paths
         lock = FileLock(paths.run_lock)
         with contextlib.suppress(OSError):
-            if not lock.try_acquire("procsv checkpoint service, tidying up", now_wall_s):
+            if not lock.try_acquire("procsv checkpoint service, tidying up", now_wall_s, is_brief=True):
                 return
             # killed here or below: a stale lock is no lock, and the next launch clears the rest
             if not keep_memory:

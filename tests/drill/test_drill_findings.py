@@ -206,6 +206,10 @@ def test_of_a_program_that_fails_without_faults_no_figures_of_faults_are_shown()
     ("changes", "said"),
     [
         ({"drilled": Trial("logdir", (-9, 70), _account(), "")}, "did not survive"),
+        (
+            {"drilled": Trial("logdir", (-9, 73), _account(), "step 4\nprocsv: it is in use")},
+            "said at last: it is in use",
+        ),
         ({"comparison": {}}, "no final checkpoint"),
         ({"continuity": {**WHOLE, "problems": ["loss at step 3 is there twice"]}}, "twice"),
         ({"continuity": {**WHOLE, "missing_tags": ["accuracy"]}}, "accuracy is missing"),

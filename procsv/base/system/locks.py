@@ -33,6 +33,7 @@ class Holder(msgspec.Struct, frozen=True):
     pid: Annotated[int, msgspec.Meta(ge=0, le=2**22)]
     what: str
     since: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0  # Unix seconds
+    is_brief: bool = False  # it lets go by itself, after a few files at most
 
 
 def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
@@ -83,14 +84,14 @@ class FileLock:
         self.path = path
         self.fd = -1
 
-    def try_acquire(self, what: str, wall_s: float, pid: int = 0) -> bool:
+    def try_acquire(self, what: str, wall_s: float, pid: int = 0, *, is_brief: bool = False) -> bool:
         """Takes the lock or says False at once.  FileNotFoundError if its directory is gone.
 
-        `pid`: for whom it is held, where that is not us.
+        `pid`: for whom it is held, where that is not us.  `is_brief`: whoever wants it may wait for us.
         """
         if not self._acquire():
             return False
-        self._write(msgspec.json.encode(Holder(pid or os.getpid(), what, wall_s)))
+        self._write(msgspec.json.encode(Holder(pid or os.getpid(), what, wall_s, is_brief)))
         return True
 
     def _acquire(self) -> bool:

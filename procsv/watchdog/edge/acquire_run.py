@@ -32,7 +32,7 @@ from procsv.base.run.records import make_home
 from procsv.base.run.run_file import RunFile, find_run_in, read_run
 from procsv.base.service_table import SERVICES
 from procsv.base.system.atomic_file import set_aside
-from procsv.base.system.locks import DirectoryLock, FileLock
+from procsv.base.system.locks import DirectoryLock, FileLock, Holder
 from procsv.base.terminal import printable
 from procsv.base.text import is_remote
 from procsv.watchdog.edge.resources.adopted_logdir import refuse_if_adopted
@@ -40,6 +40,7 @@ from procsv.watchdog.edge.resources.logdir_lease import in_use, take_lease
 from procsv.watchdog.edge.resources.orphans import Orphans
 
 LEFTOVER_MARGIN_S = 15.0  # beyond the grace: the services of a dead run tidy up after its trainer
+TIDYING_S_MAX = 10.0  # the last service of a dead run removes some files
 ENDING_S_MAX = 10.0  # beyond that: for a program that had its time, and is killed, to be gone
 ROOM_BYTES = 2**18  # that a runtime directory must have
 TRIES_MAX = 100  # to get a lock file that stays; each loss means that another process has just tidied up
@@ -76,7 +77,7 @@ def open_run(
     make_home(paths, group_readable=group_readable)
     for _ in range(TRIES_MAX):
         try:
-            lock = _take_lock(paths, clock, us)
+            lock = _take_lock(paths, clock, us, wait)
         except OSError as error:
             raise _unusable(paths.run_dir, error) from error
         heirs = DirectoryLock(paths.home)
@@ -144,20 +145,31 @@ def _seen_until(paths: RunPaths, before: RunFile | None) -> float | None:
     return paths.run_json.stat().st_mtime
 
 
-def _take_lock(paths: RunPaths, clock: Clock, us: Lease) -> FileLock:
-    lock = FileLock(paths.run_lock)
+def _take_lock(paths: RunPaths, clock: Clock, us: Lease, wait: Wait) -> FileLock:
+    """The run's lock, once the last service of a killed run has tidied up; LogdirLocked if another run has it."""
+    lock, deadline_s = FileLock(paths.run_lock), clock.monotonic() + TIDYING_S_MAX
     for _ in range(TRIES_MAX):
         make_private_dir(paths.run_dir)
         with contextlib.suppress(FileNotFoundError):  # a run that ends has just removed the directory
-            if lock.try_acquire(us.what, clock.wall(), pid=us.pid):
+            while not lock.try_acquire(us.what, clock.wall(), pid=us.pid):
+                holder = lock.holder()
+                if _stays(holder) or clock.monotonic() > deadline_s:
+                    break
+                lock.wake()  # it may be stopped in the middle
+                wait(0.02)
+            else:
                 return lock
-            holder = lock.holder()
             run = read_run(paths.run_json)
             if holder is not None:
                 raise LogdirLocked(_in_use(paths, holder.pid, holder.since, holder.what))
             if run is not None:
                 raise LogdirLocked(_in_use(paths, run.pid, run.started_at, "procsv"))
     raise LogdirLocked(f"{paths.run_lock} is held by another process")
+
+
+def _stays(holder: Holder | None) -> bool:
+    """Whether who holds the lock is a run: not one that tidies up, or that has not written yet who it is."""
+    return holder is not None and not holder.is_brief and psutil.pid_exists(holder.pid)
 
 
 def _check_room(paths: RunPaths) -> None:

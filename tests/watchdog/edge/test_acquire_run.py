@@ -227,6 +227,38 @@ def test_services_that_remove_the_run_directory_as_they_leave_do_not_take_our_lo
     close_it(paths, opened)
 
 
+def test_a_service_that_tidies_up_after_a_dead_run_is_waited_for(paths: RunPaths) -> None:
+    close_it(paths, open_it(paths))
+    paths.run_dir.mkdir(mode=0o700)
+    service = FileLock(paths.run_lock)
+    assert service.try_acquire("procsv checkpoint service, tidying up", 0.0, is_brief=True)
+    waits = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        service.release()
+
+    close_it(paths, open_it(paths, wait))
+    assert waits
+
+
+def test_who_has_the_lock_and_has_not_yet_said_so_is_waited_for_but_not_for_ever(paths: RunPaths) -> None:
+    close_it(paths, open_it(paths))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    paths.run_dir.mkdir(mode=0o700)
+    held, clock = FileLock(paths.run_lock), FakeClock()
+    assert held.try_acquire("procsv launch train.py", 0.0, pid=gone.pid)  # as a killed run's file says, locked anew
+
+    def wait(seconds: float) -> None:
+        clock.advance(seconds)
+
+    with pytest.raises(LogdirLocked, match=f"process {gone.pid}"):
+        open_it(paths, wait, clock)
+    held.release()
+    paths.run_dir.rmdir()
+
+
 def test_a_logdir_that_cannot_be_made_is_exit_73(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError) as caught:
