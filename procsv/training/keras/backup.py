@@ -8,6 +8,7 @@ It writes nothing on the training thread: snapshots go to shared memory, and the
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,14 +20,20 @@ from procsv.base.text import is_remote
 from procsv.training.eager.controller import FROM_COMMAND_LINE, seconds_of
 from procsv.training.keras import private
 from procsv.training.keras.fit import Fit
+from procsv.training.keras.fit_numbers import FitNumbers, kind_of
 from procsv.training.keras.hooks import apply_hooks
 from procsv.training.keras.options import Options
+from procsv.training.keras.position import shape_of
 from procsv.training.managed.attach import attach
 
 NAME = "backup"  # of the checkpoints
 WAYS = ("auto", "replay", "iterator", "none")
 
-_fits: dict[str, int] = {}  # begun in this process, by directory
+numbers = FitNumbers()
+
+
+class NoDirectory(UserError, ValueError):
+    """Keras' callback raises a ValueError there."""
 
 
 def strange_strategy(model: Any) -> str:
@@ -66,16 +73,21 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
                 f"{keras.backend.backend()}) lacks {', '.join(private.missing)}: use keras.callbacks.BackupAndRestore"
             )
         if not (save_freq in ("auto", "epoch") or (isinstance(save_freq, int) and save_freq >= 0)):
-            raise ValueError(f'save_freq is {save_freq!r}; pass "auto", "epoch", a number of batches, or False for off')
+            raise ValueError(
+                f'Invalid value for argument `save_freq`: {save_freq!r}; pass "auto", "epoch", a number of batches, or False for off'
+            )
         if data not in WAYS:
             raise ValueError(f"data is {data!r}; pass one of {', '.join(map(repr, WAYS))}")
         if backup_dir is not None and is_remote(os.fspath(backup_dir)):
             raise UserError(f"procsv.keras.BackupAndRestore needs a local directory, and {backup_dir} is none")
         runtime, used = attach(None if backup_dir is None else os.fspath(backup_dir), may_save=True)
         if runtime is None:
-            raise UserError("name the directory of the backups: procsv.keras.BackupAndRestore(backup_dir)")
+            raise NoDirectory(
+                "Empty `backup_dir` argument passed: name the directory of the backups, procsv.keras.BackupAndRestore(backup_dir)"
+            )
         super().__init__(used, "epoch", double_checkpoint, delete_checkpoint)
         self.save_freq = save_freq
+        self.named: str | None = os.path.realpath(used)  # by the program; a fit that is called again names the same one
         self._runtime = runtime
         self._options = Options(
             prefix=os.path.join(used, NAME),
@@ -99,22 +111,33 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             self.model.distribute_strategy, tf.distribute.MirroredStrategy
         ):
             raise UserError('data="iterator" does not work under MirroredStrategy: pass data="replay"')
-        key = os.path.realpath(self.backup_dir)
-        _fits[key] = _fits.get(key, 0) + 1
-        return Fit(self._runtime, self._options, callbacks, self, epochs, _fits[key])
+        directory = os.path.realpath(self.backup_dir)
+        kind = kind_of(self.named, self.model, shape_of(epochs)) if self.named is not None else None
+        number, is_again = numbers.begin_fit(directory, kind)
+        return Fit(
+            self._runtime, self._options, callbacks, self, epochs, number, is_again, lambda: numbers.end_fit(directory)
+        )
 
-    # Keras' own doings: the hooks take their place.
+    # The hooks take the place of Keras' own doings; its counters are kept.
     def on_train_begin(self, logs: Any = None) -> None: ...
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.go_to(epoch + 1, 0)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._last_batch_seen = batch
 
     def on_train_end(self, logs: Any = None) -> None: ...
 
+    def go_to(self, epoch: int, batch: int) -> None:
+        """Sets Keras' counters: epochs that have ended, and the last batch of the one under way."""
+        self._current_epoch, self._last_batch_seen = epoch, batch
+
     def delete_backups(self) -> None:
-        """Removes the checkpoints of a fit that has ended."""
+        """Removes the checkpoints of a fit that has ended, and the directory, unless others have put something there."""
         directory = Path(self.backup_dir)
         for pattern in (f"{NAME}-*.index", f"{NAME}-*.data-*", f"{NAME}-*.manifest.json", "checkpoint"):
             for path in directory.glob(pattern):
                 path.unlink(missing_ok=True)
+        if {path.name for path in directory.iterdir()} <= {self._runtime.paths.home.name}:
+            shutil.rmtree(directory)

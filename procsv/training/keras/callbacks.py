@@ -43,10 +43,14 @@ def _state_of(callback: Any) -> Any:
     return {"plain": plain, "functions": functions, "files": read_files(callback)}
 
 
-def check_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]]) -> None:
-    """UserError if these are not the callbacks that were saved."""
-    now, before = [type(callback).__qualname__ for callback in callbacks], [kind for kind, _ in saved]
-    if now != before:
+def kinds_of(callbacks: Sequence[Any]) -> list[str]:
+    return [type(callback).__qualname__ for callback in callbacks]
+
+
+def check_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]], other_calls: list[list[str]]) -> None:
+    """UserError if these are neither the callbacks that were saved nor, by their kinds, those of another call of the fit."""
+    now, before = kinds_of(callbacks), [kind for kind, _ in saved]
+    if now != before and now not in other_calls:
         raise UserError(
             f"the callbacks have changed since the state was saved: {', '.join(before) or 'none'} then, {', '.join(now) or 'none'} now; "
             "fit with the same ones in the same order, or begin anew in another directory"
@@ -54,15 +58,25 @@ def check_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]]) -> N
 
 
 def write_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]], is_over: bool = False) -> None:
-    """`is_over`: of a fit that had ended; a later one may have gone on in its files."""
-    for callback, (_, state) in zip(callbacks, saved, strict=True):
-        if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
-            callback.set_state(state)
-        else:
-            vars(callback).update(state["plain"])
-            vars(callback).update({key: FUNCTIONS[name] for key, name in state["functions"].items()})
-            if not is_over:
-                put_back_files(callback, state.get("files", {}))
+    """A callback that was not there, in another call of the fit, is left as it is.
+
+    `is_over`: of a fit that had ended; a later one may have gone on in its files.
+    """
+    left = list(saved)
+    for callback, kind in zip(callbacks, kinds_of(callbacks), strict=True):
+        place = next((i for i, (saved_kind, _) in enumerate(left) if saved_kind == kind), None)
+        if place is not None:
+            _write_state(callback, left.pop(place)[1], is_over)
+
+
+def _write_state(callback: Any, state: Any, is_over: bool) -> None:
+    if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+        callback.set_state(state)
+        return
+    vars(callback).update(state["plain"])
+    vars(callback).update({key: FUNCTIONS[name] for key, name in state["functions"].items()})
+    if not is_over:
+        put_back_files(callback, state.get("files", {}))
 
 
 def read_random() -> dict[str, Any]:

@@ -53,6 +53,7 @@ class BackupAndRestore(backup.BackupAndRestore):
         directory = None if current() is not None else backup_dir
         super().__init__(directory, save_freq, double_checkpoint, delete_checkpoint)
         self._given = backup_dir
+        self.named = os.path.realpath(backup_dir)
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
@@ -72,10 +73,14 @@ class BackupAndRestore(backup.BackupAndRestore):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._is_left_alone:
             _theirs.on_epoch_end(self, epoch, logs)
+        else:
+            super().on_epoch_end(epoch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._is_left_alone:
             _theirs.on_train_batch_end(self, batch, logs)
+        else:
+            super().on_train_batch_end(batch, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._is_left_alone:
@@ -96,6 +101,7 @@ def _make_fit(callbacks: Any, epochs: Any) -> Fit | None:
         say_once(f"a model.fit is not looked after: {why}")
         return None
     own = backup.BackupAndRestore()
+    own.named = None  # Keras would not go on with it either
     own.set_model(model)
     say_once(f"model.fit is looked after: its state is kept, and saved in {own.backup_dir}")
     private.call_synchronously(callbacks)

@@ -8,6 +8,7 @@ the step, and between two epochs at the end of the next `on_epoch_begin`, whose 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -18,7 +19,14 @@ from procsv.base.outcome import FitPlace
 from procsv.ipc.messaging.messages import Durable
 from procsv.training.eager.controller import EagerController
 from procsv.training.keras import private
-from procsv.training.keras.callbacks import check_callbacks, read_callbacks, read_random, write_callbacks, write_random
+from procsv.training.keras.callbacks import (
+    check_callbacks,
+    kinds_of,
+    read_callbacks,
+    read_random,
+    write_callbacks,
+    write_random,
+)
 from procsv.training.keras.ended_fits import EndedFits, Print, find_difference, take_print
 from procsv.training.keras.evaluation import Evaluation
 from procsv.training.keras.file_writer import FileWriter, sweep
@@ -37,9 +45,25 @@ from procsv.training.snapshots.snapshot_queue import SnapshotRequest
 class Fit:
     """procsv's side of one call of `fit`."""
 
-    def __init__(self, runtime: Runtime, options: Options, callbacks: Any, own: Any, epochs: Any, number: int) -> None:
-        """`callbacks`: Keras' list, in which `own` is ours; `epochs`: the fit's EpochIterator."""
+    def __init__(
+        self,
+        runtime: Runtime,
+        options: Options,
+        callbacks: Any,
+        own: Any,
+        epochs: Any,
+        number: int,
+        is_again: bool,
+        note_end: Callable[[], None],
+    ) -> None:
+        """`callbacks`: Keras' list, in which `own` is ours; `epochs`: the fit's EpochIterator.
+
+        `is_again`: an exception has ended the fit in this process, and the program calls it once more.  `note_end` is called
+        when it has ended.
+        """
         self._runtime, self._options, self._model, self._number = runtime, options, own.model, number
+        self._is_again, self._note_end = is_again, note_end
+        self._other_calls: list[list[str]] = []  # of this fit: the kinds of their callbacks
         self.files = FileWriter(runtime)
         self._logged = LoggedFiles(())
         self._own = own
@@ -109,6 +133,7 @@ class Fit:
             "data": msgspec.to_builtins(position, builtin_types=(bytes,)),
             "evaluation": self._evaluation.read(),
             "callbacks": read_callbacks(self._callbacks),
+            "calls": self._other_calls,
             "random": read_random(),
             "print": self._take_print() if self._is_over else None,
             "names": self._make_source().name_variables() if self._is_over else None,
@@ -189,7 +214,7 @@ class Fit:
 
     def _go_on_from(self, found: Found) -> None:
         place = found.place
-        check_callbacks(self._callbacks, place["callbacks"])
+        self._check_callbacks(place)
         self._position.check(msgspec.convert(place["data"], Saved))
         self._restored = found
         self._base, self._steps = place["base"], place["steps"]
@@ -197,6 +222,13 @@ class Fit:
             private.begin_at(self._model, self._last_epoch + 1)  # there is nothing left to do
         else:
             private.begin_at(self._model, place["epoch"] + place["over"])
+
+    def _check_callbacks(self, place: Plain) -> None:
+        """A call after an exception may have other callbacks, and the next start may come to either call."""
+        now, before = kinds_of(self._callbacks), [kind for kind, _ in place["callbacks"]]
+        calls = [list(kinds) for kinds in place.get("calls", [])]
+        check_callbacks(self._callbacks, place["callbacks"], [*calls, now] if self._is_again else calls)
+        self._other_calls = [kinds for kinds in [*calls, before] if kinds != now]
 
     def begin_epoch(self, epoch: int) -> None:
         """At the end of `on_epoch_begin`."""
@@ -218,6 +250,7 @@ class Fit:
             self._logged.begin_anew()
             return
         place = found.place
+        self._own.go_to(place["epoch"] + place["over"], 0 if place["over"] else max(0, place["batch"]))
         self._logged.go_on()
         self._make_source().put_back(found)
         write_callbacks(self._callbacks, place["callbacks"], place["over"])
@@ -305,6 +338,7 @@ class Fit:
     def end(self) -> None:
         """After `on_train_end`: the state at the end is saved, so that a start after it has nothing to do again."""
         self._is_over = True
+        self._note_end()
         self._leave_model()
         training = self._controller.training
         deletes = self._own.delete_checkpoint and self._runtime.observer is not None

@@ -30,9 +30,14 @@ class Saved(msgspec.Struct, frozen=True):
     steps_seen: int
     num_batches: int | None
     has_current: bool  # an iterator outlives its epoch
-    shape: list[int | None]  # what must not change: steps_per_epoch, steps_per_execution, batches
+    shape: list[int | None]  # steps_per_epoch, steps_per_execution, batches
     iterator: bytes = b""
     is_done: bool = False  # no batch of this epoch is left
+
+
+def shape_of(epochs: Any) -> list[int | None]:
+    """How an EpochIterator takes its data: what must not change."""
+    return [epochs.steps_per_epoch, epochs.steps_per_execution, epochs._num_batches]
 
 
 class Position:
@@ -43,7 +48,7 @@ class Position:
         self.made: list[int] = []
         self.is_done = False
         self._resume: tuple[Saved, int, bool] | None = None
-        self.shape = [epochs.steps_per_epoch, epochs.steps_per_execution, epochs._num_batches]
+        self.shape = shape_of(epochs)
         private.keep_with(epochs, _MARK, self)
 
     def read(self) -> Saved:

@@ -16,6 +16,7 @@ import tensorflow as tf
 import procsv
 from procsv.base.errors import UserError
 from procsv.training.keras import backup, private
+from procsv.training.keras.fit_numbers import FitNumbers, Kind
 from tests.support.launched import environment
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
@@ -47,12 +48,12 @@ class Interrupt(keras.callbacks.Callback):
 @pytest.fixture(autouse=True)
 def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fit of a test is the first one of a program."""
-    monkeypatch.setattr(backup, "_fits", _Forgetful())
+    monkeypatch.setattr(backup, "numbers", _Forgetful())
 
 
-class _Forgetful(dict[str, int]):
-    def get(self, key: Any, default: Any = None) -> Any:
-        return default
+class _Forgetful(FitNumbers):
+    def begin_fit(self, directory: str, kind: Kind | None) -> tuple[int, bool]:
+        return 1, False
 
 
 def fit(
@@ -117,7 +118,11 @@ def test_a_fit_that_has_ended_is_not_made_again_and_one_with_more_epochs_goes_on
 
 def test_the_backups_of_a_fit_that_has_ended_are_deleted_as_keras_does(tmp_path: Path) -> None:
     fit(tmp_path / "run", delete_checkpoint=True)
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["procsv"]
+    assert not (tmp_path / "run").exists()
+    fit(tmp_path / "run", epochs=1)
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    fit(tmp_path / "run", delete_checkpoint=True)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["notes.txt", "procsv"]
 
 
 def test_a_fit_without_it_is_keras_own_and_one_with_false_is_off(tmp_path: Path) -> None:
@@ -133,13 +138,6 @@ def test_without_its_place_in_the_data_an_epoch_begins_anew(tmp_path: Path) -> N
     model, history = fit(tmp_path / "run", data="none")
     assert history.epoch == [0, 1, 2]
     assert int(model.optimizer.iterations) == 6 - 1 + 8  # the batch that raised was not seen to its end
-
-
-def test_a_program_may_fit_again_after_a_fit_that_has_raised(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        fit(tmp_path / "run", 6)
-    model, _ = fit(tmp_path / "run")
-    assert int(model.optimizer.iterations) == 12
 
 
 def test_it_is_keras_own_callback(tmp_path: Path) -> None:
@@ -185,7 +183,8 @@ def test_a_directory_with_other_checkpoints_is_refused(tmp_path: Path) -> None:
 BAD: list[tuple[Callable[[Path], Any], type[Exception], str]] = [
     (lambda _: procsv.keras.BackupAndRestore(), UserError, "name the directory"),
     (lambda _: procsv.keras.BackupAndRestore("gs://bucket/run"), UserError, "local directory"),
-    (lambda path: procsv.keras.BackupAndRestore(path, "hourly"), ValueError, "save_freq"),
+    (lambda _: procsv.keras.BackupAndRestore(""), ValueError, "Empty `backup_dir` argument passed"),
+    (lambda path: procsv.keras.BackupAndRestore(path, "hourly"), ValueError, "Invalid value for argument `save_freq`"),
     (lambda path: procsv.keras.BackupAndRestore(path, data="all"), ValueError, "data is 'all'"),  # type: ignore[arg-type]
 ]
 

@@ -15,6 +15,7 @@ import procsv
 from procsv.base.errors import UserError
 from procsv.training.keras import backup, hooks
 from procsv.training.keras.ended_fits import EndedFits, find_difference, take_print
+from procsv.training.keras.fit_numbers import FitNumbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
 
@@ -73,7 +74,7 @@ ONCE = generator(9)  # nobody can begin it again
 
 def start(directory: Path, data: Any, is_first: bool, model: Any = None, **options: Any) -> Any:
     """One start of a program."""
-    backup._fits.clear()
+    backup.numbers = FitNumbers()
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
     model = dense_model() if model is None else model()

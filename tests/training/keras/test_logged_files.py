@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import procsv
 from procsv.training.keras import backup, hooks
+from procsv.training.keras.fit_numbers import FitNumbers
 
 # Keras' own reading of a variable, with a NumPy that is newer than it.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -49,7 +50,7 @@ def _end_run() -> Any:
 def end_program() -> None:
     while hooks._running:
         hooks._running.pop()[0].abandon()
-    backup._fits.clear()
+    backup.numbers = FitNumbers()
 
 
 def fit(directory: Path, start: int, after: int = 0, *, append: bool = False) -> None:

@@ -1,0 +1,48 @@
+"""A program that calls `fit` again after an exception, under `procsv launch`: the fit goes on, also when the second call is killed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support import keras_again
+from tests.support.launched import Launched, launched
+
+pytestmark = pytest.mark.fault
+
+PROGRAM = str(Path(keras_again.__file__))
+QUICK = ("--backoff", "0.1s..1s", "--snapshot-secs", "0.05")
+KILL = "kill trainer at step 40"
+BATCHES = 80
+
+
+def ending(run: Launched) -> str:
+    run.assert_completed()
+    return str(re.findall(r"digest ([0-9a-f]{16})", run.said())[-1])
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the fit ends with when nothing disturbs it."""
+    with launched(tmp_path_factory.mktemp("alone") / "run", PROGRAM) as run:
+        return ending(run)
+
+
+@pytest.mark.parametrize("way", ["callback", "drop-in"])
+def test_a_fit_that_is_called_again_and_killed_then_ends_as_one_that_was_not(
+    way: str, wanted: str, tmp_path: Path
+) -> None:
+    options, program = ((), ()) if way == "callback" else (("--drop-in",), ("--directory", str(tmp_path / "theirs")))
+    program = ("--raise-after", "20", "--pause", "0.02", *program)
+    with launched(tmp_path / "run", *options, *QUICK, "--fault", KILL, PROGRAM, *program, standby=None) as run:
+        assert ending(run) == wanted
+        assert [(e["fit"], e["how"]) for e in run.events("fit_begun")] == [
+            (1, "fresh"),
+            (1, "resumed"),
+            (1, "resumed"),
+            (1, "resumed"),
+        ]
+        assert run.said().count("called again") == 2  # the call that raises goes on, too, and raises once more
+        assert run.said().count("a batch") < 2 * BATCHES

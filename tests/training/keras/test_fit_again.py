@@ -1,0 +1,131 @@
+"""A fit that an exception has ended, and that the same program calls again: it goes on, as with Keras' own callback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import procsv
+from procsv.training.keras import backup, hooks
+from procsv.training.keras.fit_numbers import FitNumbers
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+
+
+class Raised(Exception):
+    """What a fit is ended by."""
+
+
+class Raise(keras.callbacks.Callback):
+    """Raises after so many batches, or at the end of that many epochs."""
+
+    def __init__(self, batches: int = 0, epochs: int = 0) -> None:
+        super().__init__()
+        self.batches, self.epochs = batches, epochs
+
+    def get_state(self) -> None:
+        """It is no part of the fit."""
+
+    def set_state(self, state: None) -> None: ...
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches -= 1
+        if self.batches == 0:
+            raise Raised
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.epochs -= 1
+        if self.epochs == 0:
+            raise Raised
+
+
+@pytest.fixture(autouse=True)
+def _program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(backup, "numbers", FitNumbers())
+    yield
+    while hooks._running:
+        hooks._running.pop()[0].abandon()
+
+
+def new_model(units: int = 8) -> Any:
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((4,)), keras.layers.Dense(units), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile("adam", "mse", jit_compile=False)
+    return model
+
+
+def fit(model: Any, ours: Any, *others: Any, epochs: int = 3, batch_size: int = 16) -> Any:
+    callbacks = [ours, keras.callbacks.EarlyStopping("loss", patience=9), *others]
+    return model.fit(X, Y, epochs=epochs, batch_size=batch_size, verbose=0, callbacks=callbacks)
+
+
+def digest(model: Any, history: Any) -> tuple[list[bytes], Any, Any]:
+    variables = [*model.variables, *model.optimizer.variables]
+    return [np.asarray(variable).tobytes() for variable in variables], history.history, history.epoch
+
+
+def callback(directory: Path, **options: Any) -> Any:
+    return procsv.keras.BackupAndRestore(directory, 1, delete_checkpoint=False, **options)
+
+
+@pytest.mark.parametrize("raises", [{"batches": 6}, {"epochs": 2}], ids=["in an epoch", "at its end"])
+def test_a_fit_that_is_called_again_after_an_exception_ends_as_one_that_never_raised(
+    raises: dict[str, int], tmp_path: Path
+) -> None:
+    model = new_model()
+    wanted = digest(model, fit(model, callback(tmp_path / "alone")))
+    model = new_model()
+    with pytest.raises(Raised):
+        fit(model, callback(tmp_path / "run"), Raise(**raises))
+    assert digest(model, fit(model, callback(tmp_path / "run"))) == wanted
+
+
+def test_it_goes_on_with_the_same_callback_another_number_of_epochs_and_a_new_model_too(tmp_path: Path) -> None:
+    model = new_model()
+    wanted = digest(model, fit(model, callback(tmp_path / "alone"), epochs=4))
+    ours, model = callback(tmp_path / "run"), new_model()
+    for batches in (6, 3):
+        with pytest.raises(Raised):
+            fit(model, ours, Raise(batches), epochs=2)
+    model = new_model()
+    assert digest(model, fit(model, ours, epochs=4)) == wanted
+
+
+def test_the_counters_of_keras_callback_are_those_of_keras(tmp_path: Path) -> None:
+    ours, model = callback(tmp_path / "run"), new_model()
+    with pytest.raises(Raised):
+        fit(model, ours, Raise(6))
+    assert (ours._current_epoch, ours._last_batch_seen) == (1, 1)
+    fit(model, ours)
+    assert (ours._current_epoch, ours._last_batch_seen) == (3, 0)
+    ours = callback(tmp_path / "run")
+    backup.numbers = FitNumbers()  # as in the next start
+    fit(model, ours, Raise(99))
+    assert (ours._current_epoch, ours._last_batch_seen) == (3, 0)
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 8}, {"units": 9}], ids=["batches", "model"])
+def test_another_fit_in_the_directory_of_one_that_raised_begins_anew(
+    change: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(Raised):
+        fit(new_model(), callback(tmp_path / "run"), Raise(6))
+    model = new_model(change.get("units", 8))
+    history = fit(model, callback(tmp_path / "run"), batch_size=change.get("batch_size", 16))
+    assert history.epoch == [0, 1, 2]
+    assert int(model.optimizer.iterations) == 3 * 64 // change.get("batch_size", 16)
+    assert "it is not the fit that an exception has ended" in caplog.text
+
+
+def test_a_fit_that_has_ended_is_not_called_again_by_the_next_one(tmp_path: Path) -> None:
+    model = new_model()
+    fit(model, callback(tmp_path / "run"))
+    fit(model, callback(tmp_path / "run"))
+    assert int(model.optimizer.iterations) == 24
