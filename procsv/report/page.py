@@ -16,7 +16,7 @@ from procsv.report.account import KINDS, Account, Incarnation, Remark
 from procsv.report.drawing import draw_steps, draw_timeline
 from procsv.report.reading import Story
 from procsv.report.style import STYLE
-from procsv.report.text import MEANING, clock_time, headline, incarnation_row
+from procsv.report.text import MEANING, clock_time, headline, incarnation_row, place_in_fit
 
 ROWS_MAX = 500  # of any table: the last ones; the journal has them all
 
@@ -39,6 +39,7 @@ def make_page(story: Story) -> str:
 </header>
 {_figures(account)}
 <p>{escape(_sentence(headline(account)))}</p>
+{f"<p>{escape(_sentence(place_in_fit(story)))}</p>" if story.fit is not None else ""}
 {f"<p>{escape(_sentence(f'it gave up: {account.gave_up}'))}</p>" if account.gave_up else ""}
 <section>
 <h2>What became of the time</h2>

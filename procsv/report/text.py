@@ -91,6 +91,13 @@ def headline(account: Account) -> str:
     return text
 
 
+def place_in_fit(story: Story) -> str:
+    """How far a fit of Keras has come; "" without one."""
+    if story.fit is None:
+        return ""
+    return f"it is in {story.fit}" if story.is_running else f"it was last seen in {story.fit}"
+
+
 def show(story: Story, console: Console) -> None:
     account = story.account
     console.print(
@@ -98,7 +105,7 @@ def show(story: Story, console: Console) -> None:
     )
     console.print(as_markup(headline(account)))
     if story.fit is not None:
-        console.print(f"it was last seen in {story.fit}" if not story.is_running else f"it is in {story.fit}")
+        console.print(place_in_fit(story))
     if account.gave_up:
         console.print(as_markup(f"it gave up: {account.gave_up}"))
     console.print(f"goodput {account.goodput:.1%} of the time in which the run was active\n")

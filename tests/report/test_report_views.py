@@ -7,13 +7,16 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
+from procsv.base.outcome import FitPlace
 from procsv.base.run.journal import Journal
 from procsv.base.system.system_clock import SystemClock
 from procsv.report.page import make_page
 from procsv.report.reading import read_story
+from procsv.report.text import place_in_fit
 from tests.support.launched import procsv
 
 HOSTILE = "<script>alert(1)</script>"
@@ -110,6 +113,13 @@ def test_the_page_marks_each_crash_and_draws_each_kind_of_time(logdir: Path) -> 
     assert str(logdir / "model.ckpt-7") not in page, "paths in the logdir are shown without it"
     assert 'name="viewport"' in page
     assert "@media print" in page
+
+
+def test_text_and_page_say_how_far_a_fit_has_come(logdir: Path) -> None:
+    assert "epoch" not in make_page(read_story(logdir, SystemClock()))
+    story = msgspec.structs.replace(read_story(logdir, SystemClock()), fit=FitPlace(2, 3, 50, 17, 40))
+    assert "<p>It was last seen in fit 2, epoch 3 of 50, batch 17 of 40.</p>" in make_page(story)
+    assert place_in_fit(story) == "it was last seen in fit 2, epoch 3 of 50, batch 17 of 40"
 
 
 def test_the_page_is_written_where_it_is_asked_for(logdir: Path) -> None:
