@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from procsv.training.keras import private
+from procsv.training.keras import private_epochs
 from procsv.training.keras.position import Position, Saved
 from procsv.training.keras.state import FitState, Plain
 
@@ -38,7 +38,7 @@ class Evaluation:
         """At its beginning: Keras makes the iterator of its data before the first one, and keeps it."""
         if self._position is not None:
             return
-        epochs = private.evaluation_data(self._model)
+        epochs = private_epochs.evaluation_data(self._model)
         if epochs is None:
             return
         self._position, saved = Position(epochs, "replay"), self._saved

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from procsv.base.text import is_remote
-from procsv.training.keras import private
+from procsv.training.keras import private_files
 from procsv.training.runtime.log import log
 
 EVENT_FILES = "*.tfevents.*"
@@ -58,9 +58,9 @@ def read_files(callback: Any) -> Sizes:
     if isinstance(callback, keras.callbacks.CSVLogger):
         return _sizes([Path(callback.filename)])
     if isinstance(callback, keras.callbacks.TensorBoard):
-        private.flush_writers(callback)
+        private_files.flush_writers(callback)
         return _sizes(
-            [path for directory in private.event_dirs(callback) for path in Path(directory).glob(EVENT_FILES)]
+            [path for directory in private_files.event_dirs(callback) for path in Path(directory).glob(EVENT_FILES)]
         )
     return {}
 
@@ -80,7 +80,7 @@ def put_back_files(callback: Any, sizes: Sizes) -> None:
         callback.csv_file.close()
         callback.csv_file = Path(callback.filename).open("a")  # noqa: SIM115  Keras closes it
     elif isinstance(callback, keras.callbacks.TensorBoard):
-        private.open_writers_again(
+        private_files.open_writers_again(
             callback
         )  # where it wrote before, if the program has another directory at each start
     else:

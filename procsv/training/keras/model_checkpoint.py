@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from procsv.base.text import is_remote
-from procsv.training.keras import hooks, private
+from procsv.training.keras import hooks, private_files
 from procsv.training.keras.model_file import (
     Cannot,
     Layout,
@@ -80,7 +80,7 @@ class _ModelFiles:
         variables = [id(variable) for variable in _variables_of(model)]
         if variables != self._variables:
             self._layout, self._refusal, self._variables = None, "", variables
-        if not private.knows_files:
+        if not private_files.knows_files:
             self._refusal = f"procsv does not know how Keras {keras.__version__} saves"
         if fit is None or self._refusal:
             self.say(self._refusal or "procsv does not look after this fit (BackupAndRestore does)", path)

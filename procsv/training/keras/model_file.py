@@ -20,7 +20,7 @@ from procsv.base.system import disk
 from procsv.ipc.shm.file_parcel import Order, ParcelWriter, temporary_of
 from procsv.training.eager import private as eager
 from procsv.training.eager.object_graph import READ_MAX, view_of
-from procsv.training.keras import private
+from procsv.training.keras import private_files
 from procsv.training.snapshots.slot_copy import flat_bytes
 
 MEMBER = "model.weights.h5"  # of a .keras archive
@@ -65,9 +65,9 @@ def save_by_keras(model: Any, path: str, weights_only: bool) -> None:
 def save_and_find_layout(model: Any, path: str, weights_only: bool) -> Layout:
     """Saves it by Keras, and finds the layout of the file; Cannot, with the file in place, if it has none."""
     stored: list[tuple[str, Any]] = []
-    with private.noting_stored(lambda name, value: stored.append((name, value))):
+    with private_files.noting_stored(lambda name, value: stored.append((name, value))):
         save_by_keras(model, path, weights_only)
-    if why := private.saves_by_itself(model):
+    if why := private_files.saves_by_itself(model):
         raise Cannot(why)
     variables = {name: _variable_of(name, value) for name, value in stored}
     if weights_only:
@@ -122,7 +122,7 @@ def make_order(model: Any, path: str, weights_only: bool, layout: Layout) -> Ord
     """What goes beside the variables: the model's configuration as it is now, learning rate included."""
     if weights_only:
         return Order(path, layout.size)
-    config, metadata = private.describe(model)
+    config, metadata = private_files.describe(model)
     before = ((METADATA, metadata.encode()), (CONFIG, config.encode()))
     return Order(path, layout.size, MEMBER, before, layout.assets)
 

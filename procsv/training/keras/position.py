@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from procsv.base.errors import UserError
 from procsv.training.graph.patches import AttributePatch
-from procsv.training.keras import private
+from procsv.training.keras import private, private_epochs
 
 Way = Literal["replay", "iterator", "none"]
 Step = tuple[int, int, Any]  # first and last batch of one call of the training function, and what it takes them from
@@ -100,7 +100,7 @@ class Position:
     def make_again(self, made: list[int]) -> None:
         """Makes the iterators that there were, and begins those that had been begun."""
         for taken in made:
-            iterator = iter(private.dataset_of(self._epochs))
+            iterator = iter(private_epochs.dataset_of(self._epochs))
             self.made[-1] = taken
             if taken:
                 next(iterator)
@@ -110,11 +110,13 @@ class Position:
         epochs = self._epochs
         epochs.data_adapter.on_epoch_begin()
         current = self._go_to_last(saved)
-        private.set_place(epochs, num_batches=saved.num_batches, current_iterator=current, steps_seen=saved.steps_seen)
+        private_epochs.set_place(
+            epochs, num_batches=saved.num_batches, current_iterator=current, steps_seen=saved.steps_seen
+        )
         first, size = last_batch + 1, epochs.steps_per_execution
         if first == 0 and epochs.steps_per_epoch is None:  # between two epochs: the last iterator is not used any more
-            current = iter(private.dataset_of(epochs))
-            private.set_place(epochs, current_iterator=current, steps_seen=0)
+            current = iter(private_epochs.dataset_of(epochs))
+            private_epochs.set_place(epochs, current_iterator=current, steps_seen=0)
         steps_per_epoch = epochs.steps_per_epoch or epochs._num_batches or -1
         if steps_per_epoch > 0:
             for step in range(first, steps_per_epoch, size):
@@ -122,15 +124,15 @@ class Position:
                     if epochs.steps_per_epoch:
                         epochs._interrupted_warning()
                     break
-                private.set_place(epochs, steps_seen=epochs._steps_seen + size)
+                private_epochs.set_place(epochs, steps_seen=epochs._steps_seen + size)
                 yield step, step + size - 1, epochs._current_iterator
             if epochs._num_batches and epochs._steps_seen >= epochs._num_batches:
-                private.set_place(epochs, current_iterator=iter(private.dataset_of(epochs)), steps_seen=0)
+                private_epochs.set_place(epochs, current_iterator=iter(private_epochs.dataset_of(epochs)), steps_seen=0)
         else:
-            private.set_place(epochs, current_iterator=None)  # this epoch's is nobody's afterwards
+            private_epochs.set_place(epochs, current_iterator=None)  # this epoch's is nobody's afterwards
             step = first
             while True:
-                private.set_place(epochs, steps_seen=step + size)
+                private_epochs.set_place(epochs, steps_seen=step + size)
                 yield step, step + size - 1, current
                 step += size
         epochs.data_adapter.on_epoch_end()
@@ -143,7 +145,7 @@ class Position:
         else:
             self.make_again(saved.made)
         place = {"num_batches": saved.num_batches, "current_iterator": current, "steps_seen": saved.steps_seen}
-        private.set_place(self._epochs, **place)
+        private_epochs.set_place(self._epochs, **place)
         self.is_done = saved.is_done
 
     def _go_to_last(self, saved: Saved) -> Any:
@@ -153,7 +155,7 @@ class Position:
             self.made += before
         else:
             self.make_again(before)
-        current = iter(private.dataset_of(self._epochs))
+        current = iter(private_epochs.dataset_of(self._epochs))
         self.made[-1] = taken
         if saved.iterator:
             state = tf.io.parse_tensor(tf.constant(saved.iterator), tf.variant)

@@ -1,21 +1,19 @@
-"""The private names of Keras that this room rests on, looked up once, at import; nothing else here touches them.
+"""The private names of Keras' fits and models that this room rests on, looked up once, at import.
 
-`missing` lists those that this Keras lacks, or has in another form: then BackupAndRestore refuses, in words.
+`missing` lists those that this Keras lacks, or has in another form: then BackupAndRestore refuses, in words.  Those of an
+EpochIterator are used in private_epochs.py, and those of files in private_files.py; nothing else here touches any.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import keras
 import tensorflow as tf
-
-from procsv.training.graph.patches import AttributePatch
 
 # What Keras' own _enumerate_iterator is made of: position.py goes through an epoch in its place when a fit is resumed.
 ENUMERATES_BY = {
@@ -34,7 +32,7 @@ ENUMERATES_BY = {
 }
 
 
-def _find(module: str, name: str) -> Any:
+def find_private(module: str, name: str) -> Any:
     """A name of Keras' `module`, or the module in it that is called so; None if it is not there."""
     try:
         found = getattr(importlib.import_module(f"keras.src.{module}"), name, None)
@@ -43,12 +41,12 @@ def _find(module: str, name: str) -> Any:
         return None
 
 
-CallbackList = _find("callbacks.callback_list", "CallbackList")
+CallbackList = find_private("callbacks.callback_list", "CallbackList")
 EpochIterator = (
-    _find("backend.tensorflow.trainer", "TFEpochIterator") if keras.backend.backend() == "tensorflow" else None
+    find_private("backend.tensorflow.trainer", "TFEpochIterator") if keras.backend.backend() == "tensorflow" else None
 )
-Trainer = _find("trainers.trainer", "Trainer")
-get_global_attribute = _find("backend.common.global_state", "get_global_attribute")
+Trainer = find_private("trainers.trainer", "Trainer")
+get_global_attribute = find_private("backend.common.global_state", "get_global_attribute")
 eager_context = getattr(importlib.import_module("tensorflow.python.eager.context"), "context", None)
 
 HOOKS = (
@@ -106,22 +104,6 @@ def call_synchronously(callbacks: Any) -> None:
     callbacks._async_train = False
 
 
-def dataset_of(iterator: Any) -> Any:
-    """What an EpochIterator makes its iterators of."""
-    return iterator._get_iterator()
-
-
-def element_spec(iterator: Any) -> Any:
-    """Shapes and types of a batch."""
-    spec = iterator._distributed_dataset.element_spec
-    return tf.nest.map_structure(lambda one: getattr(one, "_value_specs", (one,))[0], spec)  # of one replica
-
-
-def evaluation_data(model: Any) -> Any:
-    """The EpochIterator of the data that a fit evaluates by, which lives as long as the fit."""
-    return getattr(model, "_eval_epoch_iterator", None)
-
-
 def is_built(model: Any) -> bool:
     """Whether all layers have their weights."""
     flatten = getattr(model, "_flatten_layers", None)
@@ -131,18 +113,6 @@ def is_built(model: Any) -> bool:
 def is_alone(model: Any) -> bool:
     """Whether it is trained by one replica, without a strategy."""
     return type(model.distribute_strategy) is type(tf.distribute.get_strategy())
-
-
-def batch_size(epochs: Any) -> int | None:
-    """Of the data that an EpochIterator has; None: not known."""
-    told = getattr(epochs.data_adapter, "batch_size", None)
-    dataset = None if isinstance(told, int) else epochs._distributed_dataset
-    while dataset is not None:
-        size = getattr(dataset, "_batch_size", None)
-        if size is not None:
-            return int(size)
-        dataset = getattr(dataset, "_input_dataset", None)
-    return told if isinstance(told, int) else None
 
 
 def layer_kinds(model: Any) -> list[str]:
@@ -156,12 +126,6 @@ def build(model: Any, element_spec: Any) -> None:
     """Makes all variables of model, metrics and optimizer, without a batch and without a step."""
     with model.distribute_strategy.scope():
         model._symbolic_build(data_batch=element_spec)
-
-
-def set_place(epochs: Any, **place: Any) -> None:
-    """Sets Keras' own account of the place in the data: `num_batches`, `current_iterator`, `steps_seen`."""
-    for name, value in place.items():
-        setattr(epochs, f"_{name}", value)
 
 
 def replace_results(model: Any, answer: Callable[[Any], Any]) -> None:
@@ -193,70 +157,6 @@ def seeds_of(model: Any) -> list[Any]:
 def eager_seed_source() -> Any:
     """The random.Random from which eager operations draw their seeds; None before the first."""
     return None if eager_context is None else getattr(eager_context(), "_rng", None)
-
-
-# -- saving ----------------------------------------------------------------------------------------------------
-saving = _find("saving", "saving_lib")
-BaseOptimizer = _find("optimizers.base_optimizer", "BaseOptimizer")
-Store = getattr(saving, "H5IOStore", None)
-knows_files = None not in (Store, BaseOptimizer) and hasattr(saving, "_serialize_model_as_json")
-
-
-@contextlib.contextmanager
-def noting_stored(keep: Callable[[str, Any], None]) -> Iterator[None]:
-    """Gives `keep` the dataset and the value of all that Keras stores in a file meanwhile, optimizers' variables as such."""
-
-    class Noting(Store):  # type: ignore[misc, valid-type]  # keras is untyped
-        def __setitem__(self, key: str, value: Any) -> None:
-            super().__setitem__(key, value)
-            keep(f"{self._h5_entry_group.name}/{key}", value)
-
-    def save_own_variables(self: Any, store: Any) -> None:
-        for number, variable in enumerate(self.variables):
-            store[str(number)] = variable
-
-    with (
-        AttributePatch(saving, "H5IOStore", lambda _: Noting),
-        AttributePatch(BaseOptimizer, "save_own_variables", lambda _: save_own_variables),
-    ):
-        yield
-
-
-def saves_by_itself(model: Any) -> str:
-    """Says which of a model's parts is not saved in Keras' own way; "" if all are."""
-    for part in (model, model.optimizer, *model._flatten_layers()):
-        for name in ("save_own_variables", "save_assets"):
-            home = getattr(getattr(type(part), name, None), "__module__", None)
-            if home is not None and home.partition(".")[0] not in ("keras", __name__.partition(".")[0]):
-                return f"{type(part).__qualname__} has a {name} of its own"
-    return ""
-
-
-def describe(model: Any) -> tuple[str, str]:
-    """A model's configuration and metadata, as a .keras archive has them."""
-    config, metadata = saving._serialize_model_as_json(model)
-    return config, metadata
-
-
-# -- TensorBoard -----------------------------------------------------------------------------------------------
-def event_dirs(board: Any) -> list[str]:
-    """Where a TensorBoard callback writes."""
-    return [board._train_dir, board._val_dir]
-
-
-def flush_writers(board: Any) -> None:
-    for writer in board._writers.values():
-        writer.flush()
-
-
-def open_writers_again(board: Any) -> None:
-    """Has a TensorBoard callback write where its attributes say now, with the step that they say."""
-    board._close_writers()
-    board._writers = {}
-    board._is_tracing = board._profiler_started = False
-    for _ in range(len(board._prev_summary_state)):
-        board._pop_writer()
-    board._push_writer(board._train_writer, board._global_train_batch)
 
 
 # -- the training function -------------------------------------------------------------------------------------

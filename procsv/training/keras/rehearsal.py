@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from procsv.training.keras import private
+from procsv.training.keras import private, private_epochs
 from procsv.training.keras.callbacks import read_random, write_random
 from procsv.training.keras.state import FitState
 
@@ -25,13 +25,15 @@ def rehearse_step(model: Any, epochs: Any, state: FitState) -> None:
     if not private.is_built(model) or not private.is_alone(model):
         return  # its first weights are drawn by the first step; or each replica has a batch of its own
     began_s, random = time.monotonic(), read_random()
-    private.build(model, private.element_spec(epochs))
+    private.build(model, private_epochs.element_spec(epochs))
     state.track_variables()
     held = state.hold()
     if held is None:
         return
     try:
-        model.train_function(iter(_zeros_like(private.element_spec(epochs), private.batch_size(epochs) or BATCH)))
+        model.train_function(
+            iter(_zeros_like(private_epochs.element_spec(epochs), private_epochs.batch_size(epochs) or BATCH))
+        )
     except Exception as error:  # noqa: BLE001  the program's own step, on zeros that it was not made for
         why = str(error).partition("\n")[0]
         print(f"procsv: no step could be rehearsed: {why}", file=sys.stderr)

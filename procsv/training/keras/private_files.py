@@ -1,0 +1,72 @@
+"""Private names of what Keras writes: model files, and TensorBoard's events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from procsv.training.graph.patches import AttributePatch
+from procsv.training.keras.private import find_private
+
+saving = find_private("saving", "saving_lib")
+BaseOptimizer = find_private("optimizers.base_optimizer", "BaseOptimizer")
+Store = getattr(saving, "H5IOStore", None)
+knows_files = None not in (Store, BaseOptimizer) and hasattr(saving, "_serialize_model_as_json")
+
+
+@contextlib.contextmanager
+def noting_stored(keep: Callable[[str, Any], None]) -> Iterator[None]:
+    """Gives `keep` the dataset and the value of all that Keras stores in a file meanwhile, optimizers' variables as such."""
+
+    class Noting(Store):  # type: ignore[misc, valid-type]  # keras is untyped
+        def __setitem__(self, key: str, value: Any) -> None:
+            super().__setitem__(key, value)
+            keep(f"{self._h5_entry_group.name}/{key}", value)
+
+    def save_own_variables(self: Any, store: Any) -> None:
+        for number, variable in enumerate(self.variables):
+            store[str(number)] = variable
+
+    with (
+        AttributePatch(saving, "H5IOStore", lambda _: Noting),
+        AttributePatch(BaseOptimizer, "save_own_variables", lambda _: save_own_variables),
+    ):
+        yield
+
+
+def saves_by_itself(model: Any) -> str:
+    """Says which of a model's parts is not saved in Keras' own way; "" if all are."""
+    for part in (model, model.optimizer, *model._flatten_layers()):
+        for name in ("save_own_variables", "save_assets"):
+            home = getattr(getattr(type(part), name, None), "__module__", None)
+            if home is not None and home.partition(".")[0] not in ("keras", __name__.partition(".")[0]):
+                return f"{type(part).__qualname__} has a {name} of its own"
+    return ""
+
+
+def describe(model: Any) -> tuple[str, str]:
+    """A model's configuration and metadata, as a .keras archive has them."""
+    config, metadata = saving._serialize_model_as_json(model)
+    return config, metadata
+
+
+# -- TensorBoard -----------------------------------------------------------------------------------------------
+def event_dirs(board: Any) -> list[str]:
+    """Where a TensorBoard callback writes."""
+    return [board._train_dir, board._val_dir]
+
+
+def flush_writers(board: Any) -> None:
+    for writer in board._writers.values():
+        writer.flush()
+
+
+def open_writers_again(board: Any) -> None:
+    """Has a TensorBoard callback write where its attributes say now, with the step that they say."""
+    board._close_writers()
+    board._writers = {}
+    board._is_tracing = board._profiler_started = False
+    for _ in range(len(board._prev_summary_state)):
+        board._pop_writer()
+    board._push_writer(board._train_writer, board._global_train_batch)

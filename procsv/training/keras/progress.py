@@ -1,0 +1,126 @@
+"""How far a fit has come: all of its state that is no variable.
+
+Used by fit.py, which says what has happened, and by fit_start.py.  `read_place` gives what a snapshot keeps of it, `put_back` takes
+that up again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from procsv.base.outcome import FitPlace
+from procsv.training.keras import private
+from procsv.training.keras.callbacks import (
+    check_callbacks,
+    kinds_of,
+    read_callbacks,
+    read_random,
+    write_callbacks,
+    write_random,
+)
+from procsv.training.keras.ended_fits import Print, take_print
+from procsv.training.keras.evaluation import Evaluation
+from procsv.training.keras.options import Options
+from procsv.training.keras.position import Position, Saved
+from procsv.training.keras.state import Plain
+
+
+class FitProgress:
+    """Of one call of `fit`."""
+
+    def __init__(self, options: Options, callbacks: Any, own: Any, epochs: Any, number: int, is_again: bool) -> None:
+        self._options, self._own, self._model, self._epochs = options, own, own.model, epochs
+        self._callbacks = [one for one in callbacks.callbacks if one is not own] if options.keeps_callbacks else []
+        self._is_again = is_again
+        self._other_calls: list[list[str]] = []  # of this fit: the kinds of their callbacks
+        self._results = self._model._get_metrics_result_or_logs
+        self.number = number
+        self.last_epoch = int(callbacks.params.get("epochs") or 1) - 1
+        self.position = Position(epochs, options.data)
+        self.evaluation = Evaluation(self._model)
+        self.epoch, self.batch = 0, -1
+        self.is_over = False
+        self.steps = self.base = 0  # batches of this fit; of all before it
+
+    def read_step(self) -> int:
+        return self.base + self.steps
+
+    def read_fit(self) -> FitPlace:
+        """For the heartbeat; any thread."""
+        batches = self._epochs.num_batches or 0
+        return FitPlace(self.number, self.epoch + 1, self.last_epoch + 1, self.batch + 1, batches)
+
+    def take_print(self) -> Print:
+        return take_print(self._model, self.last_epoch + 1, self.position.shape)
+
+    # -- a snapshot ------------------------------------------------------------------------------------------
+    def read_place(self, names: dict[str, list[str]] | None) -> Plain:
+        """`names`: of the variables, where the fit is over."""
+        if self.evaluation.place is not None:
+            return self.evaluation.place
+        position = self.position.read()
+        return {
+            "fit": self.number,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "over": self.is_over,
+            "steps": self.steps,
+            "base": self.base,
+            "stop": bool(self._model.stop_training),
+            "data": msgspec.to_builtins(position, builtin_types=(bytes,)),
+            "evaluation": self.evaluation.read(),
+            "callbacks": read_callbacks(self._callbacks),
+            "calls": self._other_calls,
+            "random": read_random(),
+            "print": self.take_print() if self.is_over else None,
+            "names": names,
+        }
+
+    # -- the way back ----------------------------------------------------------------------------------------
+    def go_on_from(self, place: Plain) -> None:
+        """Before the fit's first epoch.  UserError if it cannot go on from `place`."""
+        self._check_callbacks(place)
+        self.position.check(msgspec.convert(place["data"], Saved))
+        self.base, self.steps = place["base"], place["steps"]
+        if place["over"] and (place["stop"] or place["epoch"] >= self.last_epoch):
+            private.begin_at(self._model, self.last_epoch + 1)  # there is nothing left to do
+        else:
+            private.begin_at(self._model, place["epoch"] + place["over"])
+
+    def _check_callbacks(self, place: Plain) -> None:
+        """A call after an exception may have other callbacks, and the next start may come to either call."""
+        now, before = kinds_of(self._callbacks), [kind for kind, _ in place["callbacks"]]
+        calls = [list(kinds) for kinds in place.get("calls", [])]
+        check_callbacks(self._callbacks, place["callbacks"], [*calls, now] if self._is_again else calls)
+        self._other_calls = [kinds for kinds in [*calls, before] if kinds != now]
+
+    def put_back(self, place: Plain) -> None:
+        """When Keras has reset what it resets at the beginning of an epoch, and the variables are put back."""
+        is_over = place["over"]
+        self._own.go_to(place["epoch"] + is_over, 0 if is_over else max(0, place["batch"]))
+        write_callbacks(self._callbacks, place["callbacks"], is_over)
+        write_random(place["random"])
+        self._model.stop_training = place["stop"] and not is_over
+        saved = msgspec.convert(place["data"], Saved)
+        self.evaluation.go_to(place["evaluation"])
+        if is_over or self._options.data == "none":
+            self.position.go_to(saved, -1)
+            return
+        self.batch = place["batch"]
+        self.position.go_to(saved, self.batch, is_last=place["stop"])
+        if self.batch >= 0:  # the epoch may end without another batch, and Keras would have no logs of it
+            results, model = self._results, self._model
+            private.replace_results(model, lambda logs: results(logs) if logs else model.get_metrics_result())
+
+    # -- steps -----------------------------------------------------------------------------------------------
+    def begin_epoch(self, epoch: int) -> None:
+        self.epoch, self.batch, self.position.is_done = epoch, -1, False
+
+    def end_batch(self, batch: int) -> int:
+        """How many batches were made."""
+        made = batch - self.batch
+        self.batch = batch
+        self.steps += made
+        return made
