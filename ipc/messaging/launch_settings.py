@@ -11,6 +11,9 @@ from typing import Literal
 
 import msgspec
 
+from procsv.base.cluster import list_tasks
+from procsv.base.identity import TaskId
+
 # How long a phase of the program, and the main loop of a service, may go without progress.
 HANG_LIMITS_S = {
     "import": 300.0,
@@ -59,6 +62,11 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hang_kill_s: float = 10.0  # from SIGABRT to SIGKILL; no option sets it
     session_s: float = 60.0  # to the first session; then it is said that nothing is saved; no option sets it
 
+    workers: int = 0  # beside the chief; with one of these three, the run has several tasks
+    ps: int = 0
+    evaluators: int = 0
+    has_chief: bool = True  # else worker.0 is the one whose state is saved
+
     steps_total: int = 0  # at which training ends, for the status line; 0: not told
     memory_limit: int = 0  # of the trainer's process tree; 0: none
     log_limit: int = 512 * 2**20  # of the program's log; 0: none
@@ -68,6 +76,13 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     group_readable: bool = False  # run.json, journal, logs and crash reports: for the logdir's group, too
     preempt_signal: Literal["SIGTERM", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
     plan: str = ""  # JSON of a fault plan (procsv/faults/plan.py); "": no faults
+
+    @property
+    def tasks(self) -> tuple[TaskId, ...]:
+        """Of a run that has several; else none is named, and it has a trainer."""
+        if not (self.workers or self.ps or self.evaluators):
+            return ()
+        return list_tasks(self.workers, self.ps, self.evaluators, has_chief=self.has_chief)
 
     @property
     def notice_signals(self) -> frozenset[signal.Signals]:

@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 import procsv
+from procsv.base.cluster import fill_in
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.paths import RunPaths, local_home
@@ -34,6 +35,7 @@ READ_BYTES = 2**16
 LATER = "stdin"  # in the variable: the value comes on standard input, once the process is needed
 EARLY = "early:"  # in the variable: the value comes on that descriptor (early_trainer.py)
 FILES_MAX = 16
+TASK_CHARS = len("evaluator.00")
 SAID_BY = {
     "-O": "PYTHONOPTIMIZE",
     "-W": "PYTHONWARNINGS",
@@ -58,6 +60,7 @@ class Start(msgspec.Struct, frozen=True):
     lifeline_fd: int = -1  # end-of-file on it: whoever runs the run is dead
     observes: int = 0  # the pid of a program that has started its watchdog itself, which then only observes it
     chief: TaskId = TRAINER  # whose state the checkpoint service saves; other tasks may have slots of their own
+    cluster: dict[str, list[str]] = {}  # of a run of several tasks: their addresses (procsv/base/cluster.py)
     home: str = ""  # in the place of <logdir>/procsv, for a run that shares its logdir with another: it keeps no record
     target: str = ""
     args: tuple[str, ...] = ()
@@ -91,12 +94,27 @@ class Start(msgspec.Struct, frozen=True):
 
     def argv(self) -> list[str]:
         """The command line; in `ps` it shows role, logdir and target."""
-        shown = [self.logdir] + ([self.target, *self.args] if self.target else [])
+        shown = [self.logdir] + ([self.target, *self.program_args] if self.target else [])
         options = safe_path()
         if module_of(self.task) == TRAINING:
-            shown.insert(0, str(self.task))  # of one length: the one becomes the other (standby.py)
+            shown.insert(0, self.shown_task)
             options += _interpreter_options()
         return [sys.executable, *options, "-m", module_of(self.task), *shown]
+
+    @property
+    def shown_task(self) -> str:
+        """The task as `ps` shows it, of one length for all of a run: the standby becomes another (standby.py)."""
+        return str(self.task).ljust(TASK_CHARS if self.cluster else 0)
+
+    @property
+    def program_args(self) -> tuple[str, ...]:
+        """The arguments of the program, as this task gets them."""
+        return fill_in(self.args, self.cluster, self.task) if self.cluster else self.args
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the task whose state is saved."""
+        return self.task == self.chief
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         return {**base, VARIABLE: self.text()}

@@ -54,11 +54,13 @@ def _seconds(flag: str, name: str, default: str | None, text: str, *words: str, 
 _EXAMPLES = """
 procsv launch --logdir runs/mine train.py --steps 10000
 procsv launch --drop-in my_package.train          a program that knows only TensorFlow
+procsv launch --workers 2 --ps 1 train.py          a chief beside them, all told of each other by TF_CONFIG
 procsv launch --detach train.py                   the run goes on without this terminal
 procsv launch --fault 'kill trainer at step 50' train.py
 """
 _GROUPS = {
     "Run": "logdir map-logdir new drop-in snapshot-secs standby steps-total detach log-limit group-readable config help help-all",
+    "Several tasks": "workers ps evaluators chief",
     "Restarts": "max-failures backoff early-failures same-failures repeated-failures min-kept min-goodput "
     "goodput-attempts suspect-crashes service-failures service-period",
     "Hangs and limits": "hang-timeout hang-limits memory-limit malloc grace",
@@ -188,6 +190,15 @@ _COMMON = (
     help="Longest time that each other phase may go without progress, and a service without completing a loop "
     "iteration. A phase that is not named keeps its default. Before its first session a program is never ended.",
 )
+@_count("--workers", 0, 0, "Train in several tasks on this machine: N workers beside the chief, which are told of each other by TF_CONFIG.")
+@_count("--ps", 0, 0, "Parameter servers of such a training.")
+@_count("--evaluators", 0, 0, "Evaluators of such a training, which read its checkpoints.")
+@click.option(
+    "--chief/--no-chief",
+    "has_chief",
+    default=True,
+    help="Whether there is a chief beside the workers; else worker 0 is the task whose state is saved.",
+)
 @_count("--steps-total", 0, 0, "Steps of the whole training, for the status line; a StopAtStepHook tells by itself.")
 @click.option(
     "--memory-limit",
@@ -287,13 +298,15 @@ def command(
     """Run TARGET, and restart it from its newest state when it crashes or hangs.
 
     TARGET is pkg.module, path/to/train.py or pkg.module:function. Arguments after TARGET are passed to the program; {logdir} in
-    them becomes the run's logdir.
+    them becomes the run's logdir. With several tasks, {task_type}, {task_index}, {ps_hosts}, {worker_hosts} and {chief_hosts}
+    become those of each task.
     """
     del config  # it has done its work
     if logdir == "":  # a shell variable that is not set, mostly
         raise click.UsageError("--logdir is empty; omit it for runs/<target name>")
     if logdir is not None and begins_new:
         raise click.UsageError("--new makes a directory under runs/; with --logdir, name one that is not there yet")
+    _check_tasks(settings)
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
     start = make_start(logdir, target, args, LaunchSettings(**settings, plan=faults.encode()), begins_new)
     naming, call = "mapped" if maps_logdir else start.naming, invocation()
@@ -302,11 +315,19 @@ def command(
     sys.stderr.flush()
     if start.settings.detach:
         sys.exit(launch_detached(start))
-    if TEMPLATE not in os.environ:  # else a fork of that is there sooner
+    if TEMPLATE not in os.environ and not start.settings.tasks:  # else a fork of that is there sooner
         start = start_early(start, add_mark(without_manager(os.environ), logdir_hash(start.paths.logdir)))
     if call is None:
         sys.exit(_watch(start))
     call.after = partial(_watch, start)  # none of click's or main's business are its errors
+
+
+def _check_tasks(settings: dict[str, Any]) -> None:
+    tasks = settings["workers"] or settings["ps"] or settings["evaluators"]
+    if not settings["has_chief"] and not settings["workers"]:
+        raise click.UsageError("--no-chief makes worker 0 the task whose state is saved; say how many there are with --workers")
+    if tasks and settings["standby"] == "hot":
+        raise click.UsageError("--standby hot runs the program as its one trainer; with several tasks, use --standby warm")
 
 
 def _watch(start: Start) -> int:

@@ -18,6 +18,7 @@ import psutil
 from procsv import __version__
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
+from procsv.base.cluster import make_cluster
 from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG
 from procsv.base.run.first_imports import first_imports
@@ -58,6 +59,7 @@ from procsv.watchdog.edge.processes import Argv, Processes
 from procsv.watchdog.edge.resources.adopted_logdir import AdoptedLogdir
 from procsv.watchdog.edge.resources.ground import RunGround
 from procsv.watchdog.edge.resources.held_logdir import HeldLogdir
+from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.resources.memory import MachineMemory
 from procsv.watchdog.edge.resources.service_manager import ServiceManager
 from procsv.watchdog.edge.run_records import RunRecords
@@ -77,11 +79,12 @@ def run(
     """Runs the run; the exit code of `procsv launch`.  `observed`: the trainer, where somebody else has started it."""
     template = Template.take(os.environ)
     early = EarlyTrainer(start.early_pid, start.early_fd) if start.early_pid else None
-    clock, signals = SystemClock(), Signals(start.settings.notice_signals)
+    clock, signals, ports = SystemClock(), Signals(start.settings.notice_signals), HeldPorts()
     console = Console(not start.settings.detach, has_status=not start.observes)  # else the program's own log says it
     try:
         start, opened, adopted = _open(start, clock, signals, console, observed)
         start = msgspec.structs.replace(start, early_pid=0, early_fd=-1)  # nobody else's
+        start = _with_cluster(start, ports)
         waiter, variables = Waiter(), os.environ if environment is None else environment
         # What is none of the program's must not pass for it, where we were started from its tree ourselves.
         variables = remove_mark(variables, logdir_hash(start.paths.logdir))
@@ -99,6 +102,7 @@ def run(
     finally:
         if early is not None:
             early.close()
+        ports.close()
         console.finish()
         signals.close()
 
@@ -135,6 +139,14 @@ def _open(
         raise
     opened.saved_step = saved_step(opened.adopted)
     return start.with_logdir(str(opened.adopted)), opened, adopted
+
+
+def _with_cluster(start: Start, ports: HeldPorts) -> Start:
+    """`start` with the addresses of its tasks, and the one whose state is saved; unchanged if it has a trainer alone."""
+    tasks = start.settings.tasks
+    if not tasks:
+        return start
+    return msgspec.structs.replace(start, chief=tasks[0], cluster=make_cluster(ports.hold(tasks)))
 
 
 def _make_lease(start: Start, what: str, wall_s: float) -> Lease:
@@ -182,7 +194,7 @@ def _run(
         _read_earlier(start, opened, clock.wall()),
         knows_imports=_knows_imports(start),
         observes=start.observes > 0,
-        tasks=(start.chief,),
+        tasks=start.settings.tasks or (start.chief,),
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())

@@ -8,6 +8,7 @@ two calls and is never torn.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,9 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
             call()
         if not self.sess_str:
             super().close()
+            return
+        if sys.is_finalizing():  # no thread can be started any more; the process's end closes it, and waits for nobody
+            self._session = None
             return
         try:
             call_within(super().close, CLOSE_S_MAX, "closing the session")  # it waits for each of its servers

@@ -67,7 +67,7 @@ def main() -> None:
         start = start if standby is None else standby.become_trainer()
         runtime = _make_runtime(start)
         _join_run(runtime, _catch_signals(start), start)
-    if start.settings.standby != "off":
+    if start.settings.standby != "off" and start.is_chief:  # of several tasks the one that imports what training needs
         program = parse_target(start.target, Path.cwd()).module.partition(".")[0]
         ImportNews(runtime, start, recorder, program).begin()
     code = _run_target(runtime, start)
@@ -196,7 +196,7 @@ def _run_target(runtime: Runtime, start: Start) -> int:
     guard_other_trainings(runtime)
     try:
         failpoint("trainer.import")
-        run_program(find_target(start.target, Path.cwd()), list(start.args))
+        run_program(find_target(start.target, Path.cwd()), list(start.program_args))
     except SystemExit as leaving:
         if not isinstance(leaving.code, int | None):
             print(leaving.code, file=sys.stderr)

@@ -60,7 +60,7 @@ class Preparation:
         """In the environment and with the arguments of the program."""
         argv, guard, count = sys.argv, _Guard(frozenset(loaded.own)), len(sys.modules)
         target = parse_target(self._start.target, Path.cwd())
-        sys.argv = [target.path or target.module, *self._start.args]
+        sys.argv = [target.path or target.module, *self._start.program_args]
         _change_environment(loaded.environment)
         with self._threads.watching():
             sys.meta_path.insert(0, guard)

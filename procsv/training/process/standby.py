@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from procsv.base.cluster import task_environment
 from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.run.loaded import read_loaded
 from procsv.base.system.failpoints import declare, failpoint, read_again
@@ -126,7 +127,10 @@ class Standby:
         failpoint("standby.become")
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first, and its lifeline tells it when
         _take_over(*files)
-        _replace_argument(str(STANDBY), str(word.task))
+        start = self._as_task(word.task, word.incarnation)
+        _replace_argument(self._start.shown_task, start.shown_task)
+        if start.cluster:
+            os.environ |= task_environment(start.cluster, start.task)
         os.environ |= {
             "PROCSV_ROLE": str(word.task),
             "PROCSV_INCARNATION": str(word.incarnation),

@@ -17,12 +17,14 @@ import signal
 from random import Random
 
 from procsv.base import exit_codes
+from procsv.base.cluster import EVALUATOR
 from procsv.base.errors import ProcsvBug
 from procsv.base.grace import SERVICES_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.outcome import NO_STEP
 from procsv.ipc.messaging import messages
 from procsv.watchdog.core import actions, events, wording
+from procsv.watchdog.core.end_order import EndOrder, Request
 from procsv.watchdog.core.ground import Ground
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.save_status import Saves
@@ -56,6 +58,7 @@ class Core:
         self._end_s: float | None = None  # deadline of the services, once the run is ending
         self._told_ended = 0  # the chief's incarnation whose death the service that keeps its state was told of
         self._others_are_stopped = False  # the chief's end, or a task that is given up, has ended the other tasks
+        self._end_order = EndOrder(self.chief.task)
         self.saves = Saves()
         self.ground = Ground()
 
@@ -136,6 +139,7 @@ class Core:
         dues = [
             self.standby.next_due_s(),
             self._end_s,
+            self._end_order.next_due_s([task.task for task in self._running_on()]),
             *(task.next_due_s() for task in self.tasks.values()),
             *(service.next_due_s() for service in self.services.values()),
         ]
@@ -304,8 +308,8 @@ class Core:
             self._end_s = min(self._end_s, self._services_end_s(now_s))
         elif event.now or not again:
             why = f"{event.source} asked for an end at once" if event.now else event.source
-            for task in self._running_on():
-                task.stop(event.now, why, now_s, "preempt" if event.is_notice else "final")
+            at_once = frozenset(self.tasks) if event.now else frozenset[TaskId]()
+            self._end_order.begin(Request(why, "preempt" if event.is_notice else "final", at_once), now_s)
 
     def _service_lost(self, service: ServiceSupervisor, why: str, now_s: float, last_lines: tuple[str, ...]) -> None:
         """Without a critical service the run cannot go on: the program is asked to stop, then everything ends.
@@ -323,8 +327,8 @@ class Core:
         if not self.is_ending:
             self.stop_source, self._stop_s = "a lost service", now_s
             self._out.append(actions.WriteRun())
-            for task in self._running_on():
-                task.stop(service is self._keeper and task.life.state in BEFORE_ITS_STATE, why, now_s)
+            stateless = {name for name, task in self.tasks.items() if task.life.state in BEFORE_ITS_STATE}
+            self._end_order.begin(Request(why, at_once=frozenset(stateless if service is self._keeper else ())), now_s)
 
     def _logdir_taken(self, by: str, now_s: float) -> None:
         """Nothing more is written there: the program is ended as it is, and what it had in memory is of no use."""
@@ -335,8 +339,8 @@ class Core:
         self._out.append(actions.Say(f"giving up: {self.failure}", is_bad=True))
         if not self.stop_source:
             self.stop_source, self._stop_s = "a logdir that was taken", now_s
-        for task in self._running_on():
-            task.stop(not self.settings.observes, self.failure, now_s)
+        at_once = frozenset[TaskId]() if self.settings.observes else frozenset(self.tasks)
+        self._end_order.begin(Request(self.failure, at_once=at_once), now_s)
 
     # -- the order of things -------------------------------------------------------------------------------
     def _go_on(self, now_s: float) -> None:
@@ -347,12 +351,12 @@ class Core:
         elif ended is not None and self._keeper.is_up and self._told_ended != ended.incarnation:
             self._told_ended = ended.incarnation
             self._out.append(actions.Tell(self._keeper.task, ended))
-        running_on = self._running_on()
-        is_over = self.chief.ends_run or any(task.gave_up for task in self.tasks.values())
-        if is_over and running_on and not self.is_ending:
+        is_over = self.chief.ends_run or bool(self._given_up())
+        if is_over and self._running_on() and not self.is_ending:
             self._others_are_stopped = True
-            for task in running_on:
-                task.stop(False, "the run ends", now_s)
+            self._end_order.begin(Request("the run ends"), now_s)
+        self._end_tasks(now_s)
+        running_on = self._running_on()
         if self.is_ending or is_over:
             self.standby.unwanted(now_s, "the run ends")
         if not running_on and self.exit_code is None:
@@ -360,6 +364,19 @@ class Core:
         for service in self.services.values():
             if service.is_due(now_s):
                 self._out.append(actions.Spawn(service.task, service.start(now_s)))
+
+    def _given_up(self) -> list[TrainerSupervisor]:
+        """The tasks without which the run cannot go on: an evaluator only reads what is saved."""
+        return [task for task in self.tasks.values() if task.gave_up and task.task.role != EVALUATOR]
+
+    def _end_tasks(self, now_s: float) -> None:
+        """Asks those to end whose turn it is, until there is none: one that does not live has ended with that."""
+        while (order := self._end_order).request is not None:
+            due = order.take_due([task.task for task in self._running_on()], now_s)
+            for task in due:
+                self.tasks[task].stop(task in order.request.at_once, order.request.why, now_s, order.request.reason)
+            if not due:
+                return
 
     def _end_run(self, now_s: float) -> None:
         """One more step of the end of the run."""
@@ -419,7 +436,7 @@ class Core:
         why = self._why_failed()
         if why:
             self.exit_code = exit_codes.GAVE_UP
-            if not any(task.gave_up for task in self.tasks.values()):
+            if not self._given_up():
                 self._out.append(actions.Journal("gave_up", task.task, task.incarnation, {"why": why}))
                 if why != self.failure:
                     self._out.append(actions.Say(f"gave up: {why}", is_bad=True))
@@ -436,9 +453,11 @@ class Core:
 
     def _why_failed(self) -> str:
         """Why the run ends with exit code 70; "" if it does not."""
+        if given_up := self._given_up():
+            return given_up[0].gave_up
+        if self.failure:
+            return self.failure
         for task in self.tasks.values():
-            if task.gave_up or self.failure:
-                return task.gave_up or self.failure
             if task.life.state is State.UNKILLABLE:
                 return f"process {task.pid or f'(a child of the {task.task})'} does not die, although it was killed"
         if unsaved := self.chief.unsaved or self.chief.snapshots.lost(self.chief.durable_step):

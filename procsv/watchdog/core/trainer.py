@@ -321,7 +321,8 @@ class TrainerSupervisor:
 
     def _watch_without_session(self, now_s: float) -> None:
         """Says what can be said of a program that has no session; it may be no training, and is left alone."""
-        self._out += self.protection.warn(self.task, self.incarnation, now_s)
+        if self._keeps_state:
+            self._out += self.protection.warn(self.task, self.incarnation, now_s)
         hang = self.hanging.liveness.suspicion(now_s)
         if hang is not None and not self._is_suspected:
             self._is_suspected = True
@@ -384,6 +385,8 @@ class TrainerSupervisor:
     @property
     def state_word(self) -> str:
         """Its state as people read it."""
+        if self._serving_s is not None and self.life.state is State.CONNECTED:
+            return "serving"
         awaits_first = self.life.state is State.BACKOFF and self._last_death is None and self._standby.pid
         return (State.IMPORTING if awaits_first else self.life.state).word
 
@@ -407,8 +410,8 @@ class TrainerSupervisor:
 
     @property
     def lost_steps(self) -> int:
-        """What the next trainer has to do again."""
-        return max(0, self._own_step - max(self.resume_step, 0))
+        """What the next trainer has to do again.  Of a task whose state is another's, nothing is lost with it."""
+        return 0 if not self._keeps_state else max(0, self._own_step - max(self.resume_step, 0))
 
     # -- what follows --------------------------------------------------------------------------------------
     def _handle(self, event: LifecycleEvent, now_s: float, detail: str = "") -> None:
@@ -513,7 +516,7 @@ class TrainerSupervisor:
         self._out.append(
             Say(
                 wording.starting_again(
-                    delay_s, self.snapshots.memory_step, self.durable_step, serves=self.protection.serves
+                    delay_s, self.snapshots.memory_step, self.durable_step, keeps_state=self._keeps_state and not self.protection.serves
                 )
             )
         )

@@ -90,9 +90,9 @@ def restarting_fields(delay_s: float, lost_steps: int, why: str) -> dict[str, st
     return {**fields, "why": why} if why else fields
 
 
-def starting_again(delay_s: float, memory_step: int, durable_step: int, *, serves: bool = False) -> str:
+def starting_again(delay_s: float, memory_step: int, durable_step: int, *, keeps_state: bool = True) -> str:
     when = f"in {show_duration(delay_s)}" if delay_s else "at once"
-    if serves:
+    if not keeps_state:
         return f"starting it again {when}"
     return f"starting it again {when}, {where_from(memory_step, durable_step)}"
 

@@ -18,6 +18,7 @@ import msgspec
 import psutil
 
 from procsv.base.clock import Clock
+from procsv.base.cluster import task_environment
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.logs import older_part
 from procsv.base.run.paths import logdir_hash
@@ -151,6 +152,8 @@ class Processes(msgspec.Struct):
             environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # as it is to be
         if task.runs_program:
             environment["PROCSV_INCARNATION"] = str(start.incarnation)
+            if start.cluster:
+                environment |= task_environment(start.cluster, task)
         return environment
 
     def _take_early(self, start: Start, environment: Mapping[str, str], log: Path, fds: list[int]) -> Adopted | None:

@@ -1,0 +1,62 @@
+"""The tasks of a run that has several, and what each is told of the others.
+
+Pure.  Used by the command line (what is asked for makes sense), the watchdog (addresses), and every task's start (TF_CONFIG, and
+words in the arguments of programs that read their role from flags).  A run of one task has no cluster: it is a trainer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from procsv.base.identity import TaskId
+
+CHIEF = TaskId("chief")
+EVALUATOR, PS, WORKER = "evaluator", "ps", "worker"
+
+Cluster = Mapping[str, Sequence[str]]  # host:port of each task, by role and in the order of the indexes; evaluators have none
+
+
+def list_tasks(workers: int, ps: int, evaluators: int, *, has_chief: bool = True) -> tuple[TaskId, ...]:
+    """The tasks, that whose state is saved first: the chief, or worker.0 where there is none."""
+    chief = (CHIEF,) if has_chief else ()
+    numbered = ((WORKER, workers), (PS, ps), (EVALUATOR, evaluators))
+    return chief + tuple(TaskId(role, index) for role, count in numbered for index in range(count))
+
+
+def needs_address(task: TaskId) -> bool:
+    """Whether others speak to it: an evaluator only reads files."""
+    return task.role != EVALUATOR
+
+
+def make_cluster(addresses: Mapping[TaskId, str]) -> dict[str, list[str]]:
+    """`addresses`: of the tasks that have one, in any order."""
+    cluster: dict[str, list[str]] = {}
+    for task in sorted(addresses):
+        cluster.setdefault(task.role, []).append(addresses[task])
+    return cluster
+
+
+def task_environment(cluster: Cluster, task: TaskId) -> dict[str, str]:
+    """What a task's environment says of it.
+
+    TF_CONFIG as TensorFlow's TFConfigClusterResolver reads it; TF_GRPC_REUSE_PORT, because the watchdog holds the task's port.
+    """
+    config = {"cluster": cluster, "task": {"type": task.role, "index": task.index}}
+    return {"TF_CONFIG": json.dumps(config), "PROCSV_TASK": str(task), "TF_GRPC_REUSE_PORT": "1"}
+
+
+def fill_in(args: Sequence[str], cluster: Cluster, task: TaskId) -> tuple[str, ...]:
+    """`args` with {task_type}, {task_index}, and for each role with addresses {worker_hosts} and the like, replaced.
+
+    Hosts are joined by commas.  A role that the cluster does not have has none.
+    """
+    words = {"{task_type}": task.role, "{task_index}": str(task.index)}
+    words |= {f"{{{role}_hosts}}": ",".join(cluster.get(role, ())) for role in (CHIEF.role, WORKER, PS)}
+    return tuple(_replace(arg, words) for arg in args)
+
+
+def _replace(arg: str, words: Mapping[str, str]) -> str:
+    for word, value in words.items():
+        arg = arg.replace(word, value)
+    return arg

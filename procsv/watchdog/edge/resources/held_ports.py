@@ -1,0 +1,43 @@
+"""The ports of a run's tasks, held for as long as the run lasts.
+
+Used by main.py.  A port that is bound here and never listened at is nobody else's, between the death of a task and its next start
+neither; the task binds it as well (SO_REUSEPORT; TensorFlow's servers do with TF_GRPC_REUSE_PORT=1).  Only on this machine: nothing
+from outside reaches 127.0.0.1.  Killed anywhere: the system lets go of them.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+
+from procsv.base.cluster import needs_address
+from procsv.base.errors import UserError
+from procsv.base.identity import TaskId
+
+HOST = "127.0.0.1"
+
+
+class HeldPorts:
+    def __init__(self) -> None:
+        self._sockets: dict[TaskId, socket.socket] = {}
+
+    def hold(self, tasks: Iterable[TaskId]) -> dict[TaskId, str]:
+        """A free port for each task that needs one, as host:port; UserError if the system has none left."""
+        for task in filter(needs_address, tasks):
+            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            self._sockets[task] = held
+            try:
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                held.bind((HOST, 0))
+            except OSError as error:
+                self.close()
+                raise UserError(
+                    f"there is no free port on {HOST} for {task}: {error.strerror}; see who holds them with `ss -tan`, and "
+                    "net.ipv4.ip_local_port_range for how many there are"
+                ) from error
+        return {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._sockets.items()}
+
+    def close(self) -> None:
+        for held in self._sockets.values():
+            held.close()
+        self._sockets.clear()

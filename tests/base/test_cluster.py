@@ -1,0 +1,31 @@
+"""The tasks of a run, and what each is told of the others."""
+
+import json
+
+from procsv.base.cluster import fill_in, list_tasks, make_cluster, needs_address, task_environment
+from procsv.base.identity import TaskId
+
+CHIEF, WORKER, OTHER, PS, EVALUATOR = map(TaskId.parse, ("chief", "worker.0", "worker.1", "ps.0", "evaluator.0"))
+CLUSTER = make_cluster({OTHER: "a:3", WORKER: "a:2", PS: "a:4", CHIEF: "a:1"})
+
+
+def test_the_task_whose_state_is_saved_comes_first() -> None:
+    assert list_tasks(2, 1, 1) == (CHIEF, WORKER, OTHER, PS, EVALUATOR)
+    assert list_tasks(2, 1, 0, has_chief=False) == (WORKER, OTHER, PS)
+
+
+def test_addresses_stand_in_the_order_of_the_indexes() -> None:
+    assert CLUSTER == {"chief": ["a:1"], "worker": ["a:2", "a:3"], "ps": ["a:4"]}
+    assert not needs_address(EVALUATOR)
+
+
+def test_an_evaluator_is_told_of_the_others_and_they_are_not_told_of_it() -> None:
+    found = task_environment(CLUSTER, EVALUATOR)
+    assert found["PROCSV_TASK"] == "evaluator.0"
+    assert json.loads(found["TF_CONFIG"]) == {"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}
+
+
+def test_arguments_say_to_each_task_who_it_is_and_where_the_others_are() -> None:
+    args = ("--job={task_type}", "{task_index}", "{ps_hosts};{worker_hosts};{chief_hosts}", "{other}")
+    assert fill_in(args, CLUSTER, OTHER) == ("--job=worker", "1", "a:4;a:2,a:3;a:1", "{other}")
+    assert fill_in(("{ps_hosts}",), make_cluster({WORKER: "a:2"}), WORKER) == ("",)

@@ -1,0 +1,56 @@
+"""Workers end before the chief, which saves what they have trained, and the servers that hold it end last."""
+
+from procsv.base.identity import TaskId
+from procsv.watchdog.core.end_order import HEAD_START_S, EndOrder, Request
+
+CHIEF, WORKER, EVALUATOR, PS = map(TaskId.parse, ("chief", "worker.0", "evaluator.0", "ps.0"))
+ALL = [CHIEF, WORKER, PS, EVALUATOR]
+STOP = Request("SIGTERM")
+
+
+def test_nobody_is_told_before_an_end_is_asked_for() -> None:
+    assert EndOrder(CHIEF).take_due(ALL, 9.0) == []
+    assert EndOrder(CHIEF).next_due_s(ALL) is None
+
+
+def test_each_kind_of_task_is_told_when_the_one_before_it_has_ended_and_once() -> None:
+    order = EndOrder(CHIEF)
+    order.begin(STOP, 1.0)
+    assert order.take_due(ALL, 1.0) == [WORKER, EVALUATOR]
+    assert order.take_due(ALL, 1.1) == []
+    assert order.take_due([CHIEF, PS, EVALUATOR], 1.2) == []
+    assert order.take_due([CHIEF, PS], 1.3) == [CHIEF]
+    assert order.take_due([CHIEF, PS], 9.0) == []
+    assert order.take_due([PS], 9.1) == [PS]
+    assert order.take_due([PS], 9.2) == []
+
+
+def test_the_chief_does_not_wait_for_a_worker_that_does_not_end_and_the_servers_do() -> None:
+    order = EndOrder(CHIEF)
+    order.begin(STOP, 1.0)
+    assert order.take_due(ALL, 1.0) == [WORKER, EVALUATOR]
+    assert order.next_due_s(ALL) == 1.0 + HEAD_START_S
+    assert order.take_due(ALL, 1.0 + HEAD_START_S) == [CHIEF]
+    assert order.next_due_s(ALL) is None
+    assert order.take_due([WORKER, PS], 9.0) == []
+
+
+def test_a_run_of_one_task_has_no_order() -> None:
+    order = EndOrder(CHIEF)
+    order.begin(STOP, 1.0)
+    assert order.take_due([CHIEF], 1.0) == [CHIEF]
+
+
+def test_whoever_is_to_end_at_once_is_told_at_once_and_again() -> None:
+    order = EndOrder(CHIEF)
+    order.begin(STOP, 1.0)
+    order.take_due(ALL, 1.0)
+    order.begin(Request("SIGINT", at_once=frozenset(ALL)), 1.5)
+    assert sorted(order.take_due(ALL, 1.5)) == sorted(ALL)
+    assert order.take_due(ALL, 1.6) == []
+
+
+def test_a_server_that_keeps_the_state_itself_is_no_server_to_anybody() -> None:
+    order = EndOrder(PS)
+    order.begin(STOP, 1.0)
+    assert order.take_due([PS], 1.0) == [PS]
