@@ -14,7 +14,9 @@ from procsv.base.identity import TaskId
 CHIEF = TaskId("chief")
 EVALUATOR, PS, WORKER = "evaluator", "ps", "worker"
 
-Cluster = Mapping[str, Sequence[str]]  # host:port of each task, by role and in the order of the indexes; evaluators have none
+Cluster = Mapping[
+    str, Sequence[str]
+]  # host:port of each task, by role and in the order of the indexes; evaluators have none
 
 
 def list_tasks(workers: int, ps: int, evaluators: int, *, has_chief: bool = True) -> tuple[TaskId, ...]:

@@ -28,7 +28,7 @@ from procsv.base.text import is_remote
 from procsv.cli.config import load_config
 from procsv.cli.detach import launch_detached
 from procsv.cli.invocation import invocation
-from procsv.cli.plans import make_plan
+from procsv.cli.plans import aim_at_tasks, make_plan
 from procsv.cli.run_directory import make_new_directory, newest_directory
 from procsv.cli.usage.completion import complete_targets
 from procsv.cli.usage.grouped_help import GroupedCommand
@@ -190,7 +190,12 @@ _COMMON = (
     help="Longest time that each other phase may go without progress, and a service without completing a loop "
     "iteration. A phase that is not named keeps its default. Before its first session a program is never ended.",
 )
-@_count("--workers", 0, 0, "Train in several tasks on this machine: N workers beside the chief, which are told of each other by TF_CONFIG.")
+@_count(
+    "--workers",
+    0,
+    0,
+    "Train in several tasks on this machine: N workers beside the chief, which are told of each other by TF_CONFIG.",
+)
 @_count("--ps", 0, 0, "Parameter servers of such a training.")
 @_count("--evaluators", 0, 0, "Evaluators of such a training, which read its checkpoints.")
 @click.option(
@@ -308,7 +313,9 @@ def command(
         raise click.UsageError("--new makes a directory under runs/; with --logdir, name one that is not there yet")
     _check_tasks(settings)
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
-    start = make_start(logdir, target, args, LaunchSettings(**settings, plan=faults.encode()), begins_new)
+    told = LaunchSettings(**settings)
+    told = msgspec.structs.replace(told, plan=aim_at_tasks(faults, told.tasks).encode())
+    start = make_start(logdir, target, args, told, begins_new)
     naming, call = "mapped" if maps_logdir else start.naming, invocation()
     start = msgspec.structs.replace(start, naming=naming, asked_at=call.asked_at if call else 0.0)
     sys.stdout.flush()
@@ -325,9 +332,13 @@ def command(
 def _check_tasks(settings: dict[str, Any]) -> None:
     tasks = settings["workers"] or settings["ps"] or settings["evaluators"]
     if not settings["has_chief"] and not settings["workers"]:
-        raise click.UsageError("--no-chief makes worker 0 the task whose state is saved; say how many there are with --workers")
+        raise click.UsageError(
+            "--no-chief makes worker 0 the task whose state is saved; say how many there are with --workers"
+        )
     if tasks and settings["standby"] == "hot":
-        raise click.UsageError("--standby hot runs the program as its one trainer; with several tasks, use --standby warm")
+        raise click.UsageError(
+            "--standby hot runs the program as its one trainer; with several tasks, use --standby warm"
+        )
 
 
 def _watch(start: Start) -> int:

@@ -49,6 +49,14 @@ HOWS = ("flip", "truncate", "delete")
 TARGETS = tuple(dict.fromkeys(target for kind in ACTIONS.values() for target in kind.targets))
 
 
+def is_task(target: str) -> bool:
+    """Whether it names a task of the user's: the trainer, or one of several, such as worker.1."""
+    try:
+        return TaskId.parse(target).runs_program
+    except ValueError:
+        return False
+
+
 class Fault(msgspec.Struct, frozen=True):
     """One line of a plan.
 

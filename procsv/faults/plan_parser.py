@@ -32,8 +32,9 @@ from typing import Any, cast
 import msgspec
 
 from procsv.base.errors import UserError
+from procsv.base.identity import TRAINER
 from procsv.base.units import parse_duration
-from procsv.faults.plan import ACTIONS, HOWS, TARGETS, Action, Fault, Plan
+from procsv.faults.plan import ACTIONS, HOWS, TARGETS, Action, Fault, Plan, is_task
 
 _SILENT = frozenset({"the", "newest", "messages", "of", "to", "and"})
 _ALIASES = {"disk": "logdir", "segv": "segfault", "sigkill": "kill"}
@@ -183,10 +184,10 @@ def _make(fields: dict[str, Any], where: str) -> Fault:
     action, target = str(fields.pop("action", "")), str(fields.pop("target", ""))
     if action not in ACTIONS:
         raise _WrongKey("action", f"{prefix}there is no action {action!r}; {_nearest(action, ACTIONS)}")
-    if target not in TARGETS:
+    if target not in TARGETS and not is_task(target):
         raise _WrongKey("target", f"{prefix}there is no target {target!r}; {_nearest(target, TARGETS)}")
     kind = ACTIONS[action]
-    if target not in kind.targets:
+    if (str(TRAINER) if is_task(target) else target) not in kind.targets:
         raise _WrongKey("target", f"{prefix}{action} is for {' or '.join(kind.targets)}, not for {target}")
     fault = Fault(target, cast(Action, action))
     fault = _with_argument(fault, kind.argument, fields, prefix)

@@ -12,7 +12,7 @@ import msgspec
 
 from procsv.base.cluster import PS
 from procsv.base.identity import TaskId
-from procsv.ipc.messaging.messages import Reason
+from procsv.base.run.manifest import Reason
 
 HEAD_START_S = 2.0  # of the workers: one that takes longer is not what the chief's last save waits for
 

@@ -17,7 +17,7 @@ import signal
 from random import Random
 
 from procsv.base import exit_codes
-from procsv.base.cluster import EVALUATOR
+from procsv.base.cluster import EVALUATOR, PS
 from procsv.base.errors import ProcsvBug
 from procsv.base.grace import SERVICES_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TaskId
@@ -151,10 +151,11 @@ class Core:
         return taken
 
     def _restartable(self, name: TaskId | None) -> list[TrainerSupervisor]:
-        """The tasks that are meant (None: all) and may be ended to be started again."""
+        """The tasks that are meant and may be ended to be started again; None: all but servers, which hold the others' state."""
         if self.is_ending or self.settings.observes:
             return []
-        return [task for task in self._running_on() if name in (None, task.task)]
+        meant = [task for task in self._running_on() if name in (None, task.task)]
+        return [task for task in meant if name is not None or task is self.chief or task.task.role != PS]
 
     def _running_on(self) -> list[TrainerSupervisor]:
         return [task for task in self.tasks.values() if not task.ends_run]

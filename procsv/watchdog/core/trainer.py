@@ -516,7 +516,10 @@ class TrainerSupervisor:
         self._out.append(
             Say(
                 wording.starting_again(
-                    delay_s, self.snapshots.memory_step, self.durable_step, keeps_state=self._keeps_state and not self.protection.serves
+                    delay_s,
+                    self.snapshots.memory_step,
+                    self.durable_step,
+                    keeps_state=self._keeps_state and not self.protection.serves,
                 )
             )
         )

@@ -211,7 +211,7 @@ class FaultReach(msgspec.Struct, frozen=True):
 
     tell: Callable[[TaskId, Message], None]
     journal: Callable[[str, TaskId, int, dict[str, Any]], None]
-    preempt: Callable[[float], None]
+    preempt: Callable[[float, TaskId], None]
 
 
 class Environment(msgspec.Struct, frozen=True):

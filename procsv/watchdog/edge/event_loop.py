@@ -298,8 +298,8 @@ class Reactor:
         else:
             self._asked[task][self._sockets.clients[task].send_reliable(body)] = body
 
-    def _preempt(self, grace_s: float) -> None:
-        self.handle(events.PreemptAsked(grace_s, "a fault of the plan"))
+    def _preempt(self, grace_s: float, task: TaskId) -> None:
+        self.handle(events.PreemptAsked(grace_s, "a fault of the plan", task))
 
     def _send_metrics(self, now_s: float) -> None:
         metrics = self._env.records.metrics_due(now_s, self._core.chief.step)

@@ -177,4 +177,4 @@ class Preemptions:
 
     def inject_due_faults(self, now_s: float, step: int) -> None:
         while self.graces_s:
-            self._reach.preempt(self.graces_s.pop(0))
+            self._reach.preempt(self.graces_s.pop(0), TRAINER)

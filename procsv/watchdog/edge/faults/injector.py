@@ -86,7 +86,7 @@ class Injector:
 
     def _find_for_process(self, fault: Fault, task: TaskId, running: Running, now_s: float) -> Callable[[], object]:
         if fault.action == "preempt":
-            return lambda: self._reach.preempt(fault.number)
+            return lambda: self._reach.preempt(fault.number, task)
         if fault.action in _SIGNALS:
             return lambda: self._signal(fault, running, now_s)
         return lambda: self._reach.tell(task, Inject(fault.action, fault.number))  # type: ignore[arg-type]

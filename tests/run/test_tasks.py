@@ -1,0 +1,112 @@
+"""Chief, workers, a parameter server and an evaluator under one launch: each is killed, and the others train on."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import Launched, launched, procsv
+
+pytestmark = pytest.mark.fault
+
+PROGRAM = """
+import json, os, sys, threading
+import tensorflow.compat.v1 as tf
+
+tf.disable_v2_behavior()
+config = json.loads(os.environ["TF_CONFIG"])
+role, index = config["task"]["type"], config["task"]["index"]
+print("I am", os.environ["PROCSV_TASK"], *sys.argv[1:], flush=True)
+if role == "evaluator":
+    threading.Event().wait()
+cluster = tf.train.ClusterSpec(config["cluster"])
+server = tf.train.Server(cluster, job_name=role, task_index=index)
+if role == "ps":
+    server.join()
+own = f"/job:{role}/task:{index}"
+with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own)):
+    step = tf.train.get_or_create_global_step()
+    weights = tf.get_variable("weights", [1000], initializer=tf.zeros_initializer(), use_resource=True)
+    train = tf.group(tf.assign_add(weights, tf.ones([1000])), tf.assign_add(step, 1))
+with tf.train.MonitoredTrainingSession(
+    server.target,
+    is_chief=role == "chief",
+    checkpoint_dir=os.environ["PROCSV_LOGDIR"],
+    save_checkpoint_secs=600,
+    config=tf.ConfigProto(device_filters=["/job:ps", own]),
+) as session:
+    while not session.should_stop():
+        session.run(train)
+        threading.Event().wait(0.02)
+"""
+WORDS = ("{task_type}", "{task_index}", "{ps_hosts}", "{worker_hosts}", "{chief_hosts}")
+TRAINING = ("chief", "worker.0", "worker.1")
+
+
+def told(run: Launched, task: str) -> list[str]:
+    """What each attempt of `task` has printed of itself."""
+    logs = sorted((run.logdir / "procsv" / "logs").glob(f"{task}.*.log"))
+    return [line for log in logs for line in re.findall(r"^I am .*", log.read_text(), re.MULTILINE)]
+
+
+def step_of(run: Launched) -> int:
+    return int(json.loads((run.logdir / "procsv" / "run.json").read_text())["step"])
+
+
+def wait_for_steps(run: Launched) -> None:
+    """A snapshot of what is trained from now on."""
+    now = step_of(run)
+    run.wait_for(
+        "a later snapshot",
+        lambda: json.loads((run.logdir / "procsv" / "run.json").read_text())["memory_step"] > now >= 0,
+    )
+
+
+def test_row_59_each_task_of_one_launch_is_killed_comes_back_at_its_address_and_costs_the_others_nothing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    tasks = ("--workers", "2", "--ps", "1", "--evaluators", "1")
+    with launched(
+        tmp_path / "run", *tasks, "--drop-in", "--snapshot-secs", "0.2", "train.py", *WORDS, cwd=tmp_path, standby=None
+    ) as run:
+        for task in TRAINING:
+            run.wait_event("ready", 1, task)
+        wait_for_steps(run)
+
+        for task in ("worker.1", "chief"):
+            before = step_of(run)
+            run.kill(task)
+            run.wait_event("ready", 2, task)
+            (again,) = run.events("restarting", task)
+            assert (again["delay"], again["lost_steps"]) == (0.0, 0)
+            assert run.events("recovered", task)[1]["step"] >= before
+        assert [entry["source"] for entry in run.events("recovered", "worker.1")] == ["chief", "chief"]
+        assert [entry["source"] for entry in run.events("recovered", "chief")] == ["fresh", "alive"]
+
+        run.kill("evaluator.0")
+        run.wait_event("spawned", 2, "evaluator.0")
+        wait_for_steps(run)
+        run.kill("ps.0")
+        run.wait_event("session_recovered", 1, "chief")
+        assert run.events("session_recovered", "chief")[0]["source"] == "memory"
+        wait_for_steps(run)
+        assert {row["role"]: row["state"] for row in run.status()["processes"]}["ps.0"] == "serving"
+
+        answer = procsv("stop", str(run.logdir))
+        assert answer.returncode == 0, answer.stderr
+        assert run.wait_end() == 75
+        (stopped,) = run.events("stopped")
+        assert stopped["durable_step"] == stopped["step"]
+        ended = [entry["role"] for entry in run.events("exited") if entry["cause"] == "stopped"]
+        order = [task for task in ended if task in (*TRAINING, "ps.0")]
+        assert order[-2:] == ["chief", "ps.0"]
+        assert not run.events("gave_up")
+        for task in (*TRAINING, "ps.0"):
+            assert len(set(told(run, task))) == 1, "its address is the same each time"
+        hosts = told(run, "worker.1")[0].split()
+        assert hosts[:5] == ["I", "am", "worker.1", "worker", "1"]
+        assert [len(words.split(",")) for words in hosts[5:]] == [1, 2, 1]
