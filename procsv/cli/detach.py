@@ -62,6 +62,6 @@ def _has_begun(start: Start) -> bool:
         return False
     return any(
         entry["event"] == "spawned"
-        and (entry["role"] == "standby" or (entry["role"] == "trainer" and entry["incarnation"] == run.incarnation))
+        and (entry["role"] == "standby" or (entry["role"] == run.task and entry["incarnation"] == run.incarnation))
         for entry in read_journal(start.paths.journal)
     )

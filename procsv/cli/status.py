@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from procsv.base.identity import TRAINER
+from procsv.base.identity import TaskId
 from procsv.base.json_data import indent_json
 from procsv.base.outcome import NO_STEP, FitPlace
 from procsv.base.run.run_file import FINAL_STATES, RunFile
@@ -60,7 +60,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
 
 def _seen_from_outside(run: RunFile) -> dict[str, Any]:
     """What run.json does not have, or has of earlier, where the watchdog does not answer: it is stopped (SIGSTOP), say."""
-    reader = HeartbeatReader(run.paths.heartbeat(TRAINER, run.incarnation))
+    reader = HeartbeatReader(run.paths.heartbeat(TaskId.parse(run.task), run.incarnation))
     beat = reader.read()
     reader.close()
     slots = (slot.step for slot in scan_slots(run.paths.shm_dir) if slot.run == run.run)

@@ -20,6 +20,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
+from procsv.base.identity import TRAINER
 from procsv.base.outcome import NO_STEP
 from procsv.report.account import Account, Incarnation, Kind, Remark, Span, Training
 
@@ -46,6 +47,7 @@ class Book:
         self._keeps_remarks = keeps_remarks
         self._account = Account(0.0, 0.0)
         self._is_empty = True
+        self._chief = str(TRAINER)  # the task whose state is saved: its time is the run's
         self._trainings: list[Training] = []
         self._other: list[Span] = []
         self._kind: Kind = "stopped"
@@ -67,7 +69,7 @@ class Book:
             self._launched(entry, now_s)
         elif event in ("run_completed", "stopped", "gave_up"):
             self._launch_ended(event, entry, now_s)
-        elif entry.get("role") in ("trainer", "standby") and event in _OF_TRAINER:
+        elif entry.get("role") == self._chief and event in _OF_TRAINER:
             _OF_TRAINER[event](self, entry, now_s)
         elif event == "checkpoint_durable":
             self._account.durable_step = max(self._account.durable_step, entry.get("step", NO_STEP))
@@ -83,6 +85,7 @@ class Book:
     # -- launches --------------------------------------------------------------------------------------------
     def _launched(self, entry: Entry, now_s: float) -> None:
         self._account.launches += 1
+        self._chief = next(iter(entry.get("tasks", ())), str(TRAINER))
         if self._is_open:  # the watchdog before was killed: the run went on until it was seen last
             seen_s = min(max(self._heard_s, float(entry.get("seen_until") or 0.0) + self._set_back_s), now_s)
             self._end_trainer(seen_s, None)
@@ -90,7 +93,7 @@ class Book:
         self._switch_to("starting", self._asked_s(entry, now_s))
         self._is_open = True
         self._account.outcome = self._account.gave_up = ""
-        if entry.get("role") == "trainer":  # a Supervisor without a watchdog: nobody has started it
+        if entry.get("role") == str(TRAINER):  # a Supervisor without a watchdog: nobody has started it
             self._spawned(entry, now_s)
 
     def _asked_s(self, entry: Entry, now_s: float) -> float:
@@ -109,7 +112,7 @@ class Book:
 
     # -- the trainer -----------------------------------------------------------------------------------------
     def _spawned(self, entry: Entry, now_s: float) -> None:
-        if entry.get("role") != "trainer":
+        if entry.get("role") != self._chief:
             return
         if (last := self._running(entry)) is not None:
             last.pid = entry.get("pid", last.pid)  # promoted: said already
@@ -120,7 +123,7 @@ class Book:
 
     def _promoted(self, entry: Entry, now_s: float) -> None:
         if self._running(entry) is None:
-            self._spawned({**entry, "role": "trainer"}, now_s)
+            self._spawned({**entry, "role": self._chief}, now_s)
         self._account.incarnations[-1].is_promoted = True
 
     def _ready(self, entry: Entry, now_s: float) -> None:

@@ -212,6 +212,7 @@ def _run(
             "args": start.args,
             "logdir": start.logdir,
             "first_incarnation": opened.first_incarnation,
+            **({"tasks": tuple(map(str, settings.tasks))} if len(settings.tasks) > 1 else {}),
             "seen_until": opened.seen_until,
             "asked_at": start.asked_at or None,
         },

@@ -178,6 +178,23 @@ def test_a_promoted_standby_is_one_start_not_two() -> None:
         assert [(one.number, one.is_promoted) for one in account.incarnations] == [(1, False), (2, True)]
 
 
+def test_the_end_of_a_standby_is_not_that_of_the_trainer_with_the_same_number() -> None:
+    standby = {**_death(100, 1, -1, "stopped"), "role": "standby"}
+    account = _account(_launch(0), _start(1, 1, 0, 11, "fresh"), standby, _done(111, 1, 101))
+    assert (account.incarnations[0].cause, account.last_step) == ("completed", 101)
+    assert _totals(account) == {"starting": 11, "kept": 100, "down": 1}
+
+
+def test_of_several_tasks_the_time_is_that_of_the_one_whose_state_is_saved() -> None:
+    chief = [{**entry, "role": "chief"} for entry in _start(1, 1, 0, 11, "fresh")]
+    worker = [{**entry, "role": "worker.0"} for entry in (*_start(2, 1, 0, 12), _death(50, 1, 40))]
+    done = [{**entry, "role": "chief"} for entry in _done(111, 1, 101)]
+    account = _account(
+        _launch(0, tasks=["chief", "worker.0"]), sorted([*chief, *worker], key=lambda e: e["time"]), done
+    )
+    assert _totals(account) == {"starting": 11, "kept": 100, "down": 1}
+
+
 def test_a_clock_set_back_an_hour_makes_no_negative_time() -> None:
     entries = [_launch(0), *_start(0, 1, 0, 10, "fresh")]
     later = [_death(50 - 3600, 1, 101), *_start(51 - 3600, 2, 101, 61 - 3600), *_done(161 - 3600, 2, 201)]

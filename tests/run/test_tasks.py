@@ -107,6 +107,9 @@ def test_row_59_each_task_of_one_launch_is_killed_comes_back_at_its_address_and_
         assert not run.events("gave_up")
         for task in (*TRAINING, "ps.0"):
             assert len(set(told(run, task))) == 1, "its address is the same each time"
+        assert "I am chief" in procsv("logs", str(run.logdir)).stdout
+        account = json.loads(procsv("report", str(run.logdir), "--json").stdout)
+        assert account["seconds"]["kept"] > 0 < account["goodput"]
         hosts = told(run, "worker.1")[0].split()
         assert hosts[:5] == ["I", "am", "worker.1", "worker", "1"]
         assert [len(words.split(",")) for words in hosts[5:]] == [1, 2, 1]

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from procsv.base.identity import TRAINER
 from procsv.base.json_data import decode_sealed, encode_json, seal
 from procsv.base.outcome import NO_STEP, FitPlace, LastExit
 from procsv.base.run.paths import RunPaths, local_home
@@ -43,7 +44,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     boot: str
 
     state: str  # in lower case: pending … running … done, failed, stopped
-    incarnation: int  # of the trainer; goes on counting in the next launch
+    task: str = str(TRAINER)  # whose state is saved, and what stands here: the trainer, or the chief of several tasks
+    incarnation: int  # of it; goes on counting in the next launch
     step: int = NO_STEP  # global step as last read
     steps_total: int = NO_STEP  # at which training ends, where a hook or the command line has told
     fit: FitPlace | None = None  # how far a fit of Keras has come, as last read

@@ -43,11 +43,11 @@ POLL_S = 0.2
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Show this attempt, not the newest.")
 @click.option(
     "--role",
-    default="trainer",
-    show_default=True,
+    default=None,
+    show_default="trainer, or the chief of several tasks",
     metavar="R",
     shell_complete=complete_roles,
-    help="trainer, standby, checkpoint, summary, or watchdog (with --detach).",
+    help="trainer or a task such as worker.1, standby, checkpoint, summary, or watchdog (with --detach).",
 )
 @click.option("--all", "is_all", is_flag=True, help="Show all roles together as they printed, each line with its role.")
 def command(
@@ -56,7 +56,7 @@ def command(
     lines: int | None,
     since_s: float | None,
     attempt: int | None,
-    role: str,
+    role: str | None,
     is_all: bool,
 ) -> None:
     """Show what the newest process of a role has printed.
@@ -66,6 +66,7 @@ def command(
     if attempt is not None and (follow or since_s is not None):
         raise click.UsageError("--attempt shows one attempt; leave out --follow and --since")
     run = find_run(directory)
+    role = role or run.task
     all_logs = [RoleLogs(run, one, is_marked=is_all) for one in (list_roles(run) if is_all else [role])]
     chosen = {logs: _choose(logs, since_s, attempt) for logs in all_logs}
     if not any(chosen.values()):

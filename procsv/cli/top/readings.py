@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from procsv.base.clock import Clock
-from procsv.base.identity import TRAINER
+from procsv.base.identity import TaskId
 from procsv.base.run.run_file import RunFile
 from procsv.cli.query import find_run
 from procsv.cli.status import read_status
@@ -51,7 +51,7 @@ class Readings:
         status = read_status(run)
         self._enter_step(status["step"], status["running"])
         self._read_journal(run)
-        self._losses.read(run.checkpoint_dir, run.paths.log(TRAINER, run.incarnation))
+        self._losses.read(run.checkpoint_dir, run.paths.log(TaskId.parse(run.task), run.incarnation))
         return View(
             status,
             list(self._rates),

@@ -33,6 +33,7 @@ class RunStarted(Line, frozen=True, kw_only=True, tag="run_started"):
     args: tuple[str, ...]
     logdir: str
     first_incarnation: int
+    tasks: tuple[str, ...] | UnsetType = UNSET
     seen_until: Seconds | None
     asked_at: Seconds | None
 

@@ -56,6 +56,9 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     root: str  # the run's own directory, where the logdir is one that the program has named
     pid: int
     state: str
+    task: Annotated[
+        str, Meta(description="whose state is saved, and told here: trainer, or the chief of several tasks")
+    ]
     incarnation: int
     step: Step
     steps_total: Step

@@ -1,4 +1,4 @@
-"""How far a fit has come: all of its state that is no variable.
+"""Progress of a fit: all of its state that is no variable.
 
 Used by fit.py, which says what has happened, and by fit_start.py.  `read_place` gives what a snapshot keeps of it, `put_back` takes
 that up again.

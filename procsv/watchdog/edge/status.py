@@ -41,6 +41,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
         started=facts.watchdog.started,
         boot=facts.watchdog.boot,
         state=core.word,
+        task=str(task.task),
         incarnation=task.incarnation,
         step=task.step,
         steps_total=task.steps_total,
