@@ -85,8 +85,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             raise NoDirectory(
                 "Empty `backup_dir` argument passed: name the directory of the backups, procsv.keras.BackupAndRestore(backup_dir)"
             )
-        super().__init__(used, "epoch", double_checkpoint, delete_checkpoint)
-        self.save_freq = save_freq
+        super().__init__(used, "epoch", delete_checkpoint=delete_checkpoint)
+        self.save_freq, self.double_checkpoint = save_freq, double_checkpoint
         self.named: str | None = os.path.realpath(used)  # by the program; a fit that is called again names the same one
         self._runtime = runtime
         self._options = Options(

@@ -6,6 +6,7 @@ is looked after, too.  What procsv cannot look after is left as Keras has it, wh
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from typing import Any
@@ -22,6 +23,7 @@ from procsv.training.runtime.context import current
 REPLACED = ("BackupAndRestore", "ModelCheckpoint")  # of keras.callbacks
 
 _theirs: Any = keras.callbacks.BackupAndRestore
+_SIGNATURE = inspect.signature(_theirs.__init__)
 
 
 def prepare() -> str:
@@ -38,29 +40,31 @@ def prepare() -> str:
 class BackupAndRestore(backup.BackupAndRestore):
     """`keras.callbacks.BackupAndRestore`, by procsv; as Keras has it where that cannot be."""
 
-    def __init__(
-        self,
-        backup_dir: Any,
-        save_freq: int | str = "epoch",
-        double_checkpoint: bool = False,
-        delete_checkpoint: bool = True,
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Arguments as Keras', whose order is another one in older versions."""
+        self._arguments = _SIGNATURE.bind(self, *args, **kwargs)
+        self._arguments.apply_defaults()
+        told = dict(self._arguments.arguments)
+        backup_dir, save_freq = told["backup_dir"], told["save_freq"]
         self._is_left_alone = current() is None and is_remote(os.fspath(backup_dir or ""))
         is_wrong = not backup_dir or (save_freq != "epoch" and not isinstance(save_freq, int))
         if self._is_left_alone or is_wrong:  # Keras says what is wrong
-            _theirs.__init__(self, backup_dir, save_freq, double_checkpoint, delete_checkpoint)
+            self._be_theirs()
             return
         directory = None if current() is not None else backup_dir
-        super().__init__(directory, save_freq, double_checkpoint, delete_checkpoint)
-        self._given = backup_dir
+        super().__init__(directory, save_freq, delete_checkpoint=told["delete_checkpoint"])
+        self.double_checkpoint = told.get("double_checkpoint", False)
         self.named = os.path.realpath(backup_dir)
+
+    def _be_theirs(self) -> None:
+        _theirs.__init__(*self._arguments.args, **self._arguments.kwargs)
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
         if not self._is_left_alone and (why := _why_not(model)):
             say_once(f"keras.callbacks.BackupAndRestore is Keras' own here: {why}")
             self._is_left_alone = True
-            _theirs.__init__(self, self._given, self.save_freq, self.double_checkpoint, self.delete_checkpoint)
+            self._be_theirs()
             super().set_model(model)
 
     def make_fit(self, callbacks: Any, epochs: Any) -> Fit | None:

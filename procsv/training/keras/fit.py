@@ -14,7 +14,7 @@ from typing import Any
 from procsv.base import exit_codes
 from procsv.ipc.messaging.messages import Durable
 from procsv.training.eager.controller import EagerController
-from procsv.training.keras import private
+from procsv.training.keras import private, private_epochs
 from procsv.training.keras.ended_fits import EndedFits
 from procsv.training.keras.file_writer import FileWriter, sweep
 from procsv.training.keras.fit_start import FitStart
@@ -128,7 +128,7 @@ class Fit:
     # -- steps -----------------------------------------------------------------------------------------------
     def end_batch(self, batch: int) -> None:
         """At the end of `on_train_batch_end`."""
-        self._since_saved += self._progress.end_batch(batch)
+        self._since_saved += self._progress.end_batch(private_epochs.last_batch(self._epochs, batch))
         if self._is_first_batch:
             self._is_first_batch = False
             self._make_source().track_variables()

@@ -25,6 +25,8 @@ from procsv.training.keras.model_file import (
 )
 from procsv.training.runtime.log import log
 
+UNKNOWN = f"procsv does not know how Keras {keras.__version__} saves"
+
 
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """`keras.callbacks.ModelCheckpoint` that does not hold up the training, and whose files are always whole.
@@ -38,6 +40,10 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self._files = _ModelFiles()
 
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
+        if not private_files.decides_apart:
+            self._files.say(UNKNOWN, str(self.filepath))
+            super()._save_model(epoch, batch, logs)
+            return
         path = self._get_file_path(epoch, batch, logs)
         if not self._should_save_model(epoch, batch, logs, path):
             return
@@ -81,7 +87,7 @@ class _ModelFiles:
         if variables != self._variables:
             self._layout, self._refusal, self._variables = None, "", variables
         if not private_files.knows_files:
-            self._refusal = f"procsv does not know how Keras {keras.__version__} saves"
+            self._refusal = UNKNOWN
         if fit is None or self._refusal:
             self.say(self._refusal or "procsv does not look after this fit (BackupAndRestore does)", path)
             if fit is not None:

@@ -15,9 +15,10 @@ import tensorflow as tf
 from procsv.base.errors import UserError
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.keras import private, private_epochs
+from procsv.training.keras.epoch_steps import steps_after
 
 Way = Literal["replay", "iterator", "none"]
-Step = tuple[int, int, Any]  # first and last batch of one call of the training function, and what it takes them from
+Step = Any  # batches of one call of the training function, and what it takes them from
 
 _MARK = "_procsv_position"  # attribute of an EpochIterator: its Position
 newest: Any = None  # the EpochIterator that was made last: at the beginning of a fit, the fit's own
@@ -50,14 +51,16 @@ class Position:
         self._resume: tuple[Saved, int, bool] | None = None
         self.shape = shape_of(epochs)
         private.keep_with(epochs, _MARK, self)
+        private_epochs.replace_dataset(epochs, _Counted(private_epochs.dataset_of(epochs), self))
 
     def read(self) -> Saved:
         epochs, state = self._epochs, b""
-        if self._way == "iterator" and epochs._current_iterator is not None:
+        current = private_epochs.current_iterator(epochs)
+        if self._way == "iterator" and current is not None:
             serialize = tf.raw_ops.SerializeIterator
-            found = serialize(resource_handle=epochs._current_iterator._iterator_resource, external_state_policy=1)
+            found = serialize(resource_handle=current._iterator_resource, external_state_policy=1)
             state = tf.io.serialize_tensor(found).numpy()
-        has_current = epochs._current_iterator is not None
+        has_current = current is not None
         return Saved(
             list(self.made), epochs._steps_seen, epochs._num_batches, has_current, self.shape, state, self.is_done
         )
@@ -106,36 +109,12 @@ class Position:
                 next(iterator)
 
     def _resumed(self, saved: Saved, last_batch: int) -> Iterator[Step]:
-        """As Keras' own _enumerate_iterator goes on after `last_batch`."""
+        """As Keras goes on after `last_batch`."""
         epochs = self._epochs
-        epochs.data_adapter.on_epoch_begin()
+        private_epochs.tell_epoch_begin(epochs)
         current = self._go_to_last(saved)
-        private_epochs.set_place(
-            epochs, num_batches=saved.num_batches, current_iterator=current, steps_seen=saved.steps_seen
-        )
-        first, size = last_batch + 1, epochs.steps_per_execution
-        if first == 0 and epochs.steps_per_epoch is None:  # between two epochs: the last iterator is not used any more
-            current = iter(private_epochs.dataset_of(epochs))
-            private_epochs.set_place(epochs, current_iterator=current, steps_seen=0)
-        steps_per_epoch = epochs.steps_per_epoch or epochs._num_batches or -1
-        if steps_per_epoch > 0:
-            for step in range(first, steps_per_epoch, size):
-                if epochs._num_batches and epochs._steps_seen >= epochs._num_batches:
-                    if epochs.steps_per_epoch:
-                        epochs._interrupted_warning()
-                    break
-                private_epochs.set_place(epochs, steps_seen=epochs._steps_seen + size)
-                yield step, step + size - 1, epochs._current_iterator
-            if epochs._num_batches and epochs._steps_seen >= epochs._num_batches:
-                private_epochs.set_place(epochs, current_iterator=iter(private_epochs.dataset_of(epochs)), steps_seen=0)
-        else:
-            private_epochs.set_place(epochs, current_iterator=None)  # this epoch's is nobody's afterwards
-            step = first
-            while True:
-                private_epochs.set_place(epochs, steps_seen=step + size)
-                yield step, step + size - 1, current
-                step += size
-        epochs.data_adapter.on_epoch_end()
+        private_epochs.set_place(epochs, num_batches=saved.num_batches, steps_seen=saved.steps_seen)
+        yield from steps_after(epochs, last_batch, current)
 
     def _go_to_end(self, saved: Saved) -> None:
         """All batches of the epoch were taken when the state was saved, or it was to have no more."""
@@ -184,6 +163,10 @@ class _Counted:
         self._position.made.append(0)
         return iter(self._dataset)
 
+    def __getattr__(self, name: str) -> Any:
+        """What Keras, or we, ask of the dataset besides."""
+        return getattr(self._dataset, name)
+
 
 def _noting(init: Any) -> Any:
     def noted(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -204,15 +187,7 @@ def _enumerating(enumerate_all: Any) -> Any:
     return enumerated
 
 
-def _counting(get_iterator: Any) -> Any:
-    def counted(self: Any) -> Any:
-        dataset, position = get_iterator(self), getattr(self, _MARK, None)
-        return dataset if position is None else _Counted(dataset, position)
-
-    return counted
-
-
 def patches() -> list[AttributePatch]:
     """What makes Keras' fits know their place; a fit that is not looked after is as it was."""
-    changes = {"__init__": _noting, "_enumerate_iterator": _enumerating, "_get_iterator": _counting}
+    changes = {"__init__": _noting, private.ENUMERATES: _enumerating}
     return [AttributePatch(private.EpochIterator, name, make) for name, make in changes.items()]

@@ -15,21 +15,41 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# What Keras' own _enumerate_iterator is made of: position.py goes through an epoch in its place when a fit is resumed.
-ENUMERATES_BY = {
-    "iter",
-    "range",
-    "data_adapter",
-    "on_epoch_begin",
+# What Keras' own way through an epoch is made of, by the method that it is: position.py goes through one in its place when a fit is
+# resumed.  From Keras 3.7 on; of 3.5 and 3.6; of 3.3 and 3.4.
+_UNTIL_3_4 = {
     "steps_per_epoch",
-    "_num_batches",
     "_current_iterator",
-    "_get_iterator",
-    "_steps_seen",
+    "iter",
+    "_distributed_dataset",
+    "range",
     "steps_per_execution",
-    "_interrupted_warning",
+    "num_batches",
+    "_steps_seen",
+    "data_adapter",
     "on_epoch_end",
 }
+ENUMERATES_BY = (
+    (
+        "_enumerate_iterator",
+        {
+            "iter",
+            "range",
+            "data_adapter",
+            "on_epoch_begin",
+            "steps_per_epoch",
+            "_num_batches",
+            "_current_iterator",
+            "_get_iterator",
+            "_steps_seen",
+            "steps_per_execution",
+            "_interrupted_warning",
+            "on_epoch_end",
+        },
+    ),
+    ("enumerate_epoch", {*_UNTIL_3_4, "on_epoch_begin"}),
+    ("enumerate_epoch", _UNTIL_3_4),
+)
 
 
 def find_private(module: str, name: str) -> Any:
@@ -42,12 +62,24 @@ def find_private(module: str, name: str) -> Any:
 
 
 CallbackList = find_private("callbacks.callback_list", "CallbackList")
-EpochIterator = (
+EpochIterator: Any = (
     find_private("backend.tensorflow.trainer", "TFEpochIterator") if keras.backend.backend() == "tensorflow" else None
 )
 Trainer = find_private("trainers.trainer", "Trainer")
 get_global_attribute = find_private("backend.common.global_state", "get_global_attribute")
 eager_context = getattr(importlib.import_module("tensorflow.python.eager.context"), "context", None)
+
+
+def find_enumerates() -> str:
+    """The method by which this Keras goes through an epoch; "" if it is none that is known."""
+    for name, made_of in ENUMERATES_BY:
+        code = getattr(getattr(EpochIterator, name, None), "__code__", None)
+        if code is not None and set(code.co_names) == made_of:
+            return name
+    return ""
+
+
+ENUMERATES = find_enumerates()
 
 HOOKS = (
     "on_train_begin",
@@ -71,9 +103,7 @@ def find_missing() -> list[str]:
         return lacks
     lacks += [f"CallbackList.{name}" for name in HOOKS if not hasattr(CallbackList, name)]
     lacks += [f"Trainer.{name}" for name in FIT_NAMES if not hasattr(Trainer, name)]
-    enumerates = getattr(EpochIterator, "_enumerate_iterator", None)
-    code = getattr(enumerates, "__code__", None)
-    if code is None or set(code.co_names) != ENUMERATES_BY:
+    if not ENUMERATES:
         lacks.append("TFEpochIterator._enumerate_iterator")
     return lacks
 

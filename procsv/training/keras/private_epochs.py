@@ -1,15 +1,64 @@
-"""Private names of Keras' EpochIterator, which goes through the data of a fit."""
+"""Private names of Keras' EpochIterator, which goes through the data of a fit, and the forms that it has had."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
 
+from procsv.training.keras.private import ENUMERATES, EpochIterator
+
+KEEPS_ITERATORS = (
+    ENUMERATES == "_enumerate_iterator"
+)  # from one epoch to the next; until Keras 3.6 only for steps_per_epoch
+
+
+def _has_last_batch() -> bool:
+    """Whether a step names its last batch, as from Keras 3.11 on: tried with one of a single batch."""
+    if not KEEPS_ITERATORS:
+        return False
+    adapter = SimpleNamespace(on_epoch_begin=lambda: None, on_epoch_end=lambda: None)
+    place = {"_num_batches": 1, "_steps_seen": 0, "_current_iterator": None, "_get_iterator": lambda: [0]}
+    epochs = SimpleNamespace(steps_per_epoch=None, steps_per_execution=1, data_adapter=adapter, **place)
+    return len(next(EpochIterator._enumerate_iterator(epochs))) == 3
+
+
+HAS_LAST_BATCH = _has_last_batch()
+
+
+def make_step(first: int, size: int, iterator: Any) -> Any:
+    """What one call of the training function is told: its batches, and what it takes them from."""
+    return (first, first + size - 1, iterator) if HAS_LAST_BATCH else (first, iterator)
+
+
+def last_batch(epochs: Any, batch: int) -> int:
+    """The last batch of a call of the training function, of which Keras tells its callbacks `batch` at the end."""
+    if HAS_LAST_BATCH or not (KEEPS_ITERATORS or epochs.num_batches):
+        return batch
+    return int(batch + epochs.steps_per_execution - 1)
+
+
+def tell_epoch_begin(epochs: Any) -> None:
+    """Tells the data that an epoch begins, as from Keras 3.5 on."""
+    begin = getattr(epochs.data_adapter, "on_epoch_begin", None)
+    if begin is not None:
+        begin()
+
 
 def dataset_of(iterator: Any) -> Any:
     """What an EpochIterator makes its iterators of."""
-    return iterator._get_iterator()
+    return iterator._distributed_dataset
+
+
+def current_iterator(epochs: Any) -> Any:
+    """The iterator that outlives its epoch; None if there is none."""
+    return getattr(epochs, "_current_iterator", None)
+
+
+def replace_dataset(iterator: Any, dataset: Any) -> None:
+    """Has an EpochIterator make its iterators of `dataset`."""
+    iterator._distributed_dataset = dataset
 
 
 def element_spec(iterator: Any) -> Any:

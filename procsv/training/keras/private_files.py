@@ -6,13 +6,21 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
+
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.keras.private import find_private
 
 saving = find_private("saving", "saving_lib")
 BaseOptimizer = find_private("optimizers.base_optimizer", "BaseOptimizer")
 Store = getattr(saving, "H5IOStore", None)
-knows_files = None not in (Store, BaseOptimizer) and hasattr(saving, "_serialize_model_as_json")
+knows_files = (
+    None not in (Store, BaseOptimizer)
+    and hasattr(saving, "_serialize_model_as_json")
+    and any("_h5_entry_group" in one.__code__.co_names for one in vars(Store).values() if hasattr(one, "__code__"))
+)
+# Whether to save is asked apart from the saving, as from Keras 3.10 on.
+decides_apart = hasattr(keras.callbacks.ModelCheckpoint, "_should_save_model")
 
 
 @contextlib.contextmanager

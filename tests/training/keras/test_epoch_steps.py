@@ -1,0 +1,74 @@
+"""An epoch that is resumed gives Keras' fit what is left of the one that Keras' own iterator would have given."""
+
+from __future__ import annotations
+
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from procsv.training.keras import private, private_epochs
+from procsv.training.keras.epoch_steps import steps_after
+
+X = np.arange(48, dtype="float32").reshape(24, 2)
+
+
+def epochs_of(steps_per_epoch: int | None, size: int, is_known: bool) -> Any:
+    """Keras' own iterator over 12 batches."""
+    data = tf.data.Dataset.from_tensor_slices((X, X))
+    data = data if is_known else data.filter(lambda a, b: True)
+    strategy = tf.distribute.get_strategy()
+    return private.EpochIterator(
+        x=data.batch(2), steps_per_epoch=steps_per_epoch, steps_per_execution=size, distribute_strategy=strategy
+    )
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("steps_per_epoch", "is_known"), [(None, True), (9, True), (None, False)])
+def test_what_is_left_of_an_epoch_is_what_keras_gives(steps_per_epoch: int | None, size: int, is_known: bool) -> None:
+    whole, rest = epochs_of(steps_per_epoch, size, is_known), epochs_of(steps_per_epoch, size, is_known)
+    count = 12 if steps_per_epoch is None else steps_per_epoch
+    wanted = [step[:-1] for step in islice(getattr(whole, private.ENUMERATES)(), count // size)]
+    taken = private_epochs.last_batch(whole, wanted[1][-1])  # two calls were made
+    private_epochs.set_place(rest, steps_seen=2 * size)
+    current = iter(private_epochs.dataset_of(rest))
+    left = [step[:-1] for step in islice(steps_after(rest, taken, current), count // size - 2)]
+    assert left == wanted[2:]
+
+
+def test_a_step_is_what_this_keras_takes_apart() -> None:
+    theirs = next(iter(getattr(epochs_of(None, 3, True), private.ENUMERATES)()))
+    ours = private_epochs.make_step(0, 3, None)
+    assert theirs[:-1] == ours[:-1]
+
+
+@pytest.mark.parametrize(
+    ("has_last", "keeps", "num_batches", "last"),
+    [(True, True, 12, 3), (False, True, None, 6), (False, False, 12, 6), (False, False, None, 3)],
+    ids=["3.11", "3.7", "3.3", "3.3, unknown size"],
+)
+def test_the_batch_that_keras_tells_at_the_end_of_a_call_is_understood(
+    has_last: bool, keeps: bool, num_batches: int | None, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_epochs, "HAS_LAST_BATCH", has_last)
+    monkeypatch.setattr(private_epochs, "KEEPS_ITERATORS", keeps)
+    epochs = SimpleNamespace(num_batches=num_batches, steps_per_execution=4)
+    assert private_epochs.last_batch(epochs, 3) == last
+
+
+def test_a_keras_that_goes_through_an_epoch_in_another_way_is_told_from_those_that_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert private.ENUMERATES
+
+    class Another:
+        def _enumerate_iterator(self) -> Any:
+            yield from range(3)
+
+    monkeypatch.setattr(private, "EpochIterator", Another)
+    assert private.find_enumerates() == ""
+    monkeypatch.setattr(private, "ENUMERATES", "")
+    assert "TFEpochIterator._enumerate_iterator" in private.find_missing()
