@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def wait_for_steps(run: Launched) -> None:
     )
 
 
-def test_row_59_each_task_of_one_launch_is_killed_comes_back_at_its_address_and_costs_the_others_nothing(
+def test_row_59_each_task_of_one_launch_is_killed_or_frozen_and_comes_back_at_its_address(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -93,6 +94,11 @@ def test_row_59_each_task_of_one_launch_is_killed_comes_back_at_its_address_and_
         run.kill("ps.0")
         run.wait_event("session_recovered", 1, "chief")
         assert run.events("session_recovered", "chief")[0]["source"] == "memory"
+        wait_for_steps(run)
+
+        run.kill("ps.0", signal.SIGSTOP)  # nobody that waits for it gets an error
+        run.wait_event("session_recovered", 2, "chief")
+        assert [entry["role"] for entry in run.events("hang_detected")] == ["ps.0"]
         wait_for_steps(run)
         assert {row["role"]: row["state"] for row in run.status()["processes"]}["ps.0"] == "serving"
 

@@ -133,8 +133,21 @@ def test_what_a_program_does_without_a_session_has_no_deadline() -> None:
     assert Trainer().says(Phase.IDLE).passes(100_000.0, every_s=5.0) is None
 
 
-def test_a_server_may_serve_for_ever() -> None:
-    assert Trainer().says(Phase.SERVE).passes(100_000.0, every_s=5.0) is None
+def test_a_server_may_serve_for_ever_as_long_as_its_heartbeat_is_written() -> None:
+    server = Trainer()
+    for _ in range(1000):
+        assert server.says(Phase.SERVE).passes(9.0) is None
+
+
+@pytest.mark.parametrize(("known_s", "limit_s"), [(0.0, 10.0), (0.1, 10.0), (2.0, 40.0)])
+def test_a_server_whose_heartbeat_stops_has_hung(known_s: float, limit_s: float) -> None:
+    server = Trainer(known_s=known_s).says(Phase.SERVE)
+    assert server.passes(limit_s) is None
+    hang = server.passes(1.0)
+    assert hang is not None
+    assert (hang.phase, hang.limit_s) == (Phase.SERVE, limit_s)
+    assert "heartbeat" in hang.told
+    assert Trainer(LaunchSettings(hang_timeout_s="off")).says(Phase.SERVE).passes(1000.0) is None
 
 
 @pytest.mark.parametrize(

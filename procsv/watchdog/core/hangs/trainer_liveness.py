@@ -40,8 +40,9 @@ STEPS_KNOWN_MIN = 3  # measured before the median is believed; until then a step
 STEPS_KNOWN_MAX = 201  # measured last; the median is over these
 LOOK_GAP_S_MAX = 5.0  # between two looks; of a longer gap only so much counts
 WITHOUT_SESSION = frozenset({Phase.IMPORT, Phase.STOP})  # phases that need none; STOP: the program has returned
-WITHOUT_LIMIT = frozenset({Phase.IDLE, Phase.SERVE})
-SILENT_S_MIN = 10.0  # a heartbeat that has not been written for so long makes a trainer suspect, and nothing more
+# A heartbeat that has not been written for so long makes a trainer suspect, and nothing more.  A server does nothing but be there,
+# and those who wait for one that is frozen get no error: it has hung.
+SILENT_S_MIN = 10.0
 
 
 class Hang(msgspec.Struct, frozen=True):
@@ -151,7 +152,8 @@ class Liveness(msgspec.Struct):
         extended_s = self._last.extended_s if self._last is not None else 0.0
         if not self.launch.watches_for_hangs or quiet_s <= limit_s or now_s <= extended_s:
             return None
-        return Hang(self._phase, quiet_s, limit_s, self._last.step if self._last is not None else -1)
+        told = "its heartbeat has stopped, while others wait for it" if self._phase is Phase.SERVE else ""
+        return Hang(self._phase, quiet_s, limit_s, self._last.step if self._last is not None else -1, told)
 
     @property
     def _phase(self) -> Phase:
@@ -173,8 +175,10 @@ class Liveness(msgspec.Struct):
         minutes, say) is not killed at the same place for ever.
         """
         again = 2.0 ** min(self._hangs[phase], 10)
+        if phase is Phase.SERVE:
+            return max(SILENT_S_MIN, STEP_MEDIANS * self.steps.median_s) * again
         if phase is not Phase.STEP:
-            limit_s = math.inf if phase in WITHOUT_LIMIT else self.launch.hang_limit_s(phase.name.lower()) * again
+            limit_s = math.inf if phase is Phase.IDLE else self.launch.hang_limit_s(phase.name.lower()) * again
             # The first step is a step, too: whoever allows an hour for one allows it for the first.
             return max(limit_s, self.launch.step_s_max or 0.0) if phase is Phase.COMPILE else limit_s
         if self.launch.step_s_max is not None:
@@ -186,5 +190,5 @@ class Liveness(msgspec.Struct):
         return self._last is not None and now_s - self._last.beat_s > SILENT_S_MIN
 
 
-def _progress(beat: Heartbeat) -> tuple[Phase, int, int]:
-    return beat.phase, beat.step, beat.work
+def _progress(beat: Heartbeat) -> tuple[Phase, int, int, float]:
+    return beat.phase, beat.step, beat.work, beat.beat_s if beat.phase is Phase.SERVE else 0.0
