@@ -12,6 +12,7 @@ from random import Random
 import msgspec
 
 from procsv.base import exit_codes
+from procsv.base.cluster import PS
 from procsv.base.errors import ProcsvBug
 from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import TaskId
@@ -95,6 +96,7 @@ class TrainerSupervisor:
         self.unsaved = ""  # why the newest state of the last trainer is not on disk
         self.restart_s: float | None = None  # monotonic time of the next start
         self._keeps_state = task == settings.tasks[0]  # of the others nothing is saved
+        self._model_outlives_it = any(other.role == PS for other in settings.tasks)  # servers have the variables
         self._grace_s, self._observes = settings.launch.grace_s, settings.observes
         self._is_detached = settings.launch.detach
         self._standby = standby
@@ -410,8 +412,10 @@ class TrainerSupervisor:
 
     @property
     def lost_steps(self) -> int:
-        """What the next trainer has to do again.  Of a task whose state is another's, nothing is lost with it."""
-        return 0 if not self._keeps_state else max(0, self._own_step - max(self.resume_step, 0))
+        """What the next trainer has to do again: nothing, if others have the variables, or their state is saved."""
+        if self._model_outlives_it or not self._keeps_state:
+            return 0
+        return max(0, self._own_step - max(self.resume_step, 0))
 
     # -- what follows --------------------------------------------------------------------------------------
     def _handle(self, event: LifecycleEvent, now_s: float, detail: str = "") -> None:
@@ -513,16 +517,10 @@ class TrainerSupervisor:
         self.restart_s = now_s + delay_s
         fields = wording.restarting_fields(delay_s, self.lost_steps, self._recycled)
         self._out.append(Journal("restarting", self.task, self.incarnation, fields))
-        self._out.append(
-            Say(
-                wording.starting_again(
-                    delay_s,
-                    self.snapshots.memory_step,
-                    self.durable_step,
-                    keeps_state=self._keeps_state and not self.protection.serves,
-                )
-            )
-        )
+        keeps_state = self._keeps_state and not self._model_outlives_it and not self.protection.serves
+        memory_step = self.snapshots.memory_step
+        text = wording.starting_again(delay_s, memory_step, self.durable_step, keeps_state=keeps_state)
+        self._out.append(Say(text))
 
     def _give_up(self, why: str, now_s: float) -> None:
         self.gave_up = why

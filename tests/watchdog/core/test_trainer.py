@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from procsv.base.identity import CHECKPOINT, TRAINER
+from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
 from procsv.base.outcome import NO_STEP, Exit, LastExit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Durable, FirstStepDone, Hello, Note, TrainerExited
@@ -229,3 +229,9 @@ def test_lost_steps_are_those_after_what_is_left_and_never_negative() -> None:
     for memory_step, lost in ((NO_STEP, 7), (0, 7), (5, 2), (9, 0)):
         out = Played().end(TRAINER, KILLED, memory_step=memory_step)
         assert [action.lost_steps for action in out if isinstance(action, Report)] == [lost]
+
+
+def test_a_chief_whose_variables_are_on_servers_loses_nothing_with_its_process() -> None:
+    out = Played(tasks=(TRAINER, TaskId("ps"))).end(TRAINER, KILLED, memory_step=5)
+    assert [action.lost_steps for action in out if isinstance(action, Report)] == [0]
+    assert not any("from step" in text for text, _ in said(out))
