@@ -139,5 +139,5 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         for pattern in (f"{NAME}-*.index", f"{NAME}-*.data-*", f"{NAME}-*.manifest.json", "checkpoint"):
             for path in directory.glob(pattern):
                 path.unlink(missing_ok=True)
-        if {path.name for path in directory.iterdir()} <= {self._runtime.paths.home.name}:
+        if directory.is_dir() and {path.name for path in directory.iterdir()} <= {self._runtime.paths.home.name}:
             shutil.rmtree(directory)
