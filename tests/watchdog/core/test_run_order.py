@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
-from procsv.base.outcome import Exit
+from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.messages import (
     Finish,
     Rejected,
@@ -260,6 +260,24 @@ def test_the_end_of_the_chief_asks_the_other_tasks_to_stop_and_ends_the_run_afte
     assert (SUMMARY, Finish) not in told(out)
     out = played.end(WORKER, SAVED)
     assert (SUMMARY, Finish) in told(out)
+
+
+def test_a_stop_ends_the_workers_then_the_chief_then_the_servers() -> None:
+    server = TaskId("ps")
+    played = Played(tasks=(TRAINER, WORKER, server))
+    assert [task for task, body in told(played.stop()) if body is StopTraining] == [WORKER]
+    assert [task for task, body in told(played.end(WORKER, SAVED)) if body is StopTraining] == [TRAINER]
+    assert [task for task, body in told(played.end(TRAINER, SAVED)) if body is StopTraining] == [server]
+
+
+def test_an_evaluator_that_is_given_up_ends_nothing_and_a_worker_ends_the_run() -> None:
+    words = LastWords("ModuleNotFoundError", "no module", "", -1, True)  # starting it again would not help
+    for task, ends in ((TaskId("evaluator"), False), (WORKER, True)):
+        played = Played(trains=False, tasks=(TRAINER, task))
+        played.end(task, Exit(1, None), words=words)
+        played.tell(TreeGone(task, 1))
+        assert played.core.tasks[task].gave_up
+        assert played.core.is_ending == ends
 
 
 def test_the_end_of_another_task_ends_nothing() -> None:
