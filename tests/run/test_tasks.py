@@ -47,10 +47,14 @@ WORDS = ("{task_type}", "{task_index}", "{ps_hosts}", "{worker_hosts}", "{chief_
 TRAINING = ("chief", "worker.0", "worker.1")
 
 
+def text_of(run: Launched, task: str) -> str:
+    """What all attempts of `task` have printed."""
+    return "\n".join(log.read_text() for log in sorted((run.logdir / "procsv" / "logs").glob(f"{task}.*.log")))
+
+
 def told(run: Launched, task: str) -> list[str]:
-    """What each attempt of `task` has printed of itself."""
-    logs = sorted((run.logdir / "procsv" / "logs").glob(f"{task}.*.log"))
-    return [line for log in logs for line in re.findall(r"^I am .*", log.read_text(), re.MULTILINE)]
+    """What each attempt of `task` has said of itself."""
+    return re.findall(r"^I am .*", text_of(run, task), re.MULTILINE)
 
 
 def step_of(run: Launched) -> int:
@@ -119,3 +123,18 @@ def test_row_59_each_task_of_one_launch_is_killed_or_frozen_and_comes_back_at_it
         hosts = told(run, "worker.1")[0].split()
         assert hosts[:5] == ["I", "am", "worker.1", "worker", "1"]
         assert [len(words.split(",")) for words in hosts[5:]] == [1, 2, 1]
+
+
+def test_the_example_of_several_tasks_trains_on_through_kills_and_ends(tmp_path: Path) -> None:
+    tasks = ("--workers", "1", "--ps", "1", "--evaluators", "1")
+    options = ("--steps", "1500", "--step-ms", "5", "--save-model-secs", "1")
+    with launched(tmp_path / "run", *tasks, "procsv.examples.replicas", *options, standby=None) as run:
+        run.wait_event("ready", 1, "chief")
+        run.wait_for("an evaluation", lambda: "test accuracy" in text_of(run, "evaluator.0"))
+        wait_for_steps(run)
+        run.kill("chief")
+        run.wait_event("ready", 2, "chief")
+        assert run.events("recovered", "chief")[1]["source"] == "alive"
+        run.assert_completed()
+        assert run.events("run_completed")[0]["step"] >= 1500
+    assert {entry["cause"] for entry in run.events("exited", "ps.0")} == {"stopped"}
