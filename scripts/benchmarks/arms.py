@@ -84,7 +84,7 @@ def open_session(
             with theirs.managed_session(config=config) as session:
                 yield Loop(session, theirs.should_stop)
         case "monitored" | "our_monitored":
-            with _names(arm).MonitoredTrainingSession(
+            with names_of(arm).MonitoredTrainingSession(
                 checkpoint_dir=logdir,
                 save_checkpoint_secs=save_s,
                 save_summaries_steps=None,
@@ -95,9 +95,9 @@ def open_session(
                 yield Loop(session, session.should_stop)
 
 
-def _names(arm: Arm) -> Session:
+def names_of(arm: Arm) -> Session:
     """Where the arm's classes are."""
-    if arm == "our_monitored":
+    if arm in ("our_monitored", "procsv"):
         import procsv
 
         return procsv
@@ -107,7 +107,7 @@ def _names(arm: Arm) -> Session:
 @contextmanager
 def open_hooked(arm: Arm, logdir: str, hooks: int) -> Iterator[Loop]:
     """A monitored session without hooks and files, or with the five that a training usually has, none of them ever due."""
-    names, config, never = _names(arm), make_config(is_trivial=True), 1_000_000_000
+    names, config, never = names_of(arm), make_config(is_trivial=True), 1_000_000_000
     if not hooks:
         with names.MonitoredSession(names.ChiefSessionCreator(config=config)) as session:
             yield Loop(session, session.should_stop)

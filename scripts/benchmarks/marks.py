@@ -43,6 +43,9 @@ class Marks:
     ) -> None:
         os.close(self._fd)
 
+    def fileno(self) -> int:
+        return self._fd
+
     @property
     def last(self) -> Mark:
         return self.all[-1]

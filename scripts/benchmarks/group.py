@@ -1,0 +1,170 @@
+"""Table `group`: a chief, two workers and a parameter server; each is killed in turn.
+
+Called by __main__.py.  One `procsv launch` beside a shell loop for each task, the same program under procsv's and under
+TensorFlow's MonitoredTrainingSession, in turns.  TensorFlow's class is the better of its two here: a Supervisor whose server is lost
+has to be started again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from random import Random
+
+from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table
+from scripts.benchmarks.group_runs import CHIEF, IN_FLIGHT_S, SERVER, TRAINING, WORKER, Group, group_running
+from scripts.benchmarks.processes import END_S_MAX
+from scripts.benchmarks.settings import Arm, Settings
+
+MB, WORK, PAUSE_S = 4.0, 1, 0.02
+SAVE_S, SNAPSHOT_S = 5.0, 1.0
+TRAIN_S, TRAIN_MORE_S = 6.0, 3.0  # before each kill; the second is the most that is added by chance
+BOUNDARY_STEPS = 2  # a due snapshot waits for the end of a step, and is whole one step later
+SHARE_MAX, SERVER_SHARE_MAX = 0.35, 0.25  # of the shell loops' median
+PAUSE_S_MAX, PAUSE_STEPS_MAX = 0.05, 2
+STOP_S_MAX = 3.0
+OURS = frozenset({"watchdog", "checkpoint", "summary", "standby", "template"})
+ARMS: dict[Arm, str] = {"procsv": "procsv launch", "monitored": "a shell loop a task, tf Monitored"}
+
+COLUMNS = (
+    Column("arm", "supervisor"),
+    Column("worker_s", "worker killed:\nits first step", "s", 2),
+    Column("chief_s", "chief killed:\nits first step", "s", 2),
+    Column("chief_lost", "steps of all\nthat are lost", "", 0),
+    Column("pause_ms", "longest pause\nof the others", "ms", 0),
+    Column("server_s", "server killed:\nall train", "s", 2),
+    Column("server_lost", "steps lost", "", 0),
+    Column("stop_s", "SIGTERM to\nall ended", "s", 2),
+)
+
+
+@dataclass(slots=True)
+class Found:
+    """All kills of one arm."""
+
+    worker_s: list[float] = field(default_factory=list)
+    chief_s: list[float] = field(default_factory=list)
+    chief_lost: list[int] = field(default_factory=list)
+    pause_s: list[float] = field(default_factory=list)  # the longest of each kill of a worker or the chief
+    server_s: list[float] = field(default_factory=list)
+    server_lost: list[int] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)  # the median of one task before each kill
+    rate: list[float] = field(default_factory=list)  # global steps a second before a server is killed
+    stop_s: list[float] = field(default_factory=list)
+    ours: int = 0  # processes of the run that are not tasks
+
+
+def measure(settings: Settings) -> Table:
+    table = Table(
+        "group", f"A chief, two workers, a server; {MB:g} MB on the server; each task killed in turn", COLUMNS
+    )
+    args = [
+        "--mb",
+        f"{MB}",
+        "--variables",
+        "10",
+        "--work",
+        f"{WORK}",
+        "--pause-s",
+        f"{PAUSE_S}",
+        "--save-s",
+        f"{SAVE_S}",
+    ]
+    found: dict[Arm, Found] = defaultdict(Found)
+    repeats, chance = settings.repeats_or(usual=3), Random(3)
+    for repeat in range(repeats):
+        moments_s = [TRAIN_S + TRAIN_MORE_S * chance.random() for _ in range(3)]
+        for arm, name in ARMS.items():
+            settings.say(f"group: {name}, {repeat + 1} of {repeats}")
+            options = ("--snapshot-secs", f"{SNAPSHOT_S:g}") if arm == "procsv" else ()
+            with group_running(arm, args, options) as group:
+                _kill_each(group, moments_s, found[arm])
+                if arm == "procsv":
+                    found[arm].ours = sum(row["role"] in OURS for row in group.status()["processes"])
+                    found[arm].stop_s.append(_stop(group))
+    table.rows += [_row(name, found[arm]) for arm, name in ARMS.items()]
+    ours = found["procsv"]
+    table.notes += [
+        f"a step of a task takes {statistics.median(ours.step_s) * 1e3:.0f} ms; checkpoints every {SAVE_S:g} s, snapshots of procsv"
+        f" every {SNAPSHOT_S:g} s; {TRAIN_S:g} to {TRAIN_S + TRAIN_MORE_S:g} s of training before each kill.",
+        f"processes of procsv beside the four tasks: {ours.ours} (watchdog, two services, template), as for one task.",
+    ]
+    table.bars += _bars(ours, found["monitored"])
+    return table
+
+
+def _kill_each(group: Group, moments_s: list[float], found: Found) -> None:
+    """One after the other: a worker, the chief, the server."""
+    for task, moment_s in zip((WORKER, CHIEF, SERVER), moments_s, strict=True):
+        begin_s = time.monotonic()
+        group.listen(moment_s)
+        steps = [seconds for each in TRAINING for seconds in group.pauses(each, begin_s, time.monotonic())]
+        found.step_s.append(statistics.median(steps))
+        pid, first_step = group.marks[task].last.pid, group.step_before(begin_s)
+        begun_s, dead_s = group.kill(task)
+        last_step = group.step_before(begun_s)
+        if task == SERVER:
+            found.rate.append((last_step - first_step) / (begun_s - begin_s))
+            firsts = group.wait_for_all(dead_s + IN_FLIGHT_S)
+            found.server_s.append(max(mark.time_s for mark in firsts) - begun_s)
+            found.server_lost.append(max(0, last_step - min(mark.step for mark in firsts) + 1))
+            continue
+        first = group.wait_for_another(task, pid)
+        group.listen(1.0)
+        others = [seconds for each in TRAINING if each != task for seconds in group.pauses(each, begun_s, first.time_s)]
+        found.pause_s.append(max(others))
+        (found.chief_s if task == CHIEF else found.worker_s).append(first.time_s - begun_s)
+        if task == CHIEF:
+            found.chief_lost.append(max(0, last_step - first.step + 1))
+
+
+def _stop(group: Group) -> float:
+    """SIGTERM to the watchdog: seconds until all have ended."""
+    group.listen(TRAIN_S)
+    begun_s = time.monotonic()
+    group.process.send_signal(signal.SIGTERM)
+    code = group.process.wait(END_S_MAX)
+    if code != os.EX_TEMPFAIL:
+        raise group.failed(f"exit code {code} after SIGTERM, not {os.EX_TEMPFAIL}")
+    return time.monotonic() - begun_s
+
+
+def _row(name: str, found: Found) -> dict[str, Cell]:
+    return {
+        "arm": name,
+        "worker_s": Figure.of(found.worker_s),
+        "chief_s": Figure.of(found.chief_s),
+        "chief_lost": Figure.of(found.chief_lost),
+        "pause_ms": Figure.of(seconds * 1e3 for seconds in found.pause_s),
+        "server_s": Figure.of(found.server_s),
+        "server_lost": Figure.of(found.server_lost),
+        "stop_s": Figure.of(found.stop_s),
+    }
+
+
+def _bars(ours: Found, theirs: Found) -> list[Bar]:
+    step_s = statistics.median(ours.step_s)
+    lost_max = math.ceil(SNAPSHOT_S * statistics.median(ours.rate)) + BOUNDARY_STEPS * len(TRAINING)
+    bars = []
+    for what, mine, loops, share in (
+        ("worker SIGKILL to its first step", ours.worker_s, theirs.worker_s, SHARE_MAX),
+        ("chief SIGKILL to its first step", ours.chief_s, theirs.chief_s, SHARE_MAX),
+        ("server SIGKILL to the first step of all", ours.server_s, theirs.server_s, SERVER_SHARE_MAX),
+    ):
+        how = f"{share} of the shell loops = "
+        bars.append(Bar.at_most(what, share * statistics.median(loops), statistics.median(mine), "s", 2, how))
+    pause_ms_max = (PAUSE_STEPS_MAX * step_s + PAUSE_S_MAX) * 1e3
+    return [
+        *bars,
+        Bar.at_most("chief SIGKILL, server alive: steps lost, at most", 0, max(ours.chief_lost), "steps", 0),
+        Bar.at_most(
+            "longest pause of the others, median of kills", pause_ms_max, statistics.median(ours.pause_s) * 1e3, "ms"
+        ),
+        Bar.at_most("server SIGKILL: steps lost, at most", lost_max, max(ours.server_lost), "steps", 0),
+        Bar.at_most("SIGTERM to all ended, with the last save", STOP_S_MAX, max(ours.stop_s), "s", 2),
+    ]

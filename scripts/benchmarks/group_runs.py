@@ -1,0 +1,158 @@
+"""A run of several tasks, started by one `procsv launch` or by a shell loop for each task, whose tasks are killed one by one.
+
+Called by group.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.benchmarks.keepers import SHELL, keep
+from scripts.benchmarks.marks import Mark, Marks
+from scripts.benchmarks.processes import (
+    Result,
+    TrialFailed,
+    check_nothing_left,
+    cleared_unless_ended,
+    procsv_command,
+    scratch,
+    started,
+    tail,
+)
+from scripts.benchmarks.runs import FIRST_STEP_S_MAX, Run
+from scripts.benchmarks.settings import Arm
+
+PROGRAM = "scripts.benchmarks.group_program"
+CHIEF, WORKER, SERVER = "chief.0", "worker.0", "ps.0"
+TRAINING = (CHIEF, WORKER, "worker.1")
+TASKS = (*TRAINING, SERVER)
+OPTIONS = ("--workers", "2", "--ps", "1")
+BACK_S_MAX = 150.0  # TensorFlow looks every 30 s whether a model is ready
+IN_FLIGHT_S = 0.25  # a step that ended just before a server's death may be marked so much later
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tasks that train.  `process`: the watchdog, or one of the shells."""
+
+    arm: Arm
+    process: subprocess.Popen[bytes]
+    logdir: Path
+    marks: dict[str, Marks]  # of each task
+    logs: tuple[Path, ...]
+
+    def listen(self, seconds: float) -> None:
+        """Takes in the marks of all that come for `seconds`."""
+        self.wait_until(lambda: False, seconds)
+
+    def wait_until(self, is_so: Callable[[], bool], seconds: float) -> bool:
+        """Takes marks in until `is_so`; False if it is not after `seconds`."""
+        deadline_s = time.monotonic() + seconds
+        while True:
+            for marks in self.marks.values():
+                marks.listen(0.0)
+            if is_so():
+                return True
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            select.select(list(self.marks.values()), [], [], left_s)
+
+    def kill(self, task: str) -> tuple[float, float]:
+        """SIGKILL to `task`; when it was sent, and when the process was dead."""
+        pidfd = os.pidfd_open(self.marks[task].last.pid)
+        try:
+            begun_s = time.monotonic()
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            select.select([pidfd], [], [], BACK_S_MAX)
+            return begun_s, time.monotonic()
+        finally:
+            os.close(pidfd)
+
+    def wait_for_another(self, task: str, pid: int) -> Mark:
+        """The first mark of the next process of `task`."""
+        if not self.wait_until(lambda: self.marks[task].last.pid != pid, BACK_S_MAX):
+            raise self.failed(f"no new step of {task} within {BACK_S_MAX:.0f} s")
+        return next(mark for mark in self.marks[task].all if mark.pid == self.marks[task].last.pid)
+
+    def wait_for_all(self, after_s: float) -> list[Mark]:
+        """The first mark of each task that trains, after `after_s`."""
+
+        def firsts() -> list[Mark]:
+            found = [next((mark for mark in self.marks[task].all if mark.time_s > after_s), None) for task in TRAINING]
+            return [mark for mark in found if mark is not None]
+
+        if not self.wait_until(lambda: len(firsts()) == len(TRAINING), BACK_S_MAX):
+            raise self.failed(f"no new step of all within {BACK_S_MAX:.0f} s")
+        return firsts()
+
+    def step_before(self, time_s: float) -> int:
+        """The last global step that a task had ended by then."""
+        return max(mark.step for task in TRAINING for mark in self.marks[task].all if mark.time_s <= time_s)
+
+    def pauses(self, task: str, from_s: float, to_s: float) -> list[float]:
+        """Seconds between the marks of `task` that surround or fall into that time."""
+        times = [mark.time_s for mark in self.marks[task].all]
+        return [after - before for before, after in itertools.pairwise(times) if after > from_s and before < to_s]
+
+    def status(self) -> Result:
+        """What `procsv status --json` says."""
+        return Run(self.arm, self.process, self.logdir, self.logs[0], self.marks[CHIEF], self.logdir).status()
+
+    def failed(self, what: str) -> TrialFailed:
+        """An error that shows what the tasks have printed."""
+        logs = (*self.logs, *sorted((self.logdir / "procsv" / "logs").glob("*.log")))
+        return TrialFailed("\n".join([f"{self.arm}: {what}", *(f"-- {log.name}\n{tail(log)}" for log in logs)]))
+
+
+@contextlib.contextmanager
+def group_running(arm: Arm, args: list[str], options: tuple[str, ...] = ()) -> Iterator[Group]:
+    """A chief, two workers and a server, all of which train.  `options` are of `procsv launch`."""
+    with scratch() as folder, contextlib.ExitStack() as stack:
+        marks = {task: stack.enter_context(Marks(folder / f"marks.{task}")) for task in TASKS}
+        logdir, more = folder / "logdir", ["--arm", arm, "--marks", str(folder / "marks"), *args]
+        stack.enter_context(cleared_unless_ended(logdir))
+        if arm == "procsv":
+            argv = procsv_command("launch", "--logdir", str(logdir), *OPTIONS, *options, PROGRAM, *more)
+            logs = [folder / "output.log"]
+            process = stack.enter_context(started(argv, logs[0], cwd=folder))
+        else:
+            argv = keep(SHELL, ["-m", PROGRAM, "--logdir", str(logdir), *more], folder, None)
+            logs, cluster = [folder / f"{task}.log" for task in TASKS], _cluster()
+            process, *_ = [
+                stack.enter_context(started(argv, log, cwd=folder, variables={"TF_CONFIG": _config(cluster, task)}))
+                for task, log in zip(TASKS, logs, strict=True)
+            ]
+        group = Group(arm, process, logdir, marks, tuple(logs))
+        if not group.wait_until(lambda: all(each.all for each in marks.values()), FIRST_STEP_S_MAX):
+            raise group.failed(f"not all train within {FIRST_STEP_S_MAX:.0f} s")
+        yield group
+        if arm == "procsv":
+            check_nothing_left(logdir)  # the table has stopped it
+
+
+def _cluster() -> dict[str, list[str]]:
+    """An address for each task, of ports that were free just now."""
+    cluster: dict[str, list[str]] = {}
+    with contextlib.ExitStack() as stack:
+        for task in TASKS:
+            held = stack.enter_context(socket.socket())
+            held.bind(("127.0.0.1", 0))
+            cluster.setdefault(task.partition(".")[0], []).append(f"127.0.0.1:{held.getsockname()[1]}")
+    return cluster
+
+
+def _config(cluster: dict[str, list[str]], task: str) -> str:
+    role, _, index = task.partition(".")
+    return json.dumps({"cluster": cluster, "task": {"type": role, "index": int(index)}})
