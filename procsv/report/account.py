@@ -5,11 +5,13 @@ Filled in by time_ledger.py; shown by text.py and page.py.  Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from procsv.base import exit_codes
+from procsv.base.cluster import EVALUATOR, PS
 from procsv.base.outcome import NO_STEP
 
 Kind = Literal["kept", "redone", "down", "starting", "stalled", "stopped"]
@@ -148,3 +150,14 @@ class Account(msgspec.Struct):
         """Seconds from each death to the end of the first new step."""
         times = (i.recovery_seconds for i in self.incarnations[1:])
         return [seconds for seconds in times if seconds is not None]
+
+
+def lost_share(tasks: Mapping[str, Account]) -> tuple[float, float]:
+    """Seconds of the tasks that train, all together: those that went into nothing, and all in which the run was active."""
+    lost_s = ran_s = 0.0
+    for task, account in tasks.items():
+        if task.partition(".")[0] not in (PS, EVALUATOR):
+            totals = account.totals
+            ran_s += account.wall_s - totals["stopped"]
+            lost_s += account.wall_s - totals["stopped"] - totals["kept"]
+    return lost_s, ran_s

@@ -6,7 +6,7 @@ escaped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from statistics import median
 
@@ -16,7 +16,16 @@ from procsv.report.account import KINDS, Account, Incarnation, Remark
 from procsv.report.drawing import draw_steps, draw_timeline
 from procsv.report.reading import Story
 from procsv.report.style import STYLE
-from procsv.report.text import MEANING, clock_time, headline, incarnation_row, place_in_fit
+from procsv.report.text import (
+    MEANING,
+    TASK_COLUMNS,
+    clock_time,
+    headline,
+    incarnation_row,
+    lost_time,
+    place_in_fit,
+    task_rows,
+)
 
 ROWS_MAX = 500  # of any table: the last ones; the journal has them all
 
@@ -50,8 +59,9 @@ def make_page(story: Story) -> str:
 <h2>Steps</h2>
 {draw_steps(account)}
 </section>
+{_tasks(story.tasks)}
 <section>
-<h2>Starts of the program</h2>
+<h2>{f"Starts of the {next(iter(story.tasks))}" if story.tasks else "Starts of the program"}</h2>
 {_incarnations(account.incarnations)}
 </section>
 <section>
@@ -101,6 +111,13 @@ def _ledger(account: Account) -> str:
         name = f'<i class="key {kind}"></i>{kind}'
         rows.append((name, escape(show_duration(seconds)), f"{share:.1%}", escape(MEANING[kind])))
     return _table(("time", "spent", "share", "what it is"), rows, "ledger")
+
+
+def _tasks(tasks: Mapping[str, Account]) -> str:
+    if not tasks:
+        return ""
+    rows = [tuple(map(escape, row)) for row in task_rows(tasks)]
+    return f"<section>\n<h2>Tasks</h2>\n<p>{escape(_sentence(lost_time(tasks)))}</p>\n{_table(TASK_COLUMNS, rows)}\n</section>"
 
 
 def _incarnations(incarnations: Sequence[Incarnation]) -> str:

@@ -16,7 +16,7 @@ from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import find_run_in
 from procsv.report.account import Account
-from procsv.report.time_ledger import take_account
+from procsv.report.time_ledger import take_accounts
 
 
 class Story(msgspec.Struct, frozen=True):
@@ -27,6 +27,7 @@ class Story(msgspec.Struct, frozen=True):
     account: Account
     fit: FitPlace | None = None  # how far a fit of Keras has come
     damaged_lines: int = 0  # of the journal; they were passed over
+    tasks: dict[str, Account] = {}  # of each task, where there are several
 
 
 def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
@@ -40,10 +41,10 @@ def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
         is_running, step = run.is_active, run.step
         until_s = clock.wall() if is_running else paths.run_json.stat().st_mtime  # it is written every second
     damaged: list[bytes] = []
-    account = take_account(read_journal(paths.journal, damaged), until_s, step, is_running)
+    account, tasks = take_accounts(read_journal(paths.journal, damaged), until_s, step, is_running)
     if account is None:
         raise UserError(f"{directory} is not the logdir of a run: it has no {paths.journal.relative_to(paths.logdir)}")
     target, args = (run.target, run.args) if run is not None else ("", ())
     logdir = str(run.checkpoint_dir if run is not None else paths.logdir)
     fit = run.fit if run is not None else None
-    return Story(logdir, target, args, is_running, account, fit, len(damaged))
+    return Story(logdir, target, args, is_running, account, fit, len(damaged), tasks)

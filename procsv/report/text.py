@@ -6,6 +6,7 @@ Used by `procsv report` and by drills.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import msgspec
 from procsv.base.outcome import NO_STEP
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_count, show_duration
-from procsv.report.account import KINDS, Account, Incarnation, Kind
+from procsv.report.account import KINDS, Account, Incarnation, Kind, lost_share
 from procsv.report.reading import Story
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def as_data(story: Story) -> dict[str, Any]:
         "durable_step": account.durable_step,
         "damaged_lines": story.damaged_lines,
         "incarnations": [one.as_data() for one in account.incarnations],
+        "tasks": {task: _task_as_data(one) for task, one in story.tasks.items()},
         "timeline": [
             {"kind": s.kind, "start": round(s.start_s, 3), "seconds": round(s.seconds, 3), "incarnation": s.incarnation}
             for s in account.spans
@@ -70,6 +72,16 @@ def as_data(story: Story) -> dict[str, Any]:
             {"time": r.time_s, "event": r.event, "role": r.role, "incarnation": r.incarnation, **r.fields}
             for r in account.remarks
         ],
+    }
+
+
+def _task_as_data(account: Account) -> dict[str, Any]:
+    return {
+        "seconds": {kind: round(seconds, 3) for kind, seconds in account.totals.items()},
+        "goodput": round(account.goodput, 4),
+        "failures": account.failures,
+        "lost_steps": account.lost_steps,
+        "incarnations": [one.as_data() for one in account.incarnations],
     }
 
 
@@ -113,6 +125,9 @@ def show(story: Story, console: Console) -> None:
     console.print()
     _show_bar(account, console)
     console.print()
+    if story.tasks:
+        _show_tasks(story.tasks, console)
+        console.print(f"\nstarts of the {next(iter(story.tasks))}:")
     _show_incarnations(account, console)
     _show_checkpoints(account, console)
     if story.damaged_lines:
@@ -141,6 +156,36 @@ def _show_bar(account: Account, console: Console) -> None:
         colour, glyph = LOOKS[max(KINDS, key=lambda kind: shares[kind])]
         cells.append(f"[{colour}]{glyph}[/]")
     console.print("".join(cells))
+
+
+TASK_COLUMNS = ("task", "starts", "failures", "kept", "redone", "starting", "down", "stalled", "back in", "lost")
+
+
+def _show_tasks(tasks: Mapping[str, Account], console: Console) -> None:
+    table = make_table(TASK_COLUMNS, right=TASK_COLUMNS[1:])
+    for row in task_rows(tasks):
+        table.add_row(*map(as_markup, row))
+    console.print(table)
+    console.print(as_markup(lost_time(tasks)))
+
+
+def task_rows(tasks: Mapping[str, Account]) -> list[tuple[str, ...]]:
+    """One row a task: its starts, failures, seconds of each kind, median recovery and lost steps."""
+    rows = []
+    for task, account in tasks.items():
+        totals, recoveries = account.totals, account.recoveries_s
+        spent = [show_duration(totals[kind]) if totals[kind] else "-" for kind in KINDS if kind != "stopped"]
+        after = show_duration(median(recoveries)) if recoveries else "-"
+        counts = (str(len(account.incarnations)), str(account.failures or "-"))
+        rows.append((task, *counts, *spent, after, str(account.lost_steps or "-")))
+    return rows
+
+
+def lost_time(tasks: Mapping[str, Account]) -> str:
+    """What the group lost, in seconds of its tasks."""
+    lost_s, ran_s = lost_share(tasks)
+    share = lost_s / ran_s if ran_s > 0 else 0.0
+    return f"the tasks that train lost {show_duration(lost_s)} of {show_duration(ran_s)} together ({share:.1%})"
 
 
 ORIGINS = {

@@ -10,6 +10,9 @@ Used by `procsv report`, by drills and by the page.  Pure: journal entries in, a
     stalled   a trainer that hung, from its last progress to its death; or one that a signal had stopped (SIGSTOP)
     stopped   no run was active: between two launches
 
+Of several tasks the account of the run is that of the task whose state is saved.  Each has one of its own, too, which covers the same
+time: what a server or an evaluator runs counts as kept, and what follows the end of a task that has done its work as stopped.
+
 The journal has the time of day alone.  A clock that is set back while the run goes on is taken as no time at all, so
 that no span is negative; one that is set forward cannot be told from time.
 """
@@ -20,11 +23,14 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
+from procsv.base.cluster import EVALUATOR, PS
 from procsv.base.identity import TRAINER
 from procsv.base.outcome import NO_STEP
 from procsv.report.account import Account, Incarnation, Kind, Remark, Span, Training
 
 Entry = dict[str, Any]
+
+SERVE = (PS, EVALUATOR)
 
 
 def take_account(
@@ -41,10 +47,33 @@ def take_account(
     return book.close(until_s, step, is_running)
 
 
+def take_accounts(
+    entries: Iterable[Entry], until_s: float | None = None, step: int = NO_STEP, is_running: bool = False
+) -> tuple[Account | None, dict[str, Account]]:
+    """The account of a journal, as `take_account`; and one of each task, by its name, where a launch had several."""
+    book, books = Book(), dict[str, Book]()
+    for entry in entries:
+        book.enter_event(entry)
+        for task in entry.get("tasks", ()) if entry.get("event") == "run_started" else ():
+            books.setdefault(task, Book(keeps_remarks=False, task=task))
+        for each in books.values():
+            each.enter_event(entry)
+    account, accounts = book.close(until_s, step, is_running), dict[str, Account]()
+    for task, each in books.items():
+        one = each.close(until_s, NO_STEP, is_running)
+        if one is not None and account is not None:
+            if one.end_s < account.end_s:  # a later launch was without it
+                one.spans.append(Span("stopped", one.end_s, account.end_s, 0))
+                one.end_s = account.end_s
+            accounts[task] = one
+    return account, accounts
+
+
 class Book:
-    def __init__(self, keeps_remarks: bool = True) -> None:
-        """Without remarks the book of a long run stays small."""
-        self._keeps_remarks = keeps_remarks
+    def __init__(self, keeps_remarks: bool = True, task: str = "") -> None:
+        """Without remarks the book of a long run stays small.  `task`: whose book it is; "": the task whose state is saved."""
+        self._keeps_remarks, self._task = keeps_remarks, task
+        self._serves = task.partition(".")[0] in SERVE  # it makes no steps: while it runs, it does what it is for
         self._account = Account(0.0, 0.0)
         self._is_empty = True
         self._chief = str(TRAINER)  # the task whose state is saved: its time is the run's
@@ -85,11 +114,16 @@ class Book:
     # -- launches --------------------------------------------------------------------------------------------
     def _launched(self, entry: Entry, now_s: float) -> None:
         self._account.launches += 1
-        self._chief = next(iter(entry.get("tasks", ())), str(TRAINER))
+        tasks = entry.get("tasks", (str(TRAINER),))
+        self._chief = self._task or next(iter(tasks), str(TRAINER))
         if self._is_open:  # the watchdog before was killed: the run went on until it was seen last
             seen_s = min(max(self._heard_s, float(entry.get("seen_until") or 0.0) + self._set_back_s), now_s)
             self._end_trainer(seen_s, None)
             self._switch_to("stopped", seen_s)
+        if self._chief not in tasks:
+            self._switch_to("stopped", now_s)
+            self._is_open = False
+            return
         self._switch_to("starting", self._asked_s(entry, now_s))
         self._is_open = True
         self._account.outcome = self._account.gave_up = ""
@@ -120,6 +154,8 @@ class Book:
         self._end_trainer(now_s, None)
         self._switch_to("starting", now_s)
         self._account.incarnations.append(Incarnation(entry["incarnation"], entry.get("pid", 0), now_s))
+        if self._serves:
+            self._ready(entry, now_s)
 
     def _promoted(self, entry: Entry, now_s: float) -> None:
         if self._running(entry) is None:
@@ -218,7 +254,8 @@ class Book:
         last.code, last.signal = entry.get("code"), entry.get("signal")
         last.cause, last.evidence = entry.get("cause", ""), entry.get("evidence", "")
         self._end_trainer(now_s, entry.get("step"))
-        self._switch_to("down", now_s)
+        is_over = self._task and last.cause in ("completed", "stopped")  # and the others go on
+        self._switch_to("stopped" if is_over else "down", now_s)
 
     def _end_trainer(self, now_s: float, step: int | None) -> None:
         last = self._last()

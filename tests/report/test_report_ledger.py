@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.report.account import KINDS, Account
-from procsv.report.time_ledger import take_account
+from procsv.report.account import KINDS, Account, lost_share
+from procsv.report.time_ledger import take_account, take_accounts
 
 Entry = dict[str, Any]
 
@@ -294,3 +294,61 @@ def test_the_ledger_adds_up_to_the_wall_time_for_any_journal(entries: list[Any],
     ordered = sorted(account.spans, key=lambda span: (span.start_s, span.end_s))
     assert all(a.end_s <= b.start_s + 1e-9 for a, b in itertools.pairwise(ordered))
     assert 0.0 <= account.goodput <= 1.0
+
+
+# -- several tasks -------------------------------------------------------------------------------------------------
+TASKS = ("chief", "worker.0", "ps.0", "evaluator.0")
+
+
+def _of(task: str, *entries: Entry | list[Entry]) -> list[Entry]:
+    flat = [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]
+    return [entry | ({"role": task} if entry["role"] == "trainer" else {}) for entry in flat]
+
+
+def _group() -> list[Entry]:
+    """A worker is killed, later a server, whose loss costs each a session; the worker ends before the chief."""
+    lost = [
+        _at(60, "session_lost", error="Unavailable", step=61),
+        _at(64, "session_recovered", step=51, at=52, lost_steps=10),
+    ]
+    entries = [
+        *_of("ps.0", _at(1, "spawned", pid=4), _death(60, 1, -1), _at(61, "spawned", incarnation=2, pid=5)),
+        *_of("chief", _start(1, 1, 0, 10, "fresh"), lost, _death(100, 1, 101, "completed")),
+        *_of("worker.0", _start(1, 1, 0, 10, "chief"), _death(20, 1, 11), _start(21, 2, 15, 25, "chief")),
+        *_of("worker.0", [entry | {"incarnation": 2} for entry in lost], _death(90, 2, 91, "stopped")),
+        *_of("evaluator.0", _at(2, "spawned", pid=6), _death(95, 1, -1, "completed")),
+        *_of("ps.0", _death(101, 2, -1, "stopped")),
+    ]
+    ended = _at(102, "run_completed", "chief", step=101, goodput=0.9)
+    return [_launch(0, tasks=TASKS), *sorted(entries, key=lambda entry: entry["time"]), ended]
+
+
+def test_each_task_has_an_account_of_its_own_and_the_runs_is_that_of_the_chief() -> None:
+    account, tasks = take_accounts(_group())
+    assert account is not None
+    assert tuple(tasks) == TASKS
+    assert _totals(account) == {"starting": 10, "kept": 77.666667, "redone": 8.333333, "down": 6}
+    assert _totals(tasks["chief"]) | {"down": 4, "stopped": 2} == _totals(tasks["chief"])
+    worker = tasks["worker.0"]
+    assert (worker.failures, [one.source for one in worker.incarnations]) == (1, ["chief", "chief"])
+    assert _totals(worker) | {"starting": 14, "down": 5, "stopped": 12} == _totals(worker)
+    assert _totals(tasks["ps.0"]) == {"starting": 1, "kept": 99, "down": 1, "stopped": 1}
+    assert _totals(tasks["evaluator.0"]) == {"starting": 2, "kept": 93, "stopped": 7}
+
+
+def test_the_seconds_of_every_task_add_up_to_those_of_the_run() -> None:
+    account, tasks = take_accounts(_group())
+    assert account is not None
+    for one in tasks.values():
+        assert sum(one.totals.values()) == pytest.approx(account.wall_s)
+    lost_s, ran_s = lost_share(tasks)
+    trained = [tasks["chief"], tasks["worker.0"]]
+    assert ran_s == pytest.approx(sum(one.wall_s - one.totals["stopped"] for one in trained))
+    assert lost_s == pytest.approx(ran_s - sum(one.totals["kept"] for one in trained))
+
+
+def test_a_task_that_a_later_launch_has_not_is_stopped_in_it_and_a_run_of_one_task_has_none() -> None:
+    later = [_launch(200, tasks=("chief",)), *_of("chief", _start(200, 2, 101, 201)), _at(250, "stopped", step=150)]
+    _, tasks = take_accounts([*_group(), *later])
+    assert _totals(tasks["evaluator.0"]) == {"starting": 2, "kept": 93, "stopped": 155}
+    assert take_accounts([_launch(0), *_start(0, 1, 0, 10), *_done(20, 1, 11)])[1] == {}

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
+from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import FitPlace
 from procsv.base.run.journal import Journal
 from procsv.base.system.system_clock import SystemClock
@@ -143,3 +143,31 @@ def test_a_directory_without_a_run_is_one_clear_error(tmp_path: Path) -> None:
 def test_the_report_loads_no_tensorflow(logdir: Path) -> None:
     code = f"import sys; from procsv.cli.main import main\ntry: main(['report', {str(logdir)!r}])\nexcept SystemExit: pass\nassert 'tensorflow' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_a_run_of_several_tasks_is_told_task_by_task_in_text_json_and_on_the_page(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "procsv" / "journal.jsonl", SystemClock())
+    chief, worker, server = TaskId("chief"), TaskId("worker"), TaskId("ps")
+    journal.append("run_started", WATCHDOG, 1, tasks=("chief", "worker.0", "ps.0"))
+    for task in (server, chief, worker):
+        journal.append("spawned", task, 1, pid=1)
+    for task, source in ((chief, "fresh"), (worker, "chief")):
+        journal.append("ready", task, 1, step=1)
+        journal.append("recovered", task, 1, step=0, source=source, seconds=4.0, **{"from": ""})
+    journal.append("exited", worker, 1, code=None, signal="SIGKILL", cause="killed", evidence="", step=9)
+    journal.append("spawned", worker, 2, pid=2)
+    journal.append("run_completed", chief, 1, step=20, goodput=0.5)
+    journal.close()
+
+    text = procsv("report", str(tmp_path), COLUMNS="120").stdout
+    rows = {
+        line.split()[0]: line.split()[1:3] for line in text.splitlines() if line[:1].isalpha() and len(line.split()) > 2
+    }
+    assert (rows["chief"], rows["worker.0"], rows["ps.0"]) == (["1", "-"], ["2", "1"], ["1", "-"])
+    assert "the tasks that train lost" in text
+    assert "starts of the chief:" in text
+    tasks = json.loads(procsv("report", str(tmp_path), "--json").stdout)["tasks"]
+    assert {task: len(told["incarnations"]) for task, told in tasks.items()} == {"chief": 1, "worker.0": 2, "ps.0": 1}
+    page = make_page(read_story(tmp_path, SystemClock()))
+    assert "<h2>Tasks</h2>" in page
+    assert ">worker.0<" in page

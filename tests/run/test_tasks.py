@@ -120,6 +120,10 @@ def test_row_59_each_task_of_one_launch_is_killed_or_frozen_and_comes_back_at_it
         assert "I am chief" in procsv("logs", str(run.logdir)).stdout
         account = json.loads(procsv("report", str(run.logdir), "--json").stdout)
         assert account["seconds"]["kept"] > 0 < account["goodput"]
+        tasks = account["tasks"]
+        assert [len(tasks[task]["incarnations"]) for task in ("chief", "worker.1", "ps.0")] == [2, 2, 3]
+        for told_of in tasks.values():
+            assert sum(told_of["seconds"].values()) == pytest.approx(account["wall_seconds"], abs=0.01)
         hosts = told(run, "worker.1")[0].split()
         assert hosts[:5] == ["I", "am", "worker.1", "worker", "1"]
         assert [len(words.split(",")) for words in hosts[5:]] == [1, 2, 1]

@@ -36,6 +36,16 @@ class Attempt(Struct, frozen=True, kw_only=True):
     evidence: str
 
 
+class TaskReport(Struct, frozen=True, kw_only=True):
+    """The account of one task of several."""
+
+    seconds: dict[Kind, Seconds]
+    goodput: Annotated[float, Meta(ge=0, le=1)]
+    failures: int
+    lost_steps: int
+    incarnations: tuple[Attempt, ...]
+
+
 class Piece(Struct, frozen=True, kw_only=True):
     """A piece of the run's time."""
 
@@ -65,5 +75,6 @@ class ReportObject(Struct, frozen=True, kw_only=True):
     durable_step: Step
     damaged_lines: int
     incarnations: tuple[Attempt, ...]
+    tasks: dict[str, TaskReport]  # by name, where there are several
     timeline: tuple[Piece, ...]
     events: Annotated[tuple[dict[str, Any], ...], Meta(description="journal lines, by journal-line.json")]
