@@ -24,7 +24,7 @@ FAILED = 1  # it did not hold
     "--plan",
     type=click.Path(dir_okay=False),
     metavar="PLAN.toml",
-    show_default="eight faults, spread over the training",
+    show_default="eight faults, spread over the training; one more for each kind of task",
     help="Fault plan (TOML).",
 )
 @click.option(
@@ -51,6 +51,10 @@ FAILED = 1  # it did not hold
 @click.option(
     "--config", type=click.Path(dir_okay=False), metavar="FILE", help="TOML file with further options of launch."
 )
+@click.option("--workers", type=click.IntRange(min=0), metavar="N", help="As for launch: tasks of one training.")
+@click.option("--ps", type=click.IntRange(min=0), metavar="N", help="As for launch.")
+@click.option("--evaluators", type=click.IntRange(min=0), metavar="N", help="As for launch.")
+@click.option("--no-chief", is_flag=True, help="As for launch: the first worker is the chief.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("target", metavar="TARGET")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
@@ -64,6 +68,10 @@ def command(
     snapshot_secs: str | None,
     grace: float | None,
     config: str | None,
+    workers: int | None,
+    ps: int | None,
+    evaluators: int | None,
+    no_chief: bool,
     as_json: bool,
     target: str,
     args: tuple[str, ...],
@@ -78,8 +86,10 @@ def command(
     from procsv.drill.runner import Course, run_drill
 
     faults = make_plan(plan, fault, None, 0.0, seed)
-    options = ["--drop-in"] if drop_in else []
-    for name, value in (("--snapshot-secs", snapshot_secs), ("--grace", grace), ("--config", config)):
+    options = [*(["--drop-in"] if drop_in else []), *(["--no-chief"] if no_chief else [])]
+    passed_on = {"--snapshot-secs": snapshot_secs, "--grace": grace, "--config": config}
+    passed_on |= {"--workers": workers, "--ps": ps, "--evaluators": evaluators}
+    for name, value in passed_on.items():
         options += [name, str(value)] if value is not None else []
     own = args[1:] if args[:1] == ("--",) else args
     course = Course(Path(logdir), target, own, tuple(options), rtol, Template.take(os.environ))

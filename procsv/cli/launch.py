@@ -28,11 +28,12 @@ from procsv.base.text import is_remote
 from procsv.cli.config import load_config
 from procsv.cli.detach import launch_detached
 from procsv.cli.invocation import invocation
-from procsv.cli.plans import aim_at_tasks, make_plan
+from procsv.cli.plans import make_plan
 from procsv.cli.run_directory import make_new_directory, newest_directory
 from procsv.cli.usage.completion import complete_targets
 from procsv.cli.usage.grouped_help import GroupedCommand
 from procsv.cli.values import COMMAND_LINE, DURATION_RANGE, PHASE_LIMITS, SIZE, Duration
+from procsv.faults.aim import aim_at_tasks
 from procsv.ipc.messaging.early_trainer import start_early
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.messaging.start import Start, safe_path

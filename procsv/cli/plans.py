@@ -5,14 +5,10 @@ Used by launch.py and drill.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from procsv.base.errors import UserError
-from procsv.base.identity import TRAINER, TaskId
-from procsv.faults.plan import Fault, Plan, is_task
+from procsv.faults.plan import Fault, Plan
 from procsv.faults.plan_parser import parse_fault, parse_plan
 
 
@@ -28,19 +24,6 @@ def make_plan(
         if faults.count(fault) > 1:
             raise UserError(f"the fault '{fault}' is listed twice; use '2 times' instead")
     return Plan(tuple(faults), plan.seed or seed)
-
-
-def aim_at_tasks(plan: Plan, tasks: Sequence[TaskId]) -> Plan:
-    """The plan for a run of these tasks; none: of a trainer.  What is for the trainer is for the one whose state is saved."""
-    names = [str(task) for task in tasks] or [str(TRAINER)]
-    faults = [
-        msgspec.structs.replace(fault, target=names[0]) if fault.target == str(TRAINER) else fault
-        for fault in plan.faults
-    ]
-    for fault in faults:
-        if is_task(fault.target) and fault.target not in names:
-            raise UserError(f"the fault '{fault}' is for {fault.target}; this run has {', '.join(names)}")
-    return msgspec.structs.replace(plan, faults=tuple(faults))
 
 
 def read_plan(path: str) -> Plan:

@@ -5,8 +5,11 @@ Used by runner.py when the training without faults has shown how long it is.  Pu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from procsv.base.cluster import EVALUATOR, PS, WORKER
 from procsv.base.errors import UserError
 from procsv.faults.plan import Fault, Plan
 
@@ -24,11 +27,23 @@ _SPREAD: tuple[tuple[float, Fault], ...] = (
 )
 
 
-def default_plan(steps: int) -> Plan:
-    """For a training of that many global steps; UserError if they are too few to spread anything over."""
+# Where there are several tasks, one of each kind beside the trainer, which is then the task whose state is saved.
+_OF_TASKS: tuple[tuple[float, str], ...] = ((0.2, WORKER), (0.5, PS), (0.7, EVALUATOR))
+
+
+def default_plan(steps: int, tasks: Sequence[str] = ()) -> Plan:
+    """For a training of that many global steps; UserError if they are too few to spread anything over.
+
+    `tasks`: their names, that whose state is saved first; none: a trainer alone.
+    """
     if steps < STEPS_MIN:
         raise UserError(
             f"the training ends after {max(steps, 0)} global steps; a drill needs at least {STEPS_MIN}. "
             "Let it train longer, or give the faults with --plan"
         )
-    return Plan(tuple(msgspec.structs.replace(fault, at_step=round(steps * share)) for share, fault in _SPREAD))
+    spread = list(_SPREAD)
+    for share, role in _OF_TASKS:
+        last = next((task for task in reversed(tasks[1:]) if task.partition(".")[0] == role), None)
+        spread += [(share, Fault(last, "kill"))] if last is not None else []
+    spread.sort(key=lambda one: one[0])
+    return Plan(tuple(msgspec.structs.replace(fault, at_step=round(steps * share)) for share, fault in spread))

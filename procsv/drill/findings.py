@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from procsv.faults.plan import FAULT_EVENT, Fault, describe
-from procsv.report.account import Account, Incarnation, Remark
+from procsv.drill.blows import Blow
+from procsv.report.account import Account
 
 # They tell of the machine, every so many seconds: a training whose processes live shorter than that may have none.
 TIMED_TAGS = ("procsv/", "global_step/sec")
@@ -30,31 +30,17 @@ COUNTS_ITSELF = (
     "when training is over"
 )
 
-ENDS_THE_TRAINER = frozenset({"kill", "segfault", "raise", "exit", "hang", "preempt"})
-
 
 class Trial(msgspec.Struct, frozen=True):
     logdir: str
     exit_codes: tuple[int, ...]  # of each launch; negative: killed by that signal
     account: Account
     last_words: str  # the end of what it printed
+    tasks: dict[str, Account] = {}  # of each task, where there are several
 
     @property
     def survived(self) -> bool:
         return bool(self.exit_codes) and self.exit_codes[-1] == 0
-
-
-class Blow(msgspec.Struct, frozen=True):
-    """A fault that happened, and what it cost."""
-
-    fault: str
-    what: str
-    step: int
-    incarnation: int
-    ended_trainer: bool
-    lost_steps: int
-    down_s: float  # from the death to the end of the first new step
-    source: str  # memory, checkpoint, fresh: what the next trainer went on from
 
 
 class Findings(msgspec.Struct):
@@ -76,6 +62,11 @@ class Findings(msgspec.Struct):
         return not self.problems
 
     @property
+    def varies_by_itself(self) -> bool:
+        """Whether its tasks train asynchronously, so that no two trainings are alike and nothing can be compared."""
+        return bool(self.baseline.tasks) and self.variables == "different" and self.is_deterministic is False
+
+    @property
     def is_open(self) -> bool:
         """It survived, but nobody can tell whether the variables differ by more than the program's own noise."""
         return len(self.problems) == 1 and self.variables == "different" and self.is_deterministic is False
@@ -88,74 +79,6 @@ class Findings(msgspec.Struct):
         if self.comparison["is_identical"]:
             return "identical"
         return "close" if self.rtol > 0 and self.comparison["is_close"] else "different"
-
-
-def find_blows(account: Account, faults: tuple[Fault, ...]) -> tuple[list[Blow], list[str]]:
-    """What happened to the run, and the faults that did not."""
-    texts = {str(fault): fault for fault in faults}
-    happened = [remark for remark in account.remarks if remark.event == FAULT_EVENT]
-    known = [texts.get(str(remark.fields.get("fault", ""))) for remark in happened]
-    deaths = _deaths(happened, known, account)
-    following = dict(zip((one.number for one in account.incarnations), account.incarnations[1:], strict=False))
-    blows = [
-        _blow(remark, fault, death, following.get(death.number) if death is not None else None)
-        for remark, fault, death in zip(happened, known, deaths, strict=True)
-    ]
-    seen = {blow.fault for blow in blows}
-    return blows, [text for text in texts if text not in seen]
-
-
-def _deaths(happened: list[Remark], faults: list[Fault | None], account: Account) -> list[Incarnation | None]:
-    """Of each fault, the trainer that it ended: at once, or before the next fault; no trainer dies of two.
-
-    A fault that ends the trainer it was for has the first claim: others may come before that one is gone.
-    """
-    found: list[Incarnation | None] = [None] * len(happened)
-    taken = set[int]()
-    for is_for_it in (True, False):
-        for number, (remark, fault) in enumerate(zip(happened, faults, strict=True)):
-            if found[number] is not None or (is_for_it and not _ends_its_trainer(fault)):
-                continue
-            until_s = account.end_s
-            if not is_for_it and number + 1 < len(happened):
-                until_s = happened[number + 1].time_s
-            for one in account.incarnations:
-                is_its_own = not is_for_it or one.number == remark.incarnation
-                if one.number not in taken and is_its_own and _died_of(one, remark, fault, until_s):
-                    found[number] = one
-                    taken.add(one.number)
-                    break
-    return found
-
-
-def _ends_its_trainer(fault: Fault | None) -> bool:
-    return fault is not None and fault.target == "trainer" and fault.action in ENDS_THE_TRAINER
-
-
-def _died_of(one: Incarnation, remark: Remark, fault: Fault | None, until_s: float) -> bool:
-    if one.end_s is not None and remark.time_s <= one.end_s <= until_s and one.cause not in ("completed", ""):
-        return True
-    is_of_watchdog = fault is not None and fault.target == "watchdog"
-    return is_of_watchdog and one.start_s <= remark.time_s <= (one.end_s or until_s)
-
-
-def _blow(remark: Remark, fault: Fault | None, died: Incarnation | None, following: Incarnation | None) -> Blow:
-    return Blow(
-        fault=str(remark.fields.get("fault", "")),
-        what=describe(fault) if fault is not None else str(remark.fields.get("fault", "")),
-        step=int(remark.fields.get("step", -1)),
-        incarnation=died.number if died is not None else remark.incarnation,
-        ended_trainer=died is not None,
-        lost_steps=died.lost_steps if died is not None else 0,
-        down_s=_down_s(died, following),
-        source=following.source if following is not None and died is not None else "",
-    )
-
-
-def _down_s(died: Incarnation | None, following: Incarnation | None) -> float:
-    if died is None or following is None or following.ready_s is None or died.end_s is None:
-        return 0.0
-    return following.ready_s - died.end_s
 
 
 def find_missing_tags(wanted: Iterable[str], found: Iterable[str]) -> list[str]:
@@ -172,7 +95,7 @@ def judge_findings(found: Findings) -> Findings:
     problems.extend(_fresh_starts(found.drilled))
     if not found.drilled.survived:
         problems.append(f"it did not survive: {_exits(found.drilled)}")
-    elif found.variables == "different":
+    elif found.variables == "different" and not found.varies_by_itself:
         problems.extend(_other_end(found))
         problems.append(_difference(found))
     elif found.variables == "unknown":

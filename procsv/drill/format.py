@@ -23,6 +23,7 @@ _VARIABLES = {
     "different": "different from a run without faults",
     "unknown": "not compared",
 }
+_BY_ITSELF = "not compared: without faults they end differently each time, as of asynchronous tasks"
 
 
 def as_data(found: Findings) -> dict[str, Any]:
@@ -59,14 +60,14 @@ def _trial(trial: Trial) -> dict[str, Any]:
 
 def show(found: Findings, console: Console) -> None:
     if found.blows:
-        names = ("fault", "at step", "trainer", "went on from", "steps lost", "down")
+        names = ("fault", "at step", "process", "went on from", "steps lost", "down")
         table = make_table(names, right=("at step", "steps lost", "down"))
         for blow in found.blows:
             went_on = _SOURCES.get(blow.source, blow.source) or ("-" if blow.ended_trainer else "went on")
             table.add_row(
                 as_markup(blow.what),
                 str(blow.step) if blow.step >= 0 else "-",
-                f"{blow.incarnation} ended" if blow.ended_trainer else str(blow.incarnation),
+                f"{blow.task} {blow.incarnation}" + (" ended" if blow.ended_trainer else ""),
                 went_on,
                 str(blow.lost_steps) if blow.ended_trainer else "-",
                 show_duration(blow.down_s) if blow.down_s else "-",
@@ -94,7 +95,7 @@ def _show_facts(found: Findings, console: Console) -> None:
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_row("survived", "yes" if found.drilled.survived else "no")
-    facts.add_row("variables", _VARIABLES[found.variables])
+    facts.add_row("variables", _BY_ITSELF if found.varies_by_itself else _VARIABLES[found.variables])
     facts.add_row("summaries", summaries + (", continuous" if found.continuity and not torn else ""))
     facts.add_row("steps lost", str(drilled.lost_steps))
     facts.add_row("time", f"{show_duration(drilled.wall_s)}, without faults {show_duration(baseline.wall_s)}")

@@ -20,17 +20,19 @@ import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
+from procsv.base.identity import TaskId
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
 from procsv.base.system.processes import Adopted, Child
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.template import Template
+from procsv.drill.blows import find_blows
 from procsv.drill.default_plan import default_plan
-from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, judge_findings
+from procsv.drill.findings import Findings, Trial, find_missing_tags, judge_findings
+from procsv.faults.aim import aim_at_tasks
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.start import safe_path
-from procsv.report.account import Account
-from procsv.report.reading import read_story
+from procsv.report.reading import Story, read_story
 
 BASELINE, DRILLED, AGAIN = "baseline", "drilled", "baseline-again"
 LAUNCHES_MAX = 200  # of one training: a plan that kills each launch would go on for ever
@@ -62,11 +64,12 @@ def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
     if not baseline.survived:
         return judge_findings(Findings(baseline, baseline, [], [], {}, {}, course.rtol))
     if plan is None:
-        plan = default_plan(baseline.account.last_step)
+        plan = default_plan(baseline.account.last_step, tuple(baseline.tasks))
+    plan = aim_at_tasks(plan, [TaskId.parse(task) for task in baseline.tasks])
     say(f"2/2 training with {len(plan.faults)} faults" if len(plan.faults) != 1 else "2/2 training with a fault")
     drilled = _train(course, DRILLED, plan, say)
     say("comparing")
-    blows, missed = find_blows(drilled.account, plan.faults)
+    blows, missed = find_blows(drilled.account, plan.faults, drilled.tasks)
     found = Findings(baseline, drilled, blows, missed, {}, {}, course.rtol)
     if drilled.survived:
         found.comparison = _compare(course, baseline.logdir, drilled.logdir, course.rtol)
@@ -108,7 +111,8 @@ def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
         codes.append(_launch([*argv, "--", *course.args], output, logdir, say, course.template))
         if codes[-1] >= 0 and codes[-1] != exit_codes.RESUMABLE:
             break  # done, or beyond help; a watchdog that was killed, or stopped after a notice, is started again
-    return Trial(str(logdir), tuple(codes), _account(logdir, output), _tail(output))
+    story = _story(logdir, output)
+    return Trial(str(logdir), tuple(codes), story.account, _tail(output), story.tasks)
 
 
 def _launch(argv: Sequence[str], output: Path, logdir: Path, say: Say, template: Template | None) -> int:
@@ -139,9 +143,9 @@ def _start(argv: Sequence[str], output: Path, template: Template | None) -> Chil
         return Child(subprocess.Popen(argv, stdin=nothing, stdout=stream, stderr=stream))
 
 
-def _account(logdir: Path, output: Path) -> Account:
+def _story(logdir: Path, output: Path) -> Story:
     try:
-        return read_story(logdir, SystemClock()).account
+        return read_story(logdir, SystemClock())
     except UserError as error:
         raise UserError(f"the training could not be started; procsv launch said:\n{_tail(output)}") from error
 

@@ -256,3 +256,23 @@ def test_the_first_variable_of_a_fit_that_differs_is_named_and_whose_it_is(tmp_p
     said = failed_drill(tmp_path, RESTLESS, "--snapshot-secs", "0.05", "--fault", "kill trainer at step 30")
     assert "final variables differ: sequential/first/kernel (model, by " in said
     assert "not deterministic" in said
+
+
+def test_several_tasks_are_drilled_and_each_fault_is_told_with_what_it_cost(tmp_path: Path) -> None:
+    faults = ("--fault", "kill worker.0 at step 150", "--fault", "kill ps.0 at step 500")
+    tasks = ("--workers", "1", "--ps", "1", "--rtol", "1e9")  # no two trainings are alike
+    options = (*tasks, "--snapshot-secs", "0.2", "--logdir", str(tmp_path / "drill"), "--json")
+    program = ("procsv.examples.replicas", "--steps", "1000", "--step-ms", "10")
+    done = procsv("drill", *options, *faults, *program, timeout_s=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    worker, server = said["faults"]
+    assert (worker["task"], worker["ended_trainer"], worker["lost_steps"], worker["source"]) == (
+        "worker.0",
+        True,
+        0,
+        "chief",
+    )
+    assert (server["task"], server["ended_trainer"], server["source"]) == ("ps.0", True, "memory")
+    assert server["down_s"] > 0
+    assert (said["held"], said["not_happened"], said["variables"]) == (True, [], "close")

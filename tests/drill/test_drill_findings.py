@@ -8,14 +8,15 @@ import pytest
 from rich.console import Console
 
 from procsv.base.errors import UserError
+from procsv.drill.blows import find_blows
 from procsv.drill.default_plan import default_plan
-from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, judge_findings
+from procsv.drill.findings import Findings, Trial, find_missing_tags, judge_findings
 from procsv.drill.format import show
 from procsv.drill.runner import as_toml
 from procsv.faults.plan import Plan
 from procsv.faults.plan_parser import parse_fault, parse_plan
 from procsv.report.account import Account
-from procsv.report.time_ledger import take_account
+from procsv.report.time_ledger import take_account, take_accounts
 
 SAME = {"is_identical": True, "is_close": True, "variables": 3, "different": [], "different_count": 0}
 OTHER: dict[str, Any] = {
@@ -263,3 +264,65 @@ def test_a_continuity_check_finds_steps_that_go_backwards_unmarked(tmp_path: Pat
     assert ["twice" in problem for problem in check_continuity(tmp_path).problems] == [True]
     write("3", [], b"torn")
     assert ["no whole record" in problem for problem in check_continuity(tmp_path).problems] == [True]
+
+
+# -- several tasks -------------------------------------------------------------------------------------------------
+TASKS = ("chief", "worker.0", "ps.0", "evaluator.0")
+
+
+def _group() -> tuple[Account, dict[str, Account]]:
+    """A worker is killed at step 50 and a server at step 70, which costs the chief a session."""
+    started = [
+        [
+            _at(1, "spawned", task, pid=1),
+            _at(5, "ready", task, step=1),
+            _at(5, "recovered", task, step=0, source="fresh", seconds=4.0),
+        ]
+        for task in TASKS[:2]
+    ]
+    dead: dict[str, Any] = {"code": None, "signal": "SIGKILL", "cause": "killed", "evidence": ""}
+    account, tasks = take_accounts([
+        _at(0, "run_started", "watchdog", tasks=TASKS),
+        _at(1, "spawned", "ps.0", pid=4),
+        *(entry for one in started for entry in one),
+        _at(20, "fault", "worker.0", fault="kill worker.0 at step 50", step=50),
+        _at(20, "exited", "worker.0", step=50, **dead),
+        _at(21, "spawned", "worker.0", 2, pid=2),
+        _at(22, "ready", "worker.0", 2, step=55),
+        _at(22, "recovered", "worker.0", 2, step=54, source="chief", seconds=2.0),
+        _at(30, "fault", "ps.0", fault="kill ps.0 at step 70", step=70),
+        _at(30, "exited", "ps.0", step=-1, **dead),
+        _at(30, "spawned", "ps.0", 2, pid=5),
+        _at(33, "session_recovered", "chief", step=64, at=65, source="memory", seconds=3.0, lost_steps=6),
+        _at(40, "exited", "chief", **{**dead, "code": 0, "signal": None, "cause": "completed"}, step=100),
+        _at(41, "run_completed", "chief", step=100, goodput=0.5),
+    ])  # fmt: skip
+    assert account is not None
+    return account, tasks
+
+
+def test_a_fault_of_a_task_is_told_by_that_tasks_account_and_that_of_a_server_by_the_session_it_cost() -> None:
+    faults = tuple(parse_fault(text) for text in ("kill worker.0 at step 50", "kill ps.0 at step 70"))
+    (worker, server), missed = find_blows(*_group()[:1], faults, _group()[1])
+    assert missed == []
+    assert (worker.task, worker.ended_trainer, worker.lost_steps, worker.down_s) == ("worker.0", True, 0, 2.0)
+    assert worker.source == "chief"
+    assert (server.task, server.ended_trainer, server.lost_steps, server.down_s) == ("ps.0", True, 6, 3.0)
+    assert server.source == "memory"
+
+
+def test_the_default_plan_has_a_row_for_each_kind_of_task() -> None:
+    tasks = ("worker.0", "worker.1", "ps.0", "evaluator.0")
+    alone, several = default_plan(1000), default_plan(1000, tasks)
+    more = [str(fault) for fault in several.faults if fault not in alone.faults]
+    assert more == ["kill worker.1 at step 200", "kill ps.0 at step 500", "kill evaluator.0 at step 700"]
+    assert [fault.at_step for fault in several.faults] == sorted(fault.at_step for fault in several.faults)
+
+
+@pytest.mark.parametrize(("tasks", "problems"), [({}, 1), (_group()[1], 0)])
+def test_tasks_that_end_differently_by_themselves_are_not_compared(tasks: dict[str, Account], problems: int) -> None:
+    trial = Trial("logdir", (0,), _account(), "", tasks)
+    found = Findings(trial, trial, *find_blows(trial.account, ()), OTHER, WHOLE, 0.0, is_deterministic=False)
+    found.blows = _findings().blows
+    assert len(judge_findings(found).problems) == problems
+    assert ("asynchronous" in _shown(found)) is not problems

@@ -1,0 +1,146 @@
+"""What each fault of a drill cost, as the account of the run tells it.  Pure.
+
+Used by runner.py, when the training with faults is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from procsv.base.cluster import PS
+from procsv.base.identity import TRAINER
+from procsv.faults.plan import FAULT_EVENT, Fault, describe
+from procsv.report.account import Account, Incarnation, Remark
+
+ENDS_A_TASK = frozenset({"kill", "segfault", "raise", "exit", "hang", "preempt"})
+
+
+class Blow(msgspec.Struct, frozen=True):
+    """A fault that happened, and what it cost."""
+
+    fault: str
+    what: str
+    step: int
+    task: str  # whose process it was for; of other faults the task whose state is saved
+    incarnation: int
+    ended_trainer: bool  # the process of that task
+    lost_steps: int
+    down_s: float  # from the death to the end of the first new step
+    source: str  # memory, checkpoint, fresh, alive, chief: what the next one went on from
+
+
+class _Happened(msgspec.Struct, frozen=True):
+    """A fault of the plan, as the journal has it; `fault` is None if the plan does not know it."""
+
+    remark: Remark
+    fault: Fault | None
+
+
+def find_blows(
+    account: Account, faults: tuple[Fault, ...], tasks: Mapping[str, Account] | None = None
+) -> tuple[list[Blow], list[str]]:
+    """What happened to the run, in its order, and the faults that did not.
+
+    `tasks`: the accounts of several tasks, that of the run first.  What a fault for one of them cost is in that one's.
+    """
+    texts = {str(fault): fault for fault in faults}
+    happened = [
+        _Happened(remark, texts.get(str(remark.fields.get("fault", ""))))
+        for remark in account.remarks
+        if remark.event == FAULT_EVENT
+    ]
+    accounts = {**(tasks or {str(TRAINER): account})}
+    chief = next(iter(accounts))
+    accounts[chief] = account
+    blows = dict[int, Blow]()
+    for task, own in accounts.items():
+        numbers = [number for number, one in enumerate(happened) if _whose(one, accounts, chief) == task]
+        for number, blow in zip(numbers, _blows(task, [happened[n] for n in numbers], own), strict=True):
+            is_server = task.partition(".")[0] == PS
+            blows[number] = _with_session(blow, happened[number].remark, account, chief) if is_server else blow
+    seen = {blow.fault for blow in blows.values()}
+    return [blows[number] for number in sorted(blows)], [text for text in texts if text not in seen]
+
+
+def _whose(one: _Happened, accounts: Mapping[str, Account], chief: str) -> str:
+    return one.fault.target if one.fault is not None and one.fault.target in accounts else chief
+
+
+def _blows(task: str, happened: Sequence[_Happened], account: Account) -> list[Blow]:
+    following = dict(zip((one.number for one in account.incarnations), account.incarnations[1:], strict=False))
+    return [
+        _blow(task, one, death, following.get(death.number) if death is not None else None)
+        for one, death in zip(happened, _deaths(task, happened, account), strict=True)
+    ]
+
+
+def _deaths(task: str, happened: Sequence[_Happened], account: Account) -> list[Incarnation | None]:
+    """Of each fault, the process of `task` that it ended: at once, or before the next fault; none dies of two.
+
+    A fault that ends the process it was for has the first claim: others may come before that one is gone.
+    """
+    found: list[Incarnation | None] = [None] * len(happened)
+    taken = set[int]()
+    for is_for_it in (True, False):
+        for number, one in enumerate(happened):
+            if found[number] is not None or (is_for_it and not _ends_its_target(task, one.fault)):
+                continue
+            until_s = account.end_s
+            if not is_for_it and number + 1 < len(happened):
+                until_s = happened[number + 1].remark.time_s
+            for incarnation in account.incarnations:
+                is_its_own = not is_for_it or incarnation.number == one.remark.incarnation
+                if incarnation.number not in taken and is_its_own and _died_of(incarnation, one, until_s):
+                    found[number] = incarnation
+                    taken.add(incarnation.number)
+                    break
+    return found
+
+
+def _ends_its_target(task: str, fault: Fault | None) -> bool:
+    return fault is not None and fault.target == task and fault.action in ENDS_A_TASK
+
+
+def _died_of(incarnation: Incarnation, one: _Happened, until_s: float) -> bool:
+    end_s, time_s = incarnation.end_s, one.remark.time_s
+    if end_s is not None and time_s <= end_s <= until_s and incarnation.cause not in ("completed", ""):
+        return True
+    is_of_watchdog = one.fault is not None and one.fault.target == "watchdog"
+    return is_of_watchdog and incarnation.start_s <= time_s <= (end_s or until_s)
+
+
+def _blow(task: str, one: _Happened, died: Incarnation | None, following: Incarnation | None) -> Blow:
+    remark, text = one.remark, str(one.remark.fields.get("fault", ""))
+    return Blow(
+        fault=text,
+        what=describe(one.fault) if one.fault is not None else text,
+        step=int(remark.fields.get("step", -1)),
+        task=task,
+        incarnation=died.number if died is not None else remark.incarnation,
+        ended_trainer=died is not None,
+        lost_steps=died.lost_steps if died is not None else 0,
+        down_s=_down_s(died, following),
+        source=following.source if following is not None and died is not None else "",
+    )
+
+
+def _down_s(died: Incarnation | None, following: Incarnation | None) -> float:
+    if died is None or following is None or following.ready_s is None or died.end_s is None:
+        return 0.0
+    return following.ready_s - died.end_s
+
+
+def _with_session(blow: Blow, remark: Remark, account: Account, chief: str) -> Blow:
+    """With what the loss of a server cost the chief: a session, or a start if it cannot make one anew."""
+    for later in account.remarks:
+        if later.time_s >= remark.time_s and later.role == chief and later.event in ("session_recovered", "recovered"):
+            fields = later.fields
+            return msgspec.structs.replace(
+                blow,
+                lost_steps=int(fields.get("lost_steps", 0)),
+                down_s=float(fields.get("seconds", 0.0)),
+                source=str(fields.get("source", "")),
+            )
+    return blow
