@@ -1,4 +1,4 @@
-"""What each fault of a drill cost, as the account of the run tells it.  Pure.
+"""The cost of each fault of a drill, as the account of the run tells it.  Pure.
 
 Used by runner.py, when the training with faults is over.
 """
