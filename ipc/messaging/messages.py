@@ -387,6 +387,12 @@ class Loaded(Message, frozen=True):
     contract = Contract(PROGRAM, WATCHDOG)
 
 
+class TrainsInStep(Message, frozen=True):
+    """Says that the program has made a strategy whose tasks take each step together: none of them can go on without the others."""
+
+    contract = Contract(PROGRAM, WATCHDOG)
+
+
 class Note(Message, frozen=True):
     """Carries a fact for the journal that only the program's process knows."""
 

@@ -61,7 +61,7 @@ procsv launch --fault 'kill trainer at step 50' train.py
 """
 _GROUPS = {
     "Run": "logdir map-logdir new drop-in snapshot-secs standby steps-total detach log-limit group-readable config help help-all",
-    "Several tasks": "workers ps evaluators chief",
+    "Several tasks": "workers ps evaluators chief restart",
     "Restarts": "max-failures backoff early-failures same-failures repeated-failures min-kept min-goodput "
     "goodput-attempts suspect-crashes service-failures service-period",
     "Hangs and limits": "hang-timeout hang-limits memory-limit malloc grace",
@@ -204,6 +204,13 @@ _COMMON = (
     "has_chief",
     default=True,
     help="Whether there is a chief beside the workers; else worker 0 is the task whose state is saved.",
+)
+@click.option(
+    "--restart",
+    type=click.Choice(("auto", "task", "gang")),
+    default="auto",
+    help="What is started again when one of several tasks ends. task: that one. gang: chief and workers, together, as a collective "
+    "strategy needs it. auto: gang, once the program has made a MultiWorkerMirroredStrategy and there are no parameter servers.",
 )
 @_count("--steps-total", 0, 0, "Steps of the whole training, for the status line; a StopAtStepHook tells by itself.")
 @click.option(

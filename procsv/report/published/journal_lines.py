@@ -187,6 +187,14 @@ class SessionRecovered(Line, frozen=True, kw_only=True, tag="session_recovered")
     lost_steps: Annotated[int, Meta(ge=0)]
 
 
+class GangFormed(Line, frozen=True, kw_only=True, tag="gang_formed"):
+    """All tasks of a gang have ended their first step together."""
+
+    generation: Annotated[int, Meta(ge=1)]
+    step: Step
+    seconds: Seconds
+
+
 class FitBegun(Line, frozen=True, kw_only=True, tag="fit_begun"):
     """A fit of a Keras model begins."""
 
@@ -293,6 +301,7 @@ JournalLine = (
     | Restarting
     | Promoted
     | StandbyReady
+    | GangFormed
     | ServiceRestarted
     | HangDetected
     | HangSuspected

@@ -1,7 +1,8 @@
 """Order in which the tasks of a run are asked to end: workers and evaluators, then the chief, which saves, then the servers.
 
-Used by run.py.  Pure.  The chief's last state holds what the workers have trained, and is read from the servers.  A run of one task
-has no order.
+Used by run.py.  Pure.  The chief's last state holds what the workers have trained, and is read from the servers.  Those of a gang
+come after the chief: it cannot end the step that it is in without them, and what they hold it has saved.  A run of one task has no
+order.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ class EndOrder(msgspec.Struct):
         self.request = request
         self._told -= request.at_once
 
-    def take_due(self, running_on: Collection[TaskId], now_s: float) -> list[TaskId]:
-        """Those whose turn it is, of `running_on`, the tasks that have not ended."""
+    def take_due(
+        self, running_on: Collection[TaskId], now_s: float, followers: Collection[TaskId] = ()
+    ) -> list[TaskId]:
+        """Those whose turn it is, of `running_on`, the tasks that have not ended.  `followers`: of a gang, all but the chief."""
         if self.request is None:
             return []
-        due = [task for task in self._turn(running_on, now_s) if task not in self._told]
+        due = [task for task in self._turn(running_on, now_s, followers) if task not in self._told]
         due += [task for task in running_on if task in self.request.at_once - self._told and task not in due]
         self._told.update(due)
         return due
@@ -53,10 +56,12 @@ class EndOrder(msgspec.Struct):
         is_waiting = self.request is not None and self.chief in running_on and self.chief not in self._told
         return self._chief_s if is_waiting else None
 
-    def _turn(self, running_on: Iterable[TaskId], now_s: float) -> list[TaskId]:
+    def _turn(self, running_on: Iterable[TaskId], now_s: float, followers: Collection[TaskId]) -> list[TaskId]:
         servers = [task for task in running_on if task.role == PS and task != self.chief]
         others = [task for task in running_on if task not in servers]
-        first = [task for task in others if task != self.chief]
+        first = [task for task in others if task != self.chief and task not in followers]
         if first and now_s < self._chief_s:
             return first
+        if self.chief in others:
+            return [*first, self.chief]
         return others or servers

@@ -62,6 +62,7 @@ class LifecycleEvent(Enum):
     KILL_ASKED = auto()  # stop now, or the grace is over
     RECYCLE_ASKED = auto()  # by hand, or because it uses too much memory
     RECYCLE_LATE = auto()  # it did not end in time
+    GANG_BREAKS = auto()  # another of its gang has ended: it cannot go on, and is started again with all of them
     GAVE_UP = auto()
     DELAY_OVER = auto()  # and the old tree is gone
     TREE_STAYS = auto()  # killed long ago, and still there
@@ -96,6 +97,7 @@ _DEATHS = (_E.FINISHED, _E.CHECKPOINTED, _E.CRASHED)
 
 _STOP = Edge(_S.STOPPING, (_A.TELL_STOP,))
 _KILL = Edge(_S.STOPPING, (_A.KILL_TREE,))
+_BREAK = Edge(_S.RECYCLING, (_A.KILL_TREE,))
 _STUCK = Edge(_S.UNKILLABLE, (_A.ALERT,))
 _AGAIN = Edge(_S.BACKOFF, (_A.CLEAN_UP, _A.DECIDE_RESTART))
 _DIES = {_E.FINISHED: Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN)), _E.CHECKPOINTED: _AGAIN, _E.CRASHED: _AGAIN}
@@ -121,6 +123,7 @@ def _live_rows(state: State) -> _Rows:
         _E.STOP_ASKED: _STOP,
         _E.KILL_ASKED: _KILL,
         _E.RECYCLE_ASKED: Edge(_S.RECYCLING, (_A.TELL_STOP,)),
+        _E.GANG_BREAKS: _BREAK,
         _E.HANGS: Edge(_S.HUNG, (_A.DUMP_STACKS,)),
         _E.STALLS: Edge(_S.STALLED, (_A.REPORT_HANG,)),
     }
@@ -133,6 +136,7 @@ _ROWS: dict[State, _Rows] = {state: _live_rows(state) for state in LIVE} | {
         # It would not hear that it is to stop; what it had is in memory.
         _E.STOP_ASKED: _KILL,
         _E.KILL_ASKED: _KILL,
+        _E.GANG_BREAKS: _BREAK,
         _E.TREE_STAYS: _STUCK,
     },
     _S.STALLED: {
@@ -149,6 +153,8 @@ _ROWS: dict[State, _Rows] = {state: _live_rows(state) for state in LIVE} | {
         _E.STOP_ASKED: _STOP,
         _E.KILL_ASKED: _KILL,
         _E.RECYCLE_LATE: Edge(_S.RECYCLING, (_A.KILL_TREE,)),
+        _E.GANG_BREAKS: _BREAK,  # whatever it still did: its newest snapshot counts
+        _E.NOT_SPAWNED: Edge(_S.BACKOFF),  # its gang broke before it was there
         _E.TREE_STAYS: _STUCK,
     },
     _S.STOPPING: {
@@ -159,7 +165,8 @@ _ROWS: dict[State, _Rows] = {state: _live_rows(state) for state in LIVE} | {
         _E.TREE_STAYS: Edge(_S.UNKILLABLE, (_A.ALERT, _A.END_RUN)),
     },
     _S.BACKOFF: {
-        **_to_each((_E.RECYCLE_ASKED, _E.TREE_GONE), Edge(_S.BACKOFF)),  # it is started again in any case
+        # It is started again in any case.
+        **_to_each((_E.RECYCLE_ASKED, _E.TREE_GONE, _E.GANG_BREAKS), Edge(_S.BACKOFF)),
         _E.DELAY_OVER: Edge(_S.PENDING, (_A.SPAWN,)),
         _E.GAVE_UP: Edge(_S.FAILED, (_A.END_RUN,)),
         _E.STOP_ASKED: Edge(_S.STOPPED, (_A.END_RUN,)),
@@ -167,7 +174,7 @@ _ROWS: dict[State, _Rows] = {state: _live_rows(state) for state in LIVE} | {
         _E.TREE_STAYS: _STUCK,
     },
     _S.UNKILLABLE: {
-        **_to_each((*_NEWS, _E.RECYCLE_ASKED, _E.TREE_STAYS), Edge(_S.UNKILLABLE)),
+        **_to_each((*_NEWS, _E.RECYCLE_ASKED, _E.TREE_STAYS, _E.GANG_BREAKS), Edge(_S.UNKILLABLE)),
         **_to_each(_DEATHS, _AGAIN),  # it died after all; a run that is ending decides no restart
         _E.TREE_GONE: Edge(_S.BACKOFF),
         _E.STOP_ASKED: Edge(_S.UNKILLABLE, (_A.END_RUN,)),
@@ -180,6 +187,7 @@ _ROWS[_S.PENDING][_E.STANDBY_FIRST] = Edge(_S.BACKOFF)
 for _state in TERMINAL:  # the end of a run takes a while, and people press keys
     _ROWS[_state] = _to_each((_E.STOP_ASKED, _E.KILL_ASKED, _E.RECYCLE_ASKED, _E.TREE_GONE), Edge(_state))
     _ROWS[_state][_E.TREE_STAYS] = Edge(_state, (_A.ALERT,))
+_ROWS[_S.DONE][_E.GANG_BREAKS] = Edge(_S.BACKOFF)  # a worker had come to its end; without it the others would not
 
 TRANSITIONS: Mapping[tuple[State, LifecycleEvent], Edge] = {
     (state, event): edge for state, rows in _ROWS.items() for event, edge in rows.items()

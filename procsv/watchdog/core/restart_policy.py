@@ -34,6 +34,7 @@ DOUBLINGS_MAX = 32  # of a delay: more would be beyond any limit, and in the end
 JITTER = 0.2  # of every delay, either way: many runs that died of one cause do not come back at one moment
 
 _IN_GRAPH = re.compile(r"^(.+)\n\s*\[\[\{\{node ", re.MULTILINE)
+_COLLECTIVE = re.compile(r"^Collective ops is aborted by: .+$", re.MULTILINE)
 _CRASH_SIGNALS = frozenset(
     getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
 )
@@ -114,6 +115,14 @@ def blame_plan(cause: Cause, exit: Exit, fault: str) -> Cause:
     return Cause(cause.word, f"{cause.evidence}, by the fault plan ({fault})")
 
 
+def blame_peer(cause: Cause, why: str) -> Cause:
+    """`cause`, of a task that was ended because another of its gang has; one that came to its own end has done so."""
+    if cause.word == "completed":
+        return cause
+    how = "SIGKILL, sent by procsv" if cause.word in ("killed", "stopped") else cause.evidence
+    return Cause("lost-peer", f"{why}: {how}")
+
+
 def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -> str:
     """What has ended a trainer and where, in the same words whenever it is the same; `hang`: where it hung.
 
@@ -131,6 +140,8 @@ def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -
 
 def _first_line(text: str) -> str:
     """Of a message, the line that says what is wrong: TensorFlow's of a session call begins with where it happened."""
+    if aborted := _COLLECTIVE.search(text):
+        return aborted[0][:300]
     in_graph = _IN_GRAPH.search(text) if text.startswith("Graph execution error:") else None
     return (in_graph[1] if in_graph else text).strip().partition("\n")[0][:300]
 

@@ -17,7 +17,7 @@ import signal
 from random import Random
 
 from procsv.base import exit_codes
-from procsv.base.cluster import EVALUATOR, PS
+from procsv.base.cluster import PS
 from procsv.base.errors import ProcsvBug
 from procsv.base.grace import SERVICES_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TaskId
@@ -25,8 +25,10 @@ from procsv.base.outcome import NO_STEP
 from procsv.ipc.messaging import messages
 from procsv.watchdog.core import actions, events, wording
 from procsv.watchdog.core.end_order import EndOrder, Request
+from procsv.watchdog.core.gang import Gang
 from procsv.watchdog.core.ground import Ground
 from procsv.watchdog.core.lifecycle import State
+from procsv.watchdog.core.restart_table import TABLE, End, Follows, duty_of
 from procsv.watchdog.core.save_status import Saves
 from procsv.watchdog.core.service import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
@@ -58,6 +60,7 @@ class Core:
         self._end_s: float | None = None  # deadline of the services, once the run is ending
         self._told_ended = 0  # the chief's incarnation whose death the service that keeps its state was told of
         self._others_are_stopped = False  # the chief's end, or a task that is given up, has ended the other tasks
+        self.gang = Gang(self.tasks, self.chief.task, settings.launch.restart, self._out, now_s)
         self._end_order = EndOrder(self.chief.task)
         self.saves = Saves()
         self.ground = Ground()
@@ -100,7 +103,7 @@ class Core:
             case events.TreeGone(name, incarnation):
                 self.tasks[name].tree_gone(incarnation, now_s)
             case events.Said(task=name) if name in self.tasks:
-                self.tasks[name].said(event, now_s)
+                self._task_said(self.tasks[name], event, now_s)
             case events.Said():
                 self._service_said(event, now_s)
             case events.ServiceReady(name, incarnation):
@@ -155,7 +158,7 @@ class Core:
         if self.is_ending or self.settings.observes:
             return []
         meant = [task for task in self._running_on() if name in (None, task.task)]
-        return [task for task in meant if name is not None or task is self.chief or task.task.role != PS]
+        return self.gang.stand_for([t for t in meant if name is not None or t is self.chief or t.task.role != PS])
 
     def _running_on(self) -> list[TrainerSupervisor]:
         return [task for task in self.tasks.values() if not task.ends_run]
@@ -197,7 +200,26 @@ class Core:
                 task.not_promoted(now_s)
                 return
             self._promoted(events.Promoted(self.standby.number, event.task, event.incarnation, self.standby.pid), now_s)
+        if event.incarnation != task.incarnation:
+            return
         task.died(event, now_s)
+        if not self.is_ending and task.end is not None and self._what_follows(task, task.end) is Follows.ALL_AGAIN:
+            told = self._take_actions()
+            self.gang.break_up(task.task, now_s)
+            self._out += told  # after the kills: the others are about to end by errors of their own
+
+    def _what_follows(self, task: TrainerSupervisor, end: End) -> Follows:
+        """From the end of a task; one that is given up has no other."""
+        return TABLE[duty_of(task.task, self.chief.task), self.gang.policy, End.GAVE_UP if task.gave_up else end]
+
+    def _task_said(self, task: TrainerSupervisor, said: events.Said, now_s: float) -> None:
+        task.said(said, now_s)
+        if said.incarnation != task.incarnation or not task.pid:
+            return
+        if isinstance(said.body, messages.TrainsInStep):
+            self.gang.bound()
+        elif isinstance(said.body, messages.FirstStepDone):
+            self.gang.ready(task.task, said.body.restored_step, now_s)
 
     def _service_ended(self, event: events.Ended, now_s: float) -> None:
         service = self.services[event.task]
@@ -263,6 +285,7 @@ class Core:
     ) -> None:
         if isinstance(answers, messages.TrainerExited):
             self.chief.settled(news, answers, now_s)
+            self.gang.settled(now_s)
         elif news.error and not self.chief.unsaved:
             self.chief.unsaved = news.error
 
@@ -353,6 +376,8 @@ class Core:
             self._told_ended = ended.incarnation
             self._out.append(actions.Tell(self._keeper.task, ended))
         is_over = self.chief.ends_run or bool(self._given_up())
+        if not is_over and not self.is_ending:
+            self.gang.regroup(now_s)
         if is_over and self._running_on() and not self.is_ending:
             self._others_are_stopped = True
             self._end_order.begin(Request("the run ends"), now_s)
@@ -367,15 +392,19 @@ class Core:
                 self._out.append(actions.Spawn(service.task, service.start(now_s)))
 
     def _given_up(self) -> list[TrainerSupervisor]:
-        """The tasks without which the run cannot go on: an evaluator only reads what is saved."""
-        return [task for task in self.tasks.values() if task.gave_up and task.task.role != EVALUATOR]
+        """Those whose end is that of the run."""
+        given_up = [task for task in self.tasks.values() if task.gave_up]
+        return [task for task in given_up if self._what_follows(task, End.GAVE_UP) is Follows.RUN_ENDS]
 
     def _end_tasks(self, now_s: float) -> None:
         """Asks those to end whose turn it is, until there is none: one that does not live has ended with that."""
         while (order := self._end_order).request is not None:
-            due = order.take_due([task.task for task in self._running_on()], now_s)
+            # Without the chief they cannot end a step; what it has ended by itself, they may be ending, too.
+            lost = frozenset[TaskId]() if self.chief.life.state is State.DONE else self.gang.followers
+            due = order.take_due([task.task for task in self._running_on()], now_s, self.gang.followers)
             for task in due:
-                self.tasks[task].stop(task in order.request.at_once, order.request.why, now_s, order.request.reason)
+                at_once = task in order.request.at_once or task in lost
+                self.tasks[task].stop(at_once, order.request.why, now_s, order.request.reason)
             if not due:
                 return
 

@@ -37,11 +37,13 @@ from procsv.watchdog.core.restart_policy import (
     History,
     Kind,
     Restart,
+    blame_peer,
     blame_plan,
     classify,
     find_cause,
     name_failure,
 )
+from procsv.watchdog.core.restart_table import End
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.snapshot_record import SnapshotRecord
 from procsv.watchdog.core.standby import Standby
@@ -120,6 +122,13 @@ class TrainerSupervisor:
         self._serving_s: float | None = None  # since when it serves variables to others
         self._is_suspected = False  # of doing nothing at all; said once
         self._verdict: GiveUp | None = None  # stands if what is being saved is no progress
+        self.end: End | None = None  # how the last attempt has ended
+        self.gang_size = 0  # of the tasks that are started again with it; 0: it is by itself
+        self._keeper = self  # of what it would resume from
+        self.is_held = False  # until all of its gang are gone
+        self._lost_peer = ""  # whose end has ended it, of its gang
+        self._lost_why = ""
+        self._untold = ""  # of a gang, whose end: said with what follows
 
     # -- what happens --------------------------------------------------------------------------------------
     def start(self, now_s: float) -> None:
@@ -185,8 +194,8 @@ class TrainerSupervisor:
                 self.deletes_logdir |= event == "checkpoints_deleted" and not fields.get("kept")
                 if event in ("snapshot_failed", "snapshots_resumed") and (news := self.snapshots.told(fields)):
                     self._out.append(news)
-            case messages.AdoptLogdir() | messages.Ack():
-                pass  # the first is answered by event_loop.py, which tells of it by LogdirAdopted
+            case messages.AdoptLogdir() | messages.TrainsInStep() | messages.Ack():
+                pass  # the first is answered by event_loop.py, which tells of it by LogdirAdopted; the second is the gang's
             case body:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
 
@@ -218,7 +227,8 @@ class TrainerSupervisor:
         self._standby.trainer_died()
         self._frozen_s = None
         self._read(ended.beat)
-        stopping = self.life.state in (State.STOPPING, State.RECYCLING) or self.ends_run
+        is_asked = self.life.state in (State.STOPPING, State.RECYCLING) and not self._lost_peer
+        stopping = is_asked or self.ends_run
         hang, where = self.hanging.evidence(ended.exit, ended.stacks), where_it_crashed(ended.stacks)
         cause = find_cause(ended.exit, ended.words, stopping, self._we_killed, hang, ended.oom, where)
         cause = blame_plan(cause, ended.exit, ended.fault)
@@ -226,6 +236,8 @@ class TrainerSupervisor:
             cause = Cause("stopped", f"{ended.exit}: interrupted before its first session")
         if self._observes and ended.exit.code == 0 and not stopping:
             cause = Cause("completed", "its session has ended")
+        if self._lost_peer:
+            cause = blame_peer(cause, self._lost_why)
         self.last_words = ended.words
         self.last_exit = LastExit(ended.exit.code, ended.exit.signal_name, cause.word, cause.evidence, self._own_step)
         fields = {"pid": self.pid, **msgspec.structs.asdict(self.last_exit)}
@@ -233,20 +245,35 @@ class TrainerSupervisor:
         kind = classify(ended.exit)
         self.snapshots.died(ended.memory_step, has_saved=kind in (Kind.DONE, Kind.CHECKPOINTED))
         self._attempt = self._end_attempt(ended, cause, kind, now_s)
-        if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED:
+        if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED and not self._lost_peer:
             what = wording.sentence(cause.word, cause.evidence, self._own_step, serves=self._serving_s is not None)
             who = f"{self.task} {self.incarnation} (pid {self.pid})"
             sentence = f"{who} {what}"
             if not (self._observes and ended.words):  # of what it has printed itself, its terminal needs no more
                 is_shown = ended.words is not None and ended.words.is_shown and not self._is_detached
-                self._out.append(Say(f"{who} ended with the error above" if is_shown else sentence, is_bad=True))
+                self._untold = f"{who} ended with the error above" if is_shown else sentence
+                if not self.gang_size:
+                    self._tell_end()
             self._out.append(Report(ended, cause, sentence, self._own_step, self.lost_steps, self.resume_step))
         self.hanging.end_watch()
         self._serving_s = None
         self._death_s, self.pid, self._last_death = now_s, 0, ended
         clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
         self.unsettled = messages.TrainerExited(self.incarnation, clean, task=self.task) if self._keeps_state else None
+        self.end = self._name_end(kind)
         self._handle(_DEATHS.get(kind, LifecycleEvent.CRASHED), now_s, f"{ended.exit} at step {self._own_step}")
+        self._tell_end()
+
+    def _name_end(self, kind: Kind) -> End:
+        if kind is Kind.DONE:
+            return End.FINISHED
+        return End.RETURNED if kind is Kind.CHECKPOINTED or (self._recycled and self._we_killed) else End.DIED
+
+    def _tell_end(self) -> None:
+        """Says how the last attempt has ended, unless that was said."""
+        untold, self._untold = self._untold, ""
+        if untold:
+            self._out.append(Say(untold, is_bad=True))
 
     def _end_attempt(self, ended: Ended, cause: Cause, kind: Kind, now_s: float) -> Attempt:
         """What the attempt that has just ended was good for."""
@@ -266,6 +293,30 @@ class TrainerSupervisor:
             self._tree_is_gone, self._killed_s = True, None
             self._handle(LifecycleEvent.TREE_GONE, now_s)
 
+    # -- its gang ------------------------------------------------------------------------------------------
+    def bind(self, chief: TrainerSupervisor, size: int) -> None:
+        """From here on it is one of a gang of `size`, which has one record of failures, and one state: the chief's."""
+        self.history, self.gang_size, self._keeper = chief.history, size, chief
+
+    def leave_gang(self, peer: TaskId, why: str, now_s: float) -> None:
+        """Its gang is broken, by `peer`: it is ended, free of charge, and waits until it is let in again."""
+        self.is_held = True
+        if self.life.state is State.DONE:
+            self.ends_run, self.restart_s = False, now_s
+        elif self.life.state is not State.BACKOFF:
+            frozen = "a signal (SIGSTOP) had stopped it; " if self._frozen_s is not None else ""
+            self._lost_peer, self._lost_why = str(peer), f"{frozen}{why}"
+        self._handle(LifecycleEvent.GANG_BREAKS, now_s, why)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of its last attempt is left, and it is to be started again."""
+        return self.life.state is State.BACKOFF and self._tree_is_gone and self.restart_s is not None
+
+    def rejoin_gang(self, start_s: float) -> None:
+        """All of its gang are gone."""
+        self.is_held, self.restart_s = False, start_s
+
     def durable(self, news: messages.Durable) -> None:
         if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # else a later state was there already
             self.durable_step = news.step
@@ -276,6 +327,10 @@ class TrainerSupervisor:
         if self.unsettled is None or of.incarnation != self.unsettled.incarnation:
             return
         self.unsettled, self.unsaved = None, news.error
+        self.weigh_verdict(now_s)
+
+    def weigh_verdict(self, now_s: float) -> None:
+        """What was being saved is on disk, or cannot be: now it is known whether there was progress."""
         if self._verdict is not None:
             verdict, self._verdict = self._verdict, None
             if self.history.is_spent() or verdict.even_so:
@@ -368,7 +423,7 @@ class TrainerSupervisor:
 
     def _start_s(self) -> float | None:
         """When the next trainer can be started; not before its tree is gone, and a standby that is nearly there is waited for."""
-        if self.restart_s is None or not self._tree_is_gone:
+        if self.restart_s is None or not self._tree_is_gone or self.is_held:
             return None
         return self._standby.start_s(self.restart_s)
 
@@ -462,6 +517,7 @@ class TrainerSupervisor:
             self.incarnation += 1
             self.restarts += 1
         self._we_killed, self._recycled, self._stop_is_told = "", "", False
+        self._lost_peer = self._lost_why = ""
         self.snapshots.start_attempt()
         self._stop_reason, self._own_grace_s = "final", None
         self.hanging.start_watch(now_s)
@@ -485,6 +541,9 @@ class TrainerSupervisor:
         assert ended is not None, "a restart to decide on, and no death"
         if self.ends_run:
             return
+        if self._lost_peer:
+            self._restart(0.0, now_s)
+            return
         if self._observes and ended.exit.code in (exit_codes.RESUMABLE, exit_codes.INTERRUPTED):
             self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))  # by itself, or by the user's Ctrl-C
             return
@@ -499,7 +558,7 @@ class TrainerSupervisor:
             self._go_back()
         if isinstance(verdict, Restart):
             self._restart(verdict.delay_s, now_s)
-        elif verdict.is_final or not self._keeps_state:
+        elif verdict.is_final or not (self._keeps_state or self.gang_size):
             resumes = ", and it resumes" if self._observes and self.resume_step >= 0 else ""
             self._give_up(verdict.why + resumes, now_s)
         else:
@@ -515,14 +574,19 @@ class TrainerSupervisor:
 
     def _restart(self, delay_s: float, now_s: float) -> None:
         self.restart_s = now_s + delay_s
-        fields = wording.restarting_fields(delay_s, self.lost_steps, self._recycled)
+        fields = wording.restarting_fields(delay_s, self.lost_steps, self._recycled or self._lost_why)
         self._out.append(Journal("restarting", self.task, self.incarnation, fields))
         keeps_state = self._keeps_state and not self._model_outlives_it and not self.protection.serves
-        memory_step = self.snapshots.memory_step
-        text = wording.starting_again(delay_s, memory_step, self.durable_step, keeps_state=keeps_state)
-        self._out.append(Say(text))
+        keeper, keeps_state = self._keeper, keeps_state or self.gang_size > 0
+        memory_step, durable_step = keeper.snapshots.memory_step, keeper.durable_step
+        text = wording.starting_again(delay_s, memory_step, durable_step, keeps_state=keeps_state, count=self.gang_size)
+        if self._lost_peer:
+            return  # of which it was said
+        untold, self._untold = self._untold, ""
+        self._out.append(Say(f"{untold}; {text}" if untold else text, is_bad=bool(untold)))
 
     def _give_up(self, why: str, now_s: float) -> None:
+        self._tell_end()
         self.gave_up = why
         # On a terminal the program's own output, with its traceback, is right above.
         traceback = self.last_words.traceback if self.last_words and self._is_detached else ""

@@ -90,11 +90,15 @@ def restarting_fields(delay_s: float, lost_steps: int, why: str) -> dict[str, st
     return {**fields, "why": why} if why else fields
 
 
-def starting_again(delay_s: float, memory_step: int, durable_step: int, *, keeps_state: bool = True) -> str:
+def starting_again(
+    delay_s: float, memory_step: int, durable_step: int, *, keeps_state: bool = True, count: int = 0
+) -> str:
+    """`count`: of the tasks that are started again together; 0: it is the one that has ended."""
     when = f"in {show_duration(delay_s)}" if delay_s else "at once"
+    what = f"all {count} tasks" if count else "it"
     if not keeps_state:
-        return f"starting it again {when}"
-    return f"starting it again {when}, {where_from(memory_step, durable_step)}"
+        return f"starting {what} again {when}"
+    return f"starting {what} again {when}, {where_from(memory_step, durable_step)}"
 
 
 # A program that is only observed was asked to stop, and goes on.

@@ -135,10 +135,12 @@ def test_nothing_is_spawned_but_from_backoff() -> None:
     assert {state for (state, _), edge in TRANSITIONS.items() if LifecycleAction.SPAWN in edge.do} == {State.BACKOFF}
 
 
-def test_terminal_states_have_no_way_out() -> None:
-    ways_out = {state for (state, _), edge in TRANSITIONS.items() if edge.to is not state}
+def test_terminal_states_have_no_way_out_but_for_a_worker_whose_gang_breaks_when_it_is_done() -> None:
+    ways_out = {(state, event) for (state, event), edge in TRANSITIONS.items() if edge.to is not state}
 
-    assert set(State) - ways_out == set(TERMINAL)
+    assert {pair for pair in ways_out if pair[0] in TERMINAL} == {(State.DONE, LifecycleEvent.GANG_BREAKS)}
+    assert set(TERMINAL) <= set(State)
+    assert set(State) - {state for state, _ in ways_out} == set(TERMINAL) - {State.DONE}
 
 
 @pytest.mark.parametrize("state", LIVE)

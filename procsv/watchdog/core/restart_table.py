@@ -1,0 +1,83 @@
+"""Restart table: what follows from the end of one task, by its duty and by what binds the tasks of the run together.
+
+Used by run.py.  Pure and total: each duty, policy and end has its row.  When and whether a task is started again at all is
+restart_policy.py's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+
+from procsv.base.cluster import EVALUATOR, PS
+from procsv.base.identity import TaskId
+
+
+class Duty(Enum):
+    CHIEF = auto()  # its state is the one that is saved: a lone trainer, the chief, or worker.0 where there is none
+    WORKER = auto()
+    PS = auto()
+    EVALUATOR = auto()
+
+
+class Policy(Enum):
+    TASK = auto()  # each task by itself: what it needs of the others outlives it
+    GANG = auto()  # those that train take each step together, and cannot go on without one of them
+
+
+class End(Enum):
+    FINISHED = auto()  # exit 0
+    RETURNED = auto()  # exit 75, or a planned restart: it has saved, and is to be started again
+    DIED = auto()  # anything else
+    GAVE_UP = auto()  # it is not started again
+
+
+class Follows(Enum):
+    NOTHING = auto()
+    AGAIN = auto()  # it is started again; nobody else is told
+    ALL_AGAIN = auto()  # all that train are ended, and started again together when none of the old ones is left
+    RUN_ENDS = auto()
+
+
+_D, _P, _E, _F = Duty, Policy, End, Follows
+
+_BY_THEMSELVES: dict[tuple[Duty, End], Follows] = {
+    (_D.CHIEF, _E.FINISHED): _F.RUN_ENDS,
+    (_D.CHIEF, _E.RETURNED): _F.AGAIN,
+    (_D.CHIEF, _E.DIED): _F.AGAIN,
+    (_D.CHIEF, _E.GAVE_UP): _F.RUN_ENDS,
+    (_D.WORKER, _E.FINISHED): _F.NOTHING,
+    (_D.WORKER, _E.RETURNED): _F.AGAIN,
+    (_D.WORKER, _E.DIED): _F.AGAIN,
+    (_D.WORKER, _E.GAVE_UP): _F.RUN_ENDS,
+    (_D.PS, _E.FINISHED): _F.NOTHING,
+    (_D.PS, _E.RETURNED): _F.AGAIN,
+    (_D.PS, _E.DIED): _F.AGAIN,
+    (_D.PS, _E.GAVE_UP): _F.RUN_ENDS,
+    (_D.EVALUATOR, _E.FINISHED): _F.NOTHING,
+    (_D.EVALUATOR, _E.RETURNED): _F.AGAIN,
+    (_D.EVALUATOR, _E.DIED): _F.AGAIN,
+    (_D.EVALUATOR, _E.GAVE_UP): _F.NOTHING,  # it only reads what is saved
+}
+_OF_A_GANG: dict[tuple[Duty, End], Follows] = {
+    (_D.CHIEF, _E.RETURNED): _F.ALL_AGAIN,
+    (_D.CHIEF, _E.DIED): _F.ALL_AGAIN,
+    (_D.WORKER, _E.RETURNED): _F.ALL_AGAIN,
+    (_D.WORKER, _E.DIED): _F.ALL_AGAIN,
+}
+
+TABLE: Mapping[tuple[Duty, Policy, End], Follows] = {
+    **{(duty, policy, end): follows for (duty, end), follows in _BY_THEMSELVES.items() for policy in Policy},
+    **{(duty, _P.GANG, end): follows for (duty, end), follows in _OF_A_GANG.items()},
+}
+
+
+def duty_of(task: TaskId, chief: TaskId) -> Duty:
+    if task == chief:
+        return Duty.CHIEF
+    return {PS: Duty.PS, EVALUATOR: Duty.EVALUATOR}.get(task.role, Duty.WORKER)
+
+
+def is_trained_by(task: TaskId, chief: TaskId) -> bool:
+    """Whether `task` is one of those that a gang consists of."""
+    return duty_of(task, chief) in (Duty.CHIEF, Duty.WORKER)
