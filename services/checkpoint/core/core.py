@@ -7,6 +7,7 @@ argument, slots and files are what the events say.  Its parts, each pure:
     save_scheduler.py   when and why one is saved; back-off
     pending_replies.py  who waits for one to be on disk
     restore_choice.py   what a trainer starts from
+    followers.py        what the tasks beside the chief start from
     external_saves.py   which checkpoints of other writers are adopted
 
 This module says what each event means to each part, and in which order they decide.
@@ -29,6 +30,7 @@ from procsv.ipc.messaging.messages import (
     Rejected,
     Restore,
     Restored,
+    RestoreFrom,
     SaveFailed,
     Snapshot,
     Staged,
@@ -43,11 +45,13 @@ from procsv.services.checkpoint.core.actions import (
     Announce,
     Release,
     RemoveStaged,
+    Reply,
     Retire,
     TakeStock,
 )
 from procsv.services.checkpoint.core.external_saves import ExternalSaves
 from procsv.services.checkpoint.core.facts import Adopted, DiskState, Found, Scan, State, Verified
+from procsv.services.checkpoint.core.followers import Followers
 from procsv.services.checkpoint.core.pending_replies import Waiting
 from procsv.services.checkpoint.core.restore_choice import Restoring
 from procsv.services.checkpoint.core.save_scheduler import RETRY_S_MIN, Saving, as_reason
@@ -67,6 +71,7 @@ class Core:
         self.saving = Saving()
         self.waiting = Waiting()
         self.restoring = Restoring(self.states)
+        self.followers = Followers(self.states)
         self.external_saves = ExternalSaves()
         self.plan: CheckpointPlan | None = None
         self.durable_count = 0
@@ -100,6 +105,8 @@ class Core:
                 self._on_want(asker, sequence, step, want)
             case UserSave(path) if self._can_scan:
                 self.external_saves.own_save_reported(asker, path)
+            case Restore(durable_only) if asker.task != self.states.chief:
+                self.followers.ask(asker, durable_only)
             case Restore(durable_only):
                 self.external_saves.writers_are_gone(False)
                 self.restoring.ask(asker, durable_only, self._next_scan())
@@ -109,6 +116,7 @@ class Core:
                 self.saving.cadence_from_s = now_s
                 self._out += [Acknowledge(asker), Release()]
             case TrainerExited(incarnation, clean, avoid_step):
+                self.followers.forget(self.states.chief)
                 self.waiting.trainer_ended(asker, incarnation, "final" if clean else "crash")
                 self.restoring.trainer_ended(clean, avoid_step, now_s)
                 self.external_saves.writers_are_gone(True)
@@ -291,7 +299,11 @@ class Core:
         self._out += self.waiting.satisfy(self.states, self.saving)
         self._out += self.restoring.prepare()
         self._scan_directory(now_s)
-        self._out += self.restoring.go_on(self.plan if self._is_stocked else None, self._scans_done)
+        answer = self.restoring.go_on(self.plan if self._is_stocked else None, self._scans_done)
+        for reply in answer:
+            if isinstance(reply, Reply) and isinstance(reply.body, RestoreFrom):
+                self.followers.chief_told(reply.body)
+        self._out += [*answer, *self.followers.go_on()]
         self._begin_save(now_s)
         if self._is_finishing and self.plan is None and self.states.unsaved is not None:
             self.saving.last_error = self.saving.last_error or "nobody has said how its checkpoints are named"

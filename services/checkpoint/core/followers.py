@@ -1,0 +1,59 @@
+"""Followers: the tasks beside the chief that ask what to start from.
+
+Part of the core (core.py).  Pure.  Tasks that train in step have to begin with the same state, so they get what the chief has been
+told, and nothing before that.  They write nothing: the memory that they map is the chief's, and what it may fill anew, or has
+filled since, is not for them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from procsv.base.identity import TaskId
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.messages import RestoreFrom
+from procsv.services.checkpoint.core.actions import Action, Reply
+from procsv.services.checkpoint.core.states import States
+
+
+class _Question(msgspec.Struct):
+    asker: Received
+    durable_only: bool
+
+
+class Followers(msgspec.Struct):
+    """Their open questions, and what the chief that runs was told."""
+
+    states: States
+    told: RestoreFrom | None = None
+    _asked: dict[TaskId, _Question] = msgspec.field(default_factory=dict)
+
+    def ask(self, asker: Received, durable_only: bool) -> None:
+        """A new question of a task replaces the one before."""
+        self._asked[asker.task] = _Question(asker, durable_only)
+
+    def forget(self, task: TaskId) -> None:
+        """`task` is dead; with the chief, what it was told."""
+        self._asked.pop(task, None)
+        if task == self.states.chief:
+            self.told = None
+
+    def chief_told(self, body: RestoreFrom) -> None:
+        self.told = None if body.error else body
+
+    def go_on(self) -> list[Action]:
+        answers = [(task, self._answer(question.durable_only)) for task, question in self._asked.items()]
+        return [Reply(self._asked.pop(task).asker, body) for task, body in answers if body is not None]
+
+    def _answer(self, durable_only: bool) -> RestoreFrom | None:
+        told = self.told
+        if told is None:
+            return None
+        has_moved_on = self.states.newest_sequence > told.sequence
+        if not has_moved_on and not (durable_only and told.source == "memory"):
+            return told
+        durable = self.states.durable
+        if durable is not None and durable.step >= told.step:
+            return replace(told, source="checkpoint", path=durable.path, step=durable.step)
+        return None if told.source == "memory" else told  # what was in memory is being saved

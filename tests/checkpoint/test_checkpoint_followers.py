@@ -1,0 +1,69 @@
+"""What the tasks beside the chief start from: the same as the chief, and never memory that the chief fills anew."""
+
+from __future__ import annotations
+
+from procsv.base.identity import TRAINER, WATCHDOG, TaskId
+from procsv.ipc.messaging.messages import Restore, RestoreFrom, TrainerExited
+from procsv.services.checkpoint.core.actions import Action, Persist, Reply, VerifySlot
+from tests.support.core_desk import NO_CHECKPOINT, Desk, bodies, only, slot
+
+FIRST, SECOND = TaskId("worker", 1), TaskId("worker", 2)
+
+
+def answers(actions: list[Action]) -> list[tuple[TaskId, str, int]]:
+    told = [(action.to.task, action.body) for action in actions if isinstance(action, Reply)]
+    return [(task, body.source, body.step) for task, body in told if isinstance(body, RestoreFrom)]
+
+
+def restored_from_memory() -> Desk:
+    """The second chief was told to start from slot 1, of step 10."""
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10))
+    desk.say(TrainerExited(1, False), task=WATCHDOG)
+    desk.say(Restore(False), 2)
+    assert bodies(desk.see(desk.core.slot_verified(only(desk.out, VerifySlot).state, 0.0)), RestoreFrom)
+    return desk
+
+
+def test_they_wait_for_the_chief_and_get_what_it_gets() -> None:
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10))
+    desk.say(TrainerExited(1, False), task=WATCHDOG)
+    verify = only(desk.out, VerifySlot)
+    assert answers(desk.say(Restore(False), 2, FIRST)) == []
+    assert answers(desk.see(desk.core.slot_verified(verify.state, 0.0))) == []
+
+    assert answers(desk.say(Restore(False), 2)) == [(TRAINER, "memory", 10), (FIRST, "memory", 10)]
+    assert answers(desk.say(Restore(False), 2, SECOND)) == [(SECOND, "memory", 10)]
+
+
+def test_a_question_of_theirs_takes_no_answer_from_the_chief() -> None:
+    desk = Desk().begun()
+    desk.say(Restore(False))
+    desk.say(Restore(False), 1, FIRST)
+    assert sorted(task.role for task, *_ in answers(desk.see(desk.core.found(NO_CHECKPOINT, 0.0)))) == [
+        "trainer",
+        "worker",
+    ]
+
+
+def test_one_that_cannot_take_memory_gets_the_same_state_when_it_is_on_disk() -> None:
+    desk = restored_from_memory()
+    assert answers(desk.say(Restore(True), 2, FIRST)) == []
+    save = only(desk.after(2.0), Persist)
+    assert answers(desk.saved(save)) == [(FIRST, "checkpoint", 10)]
+
+
+def test_once_the_chief_has_trained_on_only_what_is_on_disk_is_for_them() -> None:
+    desk = restored_from_memory()
+    desk.snapshot(slot(2, 20, 2))
+    assert answers(desk.say(Restore(False), 3, FIRST)) == []
+
+    saved = only(desk.snapshot(slot(2, 20, 2), "manual"), Persist)
+    assert answers(desk.saved(saved)) == [(FIRST, "checkpoint", 20)]
+
+
+def test_what_a_dead_chief_was_told_is_for_nobody() -> None:
+    desk = restored_from_memory()
+    desk.say(TrainerExited(2, False), task=WATCHDOG)
+    assert answers(desk.say(Restore(False), 3, FIRST)) == []
