@@ -55,8 +55,14 @@ class EagerController:
         self.runtime.acquire_run()
         self._is_in_run, self.runtime.owner = True, self
         self.runtime.finish_session = self.finish
-        introduce_plan(self.runtime, self.plan)
+        if self.keeps_state:
+            introduce_plan(self.runtime, self.plan)
         self.runtime.start_talking()
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the state of this process is saved: of tasks that train in step it is the chief's, which is that of all."""
+        return self.runtime.start.is_chief
 
     def can_enter(self) -> bool:
         """Whether no other training of this process is in the run."""
@@ -81,7 +87,7 @@ class EagerController:
     def start_training(self) -> None:
         """Starts the training with the state that the program has now."""
         self.enter_run()
-        if self._found is not None:
+        if self._found is not None and self.keeps_state:
             self.runtime.tell_checkpoint(Restored())
         self.start_with(self._make_source(), self._found or FRESH)
 
@@ -92,6 +98,7 @@ class EagerController:
 
     def start_with(self, source: EagerState, origin: Origin, has_snapshots: bool = True) -> None:
         """Starts the training of `source`, which holds the state of `origin`."""
+        has_snapshots = has_snapshots and self.keeps_state
         cadence = Cadence(self._snapshot_s, at_most_s=self.plan.save_secs) if has_snapshots else None
         training = TrainingRun(self.runtime, source, origin, cadence, self._on_durable)
         training.start_training()
@@ -142,7 +149,9 @@ class EagerController:
         if threading.get_ident() != training.boundary.thread:
             log.warning("procsv: no last checkpoint: the thread that trains has not closed its CheckpointManager")
             return
-        if self.runtime.failure is None and training.boundary.runs != self._saved_runs:
+        if not self.keeps_state:
+            pass  # the chief saves
+        elif self.runtime.failure is None and training.boundary.runs != self._saved_runs:
             training.save(self._last_reason(), training.final_save_s())
         else:
             training.wait_asked(training.final_save_s())

@@ -22,6 +22,7 @@ from procsv.ipc.shm.slot_index import checkpoint_prefix
 from procsv.training.eager.controller import FROM_COMMAND_LINE, EagerController, seconds_of
 from procsv.training.eager.state import EagerState
 from procsv.training.managed.attach import attach
+from procsv.training.runtime.context import current
 from procsv.training.snapshots.boundary import Boundary
 
 KEEP_ALL = 2**31 - 1
@@ -68,6 +69,9 @@ class CheckpointManager(tf.train.CheckpointManager):
                 f"procsv.CheckpointManager keeps its checkpoints on a local filesystem, and {directory} is none: use a local "
                 "directory, or tf.train.CheckpointManager"
             )
+        launched = current()
+        if launched is not None and not launched.start.is_chief:
+            directory = None  # nothing is saved there: the chief's is the run's
         runtime, used = attach(None if directory is None else os.fspath(directory), may_save=True)
         if runtime is None:
             raise UserError("name the directory of the checkpoints: procsv.CheckpointManager(checkpoint, directory)")
@@ -189,6 +193,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._saving = int(self.checkpoint.save_counter if checkpoint_number is None else checkpoint_number)
         try:
             path = f"{self._prefix}-{self._saving}"
+            if not self._controller.keeps_state:
+                return path  # of the chief, which saves it at the same step
             record = self._controller.save()
         finally:
             self._saving = None

@@ -30,6 +30,7 @@ from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import Inject
 from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.process.collectives import watch_collectives
 from procsv.training.process.deletion_guard import guard_other_trainings
 from procsv.training.process.drop_in import install
 from procsv.training.process.import_news import ImportNews
@@ -192,6 +193,7 @@ def _run_target(runtime: Runtime, start: Start) -> int:
         install()
     runtime.interrupt = _interrupt_program
     watch_servers(runtime)
+    watch_collectives(runtime)
     watch_deletions(runtime)
     guard_other_trainings(runtime)
     try:

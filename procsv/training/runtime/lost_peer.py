@@ -12,16 +12,18 @@ KINDS = frozenset({"UnavailableError", "AbortedError", "DeadlineExceededError"})
 RESTARTED = re.compile(
     r"[Ii]ncarnation|[Ss]ession handle is not found|No worker known as"
 )  # the server is another one now
+COLLECTIVE = "Collective ops is aborted by"  # what a member of a collective is told, by its connection or TensorFlow's heartbeats
 _REMOTE = re.compile(r"remote target /job:(?!localhost/)(\w+)/replica:\d+/task:(\d+)")
 _TASK = re.compile(r"/job:(?!localhost/)(\w+)/replica:\d+/task:(\d+)")
 
 
 def find_lost_peer(error: BaseException) -> str:
-    """The task that `error` says is gone, as `ps.0`; "a server" where it has no name; "" if it says nothing of the kind."""
+    """The task that `error` says is gone, as `ps.0`; "a server" or "another member" where it has no name; "" if it says nothing of the kind."""
     kind, message = type(error), str(error)
     if not kind.__module__.startswith("tensorflow."):
         return ""
-    named = _REMOTE.search(message) or _TASK.search(message)
-    if RESTARTED.search(message) or (kind.__name__ in KINDS and named):
-        return f"{named[1]}.{named[2]}" if named else "a server"
+    named, is_collective = _REMOTE.search(message) or _TASK.search(message), COLLECTIVE in message
+    if RESTARTED.search(message) or (kind.__name__ in KINDS and (named or is_collective)):
+        unnamed = "another member" if is_collective else "a server"
+        return f"{named[1]}.{named[2]}" if named else unnamed
     return ""

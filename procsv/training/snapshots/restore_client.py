@@ -76,7 +76,8 @@ def restore_newest(runtime: Runtime, source: StateSource) -> Origin:
             answer = ask_newest(runtime, durable_only=True)
     if answer.source == "checkpoint":
         source.restore(answer.path)
-    runtime.tell_checkpoint(Restored())
+    if runtime.start.is_chief:
+        runtime.tell_checkpoint(Restored())
     return Origin(answer.source, answer.path, answer.step, tuple(answer.all_paths))
 
 

@@ -1,0 +1,27 @@
+"""Errors of TensorFlow's that tell of another task: which one it is, and which errors are the program's own."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from procsv.training.runtime.lost_peer import find_lost_peer
+
+ABORTED = "Graph execution error:\n\nCollective ops is aborted by: {}\nThe error could be from a previous operation."
+
+
+@pytest.mark.parametrize(
+    ("error", "peer"),
+    [
+        (
+            tf.errors.UnavailableError(None, None, ABORTED.format("from remote target /job:worker/replica:0/task:1")),
+            "worker.1",
+        ),
+        (tf.errors.DeadlineExceededError(None, None, ABORTED.format("RPC: /Heartbeat")), "another member"),
+        (tf.errors.InvalidArgumentError(None, None, ABORTED.format("shapes differ")), ""),
+        (tf.errors.DeadlineExceededError(None, None, "a queue is closed"), ""),
+        (ValueError("Collective ops is aborted by: me"), ""),
+    ],
+)
+def test_a_collective_that_is_aborted_tells_of_a_member_that_is_gone(error: Exception, peer: str) -> None:
+    assert find_lost_peer(error) == peer
