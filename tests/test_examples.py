@@ -61,7 +61,7 @@ def test_the_logdir_is_the_runs_own_under_launch(monkeypatch: pytest.MonkeyPatch
     assert (parse_digits([]).logdir, parse_wide([]).logdir) == ("runs/digits", "runs/wide")
 
 
-@pytest.mark.parametrize("program", ["digits", "wide", "custom_loop", "keras_digits", "replicas"])
+@pytest.mark.parametrize("program", ["digits", "wide", "custom_loop", "keras_digits", "replicas", "keras_replicas"])
 def test_a_wrong_option_is_a_usage_error(program: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", f"procsv.examples.{program}", "--stepps", "3"],
@@ -75,9 +75,11 @@ def test_a_wrong_option_is_a_usage_error(program: str) -> None:
     assert "--stepps" in ended.stderr
 
 
-def test_the_example_of_several_tasks_says_how_it_is_started() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "procsv.examples.replicas"], capture_output=True, text=True, timeout=300, check=False
-    )
+@pytest.mark.parametrize(
+    ("program", "options"), [("replicas", "--workers 2 --ps 1"), ("keras_replicas", "--workers 2 --no-chief")]
+)
+def test_an_example_of_several_tasks_says_how_it_is_started(program: str, options: str) -> None:
+    argv = [sys.executable, "-m", f"procsv.examples.{program}"]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 1
-    assert "procsv launch --workers 2 --ps 1 procsv.examples.replicas" in ended.stderr
+    assert f"procsv launch {options} procsv.examples.{program}" in ended.stderr

@@ -1,0 +1,145 @@
+"""Two tasks that train in step under one launch: whatever becomes of one, both are started again, and end with the same bits."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import Launched, launched, procsv
+
+pytestmark = pytest.mark.fault
+
+STEPS, GATE = 300, 250  # beyond the gate only where the test has opened it
+PROGRAM = f"""
+import hashlib, os, threading
+from pathlib import Path
+import tensorflow as tf
+import procsv
+
+strategy, pause, own = tf.distribute.MultiWorkerMirroredStrategy(), threading.Event(), os.environ["PROCSV_TASK"]
+with strategy.scope():
+    weights, momentum = tf.Variable(tf.random.stateless_normal([1000], [1, 2])), tf.Variable(tf.zeros([1000]))
+step = tf.Variable(0, dtype=tf.int64)
+
+@tf.function
+def train(number):
+    def one():
+        replica = tf.distribute.get_replica_context()
+        batch = tf.random.stateless_normal([1000], tf.stack([number, tf.cast(replica.replica_id_in_sync_group, tf.int64)]))
+        momentum.assign(0.9 * momentum + replica.all_reduce("sum", tf.sin(weights) * batch))
+        weights.assign_sub(0.01 * momentum)
+    strategy.run(one)
+
+checkpoint = tf.train.Checkpoint(step=step, weights=weights, momentum=momentum)
+manager = procsv.CheckpointManager(checkpoint, step_counter=step)
+manager.restore_or_initialize()
+while int(step) < {STEPS} and not manager.should_stop():
+    train(tf.identity(step))
+    step.assign_add(1)
+    manager.step()
+    pause.wait(0.01)
+    if Path("raise", own).exists():
+        Path("raise", own).unlink()
+        raise RuntimeError("as it was told")
+    while int(step) == {GATE} and not Path("open").exists() and not manager.should_stop():
+        pause.wait(0.05)
+manager.close()
+if int(step) == {STEPS}:
+    print("variables", hashlib.sha1(weights.numpy().tobytes() + momentum.numpy().tobytes()).hexdigest(), flush=True)
+"""
+OPTIONS = ("--workers", "2", "--no-chief", "--snapshot-secs", "0.2")
+TASKS = ("worker.0", "worker.1")
+
+
+def variables_of(run: Launched) -> set[str]:
+    """What all tasks have ended with."""
+    logs = [log.read_text() for task in TASKS for log in (run.logdir / "procsv" / "logs").glob(f"{task}.*.log")]
+    return set(re.findall(r"^.*variables (\w+)$", "\n".join(logs), re.MULTILINE))
+
+
+def ends(run: Launched, incarnation: int) -> dict[str, tuple[str, str]]:
+    """Cause and evidence of the ends of that generation."""
+    found = [entry for entry in run.events("exited") if entry["role"] in TASKS and entry["incarnation"] == incarnation]
+    return {entry["role"]: (entry["cause"], entry["evidence"]) for entry in found}
+
+
+def wait_formed(run: Launched, generation: int) -> None:
+    run.wait_event("gang_formed", generation)
+    formed = run.events("gang_formed")[-1]
+    assert formed["generation"] == generation
+    begun = [entry["step"] for entry in run.events("recovered") if entry["incarnation"] == generation]
+    assert begun == [formed["step"]] * 2
+
+
+def test_row_60_a_gang_is_started_again_as_one_and_ends_with_the_bits_of_one_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "raise").mkdir()
+    with launched(tmp_path / "run", *OPTIONS, "train.py", cwd=tmp_path, standby=None) as run:
+        wait_formed(run, 1)
+        run.wait_for(
+            "a snapshot", lambda: json.loads((run.logdir / "procsv" / "run.json").read_text())["memory_step"] > 0
+        )
+
+        run.kill("worker.1")
+        wait_formed(run, 2)
+        assert {task: cause for task, (cause, _) in ends(run, 1).items()} == {
+            "worker.0": "lost-peer",
+            "worker.1": "killed",
+        }
+        assert run.events("gang_formed")[-1]["step"] > 0
+
+        run.kill("worker.0")
+        wait_formed(run, 3)
+        assert {task: cause for task, (cause, _) in ends(run, 2).items()} == {
+            "worker.0": "killed",
+            "worker.1": "lost-peer",
+        }
+
+        run.kill("worker.1", signal.SIGSTOP)  # it says nothing, and the other waits for it in a call
+        wait_formed(run, 4)
+        assert ends(run, 3)["worker.0"][0] == ends(run, 3)["worker.1"][0] == "lost-peer"
+        assert "SIGSTOP" in ends(run, 3)["worker.1"][1]
+
+        (tmp_path / "raise" / "worker.1").touch()
+        wait_formed(run, 5)
+        assert ends(run, 4)["worker.1"] == ("exception", "RuntimeError: as it was told")
+        assert ends(run, 4)["worker.0"][0] == "lost-peer"
+        assert json.loads((run.logdir / "procsv" / "run.json").read_text())["no_progress_count"] <= 1
+
+        answer = procsv("stop", str(run.logdir))
+        assert answer.returncode == 0, answer.stderr
+        assert run.wait_end() == 75
+        (stopped,) = run.events("stopped")
+        assert stopped["durable_step"] == stopped["step"]
+        assert [entry["role"] for entry in run.events("exited") if entry["role"] in TASKS][-2:] == [
+            "worker.0",
+            "worker.1",
+        ]
+        assert not run.events("gave_up")
+
+    (tmp_path / "open").touch()
+    with launched(tmp_path / "run", *OPTIONS, "train.py", cwd=tmp_path, standby=None) as again:
+        again.assert_completed()
+        assert [entry["step"] for entry in again.events("gang_formed")][-1] == stopped["step"]
+    with launched(tmp_path / "alone", *OPTIONS, "train.py", cwd=tmp_path, standby=None) as alone:
+        alone.assert_completed()
+        assert len(alone.events("gang_formed")) == 1
+    assert variables_of(again) == variables_of(alone)
+    assert len(variables_of(alone)) == 1
+
+
+def test_the_example_of_replicas_in_step_ends_with_the_same_bits_after_a_kill(tmp_path: Path) -> None:
+    program = ("procsv.examples.keras_replicas", "--steps", "120", "--step-ms", "5")
+    with launched(tmp_path / "run", *OPTIONS, *program, standby=None) as run:
+        run.wait_event("gang_formed", 1)
+        run.kill("worker.1")
+        run.assert_completed()
+        assert [entry["generation"] for entry in run.events("gang_formed")] == [1, 2]
+    with launched(tmp_path / "alone", *OPTIONS, *program, standby=None) as alone:
+        alone.assert_completed()
+    assert variables_of(run) == variables_of(alone)
+    assert len(variables_of(alone)) == 1
