@@ -18,11 +18,15 @@ PROGRAM = f"""
 import hashlib, os, threading
 from pathlib import Path
 import tensorflow as tf
+from tensorflow.python.eager.context import context
 import procsv
 
 strategy, pause, own = tf.distribute.MultiWorkerMirroredStrategy(), threading.Event(), os.environ["PROCSV_TASK"]
 with strategy.scope():
     weights, momentum = tf.Variable(tf.random.stateless_normal([1000], [1, 2])), tf.Variable(tf.zeros([1000]))
+    own_steps = tf.Variable(  # each replica has its own, and only all together can read their sum
+        0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
+    )
 step = tf.Variable(0, dtype=tf.int64)
 
 @tf.function
@@ -32,9 +36,10 @@ def train(number):
         batch = tf.random.stateless_normal([1000], tf.stack([number, tf.cast(replica.replica_id_in_sync_group, tf.int64)]))
         momentum.assign(0.9 * momentum + replica.all_reduce("sum", tf.sin(weights) * batch))
         weights.assign_sub(0.01 * momentum)
+        own_steps.assign_add(1)
     strategy.run(one)
 
-checkpoint = tf.train.Checkpoint(step=step, weights=weights, momentum=momentum)
+checkpoint = tf.train.Checkpoint(step=step, weights=weights, momentum=momentum, own_steps=own_steps)
 manager = procsv.CheckpointManager(checkpoint, step_counter=step)
 manager.restore_or_initialize()
 while int(step) < {STEPS} and not manager.should_stop():
@@ -48,7 +53,9 @@ while int(step) < {STEPS} and not manager.should_stop():
     while int(step) == {GATE} and not Path("open").exists() and not manager.should_stop():
         pause.wait(0.05)
 manager.close()
+print("heartbeat", context().coordination_service.heartbeat_timeout_in_ms, flush=True)
 if int(step) == {STEPS}:
+    assert int(own_steps.values[0]) == {STEPS}
     print("variables", hashlib.sha1(weights.numpy().tobytes() + momentum.numpy().tobytes()).hexdigest(), flush=True)
 """
 OPTIONS = ("--workers", "2", "--no-chief", "--snapshot-secs", "0.2")
@@ -128,6 +135,7 @@ def test_row_60_a_gang_is_started_again_as_one_and_ends_with_the_bits_of_one_lef
     with launched(tmp_path / "alone", *OPTIONS, "train.py", cwd=tmp_path, standby=None) as alone:
         alone.assert_completed()
         assert len(alone.events("gang_formed")) == 1
+        assert "heartbeat 3000" in alone.said()
     assert variables_of(again) == variables_of(alone)
     assert len(variables_of(alone)) == 1
 

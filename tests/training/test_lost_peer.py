@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from procsv.training.runtime.lost_peer import find_lost_peer
 
+UNHEALTHY = "Error reported from /job:worker/task:1: The following tasks are unhealthy"
 ABORTED = "Graph execution error:\n\nCollective ops is aborted by: {}\nThe error could be from a previous operation."
 
 
@@ -15,6 +16,10 @@ ABORTED = "Graph execution error:\n\nCollective ops is aborted by: {}\nThe error
     [
         (
             tf.errors.UnavailableError(None, None, ABORTED.format("from remote target /job:worker/replica:0/task:1")),
+            "worker.1",
+        ),
+        (
+            tf.errors.UnavailableError(None, None, "device_/job:worker/replica:0/task:0 " + ABORTED.format(UNHEALTHY)),
             "worker.1",
         ),
         (tf.errors.DeadlineExceededError(None, None, ABORTED.format("RPC: /Heartbeat")), "another member"),

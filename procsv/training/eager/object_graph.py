@@ -96,7 +96,7 @@ class ObjectGraph:
 
 def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
     variable = None if spec else _variable_of(owner)
-    copies = tuple(private.components_of(owner)[1:]) if variable is not None else ()
+    copies = tuple(private.components_of(getattr(owner, "obj", owner))[1:]) if variable is not None else ()
     return Tracked(key, spec, (value if variable is None else variable).dtype.base_dtype.name, owner, variable, copies)
 
 
@@ -134,7 +134,11 @@ def _variable_of(owner: Any) -> Any:
     for candidate in (owner, getattr(owner, "value", None)):
         if isinstance(candidate, private.resource_variable):
             return candidate
-    return private.components_of(owner)[0] if private.is_mirrored(owner) else None
+    if private.is_mirrored(owner):
+        return private.components_of(owner)[0]
+    saved = getattr(owner, "obj", owner)  # TensorFlow saves some in its older way, by an object that stands for them
+    # What the other tasks hold cannot be read by one of them alone: its own is taken for all.
+    return private.components_of(saved)[0] if private.is_of_many_tasks(saved) else None
 
 
 def _size_of(variable: Any) -> int | None:

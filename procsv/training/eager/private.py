@@ -71,6 +71,15 @@ def is_mirrored(owner: Any) -> bool:
     return kind is not None and (isinstance(owner, kind) or isinstance(getattr(owner, "value", None), kind))
 
 
+def is_of_many_tasks(owner: Any) -> bool:
+    """Whether a distributed variable has replicas in other tasks, which only a call of all of them can read."""
+    for candidate in (owner, getattr(owner, "value", None)):
+        extended = getattr(getattr(candidate, "distribute_strategy", None), "extended", None)
+        if components_of(candidate) and (in_many := getattr(extended, "_in_multi_worker_mode", None)) is not None:
+            return bool(in_many())
+    return False
+
+
 def view_tensor(tensor: Any) -> Any:
     """A numpy array of `tensor`'s own memory (a copy where a version gives none, and of another device's memory)."""
     view = getattr(tensor, "_numpy", None)

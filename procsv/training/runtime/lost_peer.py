@@ -14,6 +14,7 @@ RESTARTED = re.compile(
 )  # the server is another one now
 COLLECTIVE = "Collective ops is aborted by"  # what a member of a collective is told, by its connection or TensorFlow's heartbeats
 _REMOTE = re.compile(r"remote target /job:(?!localhost/)(\w+)/replica:\d+/task:(\d+)")
+_REPORTED = re.compile(r"Error reported from /job:(\w+)(?:/replica:\d+)?/task:(\d+)")  # by TensorFlow's heartbeats
 _TASK = re.compile(r"/job:(?!localhost/)(\w+)/replica:\d+/task:(\d+)")
 
 
@@ -22,7 +23,8 @@ def find_lost_peer(error: BaseException) -> str:
     kind, message = type(error), str(error)
     if not kind.__module__.startswith("tensorflow."):
         return ""
-    named, is_collective = _REMOTE.search(message) or _TASK.search(message), COLLECTIVE in message
+    is_collective = COLLECTIVE in message  # then any other task that is named is the one that says so
+    named = _REMOTE.search(message) or (_REPORTED if is_collective else _TASK).search(message)
     if RESTARTED.search(message) or (kind.__name__ in KINDS and (named or is_collective)):
         unnamed = "another member" if is_collective else "a server"
         return f"{named[1]}.{named[2]}" if named else unnamed

@@ -46,7 +46,12 @@ class Gang:
     @property
     def followers(self) -> frozenset[TaskId]:
         """Those of a gang that cannot take a step without the chief, who saves the state of all."""
-        return frozenset(self._members) - {self._chief.task} if self.policy is Policy.GANG else frozenset()
+        return self.members - {self._chief.task}
+
+    @property
+    def members(self) -> frozenset[TaskId]:
+        """All of a gang; nobody where each is by itself."""
+        return frozenset(self._members) if self.policy is Policy.GANG else frozenset()
 
     def bound(self) -> None:
         """A member has made a collective strategy."""

@@ -380,7 +380,8 @@ class Core:
             self.gang.regroup(now_s)
         if is_over and self._running_on() and not self.is_ending:
             self._others_are_stopped = True
-            self._end_order.begin(Request("the run ends"), now_s)
+            broken = self.gang.members if self._given_up() else frozenset[TaskId]()  # they can end no step any more
+            self._end_order.begin(Request("the run ends", at_once=broken), now_s)
         self._end_tasks(now_s)
         running_on = self._running_on()
         if self.is_ending or is_over:

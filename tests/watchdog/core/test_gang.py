@@ -212,3 +212,10 @@ def test_a_member_whose_start_is_under_way_is_ended_with_the_others() -> None:
     played.core.tasks[FIRST].life.state = State.PENDING
     out = played.end(SECOND, Exit(None, signal.SIGSEGV))
     assert [action for action in out if isinstance(action, KillTree)] == [KillTree(FIRST, 1)]
+
+
+def test_a_member_that_is_given_up_ends_all_at_once_as_nobody_can_end_a_step() -> None:
+    played = gang()
+    out = played.end(SECOND, Exit(78, None))
+    assert journaled(out, "gave_up")
+    assert killed(out) == [FIRST]
