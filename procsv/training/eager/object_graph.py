@@ -35,6 +35,7 @@ class Tracked(msgspec.Struct, frozen=True):
     owner: Any  # the trackable
     variable: Any  # the tf.Variable that holds the value; None: the owner serializes it
     copies: tuple[Any, ...] = ()  # the same on the other replicas
+    is_own: bool = False  # of this task's replicas alone, where other tasks have others
 
 
 class ObjectGraph:
@@ -60,6 +61,7 @@ class ObjectGraph:
         self.variables = [
             (number, item.variable) for number, item in enumerate(self.tracked) if item.variable is not None
         ]
+        self.own = [item for item in self.tracked if item.variable is not None and item.is_own]
         self.others = [number for number, item in enumerate(self.tracked) if item.variable is None]
         owners: dict[int, list[int]] = {}
         for number in self.others:
@@ -96,8 +98,11 @@ class ObjectGraph:
 
 def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
     variable = None if spec else _variable_of(owner)
-    copies = tuple(private.components_of(getattr(owner, "obj", owner))[1:]) if variable is not None else ()
-    return Tracked(key, spec, (value if variable is None else variable).dtype.base_dtype.name, owner, variable, copies)
+    saved = getattr(owner, "obj", owner)  # TensorFlow saves some in its older way, by an object that stands for them
+    copies = tuple(private.components_of(saved)[1:]) if variable is not None else ()
+    is_own = private.is_of_many_tasks(saved) and not private.is_mirrored(saved)
+    dtype = (value if variable is None else variable).dtype.base_dtype.name
+    return Tracked(key, spec, dtype, owner, variable, copies, is_own)
 
 
 def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:
@@ -136,7 +141,7 @@ def _variable_of(owner: Any) -> Any:
             return candidate
     if private.is_mirrored(owner):
         return private.components_of(owner)[0]
-    saved = getattr(owner, "obj", owner)  # TensorFlow saves some in its older way, by an object that stands for them
+    saved = getattr(owner, "obj", owner)
     # What the other tasks hold cannot be read by one of them alone: its own is taken for all.
     return private.components_of(saved)[0] if private.is_of_many_tasks(saved) else None
 

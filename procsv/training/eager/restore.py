@@ -32,6 +32,17 @@ def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
             _assign(variable, entries[item.key, item.slice], reader)
 
 
+def restore_own(path: str, graph: ObjectGraph) -> None:
+    """Gives each replica what was saved of one: TensorFlow has taken it for what those of all tasks come to, and has shared it out."""
+    saved = tf.train.load_checkpoint(path) if graph.own else None
+    for item in graph.own:
+        if saved is not None and saved.has_tensor(item.key):
+            for variable in (item.variable, *item.copies):
+                with tf.device(variable.handle.device):
+                    value = tf.constant(saved.get_tensor(item.key), variable.dtype.base_dtype)
+                    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
 def _restore_object(owner: Any, values: dict[str, Any]) -> None:
     if isinstance(owner, tf.train.experimental.PythonState):
         (text,) = values.values()

@@ -6,6 +6,7 @@ the same file, byte for byte.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import SlotReader
 from procsv.training.eager.capture import Reader, make_arrays
 from procsv.training.eager.object_graph import Cannot, ObjectGraph
-from procsv.training.eager.restore import check_slot, restore_from_slot
+from procsv.training.eager.restore import check_slot, restore_from_slot, restore_own
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.source import CannotRestore, Captured, StateSource, StateSpec
@@ -86,6 +87,8 @@ class EagerState(StateSource):
         if isinstance(state, str):
             log.info("Restoring from %s", state)
             self._checkpoint.read(state)  # `restore` would attach a counter of saves to objects that have none
+            with contextlib.suppress(Cannot):
+                restore_own(state, self._update()[0])
             return
         try:
             graph = self._update()[0]
