@@ -23,7 +23,7 @@ import psutil
 
 from procsv.base.run.paths import find_paths
 from procsv.base.system.locks import FileLock
-from procsv.training.process.malloc import MMAP_BYTES, TRIM_BYTES
+from procsv.training.process.malloc import MMAP_BYTES, TRIM_BYTES, arenas_max
 from scripts.benchmarks.settings import Trial
 
 Result: TypeAlias = dict[str, Any]
@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KEEP_MALLOC = {  # the malloc that `procsv launch` gives its trainers
     "MALLOC_MMAP_THRESHOLD_": str(MMAP_BYTES),
     "MALLOC_TRIM_THRESHOLD_": str(TRIM_BYTES),
+    "MALLOC_ARENA_MAX": str(arenas_max()),
 }
 LAUNCHER = "import sys; from procsv.cli.main import main; sys.exit(main())"  # what the console script `procsv` does
 

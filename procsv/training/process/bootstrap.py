@@ -56,6 +56,8 @@ def main() -> None:
     """Runs the target; ends the process with its exit code."""
     keep_output_going()
     start = take_start(TRAINER)
+    if start.settings.malloc == "keep":
+        keep_memory(os.environ)  # before an import starts threads, whose arenas a fork would go on with
     recorder = EnvironmentRecorder()
     standby = Standby(start) if start.task == STANDBY else None
     if standby is not None:
@@ -187,8 +189,6 @@ def _call_later(seconds: float, call: Callable[..., None], *args: Any) -> None:
 
 def _run_target(runtime: Runtime, start: Start) -> int:
     """Runs the program; returns its exit code."""
-    if start.settings.malloc == "keep":
-        keep_memory(os.environ)
     if start.settings.drop_in:
         install()
     runtime.interrupt = _interrupt_program

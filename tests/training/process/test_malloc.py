@@ -12,13 +12,22 @@ from procsv.training.process.malloc import keep_memory
 
 STEPS = """
 import os, resource, sys
+from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from procsv.training.process.malloc import keep_memory
 print(keep_memory(os.environ) if sys.argv[1] == "keep" else None)
 
-def step():
-    for tensor in [np.empty(30_000_000, np.uint8) for _ in range(4)]:
+def work(size):
+    for tensor in [np.empty(size, np.uint8) for _ in range(4)]:
         tensor.fill(1)
+
+def step():
+    if sys.argv[2] == "itself":
+        work(30_000_000)
+    else:
+        list(pool.map(work, [3_000_000] * 8))
+
+pool = ThreadPoolExecutor(4)
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -32,20 +41,21 @@ print(faults() - before)
 OWN = {"MALLOC_ARENA_MAX": "2"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, {"LD_PRELOAD": "/lib/libjemalloc.so.2"}
 
 
-def train(how: str) -> tuple[str, int]:
-    """What keep_memory said, and the page faults of ten steps after the first."""
+def train(how: str, where: str) -> tuple[str, int]:
+    """What keep_memory said, and the page faults of ten steps after the first; `where`: the program itself, or its threads."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))}
-    command = [sys.executable, "-c", STEPS, how]
+    command = [sys.executable, "-c", STEPS, how, where]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
     said, faults = done.stdout.split()
     return said, int(faults)
 
 
-def test_a_step_uses_the_memory_of_the_one_before() -> None:
-    said, faults = train("keep")
+@pytest.mark.parametrize(("where", "few"), [("itself", 100), ("threads", 1000)])
+def test_a_step_uses_the_memory_of_the_one_before(where: str, few: int) -> None:
+    said, faults = train("keep", where)
     assert said == "True"
-    assert faults < 100
-    assert train("system")[1] > 1000, "else nothing has to be kept"
+    assert faults < few
+    assert train("system", where)[1] > 10 * few, "else nothing has to be kept"
 
 
 @pytest.mark.parametrize("environment", OWN, ids=[*(next(iter(own)) for own in OWN)])
