@@ -1,8 +1,8 @@
-"""Table `group`: a chief, two workers and a parameter server; each is killed in turn.
+"""Table `group`: a chief, two workers and a parameter server, each killed in turn; then two tasks that train in step.
 
-Called by __main__.py.  One `procsv launch` beside a shell loop for each task, the same program under procsv's and under
-TensorFlow's MonitoredTrainingSession, in turns.  TensorFlow's class is the better of its two here: a Supervisor whose server is lost
-has to be started again.
+Called by __main__.py.  One `procsv launch` beside a shell loop for each task, in turns: the same program under procsv's and under
+TensorFlow's MonitoredTrainingSession, or CheckpointManager where tasks train in step.  TensorFlow's monitored session is the
+better of its two here: a Supervisor whose server is lost has to be started again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from dataclasses import dataclass, field
 from random import Random
 
 from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table
-from scripts.benchmarks.group_runs import CHIEF, IN_FLIGHT_S, SERVER, TRAINING, WORKER, Group, group_running
+from scripts.benchmarks.group_runs import (
+    CHIEF,
+    IN_FLIGHT_S,
+    IN_STEP,
+    OTHER,
+    SERVED,
+    SERVER,
+    WORKER,
+    Group,
+    group_running,
+)
 from scripts.benchmarks.processes import END_S_MAX
 from scripts.benchmarks.settings import Arm, Settings
 
@@ -39,6 +49,8 @@ COLUMNS = (
     Column("pause_ms", "longest pause\nof the others", "ms", 0),
     Column("server_s", "server killed:\nall train", "s", 2),
     Column("server_lost", "steps lost", "", 0),
+    Column("gang_s", "one of two in step\nkilled: both train", "s", 2),
+    Column("gang_lost", "steps lost", "", 0),
     Column("stop_s", "SIGTERM to\nall ended", "s", 2),
 )
 
@@ -56,6 +68,9 @@ class Found:
     step_s: list[float] = field(default_factory=list)  # the median of one task before each kill
     rate: list[float] = field(default_factory=list)  # global steps a second before a server is killed
     stop_s: list[float] = field(default_factory=list)
+    gang_s: list[float] = field(default_factory=list)
+    gang_lost: list[int] = field(default_factory=list)
+    gang_rate: list[float] = field(default_factory=list)  # steps a second before a member is killed
     ours: int = 0  # processes of the run that are not tasks
 
 
@@ -82,11 +97,16 @@ def measure(settings: Settings) -> Table:
         for arm, name in ARMS.items():
             settings.say(f"group: {name}, {repeat + 1} of {repeats}")
             options = ("--snapshot-secs", f"{SNAPSHOT_S:g}") if arm == "procsv" else ()
-            with group_running(arm, args, options) as group:
+            with group_running(SERVED, arm, args, options) as group:
                 _kill_each(group, moments_s, found[arm])
                 if arm == "procsv":
                     found[arm].ours = sum(row["role"] in OURS for row in group.status()["processes"])
                     found[arm].stop_s.append(_stop(group))
+            settings.say(f"group: two tasks in step, {name}, {repeat + 1} of {repeats}")
+            with group_running(IN_STEP, arm, args, options) as gang:
+                _kill_members(gang, moments_s, found[arm])
+                if arm == "procsv":
+                    _stop(gang)
     table.rows += [_row(name, found[arm]) for arm, name in ARMS.items()]
     ours = found["procsv"]
     table.notes += [
@@ -103,7 +123,7 @@ def _kill_each(group: Group, moments_s: list[float], found: Found) -> None:
     for task, moment_s in zip((WORKER, CHIEF, SERVER), moments_s, strict=True):
         begin_s = time.monotonic()
         group.listen(moment_s)
-        steps = [seconds for each in TRAINING for seconds in group.pauses(each, begin_s, time.monotonic())]
+        steps = [seconds for each in SERVED.training for seconds in group.pauses(each, begin_s, time.monotonic())]
         found.step_s.append(statistics.median(steps))
         pid, first_step = group.marks[task].last.pid, group.step_before(begin_s)
         begun_s, dead_s = group.kill(task)
@@ -116,11 +136,27 @@ def _kill_each(group: Group, moments_s: list[float], found: Found) -> None:
             continue
         first = group.wait_for_another(task, pid)
         group.listen(1.0)
-        others = [seconds for each in TRAINING if each != task for seconds in group.pauses(each, begun_s, first.time_s)]
+        others = [
+            seconds for each in SERVED.training if each != task for seconds in group.pauses(each, begun_s, first.time_s)
+        ]
         found.pause_s.append(max(others))
         (found.chief_s if task == CHIEF else found.worker_s).append(first.time_s - begun_s)
         if task == CHIEF:
             found.chief_lost.append(max(0, last_step - first.step + 1))
+
+
+def _kill_members(gang: Group, moments_s: list[float], found: Found) -> None:
+    """First the one whose state is not saved, then the other."""
+    for task, moment_s in zip((OTHER, WORKER), moments_s, strict=False):
+        begin_s = time.monotonic()
+        gang.listen(moment_s)
+        first_step, pids = gang.step_before(begin_s), {gang.marks[each].last.pid for each in IN_STEP.training}
+        begun_s, _ = gang.kill(task)
+        last_step = gang.step_before(begun_s)
+        firsts = gang.wait_for_others(pids, begun_s)
+        found.gang_rate.append((last_step - first_step) / (begun_s - begin_s))
+        found.gang_s.append(max(mark.time_s for mark in firsts) - begun_s)
+        found.gang_lost.append(max(0, last_step - min(mark.step for mark in firsts) + 1))
 
 
 def _stop(group: Group) -> float:
@@ -143,18 +179,22 @@ def _row(name: str, found: Found) -> dict[str, Cell]:
         "pause_ms": Figure.of(seconds * 1e3 for seconds in found.pause_s),
         "server_s": Figure.of(found.server_s),
         "server_lost": Figure.of(found.server_lost),
+        "gang_s": Figure.of(found.gang_s),
+        "gang_lost": Figure.of(found.gang_lost),
         "stop_s": Figure.of(found.stop_s),
     }
 
 
 def _bars(ours: Found, theirs: Found) -> list[Bar]:
     step_s = statistics.median(ours.step_s)
-    lost_max = math.ceil(SNAPSHOT_S * statistics.median(ours.rate)) + BOUNDARY_STEPS * len(TRAINING)
+    lost_max = math.ceil(SNAPSHOT_S * statistics.median(ours.rate)) + BOUNDARY_STEPS * len(SERVED.training)
+    gang_lost_max = math.ceil(SNAPSHOT_S * statistics.median(ours.gang_rate)) + BOUNDARY_STEPS
     bars = []
     for what, mine, loops, share in (
         ("worker SIGKILL to its first step", ours.worker_s, theirs.worker_s, SHARE_MAX),
         ("chief SIGKILL to its first step", ours.chief_s, theirs.chief_s, SHARE_MAX),
         ("server SIGKILL to the first step of all", ours.server_s, theirs.server_s, SERVER_SHARE_MAX),
+        ("SIGKILL of one of two in step to a step of both", ours.gang_s, theirs.gang_s, SHARE_MAX),
     ):
         how = f"{share} of the shell loops = "
         bars.append(Bar.at_most(what, share * statistics.median(loops), statistics.median(mine), "s", 2, how))
@@ -166,5 +206,6 @@ def _bars(ours: Found, theirs: Found) -> list[Bar]:
             "longest pause of the others, median of kills", pause_ms_max, statistics.median(ours.pause_s) * 1e3, "ms"
         ),
         Bar.at_most("server SIGKILL: steps lost, at most", lost_max, max(ours.server_lost), "steps", 0),
+        Bar.at_most("one of two in step: steps lost, at most", gang_lost_max, max(ours.gang_lost), "steps", 0),
         Bar.at_most("SIGTERM to all ended, with the last save", STOP_S_MAX, max(ours.stop_s), "s", 2),
     ]

@@ -25,15 +25,13 @@ tf1 = tf.compat.v1
 
 
 def main() -> None:
-    args = _parse()
-    config = json.loads(os.environ["TF_CONFIG"])
-    role, index = config["task"]["type"], config["task"]["index"]
-    marks = os.open(f"{args.marks}.{role}.{index}", os.O_WRONLY | os.O_NONBLOCK)
+    args, (role, index, addresses) = parse(), read_task()
+    marks = open_marks(args.marks, role, index)
     tf1.disable_eager_execution()
-    cluster = tf1.train.ClusterSpec(config["cluster"])
+    cluster = tf1.train.ClusterSpec(addresses)
     server = tf1.train.Server(cluster, job_name=role, task_index=index)
     if role == "ps":
-        _mark(marks, 0)
+        mark(marks, 0)
         server.join()  # until it is ended
     own = f"/job:{role}/task:{index}"
     with tf1.device(tf1.train.replica_device_setter(cluster=cluster, worker_device=own)):
@@ -51,16 +49,26 @@ def main() -> None:
     pause = threading.Event()
     with session:
         while not session.should_stop():
-            _mark(marks, int(session.run(model.train)))
+            mark(marks, int(session.run(model.train)))
             pause.wait(args.pause_s)
 
 
-def _mark(marks: int, step: int) -> None:
+def read_task() -> tuple[str, int, dict[str, list[str]]]:
+    """Role and index of this task, and the addresses of all."""
+    config = json.loads(os.environ["TF_CONFIG"])
+    return config["task"]["type"], config["task"]["index"], config["cluster"]
+
+
+def open_marks(prefix: str, role: str, index: int) -> int:
+    return os.open(f"{prefix}.{role}.{index}", os.O_WRONLY | os.O_NONBLOCK)
+
+
+def mark(marks: int, step: int) -> None:
     with contextlib.suppress(BlockingIOError):  # nobody reads just now: training does not wait for that
         os.write(marks, f"{os.getpid()} {step} {time.monotonic():.6f}\n".encode())
 
 
-def _parse() -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--arm", required=True)
     parser.add_argument("--marks", required=True)

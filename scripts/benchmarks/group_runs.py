@@ -33,19 +33,34 @@ from scripts.benchmarks.processes import (
 from scripts.benchmarks.runs import FIRST_STEP_S_MAX, Run
 from scripts.benchmarks.settings import Arm
 
-PROGRAM = "scripts.benchmarks.group_program"
-CHIEF, WORKER, SERVER = "chief.0", "worker.0", "ps.0"
-TRAINING = (CHIEF, WORKER, "worker.1")
-TASKS = (*TRAINING, SERVER)
-OPTIONS = ("--workers", "2", "--ps", "1")
+CHIEF, WORKER, OTHER, SERVER = "chief.0", "worker.0", "worker.1", "ps.0"
 BACK_S_MAX = 150.0  # TensorFlow looks every 30 s whether a model is ready
 IN_FLIGHT_S = 0.25  # a step that ended just before a server's death may be marked so much later
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is trained, and in which tasks."""
+
+    program: str
+    training: tuple[str, ...]  # the one whose state is saved first
+    servers: tuple[str, ...]
+    options: tuple[str, ...]  # of `procsv launch`
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return (*self.training, *self.servers)
+
+
+SERVED = Kind("scripts.benchmarks.group_program", (CHIEF, WORKER, OTHER), (SERVER,), ("--workers", "2", "--ps", "1"))
+IN_STEP = Kind("scripts.benchmarks.gang_program", (WORKER, OTHER), (), ("--workers", "2", "--no-chief"))
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """Tasks that train.  `process`: the watchdog, or one of the shells."""
 
+    kind: Kind
     arm: Arm
     process: subprocess.Popen[bytes]
     logdir: Path
@@ -90,16 +105,33 @@ class Group:
         """The first mark of each task that trains, after `after_s`."""
 
         def firsts() -> list[Mark]:
-            found = [next((mark for mark in self.marks[task].all if mark.time_s > after_s), None) for task in TRAINING]
+            found = [
+                next((mark for mark in self.marks[task].all if mark.time_s > after_s), None)
+                for task in self.kind.training
+            ]
             return [mark for mark in found if mark is not None]
 
-        if not self.wait_until(lambda: len(firsts()) == len(TRAINING), BACK_S_MAX):
+        if not self.wait_until(lambda: len(firsts()) == len(self.kind.training), BACK_S_MAX):
+            raise self.failed(f"no new step of all within {BACK_S_MAX:.0f} s")
+        return firsts()
+
+    def wait_for_others(self, pids: set[int], after_s: float) -> list[Mark]:
+        """The first mark, after then, of the next process of each task that trains; `pids`: of those before."""
+
+        def firsts() -> list[Mark]:
+            found = [
+                next((mark for mark in self.marks[task].all if mark.pid not in pids and mark.time_s > after_s), None)
+                for task in self.kind.training
+            ]
+            return [mark for mark in found if mark is not None]
+
+        if not self.wait_until(lambda: len(firsts()) == len(self.kind.training), BACK_S_MAX):
             raise self.failed(f"no new step of all within {BACK_S_MAX:.0f} s")
         return firsts()
 
     def step_before(self, time_s: float) -> int:
         """The last global step that a task had ended by then."""
-        return max(mark.step for task in TRAINING for mark in self.marks[task].all if mark.time_s <= time_s)
+        return max(mark.step for task in self.kind.training for mark in self.marks[task].all if mark.time_s <= time_s)
 
     def pauses(self, task: str, from_s: float, to_s: float) -> list[float]:
         """Seconds between the marks of `task` that surround or fall into that time."""
@@ -108,7 +140,9 @@ class Group:
 
     def status(self) -> Result:
         """What `procsv status --json` says."""
-        return Run(self.arm, self.process, self.logdir, self.logs[0], self.marks[CHIEF], self.logdir).status()
+        return Run(
+            self.arm, self.process, self.logdir, self.logs[0], next(iter(self.marks.values())), self.logdir
+        ).status()
 
     def failed(self, what: str) -> TrialFailed:
         """An error that shows what the tasks have printed."""
@@ -117,24 +151,24 @@ class Group:
 
 
 @contextlib.contextmanager
-def group_running(arm: Arm, args: list[str], options: tuple[str, ...] = ()) -> Iterator[Group]:
-    """A chief, two workers and a server, all of which train.  `options` are of `procsv launch`."""
+def group_running(kind: Kind, arm: Arm, args: list[str], options: tuple[str, ...] = ()) -> Iterator[Group]:
+    """Tasks that train.  `options` are of `procsv launch`, beside those of `kind`."""
     with scratch() as folder, contextlib.ExitStack() as stack:
-        marks = {task: stack.enter_context(Marks(folder / f"marks.{task}")) for task in TASKS}
+        marks = {task: stack.enter_context(Marks(folder / f"marks.{task}")) for task in kind.tasks}
         logdir, more = folder / "logdir", ["--arm", arm, "--marks", str(folder / "marks"), *args]
         stack.enter_context(cleared_unless_ended(logdir))
         if arm == "procsv":
-            argv = procsv_command("launch", "--logdir", str(logdir), *OPTIONS, *options, PROGRAM, *more)
+            argv = procsv_command("launch", "--logdir", str(logdir), *kind.options, *options, kind.program, *more)
             logs = [folder / "output.log"]
             process = stack.enter_context(started(argv, logs[0], cwd=folder))
         else:
-            argv = keep(SHELL, ["-m", PROGRAM, "--logdir", str(logdir), *more], folder, None)
-            logs, cluster = [folder / f"{task}.log" for task in TASKS], _cluster()
+            argv = keep(SHELL, ["-m", kind.program, "--logdir", str(logdir), *more], folder, None)
+            logs, cluster = [folder / f"{task}.log" for task in kind.tasks], _cluster(kind.tasks)
             process, *_ = [
                 stack.enter_context(started(argv, log, cwd=folder, variables={"TF_CONFIG": _config(cluster, task)}))
-                for task, log in zip(TASKS, logs, strict=True)
+                for task, log in zip(kind.tasks, logs, strict=True)
             ]
-        group = Group(arm, process, logdir, marks, tuple(logs))
+        group = Group(kind, arm, process, logdir, marks, tuple(logs))
         if not group.wait_until(lambda: all(each.all for each in marks.values()), FIRST_STEP_S_MAX):
             raise group.failed(f"not all train within {FIRST_STEP_S_MAX:.0f} s")
         yield group
@@ -142,11 +176,11 @@ def group_running(arm: Arm, args: list[str], options: tuple[str, ...] = ()) -> I
             check_nothing_left(logdir)  # the table has stopped it
 
 
-def _cluster() -> dict[str, list[str]]:
+def _cluster(tasks: tuple[str, ...]) -> dict[str, list[str]]:
     """An address for each task, of ports that were free just now."""
     cluster: dict[str, list[str]] = {}
     with contextlib.ExitStack() as stack:
-        for task in TASKS:
+        for task in tasks:
             held = stack.enter_context(socket.socket())
             held.bind(("127.0.0.1", 0))
             cluster.setdefault(task.partition(".")[0], []).append(f"127.0.0.1:{held.getsockname()[1]}")
