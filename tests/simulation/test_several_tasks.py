@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
+from typing import Literal
 
 import msgspec
 import pytest
@@ -34,8 +35,8 @@ def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return iter(())
 
 
-def go(seed: int, plan: list[tuple[float, faults.Fault]]) -> Run:
-    settings = Settings(msgspec.structs.replace(LAUNCH, standby="off"), tasks=TASKS)
+def go(seed: int, plan: list[tuple[float, faults.Fault]], restart: Literal["auto", "gang"] = "auto") -> Run:
+    settings = Settings(msgspec.structs.replace(LAUNCH, standby="off", restart=restart), tasks=TASKS)
     return Run(seed, Program(steps=60, standby=False), plan, settings=settings).go()
 
 
@@ -108,3 +109,31 @@ def test_the_run_goes_on_without_a_service_that_is_not_critical() -> None:
     assert run.exit_code == 0
     assert incarnations(run, METRICS) == [1, 2, 3, 4, 5], "it is not started again"
     assert incarnations(run, TRAINER) == [1]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_a_gang_is_started_again_as_one_and_none_of_it_meets_one_of_the_generation_before(
+    seed: int, task: TaskId
+) -> None:
+    run = go(seed, [(6.0, faults.kill(task)), (6.1, faults.kill(WORKERS[1])), (12.0, faults.kill(task))], "gang")
+    assert run.exit_code == 0
+    counts = {other: len(incarnations(run, other)) for other in TASKS}
+    assert counts[TRAINER] in (3, 4), "the second kill hits the old gang, or the new one"
+    assert set(counts.values()) == {counts[TRAINER]}
+    for generation in range(2, counts[TRAINER] + 1):
+        assert first_born(run, generation) > last_gone(run, generation - 1)
+
+
+def first_born(run: Run, incarnation: int) -> int:
+    """Which fact the start of the first of that generation is."""
+    facts = [(number, fact) for number, (_, fact) in enumerate(run.world.facts) if isinstance(fact, history.Born)]
+    return min(number for number, fact in facts if fact.task in TASKS and fact.incarnation == incarnation)
+
+
+def last_gone(run: Run, incarnation: int) -> int:
+    """Which fact the end of the last of that generation is."""
+    facts = [(number, fact) for number, (_, fact) in enumerate(run.world.facts) if isinstance(fact, history.Died)]
+    ends = [number for number, fact in facts if fact.task in TASKS and fact.incarnation == incarnation]
+    assert len(ends) == len(TASKS)
+    return max(ends)

@@ -14,12 +14,15 @@ from typing import Literal
 
 from procsv.base.cluster import PS
 from procsv.base.identity import TaskId
-from procsv.base.outcome import NO_STEP
+from procsv.ipc.messaging.messages import FirstStepDone
 from procsv.watchdog.core.actions import Action, Journal, Say
-from procsv.watchdog.core.goodput import Attempt
 from procsv.watchdog.core.restart_table import Policy, is_trained_by
 from procsv.watchdog.core.trainer import TrainerSupervisor
 
+READ_BY_ITSELF = (
+    "memory",
+    "checkpoint",
+)  # sources; another program may share its chief's state out by a call of its own
 Word = Literal["auto", "task", "gang"]
 
 
@@ -39,7 +42,9 @@ class Gang:
         self._is_breaking = False
         self._start_s = now_s  # not before
         self._broke_s = now_s  # when the first of the generation before has ended; of none, the start of the run
-        self._restored: dict[TaskId, int] = {}  # the steps that those of this generation have begun with
+        self._first: dict[TaskId, FirstStepDone] = {}  # of those of this generation
+        self._is_formed = False
+        self.failure = ""  # why it is not started again
         if word == "gang":
             self._bind()
 
@@ -52,6 +57,10 @@ class Gang:
     def members(self) -> frozenset[TaskId]:
         """All of a gang; nobody where each is by itself."""
         return frozenset(self._members) if self.policy is Policy.GANG else frozenset()
+
+    def breaks(self, task: TaskId) -> bool:
+        """Whether `task` is of a gang that is being ended, to be started again."""
+        return self._is_breaking and task in self._members
 
     def bound(self) -> None:
         """A member has made a collective strategy."""
@@ -87,7 +96,8 @@ class Gang:
         if not self._is_breaking or not all(member.is_gone for member in self._members.values()):
             return
         self._is_breaking = False
-        self._restored.clear()
+        self._first.clear()
+        self._is_formed = False
         self.generation += 1
         start_s = max(self._start_s, *(member.restart_s or now_s for member in self._members.values()))
         for member in self._members.values():
@@ -99,27 +109,28 @@ class Gang:
             if self.policy is Policy.GANG and task != self._chief.task and self._chief.unsettled is None:
                 member.weigh_verdict(now_s)
 
-    def ready(self, task: TaskId, restored_step: int, now_s: float) -> None:
-        """The first step of a member has ended, which had begun with `restored_step`."""
+    def ready(self, task: TaskId, first: FirstStepDone, now_s: float) -> None:
+        """The first step of a member has ended."""
         if self.policy is Policy.TASK or task not in self._members or self._is_breaking:
             return
-        is_news = task not in self._restored
-        self._restored[task] = restored_step
-        if len(set(self._restored.values())) > 1:
-            self._disagree(now_s)
-        elif is_news and len(self._restored) == len(self._members):
-            fields = {
-                "generation": self.generation,
-                "step": max(restored_step, NO_STEP),
-                "seconds": round(now_s - self._broke_s, 3),
-            }
+        self._first.setdefault(task, first)
+        begun = {one: said.restored_step for one, said in self._first.items() if said.source in READ_BY_ITSELF}
+        if len(set(begun.values())) > 1:
+            self._disagree(", ".join(f"{one} with step {step}" for one, step in begun.items()), now_s)
+        elif len(self._first) == len(self._members) and not self._is_formed:
+            self._is_formed = True
+            step, seconds = self._first[self._chief.task].restored_step, round(now_s - self._broke_s, 3)
+            fields = {"generation": self.generation, "step": step, "seconds": seconds}
             self._out.append(Journal("gang_formed", self._chief.task, self._chief.incarnation, fields))
 
-    def _disagree(self, now_s: float) -> None:
-        """They train on different states, which no step of theirs would ever show: all begin anew."""
-        told = ", ".join(f"{task} with step {step}" for task, step in self._restored.items())
-        self._out.append(Say(f"the tasks have not begun with the same state ({told}): starting all again", is_bad=True))
-        self._is_breaking, self._broke_s = True, now_s
-        self._start_s = now_s + self._chief.history.recycle_delay_s(Attempt())
+    def _disagree(self, told: str, now_s: float) -> None:
+        """They train on different states, which no step of theirs would ever show: all begin anew, as after any failure."""
+        history, why = self._chief.history, f"the tasks have not begun with the same state ({told})"
+        history.no_progress_count += 1
+        if history.is_spent():
+            self.failure = f"{why}, and {history.spent_why()}"
+            return
+        self._out.append(Say(f"{why}: starting all again", is_bad=True))
+        self._is_breaking, self._broke_s, self._start_s = True, now_s, now_s + history.delay_s()
         for member in self._members.values():
             member.leave_gang(self._chief.task, "the tasks had not begun with the same state", now_s)

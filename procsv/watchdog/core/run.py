@@ -219,7 +219,7 @@ class Core:
         if isinstance(said.body, messages.TrainsInStep):
             self.gang.bound()
         elif isinstance(said.body, messages.FirstStepDone):
-            self.gang.ready(task.task, said.body.restored_step, now_s)
+            self.gang.ready(task.task, said.body, now_s)
 
     def _service_ended(self, event: events.Ended, now_s: float) -> None:
         service = self.services[event.task]
@@ -375,6 +375,9 @@ class Core:
         elif ended is not None and self._keeper.is_up and self._told_ended != ended.incarnation:
             self._told_ended = ended.incarnation
             self._out.append(actions.Tell(self._keeper.task, ended))
+        if self.gang.failure and not self.is_ending:
+            self.failure, self._others_are_stopped = self.gang.failure, True
+            self._end_order.begin(Request(self.failure, at_once=self.gang.members), now_s)
         is_over = self.chief.ends_run or bool(self._given_up())
         if not is_over and not self.is_ending:
             self.gang.regroup(now_s)

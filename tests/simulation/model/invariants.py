@@ -210,6 +210,8 @@ def _causes(world: World, died: history.Died) -> set[str]:
     is_stopping = is_stopping or (died.task != TRAINER and _is_ending(world))
     stopped = {"stopped"} if is_stopping else set()
     exit = died.exit
+    if exit.signal == signal.SIGKILL and _is_of_broken_gang(world, died.task):
+        return {"lost-peer", "stopped"} if died.by == "watchdog" else {"lost-peer", "killed"}
     if died.was_stuck and exit.signal in (signal.SIGKILL, signal.SIGABRT):
         return {"hang", "stopped", "killed", "crashed"}  # whoever was first: it hung
     if died.by == "watchdog":
@@ -230,6 +232,11 @@ def _is_ending(world: World) -> bool:
     """Whether tasks beside the trainer are told to stop."""
     core = world.watchdog.core if world.watchdog is not None else None
     return core is None or core.is_ending
+
+
+def _is_of_broken_gang(world: World, task: TaskId) -> bool:
+    core = world.watchdog.core if world.watchdog is not None else None
+    return core is not None and core.gang.breaks(task)
 
 
 def _has_failed(world: World) -> bool:
@@ -316,12 +323,12 @@ def _spent(world: World, budget: Budget) -> str:
 
 
 def i9_others_live_on(world: World, account: Account, fact: history.Fact) -> str:
-    """A fault in one process leaves the others' pids alone: who dies was hit, told to end, or orphaned."""
+    """A fault in one process leaves the others' pids alone: who dies was hit, told to end, orphaned, or of a gang that is broken."""
     if not isinstance(fact, history.Died) or fact.by in ("outside", "power", "program"):
         return ""
     watchdog = world.watchdog
     core = watchdog.core if watchdog is not None else None
-    is_ending = fact.was_orphan or (core is not None and core.is_ending)
+    is_ending = fact.was_orphan or (core is not None and (core.is_ending or core.gang.breaks(fact.task)))
     is_preempted = watchdog is not None and fact.pid in watchdog.preempted
     if fact.task == TRAINER and fact.by == "watchdog":
         is_right = is_ending or is_preempted or fact.was_stuck

@@ -172,6 +172,15 @@ def test_tasks_that_begin_with_different_steps_are_all_started_again() -> None:
     assert "worker.0 with step 7, worker.1 with step 5" in said(out)[-1][0]
 
 
+def test_tasks_that_never_begin_with_the_same_step_are_given_up() -> None:
+    launch = LaunchSettings(restart="gang", max_failures=1)
+    played = Played(trains=False, tasks=(FIRST, SECOND), launch=launch)
+    out = train(played, 1, 7, 5)
+    assert killed(out) == [FIRST, SECOND]
+    assert spawned(out) == []
+    assert played.core.failure.startswith("the tasks have not begun with the same state (worker.0 with step 7")
+
+
 # -- ends that are asked for -----------------------------------------------------------------------------------
 def test_a_stop_asks_the_chief_first_and_ends_the_others_when_it_has_saved() -> None:
     played = gang(EVALUATOR)
