@@ -5,6 +5,8 @@ from __future__ import annotations
 from procsv.base.identity import TRAINER, WATCHDOG, TaskId
 from procsv.ipc.messaging.messages import Restore, RestoreFrom, TrainerExited
 from procsv.services.checkpoint.core.actions import Action, Persist, Reply, VerifySlot
+from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.facts import Candidate, Found
 from tests.support.core_desk import NO_CHECKPOINT, Desk, bodies, only, slot
 
 FIRST, SECOND = TaskId("worker", 1), TaskId("worker", 2)
@@ -61,6 +63,26 @@ def test_once_the_chief_has_trained_on_only_what_is_on_disk_is_for_them() -> Non
 
     saved = only(desk.snapshot(slot(2, 20, 2), "manual"), Persist)
     assert answers(desk.saved(saved)) == [(FIRST, "checkpoint", 20)]
+
+
+def test_what_the_chief_was_told_by_a_service_that_has_died_is_on_disk_for_them() -> None:
+    desk = Desk(Core("r", TRAINER, is_restarted=True)).begun()
+    desk.ready(slot(1, 10))
+    assert answers(desk.say(Restore(False), 2, FIRST)) == []
+    desk.saved(only(desk.out, Persist))
+    found = Found(Candidate("/l/model.ckpt-10", 10, 1, listed=True), ("/l/model.ckpt-10",), (), "")
+    desk.after(0.0)
+    assert answers(desk.see(desk.core.found(found, desk.now_s))) == [(FIRST, "checkpoint", 10)]
+
+
+def test_a_chief_that_asks_a_new_service_meanwhile_is_answered_itself() -> None:
+    desk = Desk(Core("r", TRAINER, is_restarted=True)).begun()
+    desk.say(Restore(False), 2, FIRST)
+    desk.say(Restore(False), 2)
+    assert sorted(task.role for task, *_ in answers(desk.see(desk.core.found(NO_CHECKPOINT, 0.0)))) == [
+        "trainer",
+        "worker",
+    ]
 
 
 def test_what_a_dead_chief_was_told_is_for_nobody() -> None:

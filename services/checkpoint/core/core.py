@@ -71,7 +71,7 @@ class Core:
         self.saving = Saving()
         self.waiting = Waiting()
         self.restoring = Restoring(self.states)
-        self.followers = Followers(self.states)
+        self.followers = Followers(self.states, has_missed=is_restarted)
         self.external_saves = ExternalSaves()
         self.plan: CheckpointPlan | None = None
         self.durable_count = 0
@@ -299,11 +299,7 @@ class Core:
         self._out += self.waiting.satisfy(self.states, self.saving)
         self._out += self.restoring.prepare()
         self._scan_directory(now_s)
-        answer = self.restoring.go_on(self.plan if self._is_stocked else None, self._scans_done)
-        for reply in answer:
-            if isinstance(reply, Reply) and isinstance(reply.body, RestoreFrom):
-                self.followers.chief_told(reply.body)
-        self._out += [*answer, *self.followers.go_on()]
+        self._answer_followers(self.restoring.go_on(self.plan if self._is_stocked else None, self._scans_done))
         self._begin_save(now_s)
         if self._is_finishing and self.plan is None and self.states.unsaved is not None:
             self.saving.last_error = self.saving.last_error or "nobody has said how its checkpoints are named"
@@ -317,6 +313,17 @@ class Core:
         self._clear_away()
         out, self._out = self._out, []
         return out
+
+    def _answer_followers(self, out: list[Action]) -> None:
+        """`out`: what the chief's question has come to."""
+        for reply in out:
+            if isinstance(reply, Reply) and isinstance(reply.body, RestoreFrom):
+                self.followers.chief_told(reply.body)
+        self._out += [a for a in out if not isinstance(a, Reply) or a.to.task == self.states.chief]
+        self._out += self.followers.go_on()
+        if not self.restoring.is_asked and (asker := self.followers.left_alone) is not None:
+            # In the chief's place: the newest state is what it was told, as nothing has moved since, or what it will be told.
+            self.restoring.ask(asker, durable_only=True, after_scan=0)
 
     def _scan_directory(self, now_s: float) -> None:
         looks = self.external_saves.go_on(self.plan if self._is_stocked and self._can_scan else None, now_s)

@@ -26,6 +26,7 @@ class Followers(msgspec.Struct):
     """Their open questions, and what the chief that runs was told."""
 
     states: States
+    has_missed: bool = False  # what the chief that runs was told: a service before this one has told it
     told: RestoreFrom | None = None
     _asked: dict[TaskId, _Question] = msgspec.field(default_factory=dict)
 
@@ -37,10 +38,17 @@ class Followers(msgspec.Struct):
         """`task` is dead; with the chief, what it was told."""
         self._asked.pop(task, None)
         if task == self.states.chief:
-            self.told = None
+            self.told, self.has_missed = None, False
 
     def chief_told(self, body: RestoreFrom) -> None:
         self.told = None if body.error else body
+
+    @property
+    def left_alone(self) -> Received | None:
+        """One that waits for what the chief may have been told before this service was there."""
+        if not self.has_missed or self.told is not None:
+            return None
+        return next((question.asker for question in self._asked.values()), None)
 
     def go_on(self) -> list[Action]:
         answers = [(task, self._answer(question.durable_only)) for task, question in self._asked.items()]
