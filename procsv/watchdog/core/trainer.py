@@ -128,6 +128,7 @@ class TrainerSupervisor:
         self.is_held = False  # until all of its gang are gone
         self._lost_peer = ""  # whose end has ended it, of its gang
         self._lost_why = ""
+        self._avoid_step = NO_STEP  # what another of its gang has resumed from, and crashed again and again
         self._untold = ""  # of a gang, whose end: said with what follows
 
     # -- what happens --------------------------------------------------------------------------------------
@@ -259,7 +260,9 @@ class TrainerSupervisor:
         self._serving_s = None
         self._death_s, self.pid, self._last_death = now_s, 0, ended
         clean = stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
-        self.unsettled = messages.TrainerExited(self.incarnation, clean, task=self.task) if self._keeps_state else None
+        if self._keeps_state:
+            self.unsettled = messages.TrainerExited(self.incarnation, clean, self._avoid_step, self.task)
+            self._avoid_step = NO_STEP
         self.end = self._name_end(kind)
         self._handle(_DEATHS.get(kind, LifecycleEvent.CRASHED), now_s, f"{ended.exit} at step {self._own_step}")
         self._tell_end()
@@ -512,7 +515,10 @@ class TrainerSupervisor:
 
     def _spawn(self, now_s: float) -> None:
         self.restart_s, self.phase, self._own_step = None, None, NO_STEP
-        self._resumed_step = self.snapshots.memory_step if self.history.durable_step == NO_STEP else self.resume_step
+        keeper = self._keeper
+        self._resumed_step = (
+            keeper.snapshots.memory_step if self.history.durable_step == NO_STEP else keeper.resume_step
+        )
         if self._last_death is not None and self._last_death.incarnation == self.incarnation:
             self.incarnation += 1
             self.restarts += 1
@@ -552,10 +558,11 @@ class TrainerSupervisor:
             return
         death = Death(ended.exit, ended.words, self._own_step, self._attempt)
         verdict = self.history.decide_restart(death)
-        if self._keeps_state and self.history.suspects(
-            death, self._resumed_step, max(self.resume_step, self.snapshots.taken_step)
+        keeper = self._keeper
+        if (self._keeps_state or self.gang_size) and self.history.suspects(
+            death, self._resumed_step, max(keeper.resume_step, keeper.snapshots.taken_step)
         ):
-            self._go_back()
+            keeper.go_back(self._resumed_step)
         if isinstance(verdict, Restart):
             self._restart(verdict.delay_s, now_s)
         elif verdict.is_final or not (self._keeps_state or self.gang_size):
@@ -564,11 +571,12 @@ class TrainerSupervisor:
         else:
             self._verdict = verdict  # what is being saved now may be progress: looked at again in `settled`
 
-    def _go_back(self) -> None:
+    def go_back(self, step: int) -> None:
         """What resumed from that state crashed again and again: the next trainer gets the one before."""
-        step = self._resumed_step
-        assert self.unsettled is not None, "a suspect state, and nothing to settle"
-        self.unsettled = messages.TrainerExited(self.incarnation, False, step, self.task)
+        if self.pid:
+            self._avoid_step = step  # it still runs, and its gang is about to be ended
+        else:
+            self.unsettled = messages.TrainerExited(self.incarnation, False, step, self.task)
         suspected = Journal("state_suspected", self.task, self.incarnation, {"step": step})
         self._out += [Say(wording.going_back(step), is_bad=True), suspected]
 

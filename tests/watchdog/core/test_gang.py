@@ -151,6 +151,24 @@ def test_what_the_chief_has_left_is_progress_for_the_worker_that_ended_first() -
     assert sorted(spawned(out)) == [(FIRST, 2), (SECOND, 2)]
 
 
+def test_a_state_from_which_a_worker_crashes_again_and_again_is_left_for_the_one_before() -> None:
+    played = gang()
+    asked = []
+    for incarnation in (1, 2, 3):
+        words = LastWords("ValueError", f"nan {incarnation}", "", 9)
+        played.tell(Ended(SECOND, incarnation, Exit(1, None), words=words), TreeGone(SECOND, incarnation))
+        out = played.tell(Ended(FIRST, incarnation, KILLED), TreeGone(FIRST, incarnation))
+        asked += [action.body for action in out if isinstance(action, Tell) and isinstance(action.body, TrainerExited)]
+        if incarnation < 3:
+            played.tell(Ticked(), at_s=played.now_s + 100.0)
+            train(played, incarnation + 1, 7, 7)
+    assert asked == [
+        TrainerExited(1, False, -1, FIRST),
+        TrainerExited(2, False, -1, FIRST),
+        TrainerExited(3, False, 7, FIRST),
+    ]
+
+
 # -- a generation ----------------------------------------------------------------------------------------------
 def test_a_generation_is_formed_when_all_have_ended_their_first_step() -> None:
     played = gang()
