@@ -184,7 +184,8 @@ class Restore(Message, frozen=True):
 class Restored(Message, frozen=True):
     """Says that the state is in the session.
 
-    A slot it came from is now mapped privately: it is unlinked as soon as its state is durable.
+    A slot it came from is now mapped privately: it is unlinked as soon as its state is durable, and the other tasks that train
+    in step have it.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from procsv.base.cluster import WORKER
 from procsv.base.identity import COMMAND_LINE, TaskId
 from procsv.base.system import progress_counter
 from procsv.base.system.failpoints import declare, failpoint
@@ -70,7 +71,9 @@ class CheckpointService:
         self._is_change_posted = False
         self._has_read = False  # the slots, since the last tick
         start = tools.start
-        self._core = Core(start.run, start.chief, self._store.lineage(), is_restarted=start.incarnation > 1)
+        followers = sum(task.role == WORKER and task != start.chief for task in start.settings.tasks)
+        lineage, is_restarted = self._store.lineage(), start.incarnation > 1
+        self._core = Core(start.run, start.chief, lineage, is_restarted, followers)
         self._orphan_shutdown: OrphanShutdown | None = None
         self._trainers: dict[tuple[TaskId, int], ExternalProcess] = {}  # by task and incarnation
         self._newest_trainer = 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from procsv.base.identity import TRAINER, WATCHDOG, TaskId
-from procsv.ipc.messaging.messages import Restore, RestoreFrom, TrainerExited
-from procsv.services.checkpoint.core.actions import Action, Persist, Reply, VerifySlot
+from procsv.ipc.messaging.messages import Restore, Restored, RestoreFrom, TrainerExited
+from procsv.services.checkpoint.core.actions import Action, Persist, Reply, Retire, VerifySlot
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import Candidate, Found
 from tests.support.core_desk import NO_CHECKPOINT, Desk, bodies, only, slot
@@ -17,9 +17,9 @@ def answers(actions: list[Action]) -> list[tuple[TaskId, str, int]]:
     return [(task, body.source, body.step) for task, body in told if isinstance(body, RestoreFrom)]
 
 
-def restored_from_memory() -> Desk:
+def restored_from_memory(core: Core | None = None) -> Desk:
     """The second chief was told to start from slot 1, of step 10."""
-    desk = Desk().begun()
+    desk = Desk(core or Core("r", TRAINER)).begun()
     desk.snapshot(slot(1, 10))
     desk.say(TrainerExited(1, False), task=WATCHDOG)
     desk.say(Restore(False), 2)
@@ -54,6 +54,29 @@ def test_one_that_cannot_take_memory_gets_the_same_state_when_it_is_on_disk() ->
     assert answers(desk.say(Restore(True), 2, FIRST)) == []
     save = only(desk.after(2.0), Persist)
     assert answers(desk.saved(save)) == [(FIRST, "checkpoint", 10)]
+
+
+def test_the_memory_that_the_chief_has_started_from_stays_until_all_have_it_or_it_has_trained_on() -> None:
+    def start() -> Desk:
+        desk = restored_from_memory(Core("r", TRAINER, followers=2))
+        desk.say(Restored(), 2)
+        desk.saved(only(desk.out, Persist))
+        return desk
+
+    desk = start()
+    desk.say(Restore(False), 2, FIRST)
+    assert retired(desk) == []
+    desk.say(Restore(False), 2, SECOND)
+    assert retired(desk) == [1]
+
+    desk = start()
+    desk.snapshot(slot(2, 20, 2))
+    assert retired(desk) == [1]
+
+
+def retired(desk: Desk) -> list[int]:
+    """The snapshots whose memory was given back."""
+    return sorted({action.slot.sequence for action in desk.out if isinstance(action, Retire)})
 
 
 def test_once_the_chief_has_trained_on_only_what_is_on_disk_is_for_them() -> None:

@@ -64,14 +64,19 @@ class Core:
     """All events come here."""
 
     def __init__(
-        self, run: str, chief: TaskId, lineage: frozenset[str] = frozenset(), is_restarted: bool = False
+        self,
+        run: str,
+        chief: TaskId,
+        lineage: frozenset[str] = frozenset(),
+        is_restarted: bool = False,
+        followers: int = 0,
     ) -> None:
-        """`chief`: whose state is saved.  `is_restarted`: this service follows one that died; what that was asked for is done at once."""
+        """`chief`: whose state is saved; `followers`: the tasks that may start from the same.  `is_restarted`: this service follows one that died; what that was asked for is done at once."""
         self.states = States(run, chief, lineage)
         self.saving = Saving()
         self.waiting = Waiting()
         self.restoring = Restoring(self.states)
-        self.followers = Followers(self.states, has_missed=is_restarted)
+        self.followers = Followers(self.states, followers, has_missed=is_restarted)
         self.external_saves = ExternalSaves()
         self.plan: CheckpointPlan | None = None
         self.durable_count = 0
@@ -378,7 +383,13 @@ class Core:
             return False
         is_present = info.incarnation >= restoring.restored if info.run == states.run else not restoring.restored
         is_unsaved = info.state is SlotState.READY and info.sequence > states.durable_sequence
-        return is_present or is_unsaved or restoring.is_asked or str(info.path) == restoring.served
+        return (
+            is_present
+            or is_unsaved
+            or restoring.is_asked
+            or str(info.path) == restoring.served
+            or self.followers.need(str(info.path))
+        )
 
     def next_due_s(self) -> float:
         """The monotonic time at which time alone changes something."""

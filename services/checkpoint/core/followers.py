@@ -26,9 +26,11 @@ class Followers(msgspec.Struct):
     """Their open questions, and what the chief that runs was told."""
 
     states: States
+    expected: int = 0  # so many may ask after each start of the chief
     has_missed: bool = False  # what the chief that runs was told: a service before this one has told it
     told: RestoreFrom | None = None
     _asked: dict[TaskId, _Question] = msgspec.field(default_factory=dict)
+    _answered: set[TaskId] = msgspec.field(default_factory=set)
 
     def ask(self, asker: Received, durable_only: bool) -> None:
         """A new question of a task replaces the one before."""
@@ -39,6 +41,7 @@ class Followers(msgspec.Struct):
         self._asked.pop(task, None)
         if task == self.states.chief:
             self.told, self.has_missed = None, False
+            self._answered.clear()
 
     def chief_told(self, body: RestoreFrom) -> None:
         self.told = None if body.error else body
@@ -52,14 +55,25 @@ class Followers(msgspec.Struct):
 
     def go_on(self) -> list[Action]:
         answers = [(task, self._answer(question.durable_only)) for task, question in self._asked.items()]
+        self._answered.update(task for task, body in answers if body is not None)
         return [Reply(self._asked.pop(task).asker, body) for task, body in answers if body is not None]
+
+    def need(self, path: str) -> bool:
+        """Whether the slot is what some are still to start from: they have it in milliseconds, and the checkpoint in seconds."""
+        told = self.told
+        is_told = told is not None and told.source == "memory" and told.path == path
+        return is_told and not self._has_moved_on and len(self._answered) < self.expected
+
+    @property
+    def _has_moved_on(self) -> bool:
+        """Whether the chief has trained since, and may fill the memory that it was told of anew."""
+        return self.told is not None and self.states.newest_sequence > self.told.sequence
 
     def _answer(self, durable_only: bool) -> RestoreFrom | None:
         told = self.told
         if told is None:
             return None
-        has_moved_on = self.states.newest_sequence > told.sequence
-        if not has_moved_on and not (durable_only and told.source == "memory"):
+        if not self._has_moved_on and not (durable_only and told.source == "memory"):
             return told
         durable = self.states.durable
         if durable is not None and durable.step >= told.step:
