@@ -343,6 +343,8 @@ def _check_tasks(settings: dict[str, Any]) -> None:
         raise click.UsageError(
             "--no-chief makes worker 0 the task whose state is saved; say how many there are with --workers"
         )
+    if settings["restart"] == "gang" and settings["workers"] + settings["has_chief"] < 2:
+        raise click.UsageError("--restart gang is for tasks that train together; say how many with --workers")
     if tasks and settings["standby"] == "hot":
         raise click.UsageError(
             "--standby hot runs the program as its one trainer; with several tasks, use --standby warm"

@@ -23,6 +23,9 @@ TASKS = tuple(map(TaskId.parse, ("chief", "worker.0", "ps.0")))
         (("--workers", "-1"), "'--workers'"),
         (("--workers", "1", "--fault", "kill worker.1 at step 5"), "this run has chief, worker.0"),
         (("--fault", "kill worker.1 at step 5"), "this run has trainer"),
+        (("--restart", "gang"), "say how many with --workers"),
+        (("--restart", "gang", "--no-chief", "--workers", "1"), "say how many with --workers"),
+        (("--restart", "all", "--workers", "2"), "'all' is not one of 'auto', 'task', 'gang'"),
         (("--fault", "kill worker at step 5"), "there is no target 'worker'"),
     ],
 )
@@ -42,6 +45,7 @@ def test_tasks_that_cannot_be_are_refused_with_what_to_change(
         ("tasks = 3", "[tasks] is a table"),
         ("workers = 1\n[tasks]\nworkers = 2", "workers stands twice"),
         ("standby = 'hot'\n[tasks]\nworkers = 2", "use --standby warm"),
+        ("[tasks]\nrestart = 'gang'", "say how many with --workers"),
         ("[tasks]\nchief = false", "say how many there are with --workers"),
     ],
 )

@@ -105,7 +105,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             return None
         if strategy := strange_strategy(self.model):
             raise UserError(
-                f"procsv.keras.BackupAndRestore does not work under {strategy} yet: use keras.callbacks.BackupAndRestore there"
+                f"procsv.keras.BackupAndRestore does not work under {strategy}: use keras.callbacks.BackupAndRestore there, or a loop "
+                "of your own with procsv.CheckpointManager"
             )
         if self._options.data == "iterator" and isinstance(
             self.model.distribute_strategy, tf.distribute.MirroredStrategy
