@@ -7,7 +7,7 @@ all apply the sum.  So the variables of all are the same after every step, and n
 and all are started again, from the newest state in memory.  What was killed at any step ends with exactly the variables of a
 run that was left alone:
 
-    test accuracy 0.9777  variables 9042eb419c446d24
+    test accuracy 0.9833  variables cfea62a2063fe8ef
 
 The loop is the program's own, as Keras' `fit` does not run under this strategy.
 """
