@@ -40,12 +40,14 @@ def train(number):
     strategy.run(one)
 
 checkpoint = tf.train.Checkpoint(step=step, weights=weights, momentum=momentum, own_steps=own_steps)
-manager = procsv.CheckpointManager(checkpoint, step_counter=step)
+manager = procsv.CheckpointManager(checkpoint, None if own == "worker.0" else "elsewhere", step_counter=step)
 manager.restore_or_initialize()
 while int(step) < {STEPS} and not manager.should_stop():
     train(tf.identity(step))
     step.assign_add(1)
     manager.step()
+    if int(step) == 20:
+        manager.save()
     pause.wait(0.01)
     if Path("raise", own).exists():
         Path("raise", own).unlink()
@@ -138,6 +140,7 @@ def test_row_60_a_gang_is_started_again_as_one_and_ends_with_the_bits_of_one_lef
         assert "heartbeat 3000" in alone.said()
     assert variables_of(again) == variables_of(alone)
     assert len(variables_of(alone)) == 1
+    assert not (tmp_path / "elsewhere").exists(), "only the first saves"
 
 
 def test_the_example_of_replicas_in_step_ends_with_the_same_bits_after_a_kill(tmp_path: Path) -> None:
