@@ -148,6 +148,7 @@ class CheckpointPlan(Message, frozen=True):
     meta_path: str
     keep_from: float = 0.0  # Unix seconds that keep_every_n_hours counts from; 0.0: not known
     lists_times: bool = False  # the `checkpoint` file says when each was written, as tf.train.CheckpointManager's does
+    is_mixed: bool = False  # other tasks change the variables meanwhile: a state may have updates of neighbouring steps
 
 
 class RestoreFrom(Message, frozen=True):

@@ -111,6 +111,8 @@ def test_row_59_each_task_of_one_launch_is_killed_or_frozen_and_comes_back_at_it
         assert run.wait_end() == 75
         (stopped,) = run.events("stopped")
         assert stopped["durable_step"] == stopped["step"]
+        (manifest,) = run.logdir.glob(f"*-{stopped['step']}.manifest.json")
+        assert json.loads(manifest.read_text())["mixed"] is True, "workers train while the chief captures"
         ended = [entry["role"] for entry in run.events("exited") if entry["cause"] == "stopped"]
         order = [task for task in ended if task in (*TRAINING, "ps.0")]
         assert order[-2:] == ["chief", "ps.0"]

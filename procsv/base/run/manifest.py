@@ -37,6 +37,7 @@ class Manifest(msgspec.Struct, frozen=True):
     time: float  # Unix seconds
     files: dict[str, FileSum]
     is_external: bool = msgspec.field(default=False, name="guest")  # by another Saver: nothing resumes from it
+    is_mixed: bool = msgspec.field(default=False, name="mixed")  # of neighbouring steps: tasks trained meanwhile
 
     @property
     def bytes(self) -> int:

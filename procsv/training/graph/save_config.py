@@ -7,6 +7,7 @@ the program nor anything that is written of the graph shows it.
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import xxhash
 from procsv.base.system.atomic_file import replace_file
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.training.graph.capture import Capture
+from procsv.training.graph.mixing import may_mix
 from procsv.training.graph.patches import growing_graph, hiding_ops
 from procsv.training.graph.saver_ops import Unsupported, read_save_graph
 from procsv.training.graph.state import GraphState
@@ -50,7 +52,7 @@ class SaveConfig(msgspec.Struct):
         snapshot_s = snapshot_seconds(snapshot_secs, save_secs, supervisor._runtime)
         if saver is None or not supervisor._save_path or getattr(saver, "_is_empty", False):
             return SaveConfig(saver, step, snapshot_s)
-        plan = plan_of(saver, supervisor._save_path, save_secs)
+        plan = plan_of(saver, supervisor._save_path, save_secs, is_mixed=may_mix(supervisor._graph, os.environ))
         if not save_secs and isinstance(saver, tf1.train.Saver) and saver.saver_def is None:
             return SaveConfig(saver, step, snapshot_s, plan)  # the program builds it when it saves
         return SaveConfig.of(saver, supervisor._graph, step, plan, snapshot_s)
@@ -116,7 +118,7 @@ class SaveConfig(msgspec.Struct):
         return Cadence(self.snapshot_s, at_most_s=self.plan.save_secs)
 
 
-def plan_of(saver: Any, save_path: str, save_secs: float) -> CheckpointPlan:
+def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = False) -> CheckpointPlan:
     """How `saver` names and keeps its checkpoints; duck-typed ones get a Saver's defaults."""
     saver_def = getattr(saver, "saver_def", None)
     hours = float(saver_def.keep_checkpoint_every_n_hours if saver_def else 10000.0)
@@ -131,6 +133,7 @@ def plan_of(saver: Any, save_path: str, save_secs: float) -> CheckpointPlan:
         save_relative_paths=bool(getattr(saver, "_save_relative_paths", False)),
         meta_path="",
         keep_from=next_keep - hours * 3600 if next_keep else 0.0,
+        is_mixed=is_mixed,
     )
 
 

@@ -24,6 +24,7 @@ from procsv.base.outcome import NO_STEP
 from procsv.base.run.manifest import Reason
 from procsv.base.run.run_file import read_run
 from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.graph.mixing import may_mix
 from procsv.training.graph.patches import AttributePatch, move_paths, set_last_step
 from procsv.training.graph.save_config import SaveConfig, plan_of, snapshot_seconds
 from procsv.training.managed.attach import attach
@@ -168,7 +169,7 @@ class MonitoredController(SessionController):
             self.configure(SaveConfig(None, step), None)
         elif self.config is None and hook is not None:
             saver = hook._get_saver()
-            plan = plan_of(saver, hook._save_path, 0.0)
+            plan = plan_of(saver, hook._save_path, 0.0, is_mixed=may_mix(graph, os.environ))
             snapshot_s = snapshot_seconds(self._snapshot_secs, 0.0, self.runtime)
             config = SaveConfig.of(saver, graph, step, plan, snapshot_s, has_meta=hook._save_graph_def)
             self.configure(config, hook._save_path)

@@ -1,0 +1,34 @@
+"""A state that other tasks may change while it is captured is known as such, by the graph and by TF_CONFIG."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tensorflow as tf
+
+from procsv.training.graph.mixing import may_mix
+
+tf1 = tf.compat.v1
+ALONE = {"cluster": {"chief": ["a:1"], "ps": ["b:1"], "evaluator": ["c:1"]}}
+SEVERAL = {"cluster": {"chief": ["a:1"], "worker": ["a:2"], "ps": ["b:1"]}}
+
+
+@pytest.mark.parametrize(
+    ("device", "said", "is_mixed"),
+    [
+        ("/job:ps/task:0", json.dumps(SEVERAL), True),
+        ("/job:ps/task:0", json.dumps(ALONE), False),
+        ("/job:ps/task:0", None, True),
+        ("/job:ps/task:0", "not JSON", True),
+        ("/job:chief/task:0", json.dumps(SEVERAL), False),
+        ("", json.dumps(SEVERAL), False),
+    ],
+)
+def test_a_state_is_mixed_where_servers_have_it_and_not_one_task_alone_trains(
+    device: str, said: str | None, is_mixed: bool
+) -> None:
+    with tf.Graph().as_default() as graph:
+        with tf1.device(device):
+            tf1.get_variable("w", [2], use_resource=True)
+        assert may_mix(graph, {} if said is None else {"TF_CONFIG": said}) is is_mixed
