@@ -43,7 +43,7 @@ class Training(tf.Module):  # type: ignore[misc]  # tensorflow is untyped
             self.optimizer.build(self.model.trainable_variables)
         self.steps_made = tf.Variable(0, dtype=tf.int64)
 
-    @tf.function  # type: ignore[untyped-decorator]  # the same
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # the same
     def _step(self, pixels: Any, labels: Any, batch: Any) -> Any:
         return self._strategy.reduce(
             "sum", self._strategy.run(self._one_replica, args=(pixels, labels, batch)), axis=None

@@ -29,7 +29,7 @@ with strategy.scope():
     )
 step = tf.Variable(0, dtype=tf.int64)
 
-@tf.function
+@tf.function(autograph=False)  # autograph leaves files behind where a process is killed
 def train(number):
     def one():
         replica = tf.distribute.get_replica_context()
