@@ -89,7 +89,8 @@ class Incarnation(msgspec.Struct):
 
     @property
     def is_failure(self) -> bool:
-        return self.cause not in ("", "completed", "stopped") and self.code != exit_codes.RESUMABLE
+        is_own = self.cause not in ("", "completed", "stopped", "lost-peer")  # the last is the end of another task
+        return is_own and self.code != exit_codes.RESUMABLE
 
 
 class Remark(msgspec.Struct, frozen=True):
@@ -113,6 +114,7 @@ class Account(msgspec.Struct):
     remarks: list[Remark] = msgspec.field(default_factory=list)
     last_step: int = NO_STEP
     durable_step: int = NO_STEP
+    others_failures: int = 0  # of the other tasks of the run
 
     @property
     def wall_s(self) -> float:
@@ -135,7 +137,7 @@ class Account(msgspec.Struct):
 
     @property
     def failures(self) -> int:
-        return sum(incarnation.is_failure for incarnation in self.incarnations)
+        return sum(incarnation.is_failure for incarnation in self.incarnations) + self.others_failures
 
     @property
     def lost_steps(self) -> int:

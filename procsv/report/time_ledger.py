@@ -66,6 +66,9 @@ def take_accounts(
                 one.spans.append(Span("stopped", one.end_s, account.end_s, 0))
                 one.end_s = account.end_s
             accounts[task] = one
+    if account is not None and accounts:
+        # The run's account is that of one of them, and each has counted its own.
+        account.others_failures = sum(one.failures for one in accounts.values()) - account.failures
     return account, accounts
 
 

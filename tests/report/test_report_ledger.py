@@ -329,6 +329,7 @@ def test_each_task_has_an_account_of_its_own_and_the_runs_is_that_of_the_chief()
     assert tuple(tasks) == TASKS
     assert _totals(account) == {"starting": 10, "kept": 77.666667, "redone": 8.333333, "down": 6}
     assert _totals(tasks["chief"]) | {"down": 4, "stopped": 2} == _totals(tasks["chief"])
+    assert (account.failures, tasks["chief"].failures, tasks["ps.0"].failures) == (2, 0, 1), "of all its tasks"
     worker = tasks["worker.0"]
     assert (worker.failures, [one.source for one in worker.incarnations]) == (1, ["chief", "chief"])
     assert _totals(worker) | {"starting": 14, "down": 5, "stopped": 12} == _totals(worker)
@@ -352,3 +353,15 @@ def test_a_task_that_a_later_launch_has_not_is_stopped_in_it_and_a_run_of_one_ta
     _, tasks = take_accounts([*_group(), *later])
     assert _totals(tasks["evaluator.0"]) == {"starting": 2, "kept": 93, "stopped": 155}
     assert take_accounts([_launch(0), *_start(0, 1, 0, 10), *_done(20, 1, 11)])[1] == {}
+
+
+def test_a_task_that_ended_for_the_loss_of_another_has_not_failed() -> None:
+    ends = [_death(20, 1, 11, "lost-peer"), _death(20, 1, 11)]
+    entries = [
+        _of(task, _start(1, 1, 0, 10, "fresh"), end) for task, end in zip(("chief", "worker.0"), ends, strict=True)
+    ]
+    again = [_of(task, _start(21, 2, 11, 25)) for task in ("chief", "worker.0")]
+    flat = sorted((entry for one in (*entries, *again) for entry in one), key=lambda entry: entry["time"])
+    account, tasks = take_accounts([_launch(0, tasks=("chief", "worker.0")), *flat, _at(40, "stopped", step=30)])
+    assert account is not None
+    assert (account.failures, tasks["chief"].failures, tasks["worker.0"].failures) == (1, 0, 1)
