@@ -229,7 +229,7 @@ def _run(
     _leave(core, start, opened, held, reactor, environment, left)
     if not start.observes:
         _say_goodbye(core, left, console, start)
-    elif left.exit_code not in (exit_codes.DONE, exit_codes.RESUMABLE) and not start.home:
+    elif left.exit_code not in (exit_codes.DONE, exit_codes.RESUMABLE) and not start.home and start.paths.home.is_dir():
         console.say(f"report of the crash: {start.paths.crashes}; journal: {start.paths.journal}")
     return left.exit_code
 
@@ -304,8 +304,9 @@ def _leave(
     environment.processes.close()
     environment.records.write_run(last, durable=True)
     environment.records.close()
+    is_pointless = bool(start.observes) and opened.heirs.is_deleted()  # no start will look for it
     held.let_go()
-    remove_run(start.paths, opened, left.keep_memory)
+    remove_run(start.paths, opened, left.keep_memory and not is_pointless)
 
 
 def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None:

@@ -244,6 +244,21 @@ def test_a_directorys_lock_goes_with_it_and_follows_what_takes_its_place(tmp_pat
         held.let_go()
 
 
+def test_a_locked_directory_that_is_deleted_is_known_from_one_that_is_moved(tmp_path: Path) -> None:
+    path = tmp_path / "home"
+    path.mkdir()
+    lock = DirectoryLock(path)
+    assert not lock.is_deleted(), "it has none"
+    assert lock.try_acquire()
+    try:
+        path.rename(tmp_path / "moved")
+        assert not lock.is_deleted()
+        (tmp_path / "moved").rmdir()
+        assert lock.is_deleted()
+    finally:
+        lock.let_go()
+
+
 def test_a_directory_that_another_has_locked_in_ours_place_is_not_followed(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

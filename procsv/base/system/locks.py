@@ -223,6 +223,10 @@ class DirectoryLock:
         """Whether the directory that we have locked is still what lies at its path."""
         return self.fd >= 0 and _lies_at(self.fd, self.path)
 
+    def is_deleted(self) -> bool:
+        """Whether somebody has deleted the directory that we have locked; one that was moved or unmounted is none of those."""
+        return self.fd >= 0 and os.fstat(self.fd).st_nlink == 0
+
     def holders(self) -> list[int]:
         """The other processes that hold it, as far as we may look: by a lock on a descriptor, or where there are none by that."""
         path, found = os.path.realpath(self.path), []

@@ -218,9 +218,16 @@ class Snapshotter:
         with self._changed:
             return self._queue.owes
 
-    def wait_durable(self, record: Record, timeout_s: float) -> bool:
-        """Whether `record`, or a newer one, is a verified checkpoint within `timeout_s`, whatever fails on the way."""
-        return self._wait_for(lambda: record.failure is not None or record.state is State.DURABLE, timeout_s, record)
+    def wait_durable(self, record: Record, timeout_s: float, is_given_up: Callable[[], bool] = lambda: False) -> bool:
+        """Whether `record`, or a newer one, is a verified checkpoint within `timeout_s`, whatever fails on the way.
+
+        `is_given_up` is asked twice a second whether to wait no longer.
+        """
+
+        def is_over() -> bool:
+            return record.failure is not None or record.state is State.DURABLE or is_given_up()
+
+        return self._wait_for(is_over, timeout_s, record)
 
     def wait_settled(self, record: Record, timeout_s: float) -> bool:
         """Whether `record` is a verified checkpoint; False as soon as a try to save it has failed, too."""

@@ -17,7 +17,7 @@ from procsv.base import exit_codes
 from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
 from procsv.base.run.manifest import Reason
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.base.text import gist
+from procsv.base.text import gist, is_remote
 from procsv.ipc.messaging.messages import Durable, FirstStepDone, Message, Rejected, SavedKey, SaveFailed, Unwritable
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_file import NoRoom, SlotPool
@@ -27,6 +27,7 @@ from procsv.training.runtime.log import log
 from procsv.training.snapshots.backends import SlotBackend, SnapshotBackend, StagingBackend
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
+from procsv.training.snapshots.gone_directory import GoneDirectory
 from procsv.training.snapshots.restore_client import Origin
 from procsv.training.snapshots.snapshot_queue import Record
 from procsv.training.snapshots.snapshot_state import State
@@ -243,11 +244,14 @@ class TrainingRun:
 
     def _wait(self, asked: Record, timeout_s: float) -> bool:
         assert self.snapshots is not None
-        if self.snapshots.wait_durable(asked, timeout_s):
+        is_observed = self._runtime.observer is not None and not is_remote(self._runtime.start.logdir)
+        gone = GoneDirectory(self._runtime.paths.logdir if is_observed else None, self._runtime.clock)
+        if self.snapshots.wait_durable(asked, timeout_s, gone.is_given_up):
             return True
         failed = self.snapshots.last_failure
         why = asked.failure or (failed.error if failed else "no answer yet")
-        log.error("procsv: not saved within %.0f s: %s", timeout_s, why)
+        if not gone.is_given_up():  # else the watchdog says so, when the service has tried for the last time
+            log.error("procsv: not saved within %.0f s: %s", timeout_s, why)
         if asked.state < State.PUBLISHED or asked.failure is not None:  # else the checkpoint service has it
             self._note_lost(why)
         return False

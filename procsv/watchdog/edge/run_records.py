@@ -139,7 +139,9 @@ class RunRecords:
         except OSError as error:
             self._failed(error)
         else:
-            if self._failing and self._is_said:
+            if not self._failing or not self._paths.home.is_dir():
+                return  # a journal that was deleted can be written to as long as it is open
+            if self._is_said:
                 self._say(f"{self._paths.home} can be written again")
             self._failing, self._is_said = "", False
 

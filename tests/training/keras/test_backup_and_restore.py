@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import tensorflow as tf
 
 import procsv
 from procsv.base.errors import UserError
+from procsv.base.run.paths import find_paths
 from procsv.training.keras import backup, private
 from procsv.training.keras.fit_numbers import FitNumbers, Kind
+from procsv.training.snapshots.training_run import FINAL_SAVE_S_MAX
 from tests.support.launched import environment
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
@@ -223,3 +226,43 @@ def test_importing_procsv_imports_no_keras() -> None:
     code = "import sys, procsv; assert not {'keras', 'tensorflow'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# -- a program that ends -----------------------------------------------------------------------------------------
+LEFT_OPEN = """
+import shutil, sys
+import keras, numpy, procsv
+
+class Fail(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            raise RuntimeError
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", jit_compile=False)
+try:
+    data = numpy.zeros((64, 4), "float32"), numpy.zeros((64, 1), "float32")
+    model.fit(*data, batch_size=8, verbose=0, callbacks=[procsv.keras.BackupAndRestore(sys.argv[1]), Fail()])
+except RuntimeError:
+    shutil.rmtree(sys.argv[1])
+"""
+
+
+def test_a_fit_left_open_whose_directory_is_deleted_keeps_no_program_alive_and_no_memory(tmp_path: Path) -> None:
+    directory = tmp_path / "backup"
+    begun_s = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN, str(directory)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    ours = [line for line in done.stderr.splitlines() if line.startswith("procsv: ")]
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begun_s < FINAL_SAVE_S_MAX / 2
+    said = f"gave up: the newest state of the program is not on disk: {directory} does not exist any more"
+    assert ours[-1] == f"procsv: {said}"
+    assert not any("again" in line or "report" in line for line in ours), "nothing can be written there"
+    assert not directory.exists()
+    assert not find_paths(str(directory)).shm_dir.exists(), "nobody would look for it"
