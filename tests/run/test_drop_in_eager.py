@@ -84,9 +84,11 @@ def loop():
         step.assign_add(1)
         time.sleep(WAIT_S)
         if int(step) % 10 == 0:
-            print("saved", manager.save(), flush=True)
+            print("saved", path := manager.save(), flush=True)
         if int(step) == 80:
             best.save()
+        if int(step) == 140:
+            print("exists", tf.compat.v1.train.checkpoint_exists(path), flush=True)
     again = tf.train.CheckpointManager(checkpoint, DIRECTORY, max_to_keep=3)
     print("newest", tf.train.latest_checkpoint(DIRECTORY), again.latest_checkpoint, flush=True)
     show()
@@ -164,5 +166,6 @@ def test_a_loop_with_a_checkpoint_manager_goes_on_from_its_newest_save_and_ends_
         assert f"begins at {10 * int(stopped['path'].rpartition('-')[2])}\n" in run.said()
         assert ending(run.said()) == wanted
         assert f"newest {logdir}/ckpt-16 {logdir}/ckpt-16\n" in run.said()  # what is saved is found at once
+        assert "exists True\n" in run.said()
     names = sorted(path.stem for path in logdir.glob("ckpt-*.index"))
     assert names == ["ckpt-14", "ckpt-15", "ckpt-16"]

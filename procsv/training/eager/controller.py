@@ -15,7 +15,7 @@ from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Restored
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager.state import EagerState
-from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.context import Runtime, watched
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.restore_client import FRESH, Origin, ask_newest, introduce_plan, restore_newest
@@ -49,8 +49,8 @@ class EagerController:
             return
         if not self.can_enter():
             raise UserError(
-                "this process already trains under procsv, and one training at a time can be supervised: end that one first, "
-                "or use tf.train.CheckpointManager for this directory"
+                "this process already trains under procsv, and one training at a time can be supervised: end that one first "
+                "(`close()` of a CheckpointManager), or use tf.train.CheckpointManager for this directory"
             )
         self.runtime.acquire_run()
         self._is_in_run, self.runtime.owner = True, self
@@ -65,8 +65,10 @@ class EagerController:
         return self.runtime.start.is_chief
 
     def can_enter(self) -> bool:
-        """Whether no other training of this process is in the run."""
-        return self.runtime.training is None and self.runtime.owner in (None, self)
+        """Whether no other training of this process is in the run, or has the directory."""
+        others = [one for one in watched() if one is not self.runtime]
+        is_taken = any(one.paths.logdir == self.runtime.paths.logdir for one in others)
+        return not is_taken and self.runtime.training is None and self.runtime.owner in (None, self)
 
     def find_newest(self) -> Origin:
         """The newest state as a checkpoint, for a program that restores by itself; FRESH if there is none."""

@@ -19,7 +19,9 @@ READS = (
     "latest_checkpoint",
     "get_checkpoint_state",
     "load_checkpoint",
-)  # of tf.train: what is read, the program has saved
+    "checkpoint_exists",
+    "get_checkpoint_mtimes",
+)  # of tf.compat.v1.train, and some of tf.train: what is read, the program has saved
 
 _installed: list[Patch] = []
 _done: set[Callable[[], None]] = set()
@@ -69,7 +71,7 @@ def class_patches() -> list[Patch]:
     if tensorflow.train.CheckpointManager is not manager.CheckpointManager:
         patches.append(ClassPatch("CheckpointManager", manager.theirs, manager.CheckpointManager, public))
         for name in READS:
-            look = getattr(tensorflow.train, name)
+            look = getattr(compat.v1.train, name)
             patches.append(ClassPatch(name, look, manager.after_saves(look), public))
         patches.append(AttributePatch(tensorflow.train.Checkpoint, "read", manager.after_saves))
     return patches

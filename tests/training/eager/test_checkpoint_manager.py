@@ -212,6 +212,17 @@ def test_a_second_manager_beside_one_that_trains_is_refused(directory: Path, tmp
             second.step()
 
 
+def test_a_second_manager_of_a_directory_says_how_to_end_the_first_and_goes_on_when_that_is_done(directory: Path) -> None:
+    counting = Counting(directory)
+    with counting.manager:
+        counting.train()
+        second = procsv.CheckpointManager(tf.train.Checkpoint(), directory)
+        with pytest.raises(UserError, match=r"`close\(\)` of a CheckpointManager"):
+            second.save()
+    assert second.save(wait=True) == f"{directory}/ckpt-1"
+    second.close()
+
+
 def test_what_it_cannot_do_it_refuses_in_words(tmp_path: Path) -> None:
     checkpoint = tf.train.Checkpoint()
     with pytest.raises(UserError, match="name the directory"):
