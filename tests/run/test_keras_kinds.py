@@ -23,6 +23,7 @@ KINDS = (  # the others are in `scripts/soak --keras`
     "accumulated",
     "four steps a call",
     "unbuilt",
+    "own step",
     "generator",
     "iterator",
     "own state",

@@ -32,6 +32,7 @@ KINDS = (
     "mixed precision",
     "subclass",
     "unbuilt",
+    "own step",
     "pydataset",
     "generator",
     "augmented",
@@ -56,6 +57,37 @@ class Subclass(keras.Model):
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         return self.last(self.drop(self.first(inputs), training=training))
+
+
+class OwnStep(keras.Model):
+    """It has no `call`, and an optimizer that Keras does not know: only its step can make its variables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(32, activation="relu"), keras.layers.Dense(3)
+        self.second = keras.optimizers.Adam(1e-2)
+        self.tracker, self.seeds = keras.metrics.Mean(name="mean"), keras.random.SeedGenerator(5)
+        self.classify = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def train_step(self, data: Any) -> Any:
+        inputs, labels = data
+        with tf.GradientTape(persistent=True) as tape:
+            noise = keras.random.normal(tf.shape(inputs), stddev=0.1, seed=self.seeds)
+            loss = self.classify(labels, self.last(self.first(inputs + noise)))
+        for optimizer, layer in ((self.optimizer, self.first), (self.second, self.last)):
+            weights = layer.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+    def test_step(self, data: Any) -> Any:
+        inputs, labels = data
+        self.tracker.update_state(self.classify(labels, self.last(self.first(inputs))))
+        return {"loss": self.tracker.result()}
 
 
 class Slow(keras.callbacks.Callback):
@@ -93,8 +125,9 @@ def build(kind: str) -> Any:
         keras.layers.Dropout(0.4),
         keras.layers.Dense(3, dtype="float32"),
     ]
-    model = Subclass() if kind == "subclass" else keras.Sequential(layers)
-    if kind not in ("subclass", "unbuilt"):
+    own: dict[str, Any] = {"subclass": Subclass, "own step": OwnStep}
+    model = own[kind]() if kind in own else keras.Sequential(layers)
+    if kind not in (*own, "unbuilt"):
         model.build((None, 16))
     keras.mixed_precision.set_global_policy("float32")
     rate = keras.optimizers.schedules.CosineDecay(1e-2, 200) if kind == "schedule" else 1e-2
@@ -193,7 +226,8 @@ def train(kind: str, protected: bool) -> str:
             **({"shuffle": labels is not None} | options),
         )
         found.update(json.dumps(history.history, sort_keys=True).encode())
-    for variable in (*model.variables, *model.optimizer.variables):
+    second = model.second.variables if kind == "own step" else ()
+    for variable in (*model.variables, *model.optimizer.variables, *second):
         for component in getattr(variable.value, "values", (variable,)):
             found.update(np.asarray(component).tobytes())
     return found.hexdigest()[:16]

@@ -10,7 +10,7 @@ from typing import Any
 
 from procsv.base.errors import UserError
 from procsv.training.eager.controller import EagerController
-from procsv.training.keras import private, private_epochs
+from procsv.training.keras.building import build_model
 from procsv.training.keras.ended_fits import EndedFits, find_difference
 from procsv.training.keras.progress import FitProgress
 from procsv.training.keras.state import FitState, Found, Plain
@@ -85,7 +85,7 @@ class FitStart:
     def build(self) -> None:
         """Makes all variables, before there is a batch: there is a state to put into them."""
         try:
-            private.build(self._model, private_epochs.element_spec(self._epochs))
+            build_model(self._model, self._epochs)
         except Exception as error:
             why = str(error).partition("\n")[0]
             raise UserError(

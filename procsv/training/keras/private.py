@@ -190,20 +190,31 @@ def eager_seed_source() -> Any:
 
 
 # -- the training function -------------------------------------------------------------------------------------
-def traced_graphs(model: Any) -> list[Any]:
-    """The graphs of a model's training function, as far as it was traced."""
-    waiting, seen, graphs = [model.train_function], set[int](), list[Any]()
+def has_own_step(model: Any) -> bool:
+    """Whether the program has written the training step itself."""
+    return type(model).train_step is not keras.Model.train_step
+
+
+def training_functions(model: Any) -> list[Any]:
+    """The `tf.function`s of a model's training function, the one that takes an iterator first; none if it runs eagerly."""
+    waiting, seen, functions = [model.train_function], set[int](), list[Any]()
     while waiting:
-        one = waiting.pop()
+        one = waiting.pop(0)
         if id(one) in seen:
             continue
         seen.add(id(one))
         if hasattr(one, "_list_all_concrete_functions"):
-            graphs += [concrete.graph for concrete in one._list_all_concrete_functions()]
+            functions.append(one)
         else:  # a function around it
             cells = getattr(one, "__closure__", None) or ()
             waiting += [cell.cell_contents for cell in cells if callable(_content_of(cell))]
-    return graphs
+    return functions
+
+
+def traced_graphs(model: Any) -> list[Any]:
+    """The graphs of a model's training function, as far as it was traced."""
+    traced = [concrete for one in training_functions(model) for concrete in one._list_all_concrete_functions()]
+    return [concrete.graph for concrete in traced]
 
 
 def _content_of(cell: Any) -> Any:

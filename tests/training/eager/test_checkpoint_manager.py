@@ -212,7 +212,9 @@ def test_a_second_manager_beside_one_that_trains_is_refused(directory: Path, tmp
             second.step()
 
 
-def test_a_second_manager_of_a_directory_says_how_to_end_the_first_and_goes_on_when_that_is_done(directory: Path) -> None:
+def test_a_second_manager_of_a_directory_says_how_to_end_the_first_and_goes_on_when_that_is_done(
+    directory: Path,
+) -> None:
     counting = Counting(directory)
     with counting.manager:
         counting.train()
