@@ -169,3 +169,37 @@ def test_a_loop_with_a_checkpoint_manager_goes_on_from_its_newest_save_and_ends_
         assert "exists True\n" in run.said()
     names = sorted(path.stem for path in logdir.glob("ckpt-*.index"))
     assert names == ["ckpt-14", "ckpt-15", "ckpt-16"]
+
+
+LEGACY = """
+import shutil
+import tensorflow as tf
+
+def fit(directory):  # as its BackupAndRestore does
+    step = tf.Variable(0)
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(step=step), directory, max_to_keep=1)
+    for _ in range(5):
+        step.assign_add(1)
+        manager.save()
+    shutil.rmtree(directory)
+    return type(manager)
+"""
+LEGACY_PROGRAM = """
+import sys
+import tensorflow as tf
+import tf_keras
+
+print("saved by", tf_keras.fit(sys.argv[1]).__module__, flush=True)
+"""
+
+
+def test_tf_keras_and_its_own_managers_are_left_alone_which_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "tf_keras.py").write_text(LEGACY)
+    (tmp_path / "train.py").write_text(LEGACY_PROGRAM)
+    backup = tmp_path / "run" / "backup"
+    with launched(tmp_path / "run", *QUICK, str(tmp_path / "train.py"), str(backup), standby=None) as run:
+        assert run.wait_end() == 0
+        said = run.said()
+    assert "saved by tensorflow.python.checkpoint.checkpoint_management" in said
+    assert said.count("tf_keras (TF_USE_LEGACY_KERAS) is imported: its fits are left alone") == 1
+    assert said.count("is left alone: it belongs to tf_keras") == 1

@@ -24,6 +24,7 @@ from procsv.training.runtime.program_logdir import settle_logdir
 from procsv.training.snapshots.boundary import Boundary
 
 theirs: Any = tf.train.CheckpointManager
+LEGACY = "tf_keras"  # whose BackupAndRestore has a manager of its own, and deletes its directory
 
 _said: set[str] = set()
 _supervised: list[Any] = []  # the managers that are, or were, in this process
@@ -46,7 +47,8 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
     """`tf.train.CheckpointManager`, supervised; TensorFlow's own where that cannot be, which is said once."""
 
     def __new__(cls, checkpoint: Any, directory: Any, *args: Any, **kwargs: Any) -> Any:
-        why = _why_not(directory) if cls is CheckpointManager else ""
+        is_legacy = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] == LEGACY
+        why = "it belongs to tf_keras" if is_legacy else _why_not(directory) if cls is CheckpointManager else ""
         if not why:
             return super().__new__(cls)
         say_once(f"the CheckpointManager of {os.fspath(directory)} is left alone: {why}")

@@ -7,6 +7,7 @@ belongs to: nothing is imported for it.  `uninstall` puts the classes back.  pat
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -25,6 +26,8 @@ READS = (
 
 _installed: list[Patch] = []
 _done: set[Callable[[], None]] = set()
+_left_alone: list[str] = []  # why fits are
+_said: set[tuple[str, int]] = set()  # by which process
 
 
 def install() -> None:
@@ -39,6 +42,8 @@ def uninstall() -> None:
     for package, replace in REPLACED.items():
         forget_call(package, replace)
     _done.clear()
+    _left_alone.clear()
+    _said.clear()
     while _installed:
         _installed.pop().undo()
 
@@ -78,14 +83,14 @@ def class_patches() -> list[Patch]:
 
 
 def keras_patches() -> list[Patch]:
-    """One patch a callback of Keras; none, and a line that says why, where procsv cannot look after its fits."""
+    """One patch a callback of Keras; none, and in _left_alone why, where procsv cannot look after its fits."""
     keras = importlib.import_module("keras")
     if keras.backend.backend() != "tensorflow":
-        print(f"procsv: Keras runs on {keras.backend.backend()}: its fits are left alone", file=sys.stderr)
+        _left_alone.append(f"Keras runs on {keras.backend.backend()}: its fits are left alone")
         return []
     ours = importlib.import_module("procsv.training.keras.drop_in")
     if lacks := ours.prepare():
-        print(f"procsv: Keras {keras.__version__} lacks {lacks}: its fits are left alone", file=sys.stderr)
+        _left_alone.append(f"Keras {keras.__version__} lacks {lacks}: its fits are left alone")
         return []
     pairs = [(name, getattr(keras.callbacks, name), getattr(ours, name)) for name in ours.REPLACED]
     return [ClassPatch(name, old, new, [keras.callbacks]) for name, old, new in pairs if old is not new]
@@ -94,17 +99,28 @@ def keras_patches() -> list[Patch]:
 def _patch_keras() -> None:
     """Keras and TensorFlow import each other: whichever ends last is whole."""
     if is_imported("tensorflow"):
-        _install_keras()
+        _look_after_keras()
     elif "tensorflow" in sys.modules:
-        call_after_import("tensorflow", _install_keras)
+        call_after_import("tensorflow", _look_after_keras)
     else:
-        print("procsv: Keras runs without TensorFlow: its fits are left alone", file=sys.stderr)
+        _say_once("Keras runs without TensorFlow: its fits are left alone")
+
+
+def _look_after_keras() -> None:
+    _install_keras()
+    for text in _left_alone:
+        _say_once(text)
 
 
 def _warn_of_legacy_keras() -> None:
-    if _warn_of_legacy_keras not in _done:
-        _done.add(_warn_of_legacy_keras)
-        print("procsv: tf_keras (TF_USE_LEGACY_KERAS) is imported: its fits are left alone", file=sys.stderr)
+    _say_once("tf_keras (TF_USE_LEGACY_KERAS) is imported: its fits are left alone")
+
+
+def _say_once(text: str) -> None:
+    """Says so, once a process: what a standby says nobody reads, and its forks install anew."""
+    if (text, os.getpid()) not in _said:
+        _said.add((text, os.getpid()))
+        print(f"procsv: {text}", file=sys.stderr)
 
 
 _install_keras = _install(keras_patches)

@@ -38,7 +38,7 @@ class ImportNews:
             self._record = ImportRecord(runtime.paths, self._recorder.changes, self._program, self._command)
             self._record.keep(runtime.clock.monotonic())
             if is_first:
-                runtime.link.on_tick.append(self._keep)
+                runtime.add_tick(self._keep)
             runtime.tell_watchdog(Loaded())
 
     def _keep(self, now_s: float) -> None:

@@ -291,6 +291,12 @@ class Runtime:
         if link is not None:
             link.send_reliable(WATCHDOG, body)
 
+    def add_tick(self, tick: Callable[[float], None]) -> None:
+        """Calls `tick` with each turn of the link's thread, unless the connection is closed: a program may end at any time."""
+        link = self._link
+        if link is not None:
+            link.on_tick.append(tick)
+
     def note(self, event: str, **fields: str | int | float | bool | None) -> None:
         """Writes a line to the journal."""
         self.tell_watchdog(Note(event, fields))
