@@ -1,6 +1,6 @@
-"""Table `keras`: what a BackupAndRestore of procsv costs a fit, beside Keras' and TensorFlow's own ways of saving.
+"""Tables `keras` and `keras-save`: what procsv costs a fit and a loop, beside Keras' and TensorFlow's own ways of saving.
 
-Called by __main__.py.  The arms take turns in one process.
+Called by __main__.py.  The arms of `keras` take turns in one process.
 """
 
 from __future__ import annotations
@@ -9,22 +9,29 @@ import json
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from scripts.benchmarks.figures import Bar, Column, Figure, Table
-from scripts.benchmarks.processes import TRIAL_S_MAX, TrialFailed, scratch, started, tail
+from scripts.benchmarks.processes import TRIAL_S_MAX, TrialFailed, procsv_command, scratch, started, tail
 from scripts.benchmarks.settings import Settings
 
 MB = 200.0
 VARIABLES = 34  # read in a snapshot: weights, slots, metrics, counters
 STALL_MS_MAX, VARIABLE_MS_MAX, SHARE_MAX = 2.0, 0.0035, 0.01
 BATCH_US_MAX, RATE_MIN = 10.0, 0.98
+SAVES, FIRST_SAVE_MS_MAX = 6, 50.0  # of a CheckpointManager; the first one makes the object graph
 
 COLUMNS = (
     Column("arm", "saved by"),
     Column("stall_ms", "training waits\nfor one", "ms", 2),
     Column("batch_us", "a small batch,\nnothing due", "µs", 0),
     Column("rate", "batches\na second", "", 2),
+)
+SAVE_COLUMNS = (
+    Column("arm", "saved by"),
+    Column("first_ms", "the first save", "ms", 1),
+    Column("later_ms", "later ones", "ms", 2),
 )
 
 
@@ -61,17 +68,56 @@ def measure(settings: Settings) -> Table:
     return table
 
 
+def measure_saves(settings: Settings) -> Table:
+    table = Table("keras-save", f"save() of a tf.train.CheckpointManager, {MB:g} MB with Adam", SAVE_COLUMNS)
+    variables = 0
+    for arm in ("procsv, --drop-in", "TensorFlow"):
+        first_s, later_s = list[float](), list[float]()
+        for _ in range(settings.repeats_or(usual=3, quick=1)):
+            settings.say(f"keras-save: {arm}")
+            variables, (first, *later) = _save(is_launched=arm != "TensorFlow")
+            first_s.append(first)
+            later_s += later
+        first_ms, later_ms = (Figure.of(one * 1e3 for one in seconds) for seconds in (first_s, later_s))
+        table.rows.append({"arm": arm, "first_ms": first_ms, "later_ms": later_ms})
+        if arm != "TensorFlow":
+            limit_ms = STALL_MS_MAX + variables * VARIABLE_MS_MAX
+            what = "save() of a CheckpointManager under --drop-in, 200 MB"
+            table.bars.append(Bar.at_most(what, limit_ms, statistics.median(later_s) * 1e3, "ms", 2))
+            table.bars.append(
+                Bar.at_most(f"{what}, the first", FIRST_SAVE_MS_MAX, statistics.median(first_s) * 1e3, "ms")
+            )
+    return table
+
+
+def _save(is_launched: bool) -> tuple[int, list[float]]:
+    """How many variables a program has saved, and the seconds of each save."""
+    module = "scripts.benchmarks.keras_saves"
+    with scratch() as folder:
+        run, notes, log = str(folder / "run"), folder / "notes.json", folder / "output.log"
+        args = ["--logdir", run, "--mb", f"{MB}", "--saves", f"{SAVES}", "--notes", str(notes)]
+        launch = procsv_command("launch", "--logdir", run, "--standby", "off", "--drop-in", module)
+        with started([*(launch if is_launched else [sys.executable, "-m", module]), *args], log) as process:
+            _wait(process, log)
+        found = json.loads(notes.read_text())
+        return found["variables"], found["seconds"]
+
+
+def _wait(process: subprocess.Popen[bytes], log: Path) -> None:
+    try:
+        code = process.wait(TRIAL_S_MAX)
+    except subprocess.TimeoutExpired:
+        raise TrialFailed(f"keras: no end after {TRIAL_S_MAX:.0f} s\n{tail(log)}") from None
+    if code:
+        raise TrialFailed(f"keras: exit code {code}\n{tail(log)}")
+
+
 def _ask(asked: dict[str, Any]) -> dict[str, list[float]]:
     """What a process of its own has measured."""
     with scratch() as folder:
         log = folder / "output.log"
         text = json.dumps(asked | {"folder": str(folder / "fits")})
         with started([sys.executable, "-m", "scripts.benchmarks.keras_trial", text], log, cwd=folder) as process:
-            try:
-                code = process.wait(TRIAL_S_MAX)
-            except subprocess.TimeoutExpired:
-                raise TrialFailed(f"keras: no end after {TRIAL_S_MAX:.0f} s\n{tail(log)}") from None
-        if code:
-            raise TrialFailed(f"keras: exit code {code}\n{tail(log)}")
+            _wait(process, log)
         found: dict[str, list[float]] = json.loads(log.read_text(errors="replace").rstrip().rpartition("\n")[2])
         return found
