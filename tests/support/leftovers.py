@@ -25,9 +25,9 @@ HELPERS = (  # they live as long as this interpreter
 )
 
 
-def children() -> set[psutil.Process]:
-    """Our descendants now."""
-    return set(psutil.Process().children(recursive=True))
+def children(of: psutil.Process) -> set[psutil.Process]:
+    """Its descendants now."""
+    return set(of.children(recursive=True))
 
 
 def is_helper(process: psutil.Process) -> bool:
@@ -43,7 +43,8 @@ class Leftovers:
 
     def __init__(self, runtime: Path, base: Path) -> None:
         self._runtime, self._base = runtime, base
-        self._before = children()
+        self._me = psutil.Process()  # asked now: a test may replace what tells who we are, and all others are not ours
+        self._before = children(self._me)
 
     def found(self) -> list[str]:
         """What is left, each said in words; empty if all is gone within GONE_WITHIN_S."""
@@ -67,7 +68,7 @@ class Leftovers:
         return left
 
     def _processes(self) -> set[psutil.Process]:
-        found = {process for process in children() - self._before if not is_helper(process)}
+        found = {process for process in children(self._me) - self._before if not is_helper(process)}
         return found | set(self._strays())
 
     def _strays(self) -> Iterator[psutil.Process]:
@@ -76,7 +77,7 @@ class Leftovers:
         for environ in Path("/proc").glob("[0-9]*/environ"):
             pid = int(environ.parent.name)
             with contextlib.suppress(OSError, psutil.Error):
-                if pid != os.getpid() and mark in environ.read_bytes():
+                if pid != self._me.pid and mark in environ.read_bytes():
                     yield psutil.Process(pid)
 
     def _directories(self) -> list[Path]:
