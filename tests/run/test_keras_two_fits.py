@@ -44,6 +44,17 @@ def test_a_fit_that_has_ended_is_brought_to_its_end_after_a_crash_of_the_next_on
         assert run.said().count("fit, a batch") == batches
 
 
+def test_a_fit_that_is_resumed_at_its_very_end_is_an_ended_one_from_then_on(tmp_path: Path) -> None:
+    with launched(tmp_path / "alone", PROGRAM, "--quick") as run:
+        wanted = ending(run)
+    kills = ("--fault", "kill trainer at step 21", "--fault", "kill trainer at step 38")
+    with launched(tmp_path / "run", *QUICK, *kills, PROGRAM) as run:
+        assert ending(run) == wanted
+        begun = [(e["fit"], e["how"]) for e in run.events("fit_begun")]
+        assert begun[2:] == [(1, "resumed"), (2, "fresh"), (1, "ended"), (2, "resumed")]
+        assert run.said().count("first fit, a batch") == 20
+
+
 def test_a_fit_that_is_another_one_than_before_begins_anew_and_so_do_those_after_it(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", PROGRAM, "--quick", "--epochs", "1") as run:
         wanted = ending(run)

@@ -58,6 +58,7 @@ class Fit:
         self._is_first_epoch = self._is_first_batch = True
         self._ended = EndedFits(runtime.paths.home / "fits")
         self._saved: Durable | None = None  # the newest checkpoint
+        self._found_end: Plain | None = None  # the place that was found, if it is the end of a fit
         self._state: FitState | None = None
         self._controller = EagerController(
             runtime, options.make_plan(), options.snapshot_s, self._make_source, self._note_durable
@@ -79,6 +80,8 @@ class Fit:
         return self._state
 
     def _read_place(self) -> Plain:
+        if self._found_end is not None and self._progress.is_over and self._is_first_epoch:
+            return self._found_end
         return self._progress.read_place(self._make_source().name_variables() if self._progress.is_over else None)
 
     def _note_durable(self, news: Durable) -> None:
@@ -122,6 +125,7 @@ class Fit:
             self._logged.begin_anew()
             return
         self._logged.go_on()
+        self._found_end = found.place if found.place["over"] else None
         self._make_source().put_back(found)
         self._progress.put_back(found.place)
 
@@ -193,17 +197,25 @@ class Fit:
         self._progress.is_over = True
         self._note_end()
         self._leave_model()
-        training = self._controller.training
         deletes = self._own.delete_checkpoint and self._runtime.observer is not None
-        if training is not None and not deletes and not self._start.is_repeated:
-            training.boundary.end_step()
-            self._controller.finish()
-            if self._saved is not None and self._saved.step == self._progress.read_step():
-                self._ended.keep(self._progress.number, self._saved.path)
+        if not deletes and not self._start.is_repeated:
+            self._save_end()
         self._controller.end_training()
         self._leave_run()
         if deletes:
             self._own.delete_backups()
+
+    def _save_end(self) -> None:
+        if self._controller.training is None:  # no epoch was left to begin: what was found is the end, as it was
+            if self._found_end is None:
+                return
+            self._controller.start_with(self._make_source(), self._start.origin)
+        training = self._controller.training
+        assert training is not None
+        training.boundary.end_step()
+        self._controller.finish()
+        if self._saved is not None and self._saved.step == self._progress.read_step():
+            self._ended.keep(self._progress.number, self._saved.path)
 
     def _leave_model(self) -> None:
         """The next fit of this model is as Keras has it."""
