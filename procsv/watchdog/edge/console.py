@@ -48,6 +48,8 @@ class Console:
         self._noise = NoiseFilter()
         self._filter = OutputFilter() if os.isatty(out_fd) else None
         self._broken: set[int] = set()
+        self._shares_lines = _is_one_file(out_fd, err_fd)
+        self._is_line_open = False  # of what was written last, by the program
         self._thread = threading.Thread(target=self._run, name="procsv-console", daemon=True)
         self._thread.start()
 
@@ -100,11 +102,11 @@ class Console:
             self._pump(ROUND_BYTES_MAX)
             for item in items:
                 if isinstance(item, bytes):
-                    self._print(self._err_fd, item)
+                    self._print_line(item)
                     continue
                 self._pump(None)
                 self._echo_output(self._noise.release())
-                self._print(self._out_fd, self._filter.finish() if self._filter is not None else b"")
+                self._print_output(self._filter.finish() if self._filter is not None else b"")
                 self._screen.end_line()
                 if item is None:
                     self._write(self._out_fd, self._screen.finish())
@@ -135,16 +137,23 @@ class Console:
             self._echo_output(self._noise.pass_on(data))
 
     def _echo_output(self, data: bytes) -> None:
-        self._print(self._out_fd, self._filter.pass_on(data) if self._filter is not None else data)
+        self._print_output(self._filter.pass_on(data) if self._filter is not None else data)
 
-    def _print(self, fd: int, data: bytes) -> None:
-        """Output of the program (`out_fd`), or a line of ours; on a live screen it is drawn at the end of the round."""
-        if not self.is_live:
-            self._write(fd, data)
-        elif fd == self._err_fd:
-            self._screen.print_line(data)
-        else:
+    def _print_output(self, data: bytes) -> None:
+        """Output of the program; on a live screen it is drawn at the end of the round."""
+        if self.is_live:
             self._screen.print_output(data)
+        elif data:
+            self._is_line_open = self._shares_lines and not data.endswith(b"\n")
+            self._write(self._out_fd, data)
+
+    def _print_line(self, line: bytes) -> None:
+        """A line of ours, on one of its own: a progress bar leaves its line open."""
+        if self.is_live:
+            self._screen.print_line(line)
+        else:
+            self._write(self._err_fd, b"\n" + line if self._is_line_open else line)
+            self._is_line_open = False
 
     def _draw(self) -> None:
         if not self.is_live:
@@ -174,6 +183,14 @@ def _is_one_screen(out_fd: int, err_fd: int) -> bool:
     if not (os.isatty(out_fd) and os.isatty(err_fd)) or os.environ.get("TERM", "dumb") == "dumb":
         return False
     return os.fstat(out_fd).st_rdev == os.fstat(err_fd).st_rdev
+
+
+def _is_one_file(out_fd: int, err_fd: int) -> bool:
+    """Whether what is written to one follows what was written to the other."""
+    try:
+        return os.path.samestat(os.fstat(out_fd), os.fstat(err_fd))
+    except OSError:  # one is closed
+        return False
 
 
 def _is_foreground(fd: int) -> bool:

@@ -41,6 +41,22 @@ def test_the_logs_of_one_trainer_after_another_are_echoed_whole_and_in_order(tmp
     os.close(err_read)
 
 
+def test_a_line_of_ours_after_a_progress_bar_is_one_of_its_own_where_both_go_to_one_file(tmp_path: Path) -> None:
+    (read, out), log, after = os.pipe(), tmp_path / "trainer.1.log", tmp_path / "trainer.2.log"
+    log.write_bytes(b"step 1\n 7/29 loss: 2.3")
+    after.touch()
+    console = Console(out_fd=out, err_fd=os.dup(out))
+    console.follow(log)
+    console.follow(after)  # first comes the rest of the one before
+    console.say("killed")
+    console.say("again")
+    console.finish()
+    os.close(console._err_fd)
+    os.close(out)
+    assert read_all(read) == b"step 1\n 7/29 loss: 2.3\nprocsv: killed\nprocsv: again\n"
+    os.close(read)
+
+
 def test_row_36_a_terminal_that_takes_nothing_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DRAIN_S_MAX", 0.2)
     out_read, out = os.pipe()
