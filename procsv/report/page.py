@@ -61,7 +61,7 @@ def make_page(story: Story) -> str:
 </section>
 {_tasks(story.tasks)}
 <section>
-<h2>{f"Starts of the {next(iter(story.tasks))}" if story.tasks else "Starts of the program"}</h2>
+<h2>{f"Starts of {next(iter(story.tasks))}" if story.tasks else "Starts of the program"}</h2>
 {_incarnations(account.incarnations)}
 </section>
 <section>

@@ -127,7 +127,7 @@ def show(story: Story, console: Console) -> None:
     console.print()
     if story.tasks:
         _show_tasks(story.tasks, console)
-        console.print(f"\nstarts of the {next(iter(story.tasks))}:")
+        console.print(f"\nstarts of {next(iter(story.tasks))}:")
     _show_incarnations(account, console)
     _show_checkpoints(account, console)
     if story.damaged_lines:

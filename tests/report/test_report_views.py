@@ -165,7 +165,7 @@ def test_a_run_of_several_tasks_is_told_task_by_task_in_text_json_and_on_the_pag
     }
     assert (rows["chief"], rows["worker.0"], rows["ps.0"]) == (["1", "-"], ["2", "1"], ["1", "-"])
     assert "the tasks that train lost" in text
-    assert "starts of the chief:" in text
+    assert "starts of chief:" in text
     tasks = json.loads(procsv("report", str(tmp_path), "--json").stdout)["tasks"]
     assert {task: len(told["incarnations"]) for task, told in tasks.items()} == {"chief": 1, "worker.0": 2, "ps.0": 1}
     page = make_page(read_story(tmp_path, SystemClock()))
