@@ -13,6 +13,7 @@ from procsv.base.identity import TaskId
 
 CHIEF = TaskId("chief")
 EVALUATOR, PS, WORKER = "evaluator", "ps", "worker"
+STEPLESS = frozenset({PS, EVALUATOR})  # roles of tasks that make no steps
 
 Cluster = Mapping[
     str, Sequence[str]
@@ -24,6 +25,11 @@ def list_tasks(workers: int, ps: int, evaluators: int, *, has_chief: bool = True
     chief = (CHIEF,) if has_chief else ()
     numbered = ((WORKER, workers), (PS, ps), (EVALUATOR, evaluators))
     return chief + tuple(TaskId(role, index) for role, count in numbered for index in range(count))
+
+
+def role_of(name: str) -> str:
+    """The role that a task's name begins with; names that come from files may be anything."""
+    return name.partition(".")[0]
 
 
 def needs_address(task: TaskId) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from procsv.base.cluster import PS
+from procsv.base.cluster import PS, role_of
 from procsv.base.identity import TRAINER
 from procsv.faults.plan import FAULT_EVENT, Fault, describe
 from procsv.report.account import Account, Incarnation, Remark
@@ -51,14 +51,14 @@ def find_blows(
         for remark in account.remarks
         if remark.event == FAULT_EVENT
     ]
-    accounts = {**(tasks or {str(TRAINER): account})}
+    accounts = dict(tasks or {str(TRAINER): account})
     chief = next(iter(accounts))
     accounts[chief] = account
     blows = dict[int, Blow]()
     for task, own in accounts.items():
         numbers = [number for number, one in enumerate(happened) if _whose(one, accounts, chief) == task]
         for number, blow in zip(numbers, _blows(task, [happened[n] for n in numbers], own), strict=True):
-            is_server = task.partition(".")[0] == PS
+            is_server = role_of(task) == PS
             blows[number] = _with_session(blow, happened[number].remark, account, chief) if is_server else blow
     seen = {blow.fault for blow in blows.values()}
     return [blows[number] for number in sorted(blows)], [text for text in texts if text not in seen]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from procsv.base.cluster import EVALUATOR, PS, WORKER
+from procsv.base.cluster import EVALUATOR, PS, WORKER, role_of
 from procsv.base.errors import UserError
 from procsv.faults.plan import Fault, Plan
 
@@ -43,7 +43,7 @@ def default_plan(steps: int, tasks: Sequence[str] = ()) -> Plan:
         )
     spread = list(_SPREAD)
     for share, role in _OF_TASKS:
-        last = next((task for task in reversed(tasks[1:]) if task.partition(".")[0] == role), None)
+        last = next((task for task in reversed(tasks[1:]) if role_of(task) == role), None)
         spread += [(share, Fault(last, "kill"))] if last is not None else []
     spread.sort(key=lambda one: one[0])
     return Plan(tuple(msgspec.structs.replace(fault, at_step=round(steps * share)) for share, fault in spread))

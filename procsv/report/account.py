@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from procsv.base import exit_codes
-from procsv.base.cluster import EVALUATOR, PS
+from procsv.base.cluster import STEPLESS, role_of
 from procsv.base.outcome import NO_STEP
 
 Kind = Literal["kept", "redone", "down", "starting", "stalled", "stopped"]
@@ -158,7 +158,7 @@ def lost_share(tasks: Mapping[str, Account]) -> tuple[float, float]:
     """Seconds of the tasks that train, all together: those that went into nothing, and all in which the run was active."""
     lost_s = ran_s = 0.0
     for task, account in tasks.items():
-        if task.partition(".")[0] not in (PS, EVALUATOR):
+        if role_of(task) not in STEPLESS:
             totals = account.totals
             ran_s += account.wall_s - totals["stopped"]
             lost_s += account.wall_s - totals["stopped"] - totals["kept"]

@@ -23,14 +23,12 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from procsv.base.cluster import EVALUATOR, PS
+from procsv.base.cluster import STEPLESS, role_of
 from procsv.base.identity import TRAINER
 from procsv.base.outcome import NO_STEP
 from procsv.report.account import Account, Incarnation, Kind, Remark, Span, Training
 
 Entry = dict[str, Any]
-
-SERVE = (PS, EVALUATOR)
 
 
 def take_account(
@@ -76,7 +74,7 @@ class Book:
     def __init__(self, keeps_remarks: bool = True, task: str = "") -> None:
         """Without remarks the book of a long run stays small.  `task`: whose book it is; "": the task whose state is saved."""
         self._keeps_remarks, self._task = keeps_remarks, task
-        self._serves = task.partition(".")[0] in SERVE  # it makes no steps: while it runs, it does what it is for
+        self._serves = role_of(task) in STEPLESS  # while it runs, it does what it is for
         self._account = Account(0.0, 0.0)
         self._is_empty = True
         self._chief = str(TRAINER)  # the task whose state is saved: its time is the run's

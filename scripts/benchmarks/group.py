@@ -29,6 +29,7 @@ from scripts.benchmarks.group_runs import (
     group_running,
 )
 from scripts.benchmarks.processes import END_S_MAX
+from scripts.benchmarks.runs import status_of
 from scripts.benchmarks.settings import Arm, Settings
 
 MB, WORK, PAUSE_S = 4.0, 1, 0.02
@@ -100,7 +101,7 @@ def measure(settings: Settings) -> Table:
             with group_running(SERVED, arm, args, options) as group:
                 _kill_each(group, moments_s, found[arm])
                 if arm == "procsv":
-                    found[arm].ours = sum(row["role"] in OURS for row in group.status()["processes"])
+                    found[arm].ours = sum(row["role"] in OURS for row in status_of(group.logdir)["processes"])
                     found[arm].stop_s.append(_stop(group))
             settings.say(f"group: two tasks in step, {name}, {repeat + 1} of {repeats}")
             with group_running(IN_STEP, arm, args, options) as gang:
@@ -153,7 +154,7 @@ def _kill_members(gang: Group, moments_s: list[float], found: Found) -> None:
         first_step, pids = gang.step_before(begin_s), {gang.marks[each].last.pid for each in IN_STEP.training}
         begun_s, _ = gang.kill(task)
         last_step = gang.step_before(begun_s)
-        firsts = gang.wait_for_others(pids, begun_s)
+        firsts = gang.wait_for_all(begun_s, but=pids)
         found.gang_rate.append((last_step - first_step) / (begun_s - begin_s))
         found.gang_s.append(max(mark.time_s for mark in firsts) - begun_s)
         found.gang_lost.append(max(0, last_step - min(mark.step for mark in firsts) + 1))

@@ -8,20 +8,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import select
-import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.benchmarks.keepers import SHELL, keep
 from scripts.benchmarks.marks import Mark, Marks
 from scripts.benchmarks.processes import (
-    Result,
     TrialFailed,
     check_nothing_left,
     cleared_unless_ended,
@@ -30,7 +27,7 @@ from scripts.benchmarks.processes import (
     started,
     tail,
 )
-from scripts.benchmarks.runs import FIRST_STEP_S_MAX, Run
+from scripts.benchmarks.runs import FIRST_STEP_S_MAX, kill
 from scripts.benchmarks.settings import Arm
 
 CHIEF, WORKER, OTHER, SERVER = "chief.0", "worker.0", "worker.1", "ps.0"
@@ -86,14 +83,7 @@ class Group:
 
     def kill(self, task: str) -> tuple[float, float]:
         """SIGKILL to `task`; when it was sent, and when the process was dead."""
-        pidfd = os.pidfd_open(self.marks[task].last.pid)
-        try:
-            begun_s = time.monotonic()
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            select.select([pidfd], [], [], BACK_S_MAX)
-            return begun_s, time.monotonic()
-        finally:
-            os.close(pidfd)
+        return kill(self.marks[task].last.pid)
 
     def wait_for_another(self, task: str, pid: int) -> Mark:
         """The first mark of the next process of `task`."""
@@ -101,28 +91,14 @@ class Group:
             raise self.failed(f"no new step of {task} within {BACK_S_MAX:.0f} s")
         return next(mark for mark in self.marks[task].all if mark.pid == self.marks[task].last.pid)
 
-    def wait_for_all(self, after_s: float) -> list[Mark]:
-        """The first mark of each task that trains, after `after_s`."""
+    def wait_for_all(self, after_s: float, but: Collection[int] = ()) -> list[Mark]:
+        """The first mark of each task that trains, after `after_s`, of a process that is none of `but`."""
 
         def firsts() -> list[Mark]:
-            found = [
-                next((mark for mark in self.marks[task].all if mark.time_s > after_s), None)
+            found = (
+                next((mark for mark in self.marks[task].all if mark.time_s > after_s and mark.pid not in but), None)
                 for task in self.kind.training
-            ]
-            return [mark for mark in found if mark is not None]
-
-        if not self.wait_until(lambda: len(firsts()) == len(self.kind.training), BACK_S_MAX):
-            raise self.failed(f"no new step of all within {BACK_S_MAX:.0f} s")
-        return firsts()
-
-    def wait_for_others(self, pids: set[int], after_s: float) -> list[Mark]:
-        """The first mark, after then, of the next process of each task that trains; `pids`: of those before."""
-
-        def firsts() -> list[Mark]:
-            found = [
-                next((mark for mark in self.marks[task].all if mark.pid not in pids and mark.time_s > after_s), None)
-                for task in self.kind.training
-            ]
+            )
             return [mark for mark in found if mark is not None]
 
         if not self.wait_until(lambda: len(firsts()) == len(self.kind.training), BACK_S_MAX):
@@ -137,12 +113,6 @@ class Group:
         """Seconds between the marks of `task` that surround or fall into that time."""
         times = [mark.time_s for mark in self.marks[task].all]
         return [after - before for before, after in itertools.pairwise(times) if after > from_s and before < to_s]
-
-    def status(self) -> Result:
-        """What `procsv status --json` says."""
-        return Run(
-            self.arm, self.process, self.logdir, self.logs[0], next(iter(self.marks.values())), self.logdir
-        ).status()
 
     def failed(self, what: str) -> TrialFailed:
         """An error that shows what the tasks have printed."""

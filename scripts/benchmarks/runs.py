@@ -53,6 +53,29 @@ class Killed:
     first: Mark
 
 
+def kill(pid: int) -> tuple[float, float]:
+    """SIGKILL to process `pid`; when it was sent, and when the process was dead (monotonic)."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        begun_s = time.monotonic()
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        select.select([pidfd], [], [], RESTART_S_MAX)
+        return begun_s, time.monotonic()
+    finally:
+        os.close(pidfd)
+
+
+def status_of(logdir: Path) -> Result:
+    """What `procsv status --json` says."""
+    answer = subprocess.run(
+        procsv_command("status", str(logdir), "--json"), env=environment(), capture_output=True, check=False
+    )
+    if answer.returncode:
+        raise TrialFailed(f"procsv status: exit code {answer.returncode}\n{answer.stderr.decode(errors='replace')}")
+    found: Result = json.loads(answer.stdout)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run that trains."""
@@ -67,14 +90,8 @@ class Run:
     def kill(self) -> Killed:
         """SIGKILL to the trainer; returns when the first new step has ended."""
         pid = self.marks.last.pid
-        pidfd = os.pidfd_open(pid)
-        try:
-            begun_s = time.monotonic()
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            select.select([pidfd], [], [], RESTART_S_MAX)
-            dead_s, dead_wall_s = time.monotonic(), SystemClock().wall()
-        finally:
-            os.close(pidfd)
+        begun_s, dead_s = kill(pid)
+        dead_wall_s = SystemClock().wall()
         first = self.marks.wait_for_another(pid, RESTART_S_MAX)
         if first is None:
             raise self.failed(f"no new step within {RESTART_S_MAX:.0f} s after SIGKILL")
@@ -97,13 +114,7 @@ class Run:
 
     def status(self) -> Result:
         """What `procsv status --json` says."""
-        answer = subprocess.run(
-            procsv_command("status", str(self.logdir), "--json"), env=environment(), capture_output=True, check=False
-        )
-        if answer.returncode:
-            raise TrialFailed(f"procsv status: exit code {answer.returncode}\n{answer.stderr.decode(errors='replace')}")
-        found: Result = json.loads(answer.stdout)
-        return found
+        return status_of(self.logdir)
 
     def wait_for_standby(self) -> None:
         """Waits, training meanwhile, until a standby waits."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from procsv.base.cluster import EVALUATOR, PS
+from procsv.base.cluster import PS, STEPLESS
 
 VARIABLE_OPS = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 
@@ -29,5 +29,5 @@ def may_mix(graph: Any, environment: Mapping[str, str]) -> bool:
         cluster = json.loads(environment.get("TF_CONFIG") or "{}").get("cluster", {})
     except ValueError:  # the program's own business
         return True
-    training = [address for role, addresses in cluster.items() if role not in (PS, EVALUATOR) for address in addresses]
+    training = [address for role, addresses in cluster.items() if role not in STEPLESS for address in addresses]
     return len(training) != 1

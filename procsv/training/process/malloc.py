@@ -34,4 +34,4 @@ def keep_memory(environment: Mapping[str, str]) -> bool:
     if is_told or "malloc" in environment.get("LD_PRELOAD", "") or mallopt is None:
         return False
     wanted = ((M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, TRIM_BYTES), (M_ARENA_MAX, arenas_max()))
-    return [bool(mallopt(parameter, value)) for parameter, value in wanted] == [True] * len(wanted)
+    return all(mallopt(parameter, value) for parameter, value in wanted)
