@@ -60,7 +60,8 @@ class NumpyState(StateSource):
 
     def warm_up(self) -> None: ...
 
-    def capture(self, into: mmap.mmap) -> Captured:
+    def capture(self, into: mmap.mmap | None) -> Captured:
+        assert into is not None
         arrays = list(self.arrays.values())
         return Captured(arrays, self._copy.copy(arrays, into), self.read_step())
 

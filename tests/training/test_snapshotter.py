@@ -43,7 +43,7 @@ class Source(StateSource):
 
     def attach(self, boundary: Boundary) -> None: ...
     def warm_up(self) -> None: ...
-    def capture(self, into: mmap.mmap) -> Captured: ...  # type: ignore[empty-body]  # the backend here asks for the step alone
+    def capture(self, into: mmap.mmap | None) -> Captured: ...  # type: ignore[empty-body]  # the backend here asks for the step alone
     def restore(self, state: SlotReader | str) -> None: ...
     def close(self) -> None: ...
 
@@ -72,11 +72,18 @@ class Backend(SnapshotBackend):
         self.may_copy = threading.Event()
         self.may_copy.set()
         self.during_capture: Callable[[], object] = lambda: None
+        self.may_reserve = threading.Event()
+        self.may_reserve.set()
+        self.is_ahead_of_memory = False
         self.captured_by: list[str] = []
         self.copied_by: list[str] = []
 
     def reserve(self) -> None:
+        assert self.may_reserve.wait(NEWS_S_MAX)
         self.lost.clear()
+
+    def captures_ahead(self) -> bool:
+        return self.is_ahead_of_memory
 
     def find_loss(self) -> Loss | None:
         return Loss(self.lost[0], is_alone=True) if self.lost else None
@@ -133,9 +140,11 @@ class OrderedLock:
 class World:
     """A training thread (the test's), a snapshotter, and a checkpoint service that the test speaks for."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_memory: bool = True) -> None:
         self.source = Source()
         self.backend, self.fallback = Backend(self.source), Backend(self.source)
+        if not has_memory:
+            self.backend.may_reserve.clear()
         self.boundary = Boundary(self._visit)
         # Of a Runtime, what a snapshotter needs.
         self.clock: Clock = SystemClock()
@@ -184,6 +193,22 @@ class World:
 
     def save(self, sequence: int) -> None:
         self.snapshotter.on_durable(Durable(sequence, 0, 1, "path", "periodic", 0, 0.0, ()))
+
+
+def test_a_capture_that_needs_no_memory_does_not_wait_for_it_and_is_copied_when_it_is_there() -> None:
+    world = World(has_memory=False)
+    world.backend.is_ahead_of_memory = True
+    world.snapshotter.reserve_early()
+    record = world.snapshotter.capture_async("manual")
+    assert (record.state, record.failure, world.backend.captured_by) == (State.CAPTURED, None, [HERE])
+    world.backend.is_ahead_of_memory = False
+    world.train(during=lambda: world.snapshotter.request(SnapshotRequest("periodic")))
+    assert (world.source.step, world.backend.captured_by) == (1, [HERE]), "the next one needs memory"
+    assert not world.told
+    world.backend.may_reserve.set()
+    assert world.wait_told(1).step == 0
+    world.snapshotter.close()
+    assert world.backend.copied_by[0] == WORKER
 
 
 @pytest.fixture

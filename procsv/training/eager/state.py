@@ -28,6 +28,7 @@ class EagerState(StateSource):
     """The state of `checkpoint`'s objects."""
 
     errors: tuple[type[Exception], ...] = (tf.errors.OpError, ValueError)
+    captures_views = True
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class EagerState(StateSource):
         if self.spec is not None:
             self._update()[1].read()  # the first call of an op costs milliseconds, the later ones do not
 
-    def capture(self, into: mmap.mmap) -> Captured:
+    def capture(self, into: mmap.mmap | None) -> Captured:
         try:
             _, reader, spec = self._update()
         except Cannot as why:

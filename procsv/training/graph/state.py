@@ -89,7 +89,7 @@ class GraphState(StateSource):
         if self._capture is not None:
             self._capture.run(self.session)  # the first of a session costs 10 to 18 ms, the later ones do not
 
-    def capture(self, into: mmap.mmap) -> Captured:
+    def capture(self, into: mmap.mmap | None) -> Captured:
         assert self._capture is not None, "nothing is captured of this session"
         captured = self._capture.run(self.session, into)
         if self._read_step is None:

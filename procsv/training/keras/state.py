@@ -119,7 +119,7 @@ class FitState(EagerState):
         self.track_variables()
         super().__init__(self._tracked, plan, read_step, read_step)
 
-    def capture(self, into: mmap.mmap) -> Captured:
+    def capture(self, into: mmap.mmap | None) -> Captured:
         """It says what was saved: it counts once those files outlive this process."""
         captured, before = super().capture(into), self._files.captured
         view = captured.view

@@ -19,7 +19,7 @@ import numpy as np
 from procsv.base.run.paths import make_private_dir
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.messages import Message, Snapshot, Staged
-from procsv.ipc.shm.slot_file import HEADER_BYTES, SLOTS_DEFAULT, SlotPool, SlotsLost, SlotWriter
+from procsv.ipc.shm.slot_file import HEADER_BYTES, SLOTS_DEFAULT, NoRoom, SlotPool, SlotsLost, SlotWriter
 from procsv.training.runtime.context import current
 from procsv.training.snapshots.slot_fill import fill_and_publish
 from procsv.training.snapshots.snapshot_queue import Want
@@ -44,10 +44,14 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class SnapshotBackend:
-    """How a snapshot is taken.  `capture` runs with the training thread between two calls, and not beside `reserve`."""
+    """How a snapshot is taken.  `capture` runs with the training thread between two calls; beside `reserve` only ahead of it."""
 
     def reserve(self) -> None:
         """Gets the memory that is needed; NoRoom if it cannot be had.  May take seconds; needs no session."""
+
+    def captures_ahead(self) -> bool:
+        """Whether the next capture can be made now though nothing has been reserved yet."""
+        return False
 
     def find_loss(self) -> Loss | None:
         """What of that memory somebody has removed since: `reserve` gets it anew."""
@@ -80,6 +84,9 @@ class SlotBackend(SnapshotBackend):
     never: frozenset[str] = frozenset()  # slots that the state came from: never to be written
     _next: SlotWriter | None = None  # begun ahead of its capture
     _beginning: threading.Lock = field(default_factory=threading.Lock)
+    _has_memory: bool = False  # has reserved once
+    _is_ahead: bool = False  # a capture waits for that
+    _is_roomy: bool | None = None  # whether it will succeed, as far as one can see
 
     @property
     def _spec(self) -> StateSpec:
@@ -96,12 +103,31 @@ class SlotBackend(SnapshotBackend):
         make_private_dir(self.pool.shm_dir)  # somebody may have removed it under the run
         with self._beginning:
             self._drop_next()  # its slot may be one of those that are gone
-        size = self._spec.layout.end - HEADER_BYTES + self._spec.toc_size
         # With two, no snapshot can be taken while the service saves one, as the other is the newest and must stay.
-        there = os.statvfs(self.pool.shm_dir)
-        has_spare = size <= SPARE_SHARE_MAX * there.f_bavail * there.f_frsize
-        for memory in self.pool.reserve(size, SLOTS_DEFAULT + has_spare, never=self.never):
+        has_spare = self._size <= SPARE_SHARE_MAX * self._room()
+        for memory in self.pool.reserve(self._size, SLOTS_DEFAULT + has_spare, never=self.never):
             np.frombuffer(memory, np.uint8)[HEADER_BYTES::PAGE_BYTES] = 0  # the first touch is slow: not in a step
+        self._has_memory = True
+
+    @property
+    def _size(self) -> int:
+        """Bytes of tensors and table of contents in a slot."""
+        return self._spec.layout.end - HEADER_BYTES + self._spec.toc_size
+
+    def _room(self) -> int:
+        """Bytes that are free in the shared memory."""
+        there = os.statvfs(self.pool.shm_dir)
+        return there.f_bavail * there.f_frsize
+
+    def captures_ahead(self) -> bool:
+        """Once, if the source's captures need no slot, and there will be slots as far as one can see."""
+        if self._has_memory or self._is_ahead or not self.source.captures_views:
+            return False
+        if self._is_roomy is None:  # asked once: the call waits for a reservation that is under way
+            self._is_roomy = False
+            with contextlib.suppress(FileNotFoundError):  # the directory is made when it is reserved
+                self._is_roomy = self._room() > SLOTS_DEFAULT * (HEADER_BYTES + self._size)
+        return self._is_roomy
 
     def find_loss(self) -> Loss | None:
         lost = self.pool.find_lost()
@@ -116,6 +142,8 @@ class SlotBackend(SnapshotBackend):
 
     def capture(self, sequence: int, want: Want, is_whole: Callable[[], bool] = always) -> Callable[[], Message] | None:
         """None if the service still reads every slot but the newest READY one, or if slots are lost."""
+        if self.captures_ahead():
+            return self._capture_ahead(sequence, want, is_whole)
         if self.pool.find_lost():
             return None
         with self._beginning:
@@ -132,6 +160,24 @@ class SlotBackend(SnapshotBackend):
             writer.abandon()
             return None
         return lambda: self._publish(writer, captured, sequence, want)
+
+    def _capture_ahead(self, sequence: int, want: Want, is_whole: Callable[[], bool]) -> Callable[[], Message] | None:
+        """Views, for a slot of those that are being reserved; NoRoom when it is published if none could be had."""
+        failpoint("trainer.capture")
+        captured = self.source.capture(None)
+        if not is_whole():
+            return None
+        self._is_ahead = True
+
+        def publish() -> Message:
+            self._is_ahead = False
+            with self._beginning:
+                writer = self.pool.begin_snapshot()
+            if writer is None:
+                raise NoRoom(f"{self.pool.shm_dir} has no slot for a snapshot of {self._size} bytes")
+            return self._publish(writer, captured, sequence, want)
+
+        return publish
 
     def _publish(self, writer: SlotWriter, captured: Captured, sequence: int, want: Want) -> Message:
         try:

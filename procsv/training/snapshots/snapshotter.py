@@ -6,7 +6,8 @@ captures beside a call that changes nothing.  The worker alone copies and publis
 
 Lock order: `Boundary.lock`, then `Snapshotter._changed`; the backend's own lock comes last, and is held for no other.
 `_changed` guards the queue and what is marked so below; whoever holds it takes no other lock, waits for nothing but its
-notification, and captures and copies nothing.  One thread at a time reserves or captures: the one that has set `_is_busy`.
+notification, and captures and copies nothing.  One thread at a time reserves or captures, the one that has set
+`_is_reserving` or `_is_capturing`; both at once only where the backend captures ahead of its memory.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ class Snapshotter:
         self._clock, self._cadence = runtime.clock, cadence
         self._changed = threading.Condition()
         self._queue = SnapshotQueue(cadence)  # by `_changed`
-        self._is_busy = False  # by `_changed`: somebody has the backend to himself
+        self._is_capturing = self._is_reserving = False  # by `_changed`
         self._finishes: dict[int, tuple[Finish, float]] = {}  # by `_changed`: what copies each capture, and its stall
-        self._is_reserved = False  # by `_is_busy`
+        self._is_reserved = False  # by `_changed`
         self._runs_seen = -1  # the worker's: calls that had ended when it last looked
         self._on_published: Callable[[Snapshots], None] | None = None
         self._worker = threading.Thread(target=self._work, name="procsv-snapshots", daemon=True)
@@ -100,11 +101,21 @@ class Snapshotter:
             self._changed.wait_for(lambda: self._is_reserved or not self._is_busy)
             if self._is_reserved:
                 return
-            self._is_busy = True
+            self._is_reserving = True
         self._get_memory()
 
+    def reserve_early(self) -> None:
+        """Gets the memory now if a capture needs it; else the worker does, while training goes on.  On the training thread."""
+        if not self._backend.captures_ahead():
+            self.reserve()
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether somebody has the backend to himself."""
+        return self._is_capturing or self._is_reserving
+
     def _get_memory(self, is_lost: bool = False) -> None:
-        """`is_lost`: what it had was removed.  Ends with nobody busy."""
+        """`is_lost`: what it had was removed.  `_is_reserving` is set, and is not at the end."""
         try:
             self._backend.reserve()
         except (NoRoom, OSError, UserError) as failure:
@@ -112,7 +123,7 @@ class Snapshotter:
         finally:
             self._source.keep_files()  # before anything is captured that needs them
             with self._change() as queue:
-                self._is_busy, self._is_reserved = False, True
+                self._is_reserving, self._is_reserved = False, True
                 queue.looked(self._clock.monotonic(), is_lost)
 
     def _fall_back(self, failure: Exception) -> None:
@@ -159,7 +170,7 @@ class Snapshotter:
 
     def capture_async(self, want: Want) -> Record:
         """A pinned snapshot of this moment, captured now and copied by the worker; its `failure` says if there is none."""
-        self.reserve()
+        self.reserve_early()
         return self._flush_pinned(self.request(SnapshotRequest(want, pinned=True, until=State.CAPTURED)))
 
     def flush_request(self, record: Record) -> Record:
@@ -266,10 +277,11 @@ class Snapshotter:
         with self._changed:
             calls = self._boundary.runs + self._boundary.elsewhere + self._source.count_calls()
             now_s = self._clock.monotonic()
-            batch = [] if self._is_busy else self._queue.choose_batch(now_s, calls, first, is_urgent)
+            waits = self._is_capturing or (self._is_reserving and not self._backend.captures_ahead())
+            batch = [] if waits else self._queue.choose_batch(now_s, calls, first, is_urgent)
             if not batch:
                 return
-            self._is_busy = True
+            self._is_capturing = True
         want: Want = next((record.request.want for record in reversed(batch) if record.request.want), "")
         if any(record.request.for_stop for record in batch):
             want = self._runtime.stop_reason or want  # a signal comes before the message that says what it is about
@@ -283,7 +295,7 @@ class Snapshotter:
         finally:
             stopped_s = self._clock.monotonic()
             with self._change() as queue:
-                self._is_busy = False
+                self._is_capturing = False
                 if finish is not None:
                     self._boundary.times.captured()
                     self._runtime.sequence = sequence
@@ -366,7 +378,7 @@ class Snapshotter:
             self._changed.wait_for(lambda: not self._is_busy)
             if self._finishes:
                 return  # a capture holds a slot: it is copied first, then this comes again
-            self._is_busy = True
+            self._is_reserving = True
         log.warning("procsv: %s was removed under the run: snapshots go into new memory", loss.path)
         if loss.is_alone:
             self._runtime.note("ground_lost", what=SLOT, path=str(loss.path))

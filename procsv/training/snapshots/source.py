@@ -66,6 +66,7 @@ class StateSource(Protocol):
 
     spec: StateSpec | None  # None: no slot can hold the state; then `save_to` writes every checkpoint
     errors: tuple[type[Exception], ...]  # what its calls raise, besides RuntimeError, where the state cannot be read
+    captures_views: bool = False  # a capture needs no slot
 
     def attach(self, boundary: Boundary) -> None:
         """From here on the steps of the training thread pass `boundary`."""
@@ -80,8 +81,11 @@ class StateSource(Protocol):
     def warm_up(self) -> None:
         """Makes the first capture cost what the others do.  On the training thread, before the first step."""
 
-    def capture(self, into: mmap.mmap) -> Captured:
-        """The state now.  At the boundary: views that stay as they are while training goes on, or copies in the slot `into`."""
+    def capture(self, into: mmap.mmap | None) -> Captured:
+        """The state now.  At the boundary: views that stay as they are while training goes on, or copies in the slot `into`.
+
+        `into` is None only where a source `captures_views`.
+        """
 
     def restore(self, state: SlotReader | str) -> None:
         """Puts back what lies in a slot, or in the checkpoint of this path.  CannotRestore if the slot's does not fit.

@@ -111,7 +111,7 @@ class TrainingRun:
             backend = SlotBackend(pool, source, start.target, restored)
         self.snapshots = Snapshotter(self._runtime, self.boundary, source, (backend, staging), self._cadence)
         if self.origin.source == "fresh":
-            self.snapshots.reserve()  # before the first step; a restored session gets there faster and reserves behind it
+            self.snapshots.reserve_early()  # a restored session gets to its first step faster and reserves behind it
         self.snapshots.start_worker()
 
     # -- at the boundary -------------------------------------------------------------------------------------

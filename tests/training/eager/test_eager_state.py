@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from procsv.base.identity import TRAINER
-from procsv.ipc.shm.slot_file import SlotPool, SlotReader, scan_slots
+from procsv.ipc.shm.slot_file import NoRoom, SlotPool, SlotReader, scan_slots
 from procsv.ipc.shm.slot_index import pack_strings
 from procsv.services.checkpoint.store.state_file import write_state
 from procsv.services.checkpoint.store.write import read_back, write
@@ -199,6 +199,37 @@ def snapshot(source: EagerState, shm: Path, meanwhile: Callable[[], object] = la
     return scan_slots(shm)[0].path
 
 
+def test_a_capture_ahead_of_its_memory_is_the_state_of_that_moment(tmp_path: Path, shm: Path) -> None:
+    checkpoint, _ = keras_model()()
+    before = checkpoint.write(str(tmp_path / "before"))
+    backend = SlotBackend(SlotPool(shm, RUN, TRAINER, 1), source_of(checkpoint, tmp_path), "test")
+    assert backend.captures_ahead()
+    finish = backend.capture(1, "")
+    assert finish is not None
+    assert not backend.captures_ahead(), "only one can count on a free slot"
+    for variable in checkpoint.model.variables:
+        variable.assign(variable + 1)
+    backend.reserve()
+    finish()
+    backend.close()
+    written(scan_slots(shm)[0].path, tmp_path / "ours")
+    assert filecmp.cmp(f"{before}.data-00000-of-00001", tmp_path / "ours.data-00000-of-00001", shallow=False)
+
+
+def test_a_capture_waits_for_its_memory_where_there_may_be_none(
+    tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_of(keras_model()()[0], tmp_path)
+    with monkeypatch.context() as small:
+        small.setattr(SlotBackend, "_room", lambda _: 4096)
+        assert not SlotBackend(SlotPool(shm, RUN, TRAINER, 1), source, "test").captures_ahead()
+    backend = SlotBackend(SlotPool(shm, RUN, TRAINER, 1), source, "test")
+    finish = backend.capture(1, "")
+    assert finish is not None
+    with pytest.raises(NoRoom, match="no slot"):
+        finish()  # nothing was reserved
+
+
 def written(slot: Path, prefix: Path) -> None:
     reader = SlotReader(next(info for info in scan_slots(slot.parent) if info.path == slot))
     read_back(reader.contents, reader.map, write(reader.contents, reader.map, str(prefix)))
@@ -377,7 +408,7 @@ def test_a_variable_that_is_updated_in_parts_is_captured_without_a_copy(tmp_path
         rows.scatter_sub(tf.IndexedSlices(tf.ones([2, 50]), tf.constant([3, 7])))
 
     def capture() -> tuple[Captured, int]:
-        captured = source.capture(None)  # type: ignore[arg-type]  # nothing is copied into it
+        captured = source.capture(None)
         number = next(n for n, item in enumerate(source._update()[0].tracked) if item.key.startswith("rows/"))
         return captured, number
 
