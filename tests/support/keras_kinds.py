@@ -33,6 +33,7 @@ KINDS = (
     "subclass",
     "unbuilt",
     "own step",
+    "own step run eagerly",
     "pydataset",
     "generator",
     "augmented",
@@ -125,7 +126,7 @@ def build(kind: str) -> Any:
         keras.layers.Dropout(0.4),
         keras.layers.Dense(3, dtype="float32"),
     ]
-    own: dict[str, Any] = {"subclass": Subclass, "own step": OwnStep}
+    own: dict[str, Any] = {"subclass": Subclass, "own step": OwnStep, "own step run eagerly": OwnStep}
     model = own[kind]() if kind in own else keras.Sequential(layers)
     if kind not in (*own, "unbuilt"):
         model.build((None, 16))
@@ -138,7 +139,7 @@ def build(kind: str) -> Any:
         metrics=["accuracy"],
         steps_per_execution=4 if kind == "four steps a call" else 1,
         jit_compile=kind == "compiled by XLA",
-        run_eagerly=kind == "eager",
+        run_eagerly=kind in ("eager", "own step run eagerly"),
     )
     return model
 
@@ -226,7 +227,7 @@ def train(kind: str, protected: bool) -> str:
             **({"shuffle": labels is not None} | options),
         )
         found.update(json.dumps(history.history, sort_keys=True).encode())
-    second = model.second.variables if kind == "own step" else ()
+    second = model.second.variables if isinstance(model, OwnStep) else ()
     for variable in (*model.variables, *model.optimizer.variables, *second):
         for component in getattr(variable.value, "values", (variable,)):
             found.update(np.asarray(component).tobytes())

@@ -27,14 +27,17 @@ def build_model(model: Any, epochs: Any) -> None:
 
 
 def _trace_step(model: Any, spec: Any) -> bool:
-    """Whether the training function of `model` could be traced with batches like `spec`."""
-    functions = private.training_functions(model)
-    if not functions or not private.is_alone(model):
+    """Whether a training step of `model` could be traced with batches like `spec`."""
+    if not private.is_alone(model):
         return False
-    # An iterator of the program's data would move the seed of a shuffle on.
-    nothing = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=spec)
+    functions = private.training_functions(model)
     try:
-        functions[0].get_concrete_function(iter(nothing))
+        if functions:
+            # An iterator of the program's data would move the seed of a shuffle on.
+            nothing = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=spec)
+            functions[0].get_concrete_function(iter(nothing))
+        else:  # it runs eagerly
+            tf.function(model.train_step, autograph=False).get_concrete_function(spec)
     except Exception:  # noqa: BLE001  the program's own step, which will say itself what it lacks
         return False
     return True

@@ -1,0 +1,29 @@
+"""The variables of a fit that its first step would make."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from procsv.training.keras.building import build_model
+from procsv.training.keras.private import EpochIterator
+from tests.support.keras_kinds import OwnStep
+
+
+@pytest.mark.parametrize("is_eager", [False, True], ids=["traced", "run eagerly"])
+def test_a_step_of_the_programs_own_that_only_it_can_build_has_its_variables_made_and_is_not_made(
+    is_eager: bool,
+) -> None:
+    model = OwnStep()
+    model.compile(keras.optimizers.Adam(), run_eagerly=is_eager)
+    model.make_train_function()
+    seeds = model.seeds.state.numpy()
+    data = tf.data.Dataset.from_tensor_slices((np.zeros((8, 16), np.float32), np.zeros(8, np.int32))).batch(4)
+    build_model(model, EpochIterator(x=data, distribute_strategy=model.distribute_strategy))
+    assert [variable.shape for variable in model.trainable_variables] == [(16, 32), (32,), (32, 3), (3,)]
+    for optimizer, layer in ((model.optimizer, model.first), (model.second, model.last)):
+        assert len(optimizer.variables) == 2 + 2 * len(layer.trainable_variables), "of Adam"
+        assert int(optimizer.iterations) == 0
+    assert np.array_equal(model.seeds.state.numpy(), seeds)
