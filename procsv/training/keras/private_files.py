@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.keras.private import find_private
@@ -62,12 +63,26 @@ def describe(model: Any) -> tuple[str, str]:
 # -- TensorBoard -----------------------------------------------------------------------------------------------
 def event_dirs(board: Any) -> list[str]:
     """Where a TensorBoard callback writes."""
-    return [board._train_dir, board._val_dir]
+    return saved_event_dirs(vars(board))
+
+
+def saved_event_dirs(attributes: dict[str, Any]) -> list[str]:
+    return [attributes["_train_dir"], attributes["_val_dir"]]
 
 
 def flush_writers(board: Any) -> None:
     for writer in board._writers.values():
         writer.flush()
+
+
+def holds_only_the_model(path: str) -> bool:
+    """Whether an event file has nothing in it but the model that the callback writes when it is given one."""
+    events = [tf.compat.v1.Event.FromString(record.numpy()) for record in tf.data.TFRecordDataset(path, buffer_size=1 << 18)]
+    return all(
+        event.WhichOneof("what") == "file_version"
+        or all(value.metadata.plugin_data.plugin_name == "graph_keras_model" for value in event.summary.value)
+        for event in events
+    )
 
 
 def open_writers_again(board: Any) -> None:

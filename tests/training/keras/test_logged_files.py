@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import tensorflow as tf
 import procsv
 from procsv.training.keras import backup, hooks
 from procsv.training.keras.fit_numbers import FitNumbers
+from procsv.training.keras.logged_files import LoggedFiles
 
 # Keras' own reading of a variable, with a NumPy that is newer than it.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -76,15 +79,15 @@ def fit(directory: Path, start: int, after: int = 0, *, append: bool = False) ->
     end_program()
 
 
-def points(directory: Path) -> list[tuple[str, str, int, float]]:
-    """All scalars: where, tag, step and value."""
+def points(directory: Path) -> list[tuple[str, str, int, Any]]:
+    """All scalars, and Keras' models: where, tag, step and value."""
     return [
-        (path.parent.name, value.tag, event.step, float(tf.make_ndarray(value.tensor)))
+        (path.parent.name, value.tag, event.step, tf.make_ndarray(value.tensor).item())
         for path in sorted(directory.rglob("*.tfevents.*"))
         for record in tf.data.TFRecordDataset(str(path))
         for event in [tf.compat.v1.Event.FromString(record.numpy())]
         for value in event.summary.value
-        if value.metadata.plugin_data.plugin_name == "scalars"
+        if value.metadata.plugin_data.plugin_name in ("scalars", "graph_keras_model")
     ]
 
 
@@ -100,6 +103,27 @@ def test_rows_and_points_are_there_once_after_restarts_and_in_the_first_director
     assert len(wanted) > 20
     assert sorted(points(run / "board-1")) == wanted
     assert [points(run / f"board-{start}") for start in (2, 3, 4)] == [[], [], []]
+
+
+def test_event_files_of_a_start_that_left_no_state_are_removed_and_those_of_others_stay(tmp_path: Path) -> None:
+    board = keras.callbacks.TensorBoard(str(tmp_path), write_graph=False)
+    board.set_model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+    train = tmp_path / "train"
+    train.mkdir()
+    now_s = int(time.time())
+    told, lost, strange, older = (
+        train / f"events.out.tfevents.{begun_s}.a.host.{pid}.7.v2"
+        for begun_s, pid in ((now_s, 70), (now_s, 71), (now_s, 72), (1, os.getpid()))
+    )
+    for path in (told, lost, strange, older):
+        path.touch()
+    with tf.summary.create_file_writer(str(train)).as_default():
+        tf.summary.scalar("of the program", 1.0, step=1)
+    state = {"plain": vars(board), "files": {str(told): 0}}
+    LoggedFiles([board]).remove_repeated([("TensorBoard", state)], lambda: {70, 71})
+    assert not lost.exists()
+    assert {told, strange, older} < set(train.iterdir())
+    assert [(tag, step) for _, tag, step, _ in points(tmp_path)] == [("of the program", 1)]
 
 
 def test_a_fit_that_begins_anew_empties_its_rows_and_one_that_appends_keeps_what_was_there(tmp_path: Path) -> None:
