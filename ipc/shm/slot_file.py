@@ -284,13 +284,21 @@ def _reserve(fd: int, size: int, path: Path) -> None:
         ) from error
 
 
-def _map(fd: int, path: Path) -> mmap.mmap:
+class SlotMap(mmap.mmap):
+    """The memory of a slot that its owner fills, with the file for processes that fill it for him."""
+
+    path: Path
+
+
+def _map(fd: int, path: Path) -> SlotMap:
     try:
-        return mmap.mmap(fd, 0)
+        memory = SlotMap(fd, 0)
     except OSError as error:  # the limit on this process's address space
         raise NoRoom(
             f"cannot map a snapshot of {os.fstat(fd).st_size} bytes in {path.parent}: {error.strerror}"
         ) from error
+    memory.path = path
+    return memory
 
 
 class SlotPool:

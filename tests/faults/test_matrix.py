@@ -17,9 +17,10 @@ from tests.faults.matrix import ALSO, ROWS_IN_ALL
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "invariants-and-faults.md"
-# What the matrix calls the moments of trainer, checkpoint service, summary service and watchdog.
+# What the matrix calls the moments of trainer, parameter server, checkpoint service, summary service and watchdog.
 MOMENTS = {
     "trainer": "import hello restore compile step capture copy before_publish after_publish save after_last_step atexit",
+    "server": "copy",
     "checkpoint": "receive temporary_created mid_write before_fsync before_rename before_directory_fsync before_manifest "
     "before_state before_ack deleting_old serving_restore",
     "summary": "mid_record after_flush_before_ack",

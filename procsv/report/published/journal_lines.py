@@ -230,6 +230,12 @@ class Fault(Line, frozen=True, kw_only=True, tag="fault"):
     step: Step
 
 
+class CapturedByChief(Line, frozen=True, kw_only=True, tag="captured_by_chief"):
+    """The servers of this session do not capture their variables: the chief fetches them."""
+
+    why: str
+
+
 class SnapshotFailed(Line, frozen=True, kw_only=True, tag="snapshot_failed"):
     """The program's state could not be taken."""
 
@@ -314,6 +320,7 @@ JournalLine = (
     | StateSuspected
     | PreemptNotice
     | Fault
+    | CapturedByChief
     | SnapshotFailed
     | SnapshotsResumed
     | CheckpointsDeleted

@@ -4,12 +4,16 @@ Called by a GraphState between two steps.  `numpy_function` hands its callback t
 an update cannot change under our hands (variable_views.py) is only kept, and copied later.  Everything else (ref variables,
 updated in place) is copied into the slot before the callback returns.  Facts: about 1.3 µs a tensor; one pass at memory
 speed for ref.
+
+What lies on servers of this run, they capture themselves, in the same call (server_capture.py).  If they cannot, all is fetched
+from here for as long as the session lasts, and `refusal` says why.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,14 +21,17 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.shm.slot_file import SlotMap
 from procsv.training.graph.saver_ops import SavedTensor, SaveGraph
-from procsv.training.graph.variable_views import can_be_held, views_of
+from procsv.training.graph.server_capture import ServerCapture, server_of
+from procsv.training.graph.variable_views import can_be_held, variable_of, views_of
 from procsv.training.snapshots.slot_copy import SlotCopy
 from procsv.training.snapshots.slot_layout import lay_out
-from procsv.training.snapshots.source import Captured, Entry, StateSpec
+from procsv.training.snapshots.source import Captured, CaptureLost, Elsewhere, Entry, StateSpec
 
 tf1 = tf.compat.v1
 
+RAISED = re.compile(r"\w+(Error|Refused): ")  # of an exception in Python, in the text of an error of TensorFlow's
 CALLERS_THREAD = -1  # of RunOptions.inter_op_thread_pool: no hand-over to a pool and back
 
 
@@ -39,7 +46,8 @@ def _expected_size(saved: SavedTensor) -> int | None:
 class Capture:
     """The capture op of one Saver in one graph."""
 
-    def __init__(self, saved: SaveGraph, graph: Any, global_step: Any | None) -> None:
+    def __init__(self, saved: SaveGraph, graph: Any, global_step: Any | None, *, has_servers: bool = False) -> None:
+        """`has_servers`: the parameter servers of `graph` are tasks of this run, on this machine."""
         self._saved = saved
         self.distinct: list[SavedTensor] = []
         self._index: dict[str, int] = {}  # tensor name -> place in `distinct`; one saved under two keys is taken once
@@ -48,31 +56,60 @@ class Capture:
                 if item.tensor.name not in self._index:
                     self._index[item.tensor.name] = len(self.distinct)
                     self.distinct.append(item)
-        held = [can_be_held(item.tensor) for item in self.distinct]
-        later = [number for number, is_held in enumerate(held) if is_held]
-        at_once = [number for number, is_held in enumerate(held) if not is_held]
+        self._held = [can_be_held(item.tensor) for item in self.distinct]
         self._sizes = [_expected_size(item) for item in self.distinct]
-        self._layout = lay_out(self._sizes, (later, at_once))
-        self._copy = SlotCopy(self._layout, self._sizes, held)
+        servers = [
+            server_of(item.tensor) if has_servers and size is not None else ""
+            for item, size in zip(self.distinct, self._sizes, strict=True)
+        ]
+        alike: dict[tuple[str, bool], list[int]] = {}
+        for number, kind in enumerate(zip(servers, self._held, strict=True)):
+            alike.setdefault(kind, []).append(number)
+        self._layout = lay_out(self._sizes, alike.values())
         self._into: mmap.mmap | None = None  # None: nothing is copied
         self._captured: Captured | None = None
         self._has_step = global_step is not None
-        self.op = self._add_op(graph, global_step)
+        self._servers: ServerCapture | None = None
+        self.refusal = ""  # why the servers capture nothing in this session
         self._calls: dict[Any, Callable[[], Any]] = {}
-
-    def _add_op(self, graph: Any, global_step: Any | None) -> Any:
         with graph.as_default(), graph.control_dependencies(None), tf1.device(None), tf1.name_scope("procsv/"):
-            inputs = views_of([item.tensor for item in self.distinct])
-            step = [] if global_step is None else [tf1.convert_to_tensor(global_step)]
-            return tf1.numpy_function(self._take, inputs + step, tf.int64, name="capture").op
+            self.op = self._add_op(range(len(self.distinct)), global_step)
+            if any(servers):
+                self._add_servers(servers, global_step)
 
-    def _take(self, *views: Any) -> Any:
-        """Runs inside session.run.  Keeps what can be kept, copies what cannot."""
-        arrays = list(views)
-        step = int(arrays.pop().reshape(())) if self._has_step else -1
-        copied = [False] * len(arrays) if self._into is None else self._copy.copy(arrays, self._into)
-        self._captured = Captured(arrays, copied, step)
-        return np.int64(step)
+    def _add_op(self, numbers: Sequence[int], global_step: Any | None) -> Any:
+        """The op that captures those tensors here: keeps what can be kept, copies what cannot."""
+        inputs = views_of([self.distinct[number].tensor for number in numbers])
+        step = [] if global_step is None else [tf1.convert_to_tensor(global_step)]
+        ours = set(numbers)
+        shapes = [None if n in ours else tuple(item.tensor.shape.as_list()) for n, item in enumerate(self.distinct)]
+        copy = SlotCopy(self._layout, self._sizes, [held or n not in ours for n, held in enumerate(self._held)])
+
+        def take(*views: Any) -> Any:
+            """Runs inside session.run.  Of what others capture there is the shape."""
+            arrays = shapes.copy()
+            for number, view in zip(numbers, views[: len(numbers)], strict=True):
+                arrays[number] = view
+            copied = [False] * len(arrays) if self._into is None else copy.copy(arrays, self._into)
+            self._captured = Captured(arrays, copied, int(views[-1].reshape(())) if step else -1)
+            return np.int64(0)
+
+        return tf1.numpy_function(take, inputs + step, tf.int64, name="capture").op
+
+    def _add_servers(self, servers: list[str], global_step: Any | None) -> None:
+        """The ops by which servers capture what is theirs, and the one that captures the rest here."""
+        by_server: dict[str, list[int]] = {}
+        for number, server in enumerate(servers):
+            by_server.setdefault(server, []).append(number)
+        rest = by_server.pop("", [])
+        tensors = [item.tensor for item in self.distinct]
+        places = list(zip(self._layout.offsets, (size or 0 for size in self._sizes), self._held, strict=True))
+        step = None if global_step is None else variable_of(tf1.convert_to_tensor(global_step))
+        theirs = [number for numbers in by_server.values() for number in numbers]
+        # The step is that of the variable which is saved, where it is: other tasks may count on in between.
+        step_at = next((n for n in theirs if step is not None and variable_of(tensors[n]) is step), -1)
+        self._servers = ServerCapture(by_server, tensors, places, step_at)
+        self._servers.rest_op = self._add_op(rest, None if step_at >= 0 else global_step)
 
     def spec(self, plan: CheckpointPlan) -> StateSpec:
         """What a snapshot holds; each entry has the number of the array that is captured for it."""
@@ -85,20 +122,55 @@ class Capture:
 
     def run(self, session: Any, memory: mmap.mmap | None = None) -> Captured:
         """Captures now.  `memory`: the slot, for what must be copied at once; without one, nothing is copied."""
+        if self._servers is not None and not self.refusal and isinstance(memory, SlotMap | None):
+            try:
+                return self._run_with_servers(self._servers, session, memory)
+            except tf.errors.InvalidArgumentError as refusal:
+                self._refused(refusal)
         if session not in self._calls:
             self._calls = {session: _callable_of(session, self.op)}
         self._into = memory
         try:
             self._calls[session]()
-            captured = self._captured
-            assert captured is not None, "session.run returned without the callback"
-            return captured
+            return self._taken()
         finally:
             self._into = self._captured = None
 
+    def _run_with_servers(self, servers: ServerCapture, session: Any, memory: SlotMap | None) -> Captured:
+        self._into = memory
+        try:
+            step, copy = servers.run(session, memory)
+            captured = self._taken()
+        finally:
+            self._into = self._captured = None
+        captured.elsewhere = Elsewhere(frozenset(servers.numbers), lambda: self._finish(copy))
+        captured.step = max(captured.step, step)
+        for number in servers.numbers:
+            captured.copied[number] = True
+        return captured
+
+    def _finish(self, copy: Callable[[], dict[int, int]]) -> dict[int, int]:
+        try:
+            return copy()
+        except tf.errors.InvalidArgumentError as refusal:
+            self._refused(refusal)
+            raise CaptureLost(self.refusal) from refusal
+
+    def _refused(self, refusal: Any) -> None:
+        lines = [line.strip() for line in refusal.message.splitlines()]
+        raised = (line.partition(": ")[2] for line in lines if RAISED.match(line))
+        self.refusal = next(raised, lines[0])
+
+    def _taken(self) -> Captured:
+        captured = self._captured
+        assert captured is not None, "session.run returned without the callback"
+        return captured
+
     def forget(self) -> None:
         """Drops what ties the capture to a session that is being closed."""
-        self._calls = {}
+        self._calls, self.refusal = {}, ""
+        if self._servers is not None:
+            self._servers.forget()
 
 
 def _callable_of(session: Any, op: Any) -> Callable[[], Any]:

@@ -15,6 +15,7 @@ import msgspec
 import tensorflow as tf
 import xxhash
 
+from procsv.base.cluster import PS
 from procsv.base.system.atomic_file import replace_file
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.training.graph.capture import Capture
@@ -22,7 +23,7 @@ from procsv.training.graph.mixing import may_mix
 from procsv.training.graph.patches import growing_graph, hiding_ops
 from procsv.training.graph.saver_ops import Unsupported, read_save_graph
 from procsv.training.graph.state import GraphState
-from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.context import Runtime, current
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.restore_client import introduce_plan
 
@@ -69,7 +70,7 @@ class SaveConfig(msgspec.Struct):
                 with graph.as_default():
                     config.meta = saver.export_meta_graph().SerializeToString(deterministic=True)
             with growing_graph(graph), hiding_ops(graph):
-                config.capture = Capture(saved, graph, step)
+                config.capture = Capture(saved, graph, step, has_servers=_has_servers())
         except Unsupported as reason:
             config.why_not = str(reason)
         return config
@@ -116,6 +117,12 @@ class SaveConfig(msgspec.Struct):
         else:
             log.info("procsv: snapshots through shared memory, %d tensors", len(self.capture.distinct))
         return Cadence(self.snapshot_s, at_most_s=self.plan.save_secs)
+
+
+def _has_servers() -> bool:
+    """Whether the parameter servers are tasks of this process's run."""
+    runtime = current()
+    return runtime is not None and PS in runtime.start.cluster
 
 
 def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = False) -> CheckpointPlan:

@@ -23,6 +23,7 @@ from procsv.training.graph.restore import feed_from_slot, restore_or_send
 from procsv.training.graph.saver_ops import is_restore
 from procsv.training.graph.session import adopt
 from procsv.training.graph.side_effects import is_harmless
+from procsv.training.runtime.context import current
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.source import Captured, StateSource, StateSpec
@@ -52,6 +53,7 @@ class GraphState(StateSource):
         self.session, self.spec = session, spec
         self._saver, self._capture, self._save_name = saver, capture, save_name
         self._keep_meta = keep_meta
+        self._told = ""  # why the servers do not capture, as it was said
         self._boundary: Boundary | None = None
         self._is_adopted = False  # its calls pass the boundary
         self._calls: CallCounter | None = None
@@ -87,13 +89,22 @@ class GraphState(StateSource):
 
     def warm_up(self) -> None:
         if self._capture is not None:
-            self._capture.run(self.session)  # the first of a session costs 10 to 18 ms, the later ones do not
+            self._run_capture()  # the first of a session costs 10 to 18 ms, the later ones do not
 
     def capture(self, into: mmap.mmap | None) -> Captured:
-        assert self._capture is not None, "nothing is captured of this session"
-        captured = self._capture.run(self.session, into)
+        captured = self._run_capture(into)
         if self._read_step is None:
             captured.step = self.read_step()
+        return captured
+
+    def _run_capture(self, into: mmap.mmap | None = None) -> Captured:
+        assert self._capture is not None, "nothing is captured of this session"
+        captured = self._capture.run(self.session, into)
+        if (why := self._capture.refusal) != self._told:
+            self._told = why
+            log.warning("procsv: the servers do not capture their variables, the chief fetches them: %s", why)
+            if (runtime := current()) is not None:
+                runtime.note("captured_by_chief", why=why)
         return captured
 
     def restore(self, state: SlotReader | str) -> None:

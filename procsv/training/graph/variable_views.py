@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from procsv.training.graph.mixing import VARIABLE_OPS
 from procsv.training.summaries.graph_walk import RESOURCE_READS
 
 tf1 = tf.compat.v1
@@ -38,6 +39,16 @@ def _source(tensor: Any) -> Any | None:
             return tensor.op
         tensor = tensor.op.inputs[0]
     return None
+
+
+def variable_of(tensor: Any) -> Any | None:
+    """The op of the variable that `tensor` is the value of; None if it is no plain value of one."""
+    source = tensor.op
+    while source.type == "Identity":
+        source = source.inputs[0].op
+    if source.type == "ReadVariableOp":
+        source = source.inputs[0].op
+    return source if source.type in VARIABLE_OPS else None
 
 
 def can_be_held(tensor: Any) -> bool:

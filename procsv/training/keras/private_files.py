@@ -77,7 +77,9 @@ def flush_writers(board: Any) -> None:
 
 def holds_only_the_model(path: str) -> bool:
     """Whether an event file has nothing in it but the model that the callback writes when it is given one."""
-    events = [tf.compat.v1.Event.FromString(record.numpy()) for record in tf.data.TFRecordDataset(path, buffer_size=1 << 18)]
+    events = [
+        tf.compat.v1.Event.FromString(record.numpy()) for record in tf.data.TFRecordDataset(path, buffer_size=1 << 18)
+    ]
     return all(
         event.WhichOneof("what") == "file_version"
         or all(value.metadata.plugin_data.plugin_name == "graph_keras_model" for value in event.summary.value)

@@ -14,10 +14,13 @@ import threading
 from typing import Any
 
 from procsv.base import exit_codes
+from procsv.base.cluster import PS
 from procsv.base.run.manifest import Reason
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.after_import import call_after_import
 from procsv.training.runtime.context import Runtime
+
+_calls: dict[str, Any] = {}  # TensorFlow's own table holds nothing
 
 
 def watch_servers(runtime: Runtime) -> None:
@@ -40,8 +43,24 @@ def watch_servers(runtime: Runtime) -> None:
                 runtime.phase = before
 
         server_class.join = watched
+        if runtime.start.cluster and runtime.start.task.role == PS:
+            _offer_captures(runtime)
 
     call_after_import("tensorflow", watch)
+
+
+def _offer_captures(runtime: Runtime) -> None:
+    """Lets ops of the chief's that run in this process capture its variables.
+
+    Where a version of TensorFlow has no such table, they are not found, which the chief says.
+    """
+    kept_views: Any = importlib.import_module("procsv.training.servers.kept_views")  # not before the program has NumPy
+    script_ops: Any = importlib.import_module("tensorflow.python.ops.script_ops")
+    table = getattr(getattr(script_ops, "_py_funcs", None), "_funcs", None)
+    if table is not None:
+        kept = kept_views.KeptViews(runtime.paths.shm_dir)
+        _calls.update({kept_views.TAKE: kept.take, kept_views.COPY: kept.copy})
+        table.update(_calls)
 
 
 def _end(reason: Reason) -> None:

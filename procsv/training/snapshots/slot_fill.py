@@ -47,6 +47,7 @@ class _Filling:
         pairs = zip(captured.arrays, captured.copied, strict=True)
         self.shapes = [array if copied else array.shape for array, copied in pairs]
         self.hashes = [0] * len(self.offsets)
+        self._elsewhere = frozenset[int]() if captured.elsewhere is None else captured.elsewhere.numbers
         self._late = self._place_the_late()
 
     def _place_the_late(self) -> dict[int, Any]:
@@ -64,8 +65,11 @@ class _Filling:
     def fill(self, memory: mmap.mmap) -> None:
         place = np.frombuffer(memory, np.uint8)
         for number in self._layout.single:
-            self._fill_one(number, place)
+            if number not in self._elsewhere:
+                self._fill_one(number, place)
         for pack in self._layout.packs:
+            if pack.members[0] in self._elsewhere:  # then all of them are
+                continue
             if self._captured.copied[pack.members[0]]:  # then all of them are
                 self._hash(pack, memory)
             elif self._late.keys().isdisjoint(pack.members):
@@ -76,6 +80,9 @@ class _Filling:
             else:
                 for number in pack.members:
                     self._fill_one(number, place)
+        if self._captured.elsewhere is not None:
+            for number, digest in self._captured.elsewhere.copy().items():
+                self.hashes[number] = digest
 
     def _fill_one(self, number: int, memory: Any) -> None:
         """Copies one tensor and drops the view of it: the next update of this variable need not copy it then."""

@@ -30,7 +30,7 @@ from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.snapshot_queue import AGAIN_S, Record, SnapshotQueue, SnapshotRequest, Want, Work
 from procsv.training.snapshots.snapshot_state import State
-from procsv.training.snapshots.source import StateSource
+from procsv.training.snapshots.source import CaptureLost, StateSource
 
 LOST_S = 0.5  # how soon it is seen that nobody will save any more
 WAIT_S_MAX = 60.0  # how long a caller waits for a slot, and before that for a pinned snapshot
@@ -401,7 +401,7 @@ class Snapshotter:
             with self._change() as queue:
                 queue.outgrown(sequence, self._clock.monotonic())
             return
-        except SlotsLost:
+        except (SlotsLost, CaptureLost):
             with self._change() as queue:
                 queue.lost(sequence, self._clock.monotonic())
             return

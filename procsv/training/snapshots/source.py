@@ -46,6 +46,15 @@ class StateSpec(msgspec.Struct, frozen=True):
         return 4096 + 2 * sum(64 + len(item.key) + len(item.slice) for shard in self.shards for item in shard)
 
 
+class Elsewhere(msgspec.Struct, frozen=True):
+    """What other processes have captured, and copy into the slot themselves."""
+
+    numbers: frozenset[int]  # of the arrays; the capture has their shapes
+    copy: Callable[
+        [], dict[int, int]
+    ]  # has them do it, off the training thread; the xxh3_64 of each array's bytes, by number
+
+
 class Captured(msgspec.Struct):
     """What one capture took: arrays by number, and the global step (-1: there is none)."""
 
@@ -55,6 +64,11 @@ class Captured(msgspec.Struct):
     spec: StateSpec | None = None  # what the arrays are, where that changes from capture to capture
     number: int | None = None  # in the checkpoint's name; None: the step, if the spec has one
     view: Callable[[list[Any]], list[Any]] | None = None  # makes the arrays of what was taken, off the training thread
+    elsewhere: Elsewhere | None = None
+
+
+class CaptureLost(Exception):
+    """Part of what was captured elsewhere is not to be had: it is captured anew, in another way.  The text says why."""
 
 
 class CannotRestore(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import resource
 import shutil
@@ -325,7 +324,7 @@ def test_memory_that_cannot_be_mapped_is_no_room_either(shm: Path, monkeypatch: 
     def refuse(*_: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(mmap, "mmap", refuse)
+    monkeypatch.setattr(slot_file, "SlotMap", refuse)
     with pytest.raises(NoRoom, match="cannot map"):
         SlotPool(shm, RUN, TRAINER, 1).reserve(1000)
     assert list(shm.iterdir()) == []

@@ -1,0 +1,104 @@
+"""The part of a capture that servers make of their own variables, ordered by the chief and filled into its slot.
+
+Made by a Capture in a run whose servers are processes of ours on this machine, where servers/kept_views.py does it.  All servers
+take their views in the call in which the chief takes the rest; what travels is the order, and a number for an answer.  The copies
+are then ordered piece by piece, by whoever copies the chief's own part.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import tensorflow as tf
+
+from procsv.base.cluster import PS
+from procsv.ipc.shm.slot_file import SlotMap
+from procsv.training.graph.variable_views import views_of
+from procsv.training.runtime.bounded_call import call_within
+from procsv.training.servers.kept_views import COPY, NO_STEP, TAKE, Order
+
+tf1 = tf.compat.v1
+
+PIECE_S_MAX = 10.0  # for the servers' next pieces; one that is frozen so long is ended by the watchdog
+
+Call = Callable[[bytes], list[Any]]
+
+
+def server_of(tensor: Any) -> str:
+    """The CPU of the server that makes `tensor`; "" if no server does."""
+    place = tf.DeviceSpec.from_string(tensor.op.device or "")
+    if place.job != PS:
+        return ""
+    return str(tf.DeviceSpec(PS, place.replica, place.task or 0, "CPU", 0).to_string())
+
+
+class ServerCapture:
+    """The ops on the servers, and what the chief orders by them."""
+
+    def __init__(
+        self,
+        by_server: dict[str, list[int]],
+        tensors: Sequence[Any],
+        places: Sequence[tuple[int, int, bool]],
+        step_at: int,
+    ) -> None:
+        """Adds the ops to the default graph.
+
+        `by_server`: the numbers of the tensors that each device makes.  `places`: offset, size and whether a view of it stays
+        as it is, by number.  `step_at`: the number of the global step, or -1.
+        """
+        self.numbers = [number for numbers in by_server.values() for number in numbers]
+        self.rest_op: Any = None  # which captures in the chief what no server does
+        self._by_server = list(by_server.values())
+        self._order = tf1.placeholder(tf.string, [], "order")
+        self._takes, self._copies = list[Any](), list[Any]()
+        for device, numbers in by_server.items():
+            with tf1.device(device):
+                theirs = tf1.constant([places[number] for number in numbers], tf.int64)
+                step = tf1.constant(numbers.index(step_at) if step_at in numbers else -1, tf.int64)
+                views = views_of([tensors[number] for number in numbers])
+                self._takes += tf.raw_ops.PyFunc(input=[self._order, theirs, step, *views], token=TAKE, Tout=[tf.int64])
+                self._copies += tf.raw_ops.PyFunc(input=[self._order], token=COPY, Tout=[tf.int64])
+        self._owner, self._number = "", 0
+        self._calls: dict[Any, tuple[Call, Call]] = {}  # of the session: captures, copies
+
+    def run(self, session: Any, memory: SlotMap | None) -> tuple[int, Callable[[], dict[int, int]]]:
+        """Has the servers and the chief capture; the step that a server has captured, or -1, and what has them copy it.
+
+        `memory`: of the slot; without one, nothing is kept.  Either raises InvalidArgumentError if a server refuses.
+        """
+        if session not in self._calls:
+            self._owner, self._number = uuid.uuid4().hex, 0
+            make = tf1.Session.make_callable  # past the boundary: a capture is no step of the program
+            take = make(session, [*self._takes, self.rest_op], [self._order])
+            self._calls = {session: (take, make(session, self._copies, [self._order]))}
+        take, copy = self._calls[session]
+        order = self._next_order(memory)
+        answers = take(order)[: len(self._takes)]
+        return max(map(int, answers), default=NO_STEP), lambda: self._copy(copy, order)
+
+    def _next_order(self, memory: SlotMap | None) -> bytes:
+        self._number += 1
+        order = Order(self._owner, self._number)
+        if memory is not None:
+            file = memory.path.stat()
+            order = Order(self._owner, self._number, str(memory.path), file.st_dev, file.st_ino)
+        return msgspec.msgpack.encode(order)
+
+    def _copy(self, copy: Call, order: bytes) -> dict[int, int]:
+        """Has the servers copy until nothing is left; the hash of each tensor.  TimeoutError if one does not answer."""
+        while True:
+            answers = call_within(lambda: copy(order), PIECE_S_MAX, "copying on a server")
+            if not any(answer[0] for answer in answers):
+                break
+        hashes: dict[int, int] = {}
+        for numbers, answer in zip(self._by_server, answers, strict=True):
+            hashes.update(zip(numbers, answer[1:].view("uint64").tolist(), strict=True))
+        return hashes
+
+    def forget(self) -> None:
+        """The session is being closed."""
+        self._calls = {}

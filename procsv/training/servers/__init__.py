@@ -1,0 +1,1 @@
+"""Parameter servers: their part of the chief's captures, in their own processes."""

@@ -1,0 +1,129 @@
+"""Servers of a launch capture their own variables: what lies in memory, and is saved, is what the chief would have fetched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.launched import Launched, launched, procsv
+
+pytestmark = pytest.mark.fault
+
+PROGRAM = """
+import json, os, sys, threading
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+tf.disable_v2_behavior()
+config = json.loads(os.environ["TF_CONFIG"])
+role, index = config["task"]["type"], config["task"]["index"]
+cluster = tf.train.ClusterSpec(config["cluster"])
+server = tf.train.Server(cluster, job_name=role, task_index=index)
+if role == "ps":
+    if "unable" in sys.argv:
+        from tensorflow.python.ops import script_ops
+        script_ops._py_funcs._funcs.clear()
+    server.join()
+ones = tf.ones_initializer()
+with tf.device("/job:ps/task:0"):
+    step = tf.train.get_or_create_global_step()
+    kept = [tf.get_variable("dense", [300_000], initializer=ones, use_resource=True)]
+    kept += [tf.get_variable(f"small{i}", [7], tf.float64, initializer=ones, use_resource=True) for i in range(20)]
+    embedding = tf.get_variable("embedding", [1000, 8], initializer=ones, use_resource=True)
+    kept.append(tf.get_variable("in_place", [300_000], initializer=ones, use_resource=False))
+    names = tf.get_variable("names", initializer=tf.constant(["a", "b"]), use_resource=True)
+with tf.device("/job:ps/task:1"):
+    kept += [tf.get_variable("half", [9_000_000], tf.bfloat16, initializer=ones, use_resource=True)]
+    kept += [tf.get_variable("count", [], tf.int64, initializer=ones, use_resource=True)]
+with tf.device(tf.train.replica_device_setter(ps_tasks=2, ps_device="/job:ps", worker_device="/job:chief/task:0")):
+    kept += list(tf.get_variable("parts", [50, 3], initializer=ones, partitioner=tf.fixed_size_partitioner(4)))
+with tf.device("/job:chief/task:0"):
+    kept.append(tf.get_variable("here", [1000], initializer=ones, use_resource=True))
+rows = tf.IndexedSlices(tf.ones([1000, 8]), tf.range(1000))
+updates = [tf.assign_add(v, tf.cast(tf.fill(v.shape, (step + 1) % 16 - step % 16), v.dtype.base_dtype)) for v in kept]
+updates.append(embedding.scatter_add(rows))
+with tf.control_dependencies(updates):
+    train = tf.assign_add(step, 1, use_locking=True)
+with tf.train.MonitoredTrainingSession(
+    server.target,
+    checkpoint_dir=os.environ["PROCSV_LOGDIR"],
+    save_checkpoint_secs=600,
+    hooks=[tf.train.StopAtStepHook(last_step=100_000)],
+    config=tf.ConfigProto(device_filters=["/job:ps", "/job:chief/task:0"]),
+) as session:
+    while not session.should_stop():
+        session.run(train)
+        threading.Event().wait(0.005)
+"""
+
+
+def expected(step: int) -> dict[str, float]:
+    """What each element of a variable is after `step` steps."""
+    cyclic = float(1 + step % 16)
+    return {
+        **dict.fromkeys(("dense", "in_place", "half", "count", "parts", "here"), cyclic),
+        **{f"small{i}": cyclic for i in range(20)},
+        "embedding": 1.0 + step,
+        "global_step": step,
+    }
+
+
+def check(run: Launched, step: int) -> None:
+    """The newest checkpoint is of `step`, and every element of it is what it was then."""
+    path = tf.train.latest_checkpoint(str(run.logdir))
+    assert path.endswith(f"-{step}")
+    reader = tf.train.load_checkpoint(path)
+    for name, value in expected(step).items():
+        found = np.asarray(reader.get_tensor(name)).astype(np.float64)
+        assert found.min() == found.max() == value, name
+    assert reader.get_tensor("names").tolist() == [b"a", b"b"]
+    assert json.loads(Path(f"{path}.manifest.json").read_text())["mixed"] is False
+
+
+def wait_for_memory(run: Launched, step: int) -> int:
+    """A snapshot that is later than `step`; its step."""
+
+    def memory_step() -> int:
+        return int(json.loads((run.logdir / "procsv" / "run.json").read_text())["memory_step"])
+
+    run.wait_for("a later snapshot", lambda: memory_step() > step)
+    return memory_step()
+
+
+def test_row_61_variables_of_every_kind_are_captured_by_their_servers_and_restored_when_these_die_in_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    options = ("--ps", "2", "--drop-in", "--snapshot-secs", "0.2", "train.py")
+    dies = "server.copy@1=12*off->kill"  # each snapshot takes two pieces
+    with launched(tmp_path / "run", *options, cwd=tmp_path, standby=None, PROCSV_FAILPOINTS=dies) as run:
+        run.wait_event("ready", 1, "chief")
+        run.wait_event("session_recovered", 1, "chief")
+        recovered = run.events("session_recovered", "chief")[0]
+        assert recovered["source"] == "memory"
+        assert recovered["step"] > 0
+        assert {e["role"] for e in run.events("exited") if e["signal"] == "SIGKILL"} == {"ps.0", "ps.1"}
+        wait_for_memory(run, recovered["step"])
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.wait_end() == 75
+        (stopped,) = run.events("stopped")
+        assert not run.events("captured_by_chief")
+        check(run, stopped["durable_step"])
+
+
+def test_a_server_that_cannot_capture_is_said_once_and_the_chief_fetches_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    options = ("--ps", "2", "--drop-in", "--snapshot-secs", "0.2", "train.py", "unable")
+    with launched(tmp_path / "run", *options, cwd=tmp_path, standby=None) as run:
+        run.wait_event("ready", 1, "chief")
+        wait_for_memory(run, wait_for_memory(run, 20))
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.wait_end() == 75
+        (said,) = run.events("captured_by_chief")
+        assert "procsv.take" in said["why"], said
+        (stopped,) = run.events("stopped")
+        check(run, stopped["durable_step"])
