@@ -1,10 +1,10 @@
 """Runs under random faults, in memory: watchdog, both services and a model trainer on a fake clock, network and disk.
 
-    scripts/simulate [--seed N] [--runs N] [--minutes M] [--verbose]
+    scripts/simulate [--tasks] [--seed N] [--runs N] [--minutes M] [--verbose]
 
 `--seed N --verbose` replays one run and prints all that happens in it.  Otherwise runs of consecutive seeds, from N on
-(by default from a random one), until there were `--runs` of them or `--minutes` are over.  After every event the
-invariants are checked.  A seed that fails is printed with what was wrong; exit code 1 if one did.
+(by default from a random one), until there were `--runs` of them or `--minutes` are over.  `--tasks`: runs of several tasks, on
+parameter servers or in step.  After every event the invariants are checked.  A seed that fails is printed with what was wrong; exit code 1 if one did.
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="the first seed; a random one if not given")
     parser.add_argument("--runs", type=int, help="how many runs (1 with --seed, else 1000)")
     parser.add_argument("--minutes", type=float, help="how long, instead of --runs")
+    parser.add_argument(
+        "--tasks", action="store_true", help="runs of chief, workers, servers and evaluators, and gangs"
+    )
     parser.add_argument("--verbose", action="store_true", help="print all that happens")
     options = parser.parse_args()
     first = random.randrange(SEED_MAX) if options.seed is None else options.seed
     runs = options.runs or (1 if options.seed is not None and not options.minutes else 1000)
     until_s = time.monotonic() + options.minutes * 60 if options.minutes else None
-    return _run_all(first, runs, until_s, options.verbose)
+    return _run_all(first, runs, until_s, verbose=options.verbose, has_tasks=options.tasks)
 
 
-def _run_all(first: int, runs: int, until_s: float | None, verbose: bool) -> int:
+def _run_all(first: int, runs: int, until_s: float | None, *, verbose: bool, has_tasks: bool) -> int:
     begun_s, seed, events = time.monotonic(), first, 0
     failed: list[int] = []
     while (seed - first < runs) if until_s is None else (time.monotonic() < until_s):
         try:
-            events += simulate(seed, trace=print if verbose else None).events
+            events += simulate(seed, trace=print if verbose else None, has_tasks=has_tasks).events
         except BrokenPipeError:  # whoever read what is printed has seen enough
             return 1
         except Exception as error:  # noqa: BLE001  whatever goes wrong in a run is what is looked for
@@ -50,7 +53,7 @@ def _run_all(first: int, runs: int, until_s: float | None, verbose: bool) -> int
     rate = f"{done / seconds * 60:.0f} a minute, {events / max(1, done - len(failed)):.0f} events each"
     print(f"{done} runs from seed {first}: {len(failed)} failed; {rate}")
     if failed:
-        print(f"replay one with: scripts/simulate --seed {failed[0]} --verbose")
+        print(f"replay one with: scripts/simulate --seed {failed[0]} {'--tasks ' * has_tasks}--verbose")
     return 1 if failed else 0
 
 

@@ -34,6 +34,7 @@ from procsv.watchdog.core.service import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.standby import Standby
 from procsv.watchdog.core.trainer import TREE_S_MAX, TrainerSupervisor
+from procsv.watchdog.core.waiting import find_awaited
 
 BEFORE_ITS_STATE = (State.PENDING, State.IMPORTING, State.CONNECTED, State.RESTORING)
 
@@ -290,6 +291,10 @@ class Core:
             self.chief.unsaved = news.error
 
     # -- time ----------------------------------------------------------------------------------------------
+    def awaited_by(self, task: TaskId, now_s: float) -> TaskId | None:
+        """The task that `task` waits for; None if it waits for nobody, as far as can be seen."""
+        return find_awaited(self.tasks[task], self.tasks, self.chief.task, now_s)
+
     def _ticked(self, event: events.Ticked, now_s: float) -> None:
         for name, service in self.services.items():
             if (beat := event.beats.get(name)) is not None:
@@ -299,6 +304,8 @@ class Core:
                 task.beat(beat, now_s)
             if task.pid:
                 task.see_memory(event.memory_step)
+                if self.awaited_by(name, now_s) is not None:
+                    task.hanging.liveness.stand_by(now_s)
                 task.watch(beat, name in event.stopped, event.activity.get(name), now_s)
         for name, service in self.services.items():
             service.watch(event.beats.get(name), event.doing.get(name, ""), now_s)

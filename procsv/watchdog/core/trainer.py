@@ -53,6 +53,7 @@ TREE_S_MAX = 30.0  # what was killed and is still there after this long is calle
 _PHASES = {
     Phase.IMPORT: LifecycleEvent.IMPORTS,
     Phase.CONNECT: LifecycleEvent.CONNECTS,
+    Phase.SERVE: LifecycleEvent.CONNECTS,
     Phase.RESTORE: LifecycleEvent.RESTORES,
     Phase.COMPILE: LifecycleEvent.COMPILES,
     Phase.STEP: LifecycleEvent.STEPS,
@@ -120,6 +121,7 @@ class TrainerSupervisor:
         self._stalled_s = 0.0  # how long the program that is observed made no progress
         self._frozen_s: float | None = None  # since when the trainer that runs is stopped by a signal
         self._serving_s: float | None = None  # since when it serves variables to others
+        self.has_served = False  # in this launch
         self._is_suspected = False  # of doing nothing at all; said once
         self._verdict: GiveUp | None = None  # stands if what is being saved is no progress
         self.end: End | None = None  # how the last attempt has ended
@@ -167,7 +169,7 @@ class TrainerSupervisor:
     def _read(self, beat: Heartbeat | None) -> None:
         if beat is not None:
             if beat.phase is Phase.SERVE and self._serving_s is None:
-                self._serving_s = beat.beat_s
+                self._serving_s, self.has_served = beat.beat_s, True
                 self.history.served()
             self.phase = beat.phase
             if beat.step >= 0:
@@ -445,10 +447,15 @@ class TrainerSupervisor:
     @property
     def state_word(self) -> str:
         """Its state as people read it."""
-        if self._serving_s is not None and self.life.state is State.CONNECTED:
+        if self.is_serving:
             return "serving"
         awaits_first = self.life.state is State.BACKOFF and self._last_death is None and self._standby.pid
         return (State.IMPORTING if awaits_first else self.life.state).word
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it serves variables to others now."""
+        return self._serving_s is not None and self.life.state is State.CONNECTED
 
     @property
     def is_before_session(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -28,14 +28,19 @@ SERVICE_HANG_S_MAX = 400.0  # until a service is, the fourth time
 Fault = Callable[["Run", Random], str]
 
 
+def _meant(run: Run, task: TaskId) -> TaskId:
+    """The trainer of a run of several tasks is its chief."""
+    return run.world.chief if task == TRAINER else task
+
+
 def kill(task: TaskId) -> Fault:
     def fault(run: Run, rng: Random) -> str:
-        process = run.world.find(task)
+        process = run.world.find(_meant(run, task))
         if process is None:
             return ""
         run.world.disturb(RECOVERY_S)
         process.die(KILLED, "outside")
-        return f"SIGKILL to {task} {process.incarnation}"
+        return f"SIGKILL to {process.task} {process.incarnation}"
 
     return fault
 
@@ -54,19 +59,19 @@ def kill_at_disk(task: TaskId) -> Fault:
 
 def freeze(task: TaskId) -> Fault:
     def fault(run: Run, rng: Random) -> str:
-        process = run.world.find(task)
+        process = run.world.find(_meant(run, task))
         if process is None:
             return ""
         seconds = rng.uniform(0.5, 8.0)
         process.freeze(seconds)
         run.world.disturb(seconds + RECOVERY_S)
-        return f"SIGSTOP to {task} {process.incarnation} for {seconds:.1f} s"
+        return f"SIGSTOP to {process.task} {process.incarnation} for {seconds:.1f} s"
 
     return fault
 
 
 def _trainer(run: Run) -> Trainer | None:
-    found = run.world.find(TRAINER)
+    found = run.world.find(run.world.chief)
     return found if isinstance(found, Trainer) else None
 
 
@@ -208,7 +213,7 @@ def _restart_from_disk(run: Run, rng: Random) -> str:
 
 
 def spoil_slot(run: Run, rng: Random) -> str:
-    slot = run.world.memory.newest_ready(TRAINER)
+    slot = run.world.memory.newest_ready(run.world.chief)
     if slot is None:
         return ""
     slot.is_good = False
@@ -305,11 +310,11 @@ FAULTS: dict[Fault, int] = {
 }
 
 
-def draw(rng: Random) -> list[tuple[float, Fault]]:
-    """When (seconds from the start), and what; now and then two at once."""
+def draw(rng: Random, choice: Mapping[Fault, int] = FAULTS) -> list[tuple[float, Fault]]:
+    """When (seconds from the start), and what; now and then two at once.  `choice`: with their weights."""
     horizon_s = rng.uniform(5.0, 40.0)
     plan: list[tuple[float, Fault]] = []
-    for fault in rng.choices(list(FAULTS), list(FAULTS.values()), k=rng.randrange(1, 7)):
+    for fault in rng.choices(list(choice), list(choice.values()), k=rng.randrange(1, 7)):
         is_at_once = plan and rng.random() < 0.25
         plan.append((plan[-1][0] if is_at_once else rng.uniform(0.1, horizon_s), fault))
     return sorted(plan, key=lambda at: at[0])

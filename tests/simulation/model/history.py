@@ -21,7 +21,8 @@ class Born:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """`by`: who ended it: outside (a fault), watchdog, program (its own error), itself (it was done), power."""
+    """`by`: who ended it: outside (a fault), watchdog, program (its own error), peer (an error of its
+    own, because another task was gone), itself (it was done), power."""
 
     task: TaskId
     incarnation: int
@@ -68,6 +69,40 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class Filled:
+    """A chief has put a state into the servers of the run."""
+
+    incarnation: int
+    living_step: int  # of the model that was there; -1: none was
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A chief has put a whole state into the servers, and knows it."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A task has joined those that it trains in step with."""
+
+    task: TaskId
+    ring: int  # a number, higher each time that they find each other
+    older: tuple[str, ...]  # those of an earlier ring that live
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A task has made a step with the others of its ring."""
+
+    task: TaskId
+    ring: int
+    state: tuple[int, int]  # step and value
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A trainer was told that nothing can be restored."""
 
@@ -77,6 +112,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
+    task: TaskId
     incarnation: int
 
 
@@ -146,6 +182,10 @@ Fact = (
     | Wrote
     | Acknowledged
     | Restored
+    | Filled
+    | Whole
+    | Joined
+    | Stepped
     | Refused
     | Ready
     | Finished

@@ -1,76 +1,39 @@
 """The invariants I1 to I12, checked over the history of a simulated world.  Each returns what is wrong, or "" if nothing is.
 
 Called by run.py: with every fact as it is noted, and (`after_event`) after every event.  They keep an account of their own
-and never ask the code under test whether it was right.
+and never ask the code under test whether it was right.  I8 is in budget.py, those of several tasks in group/invariants.py.
 """
 
 from __future__ import annotations
 
 import signal
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
-from procsv.base import identity
 from procsv.base.identity import CHECKPOINT, STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
-from procsv.ipc.messaging.messages import Durable, FirstStepDone
-from procsv.watchdog.core.events import Ended, RecycleAsked, Said, Ticked
+from procsv.watchdog.core.events import Said, Ticked
 from tests.simulation.model import history
+from tests.simulation.model.account import Account
+from tests.simulation.model.budget import i8_gives_up_at_the_budget
 from tests.simulation.model.checkpoints import REPLACED, STAGING, files_of, is_safe, is_whole, saved_after
+from tests.simulation.model.group.invariants import i14_one_generation, i15_living_model_stays, i16_servers_end_last
 from tests.simulation.model.program import value_at
+from tests.simulation.model.program_process import ProgramProcess
 from tests.simulation.model.stream_store import TORN_RECORD, VERSION
-from tests.simulation.model.trainer import Trainer
 from tests.simulation.model.world import STATUS_S_MAX, Violation, World
 
 READY_S_MAX = 60.0  # beyond what the program itself takes, once nothing disturbs any more
 SWEEP_S = 30.0  # a save or a start after which nothing of a bad disk's leavings may be there
-FAILURES_SAME_MAX, FAILURES_EARLY_MAX = 3, 2
-PERMANENT = (78, 126, 127)
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
 
 
-@dataclass(slots=True)
-class Budget:
-    """The failures of one launch, counted anew from what its watchdog was told."""
-
-    failures: int = 0
-    early: int = 0
-    same: Counter[tuple[str, str, int]] = field(default_factory=Counter)
-    durable_step: int = -1
-    was_ready: bool = False
-    has_gone_back: bool = False  # before a suspect state
-    last: Ended | None = None
-
-
-@dataclass(slots=True)
-class Account:
-    """What the invariants remember."""
-
-    best: Durable | None = None  # the newest acknowledged checkpoint
-    acknowledged: dict[str, int] = field(default_factory=dict)  # path -> step
-    restored_steps: set[int] = field(default_factory=set)  # of checkpoints that a trainer came from
-    suspected: int = -1  # a step that the next trainer need not resume from
-    spoilt: set[str] = field(default_factory=set)  # paths that a fault has damaged
-    passed_over: set[str] = field(default_factory=set)  # paths of states that were suspected, and are not gone on from
-    disk_version: int = -1
-    records: dict[str, tuple[str, int]] = field(default_factory=dict)  # record -> file and place
-    checked: dict[str, int] = field(default_factory=dict)  # file -> records scanned at
-    last_in: dict[str, tuple[int, int]] = field(default_factory=dict)  # file -> number and step of the last record
-    died: dict[tuple[TaskId, int], history.Died] = field(default_factory=dict)
-    budget: Budget = field(default_factory=Budget)
-    newest_heard: dict[tuple[TaskId, TaskId], int] = field(default_factory=dict)  # (server, task) -> incarnation
-    newest_trainer: int = 0
-
-
 def i1_one_writer(world: World, account: Account, fact: history.Fact) -> str:
-    """At most one trainer tree writes to a logdir: none is asked for, born or writing while another one holds the lock."""
+    """At most one tree of each task writes to a logdir: none is asked for, born or writing while another one holds the lock."""
     match fact:
-        case history.SpawnAsked(identity.TRAINER) if world.writer_lock_is_held():
-            return "a trainer is asked for while an older one's tree is alive"
-        case history.Born(identity.TRAINER) if sum(p.task == TRAINER for p in world.processes.values()) > 1:
-            return "two trainers are alive"
+        case history.SpawnAsked(task) if task.runs_program and world.writer_lock_is_held(task):
+            return f"{task} is asked for while an older one's tree is alive"
+        case history.Born(task) if task.runs_program and sum(p.task == task for p in world.processes.values()) > 1:
+            return f"{task} is alive twice"
         case history.Wrote(pid) if pid not in world.processes:
             return "a dead trainer writes"
     return ""
@@ -209,9 +172,13 @@ def _causes(world: World, died: history.Died) -> set[str]:
     is_stopping = is_stopping or (world.watchdog is not None and died.pid in world.watchdog.preempted)
     is_stopping = is_stopping or (died.task != TRAINER and _is_ending(world))
     stopped = {"stopped"} if is_stopping else set()
+    if _is_of_broken_gang(world, died.task):  # whoever was first, the others end for it
+        return {"lost-peer"} | _causes_of_one(died, stopped)
+    return _causes_of_one(died, stopped)
+
+
+def _causes_of_one(died: history.Died, stopped: set[str]) -> set[str]:
     exit = died.exit
-    if exit.signal == signal.SIGKILL and _is_of_broken_gang(world, died.task):
-        return {"lost-peer", "stopped"} if died.by == "watchdog" else {"lost-peer", "killed"}
     if died.was_stuck and exit.signal in (signal.SIGKILL, signal.SIGABRT):
         return {"hang", "stopped", "killed", "crashed"}  # whoever was first: it hung
     if died.by == "watchdog":
@@ -221,6 +188,8 @@ def _causes(world: World, died: history.Died) -> set[str]:
     if exit.signal is not None:
         # Killed from outside at the moment at which the watchdog would have: nobody can tell who was first.
         return {"killed"} | (stopped if exit.signal == signal.SIGKILL else set())
+    if died.by == "peer":
+        return {"lost-peer", *stopped}
     if died.by == "program":
         return {"exception", "exit-code"} | (stopped if exit.code == 75 else set())
     if exit.code == 0:
@@ -251,91 +220,28 @@ def i7_ready_in_time(world: World, account: Account, fact: history.Fact) -> str:
     now_s, program = world.clock.now_s, world.program
     limit_s = READY_S_MAX + program.import_s + program.restore_s + program.compile_s + program.step_s
     for process in world.processes.values():
-        if not isinstance(process, Trainer) or process.is_ready or process.is_orphan or process.step >= program.steps:
+        if not isinstance(process, ProgramProcess) or process.is_ready or process.is_orphan:
             continue
-        if now_s - max(process.born_s, world.calm_from_s) > limit_s:
-            return f"trainer {process.incarnation} is not ready after {now_s - process.born_s:.0f} s"
+        if now_s - max(process.born_s, world.calm_from_s) > limit_s and process.step < program.steps:
+            return f"{process.task} {process.incarnation} is not ready after {now_s - process.born_s:.0f} s"
     return ""
-
-
-def i8_gives_up_at_the_budget(world: World, account: Account, fact: history.Fact) -> str:
-    """The run is given up exactly at the budget: not a failure earlier, and not a restart later."""
-    match fact:
-        case history.Born(identity.WATCHDOG):
-            account.budget = Budget()
-        case history.CoreActed(RecycleAsked(by_hand=True)):
-            account.budget.failures = account.budget.early = 0
-            account.budget.same.clear()
-            account.budget.has_gone_back = False
-        case history.CoreActed(Ended(identity.TRAINER, incarnation)) if _is_free(account.died[TRAINER, incarnation]):
-            account.budget.last = None
-        case history.CoreActed(event):
-            _count(account.budget, event)
-        case history.Journaled("state_suspected"):
-            account.budget.has_gone_back = True
-        case history.Journaled("restarting") if why := _spent(world, account.budget):
-            return f"started again, although {why}"
-        case history.Journaled("gave_up", _, _, fields) if "no newly durable step" in fields["why"]:
-            if account.budget.failures != world.settings.launch.max_failures:
-                return f"gave up after {account.budget.failures} failures: {fields['why']}"
-        case history.Journaled("gave_up", _, _, fields) if fields["why"].startswith("deterministic"):
-            if max(account.budget.same.values(), default=0) != FAILURES_SAME_MAX:
-                return f"gave up as deterministic: {fields['why']}, counted {account.budget.same}"
-    return ""
-
-
-def _is_free(died: history.Died) -> bool:
-    """A death that was our own order, and costs nothing: but for a hang, which is the program's failure."""
-    return died.by == "watchdog" and not died.was_stuck
-
-
-def _count(budget: Budget, event: Any) -> None:
-    match event:
-        case Said(identity.TRAINER, _, FirstStepDone() as recovered):
-            if not budget.was_ready or (recovered.restored_step < budget.durable_step and not budget.has_gone_back):
-                budget.durable_step = recovered.restored_step
-            budget.was_ready = True
-        case Said(identity.CHECKPOINT, _, Durable() as news) if news.step > budget.durable_step:
-            budget.durable_step, budget.failures, budget.has_gone_back = news.step, 0, False
-            budget.same = Counter({key: count for key, count in budget.same.items() if key[2] >= news.step})
-        case Ended(identity.TRAINER, _, exit) if exit.code not in (0, 75):
-            budget.failures, budget.last = budget.failures + 1, event
-            words = event.words
-            if exit.code is not None and words is not None and words.type:
-                budget.same[words.type, words.message, words.step if words.step is not None else -1] += 1
-            if exit.code is not None and not budget.was_ready:
-                budget.early += 1
-        case Ended(identity.TRAINER):
-            budget.last = event
-
-
-def _spent(world: World, budget: Budget) -> str:
-    """Why no trainer may be started again; "" if one may."""
-    if budget.last is None or budget.last.exit.code in (0, 75):
-        return ""
-    if budget.failures >= world.settings.launch.max_failures:
-        return f"there were {budget.failures} failures in a row"
-    if max(budget.same.values(), default=0) >= FAILURES_SAME_MAX:
-        return "it fails the same way every time"
-    if budget.early >= FAILURES_EARLY_MAX:
-        return f"it has failed {budget.early} times before its first step"
-    return "its exit says that it would not help" if budget.last.exit.code in PERMANENT else ""
 
 
 def i9_others_live_on(world: World, account: Account, fact: history.Fact) -> str:
     """A fault in one process leaves the others' pids alone: who dies was hit, told to end, orphaned, or of a gang that is broken."""
-    if not isinstance(fact, history.Died) or fact.by in ("outside", "power", "program"):
+    if not isinstance(fact, history.Died) or fact.by in ("outside", "power", "program", "peer"):
         return ""
     watchdog = world.watchdog
     core = watchdog.core if watchdog is not None else None
     is_ending = fact.was_orphan or (core is not None and (core.is_ending or core.gang.breaks(fact.task)))
     is_preempted = watchdog is not None and fact.pid in watchdog.preempted
-    if fact.task == TRAINER and fact.by == "watchdog":
+    if fact.task.runs_program and fact.by == "watchdog":
         is_right = is_ending or is_preempted or fact.was_stuck
-        return "" if is_right else "the watchdog has killed a trainer that was well"
-    if fact.task == TRAINER and fact.exit == Exit(75, None):
-        return "" if is_ending or is_preempted else "a trainer stopped, although nobody had asked"
-    if fact.task in (TRAINER, WATCHDOG, STANDBY):
+        return "" if is_right else f"the watchdog has killed {fact.task} {fact.incarnation}, which was well"
+    if fact.task.runs_program and fact.exit == Exit(75, None):
+        is_right = is_ending or is_preempted
+        return "" if is_right else f"{fact.task} {fact.incarnation} stopped, although nobody had asked"
+    if fact.task.runs_program or fact.task in (WATCHDOG, STANDBY):
         return ""
     is_right = is_ending or (fact.by == "watchdog" and fact.was_stuck)
     return "" if is_right else f"the {fact.task} service ended ({fact.exit}, by {fact.by}) in the middle of a run"
@@ -348,15 +254,12 @@ def i10_status_answers(world: World, account: Account, fact: history.Fact) -> st
     if fact.answer is None or fact.seconds > STATUS_S_MAX:
         return f"no answer within {STATUS_S_MAX} s"
     pids = {row["role"]: row["pid"] for row in fact.answer["processes"]}
-    trainer = world.find(TRAINER)
-    if (
-        trainer is not None
-        and not trainer.is_orphan
-        and not trainer.is_frozen
-        and trainer.born_s < world.clock.now_s - STATUS_S_MAX
-    ):
-        told = pids[str(TRAINER)]
-        return "" if told == trainer.pid else f"says that the trainer is {told}, not {trainer.pid}"
+    for task in world.settings.tasks:
+        process = world.find(task)
+        if not isinstance(process, ProgramProcess) or process.is_orphan or process.is_frozen:
+            continue
+        if process.born_s < world.clock.now_s - STATUS_S_MAX and pids[str(task)] != process.pid:
+            return f"says that {task} is {pids[str(task)]}, not {process.pid}"
     if fact.answer["durable_step"] not in {-1, *account.acknowledged.values(), *account.restored_steps}:
         return f"says that step {fact.answer['durable_step']} is durable"
     return ""
@@ -376,16 +279,16 @@ def i12_the_dead_are_not_heard(world: World, account: Account, fact: history.Fac
     match fact:
         case history.Born(task, incarnation):
             account.newest_heard = {key: n for key, n in account.newest_heard.items() if key[0] != task}
-            if task == TRAINER:
-                account.newest_trainer = incarnation
+            account.newest[task] = incarnation
         case history.Received(server, task, incarnation, body):
             newest = account.newest_heard.get((server, task), 0)
             if incarnation < newest:
                 return f"{server} has heard {body} of {task} {incarnation}, after {newest}"
             account.newest_heard[server, task] = incarnation
-        case history.CoreActed(Said(identity.TRAINER, incarnation) as said, actions):
-            if incarnation != account.newest_trainer and actions:
-                return f"trainer {incarnation}'s {type(said.body).__name__} led to {actions}"
+        case history.CoreActed(Said(task, incarnation) as said, actions) if task.runs_program:
+            about = [action for action in actions if getattr(action, "task", task) == task]
+            if incarnation != account.newest[task] and about:
+                return f"{task} {incarnation}'s {type(said.body).__name__} led to {about}"
     return ""
 
 
@@ -403,6 +306,9 @@ INVARIANTS: tuple[Invariant, ...] = (
     i10_status_answers,
     i11_bit_identical,
     i12_the_dead_are_not_heard,
+    i14_one_generation,
+    i15_living_model_stays,
+    i16_servers_end_last,
 )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from procsv.base.identity import STANDBY, TRAINER, TaskId
+from procsv.base.identity import STANDBY, TaskId
 from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.standby_messages import Waiting
@@ -16,11 +16,11 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.events import STOPPED, Promoted, StandbySaid
 from procsv.watchdog.core.standby import PROMOTE_S_MAX
 from tests.simulation.model import history
+from tests.simulation.model.group.kinds import kind_of
 from tests.simulation.model.processes import KILLED, Process
+from tests.simulation.model.program_process import ProgramProcess
 from tests.simulation.model.services import ServiceProcess
 from tests.simulation.model.standby import StandbyProcess
-from tests.simulation.model.trainer import Trainer
-from tests.simulation.model.worker import Worker
 from tests.support.watchdog_machine import MachineInMemory
 
 if TYPE_CHECKING:
@@ -45,10 +45,8 @@ class Machine(MachineInMemory[Process]):
         if error := world.why_not_spawned(task):
             raise OSError(error)
         child: Process
-        if task == TRAINER:
-            child = self._trainer(incarnation)
-        elif task.runs_program:
-            child = Worker(world, task, incarnation, self._start.run)
+        if task.runs_program:
+            child = self._program(task, incarnation)
         elif task == STANDBY:
             child = StandbyProcess(world, incarnation, self._standby_waits)
         else:
@@ -63,7 +61,7 @@ class Machine(MachineInMemory[Process]):
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
         child = self.find(task, incarnation)
-        assert child is None or isinstance(child, Trainer | Worker | ServiceProcess | StandbyProcess), task
+        assert child is None or isinstance(child, ProgramProcess | ServiceProcess | StandbyProcess), task
         if child is not None and not child.is_dead:
             child.hear_signal(number)
 
@@ -76,7 +74,7 @@ class Machine(MachineInMemory[Process]):
         return []
 
     def clear_tree(self, task: TaskId) -> bool:
-        return task != TRAINER or self._world.clear_tree()
+        return self._world.clear_tree(task)
 
     def is_stopped(self, task: TaskId) -> bool:
         child = self.children.get(task)
@@ -101,7 +99,7 @@ class Machine(MachineInMemory[Process]):
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
         world, standby = self._world, self.find(STANDBY, number)
         world.note(history.SpawnAsked(task, incarnation))
-        if not isinstance(standby, StandbyProcess) or standby.is_dead or world.writer_lock_is_held():
+        if not isinstance(standby, StandbyProcess) or standby.is_dead or world.writer_lock_is_held(task):
             raise ProcessLookupError("it is gone")
         del self.children[STANDBY]
         if world.program.forks:
@@ -113,13 +111,14 @@ class Machine(MachineInMemory[Process]):
             world.clock.after(PROMOTION_S, lambda: self._once_awake(standby, lambda: self._has_forked(number, standby)))
             return
         standby.become_another()
-        trainer = self._trainer(incarnation, standby=standby)
-        world.clock.after(PROMOTION_S, lambda: self._once_awake(trainer, lambda: self._has_begun(number, trainer)))
+        program = self._program(task, incarnation, standby=standby)
+        world.clock.after(PROMOTION_S, lambda: self._once_awake(program, lambda: self._has_begun(number, program)))
 
-    def _trainer(self, incarnation: int, **origin: Any) -> Trainer:
-        trainer = Trainer(self._world, incarnation, self._start.run, self._start.settings.grace_s, **origin)
-        self.children[TRAINER] = trainer
-        return trainer
+    def _program(self, task: TaskId, incarnation: int, **origin: Any) -> ProgramProcess:
+        kind = kind_of(self._world, task)
+        program = kind(self._world, task, incarnation, self._start.run, self._start.settings.grace_s, **origin)
+        self.children[task] = program
+        return program
 
     def _once_awake(self, process: Process, go_on: Callable[[], None]) -> None:
         now_s = self._world.clock.now_s
@@ -131,24 +130,24 @@ class Machine(MachineInMemory[Process]):
         elif not process.is_dead:
             go_on()
 
-    def _has_begun(self, number: int, trainer: Trainer) -> None:
-        self._standby_said(Promoted(number, trainer.task, trainer.incarnation, trainer.pid))
+    def _has_begun(self, number: int, program: ProgramProcess) -> None:
+        self._standby_said(Promoted(number, program.task, program.incarnation, program.pid))
 
     def _has_forked(self, number: int, standby: StandbyProcess) -> None:
-        incarnation = standby.incarnation
+        task, incarnation = standby.task, standby.incarnation
         standby.task, standby.incarnation = STANDBY, number
         self.children[STANDBY] = standby
-        trainer = self._trainer(incarnation, is_fork=True)
-        self._standby_said(Promoted(number, TRAINER, trainer.incarnation, trainer.pid, is_fork=True))
+        program = self._program(task, incarnation, is_fork=True)
+        self._standby_said(Promoted(number, task, incarnation, program.pid, is_fork=True))
 
     # -- what processes leave, and what is noted of the run --------------------------------------------------
     def beat_of(self, child: Process) -> Heartbeat | None:
-        if isinstance(child, Trainer | Worker):
+        if isinstance(child, ProgramProcess):
             return child.beat()
         return child.heartbeat.read() if isinstance(child, ServiceProcess) else None
 
     def words_of(self, child: Process) -> LastWords | None:
-        return child.words if isinstance(child, Trainer) and child.words.type else None
+        return child.words if isinstance(child, ProgramProcess) and child.words.type else None
 
     def snapshot_step(self, task: TaskId) -> int:
         return self._world.memory.newest_step(task)

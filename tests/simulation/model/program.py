@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
+from typing import Literal
 
 from procsv.ipc.messaging.messages import CheckpointPlan
 
@@ -14,9 +15,17 @@ class ProgramError(Exception):
     """What ends the user's program: an exception, an exit code, or a signal that it raises itself."""
 
     def __init__(
-        self, type: str = "", message: str = "", code: int = 1, signal: int | None = None, permanent: bool = False
+        self,
+        type: str = "",
+        message: str = "",
+        code: int = 1,
+        signal: int | None = None,
+        permanent: bool = False,
+        lost_peer: str = "",
     ) -> None:
+        """`lost_peer`: the task of whose end it tells."""
         super().__init__(type, message, code, signal)
+        self.lost_peer = lost_peer
         self.type, self.message, self.code, self.signal, self.permanent = type, message, code, signal, permanent
 
 
@@ -56,6 +65,8 @@ class Program:
     standby: bool = False  # a warm one waits
     forks: bool = True  # it can be forked
     grandchild: bool = False  # a crash leaves a grandchild behind
+    # Of several tasks: each by itself, with the variables on servers, or all in step.
+    together: Literal["apart", "served", "in step"] = "apart"
 
     @property
     def plan(self) -> CheckpointPlan:

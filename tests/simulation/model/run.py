@@ -14,6 +14,7 @@ from procsv.base.outcome import Exit
 from procsv.watchdog.core.settings import Settings
 from tests.simulation.model import faults, history
 from tests.simulation.model.checkpoints import SAVE_PATH, is_safe, is_whole
+from tests.simulation.model.group.draw import draw_group, draw_plan
 from tests.simulation.model.invariants import Checker
 from tests.simulation.model.processes import KILLED
 from tests.simulation.model.program import Program, draw_program, value_at
@@ -139,10 +140,17 @@ class Run:
             raise Violation("i2_acknowledged_can_be_restored: the last checkpoint would not survive a power loss")
 
 
-def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Run:
-    """The run of that seed.  Any error carries the seed."""
+def simulate(seed: int, trace: Callable[[str], None] | None = None, *, has_tasks: bool = False) -> Run:
+    """The run of that seed; `has_tasks`: of several tasks.  Any error carries the seed."""
     try:
-        return Run(seed, trace=trace).go()
+        return (run_of_tasks(seed, trace) if has_tasks else Run(seed, trace=trace)).go()
     except BaseException as error:
-        error.add_note(f"replay it with: scripts/simulate --seed {seed} --verbose")
+        error.add_note(f"replay it with: scripts/simulate --seed {seed} {'--tasks ' * has_tasks}--verbose")
         raise
+
+
+def run_of_tasks(seed: int, trace: Callable[[str], None] | None = None) -> Run:
+    """A run of several tasks, drawn from that seed."""
+    rng = Random(f"tasks {seed}")
+    program, settings = draw_group(rng)
+    return Run(seed, program, draw_plan(rng), trace, settings)

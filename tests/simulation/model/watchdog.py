@@ -10,7 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from procsv.base.identity import TRAINER, WATCHDOG, TaskId
+from procsv.base.cluster import PS
+from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import Identity
@@ -44,13 +45,14 @@ class Watchdog(Process):
     def __init__(self, world: World, run: str, settings: Settings) -> None:
         super().__init__(world, WATCHDOG, 1)
         self._settings = settings
-        self.start = Start(WATCHDOG, run, 1, "/logdir", "/run", str(world.memory.directory), settings=settings.launch)
+        where = ("/logdir", "/run", str(world.memory.directory))
+        self.start = Start(WATCHDOG, run, 1, *where, settings=settings.launch, chief=world.chief)
         self.machine = Machine(world, self.start, self.wake)
         self.core: Core | None = None
         self.is_stop_asked = False
-        self.preempted: set[int] = set()  # pids of trainers
+        self.preempted: set[int] = set()  # pids of tasks
         self.quit: Quit | None = None
-        self._preemptions = Preemptions()
+        self._preemptions = Preemptions(world.chief)
         self._give_up_s = world.clock.now_s + settings.launch.grace_s + LEFTOVER_MARGIN_S
         self.wake()
 
@@ -76,7 +78,7 @@ class Watchdog(Process):
         self.holds_lock = True
         world.clear_run_dir()
         rng = Random(self.start.run)
-        self.core = NotedCore(world, self._settings, world.last_incarnation + 1, rng, now_s, self._spare_trainer)
+        self.core = NotedCore(world, self._settings, world.last_incarnation + 1, rng, now_s, self._spare)
         self.sockets = SimSockets(world, self.start.run, self.wake, self._note)
         environment = self.machine.environment(world.clock, self.sockets, self._preemptions.reach_by)
         facts = Facts(self.start, Identity(self.pid, 0.0, "boot"), world.clock.wall())
@@ -114,11 +116,11 @@ class Watchdog(Process):
         self._preemptions.graces_s.append(grace_s)
         self.wake()
 
-    def _spare_trainer(self) -> None:
-        """It is not held against the trainer that there is now that it ends."""
-        trainer = self.machine.children.get(TRAINER)
-        if trainer is not None:
-            self.preempted.add(trainer.pid)
+    def _spare(self, name: TaskId | None) -> None:
+        """It is not held against a task that runs now that it ends; None: any task but a server."""
+        for task, child in self.machine.children.items():
+            if task.runs_program and name in (None, task) and (name is not None or task.role != PS):
+                self.preempted.add(child.pid)
 
     # -- after the loop --------------------------------------------------------------------------------------
     def _leave(self, quit: Quit) -> None:
@@ -146,14 +148,14 @@ class NotedCore(Core):
         first_incarnation: int,
         rng: Random,
         now_s: float,
-        spare_trainer: Callable[[], None],
+        spare: Callable[[TaskId | None], None],
     ) -> None:
-        self._world, self._spare_trainer = world, spare_trainer
+        self._world, self._spare = world, spare
         super().__init__(settings, first_incarnation, rng, now_s)
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         if isinstance(event, PreemptAsked | RecycleAsked):
-            self._spare_trainer()
+            self._spare(event.task if isinstance(event, PreemptAsked) and not self.gang.members else None)
         actions = super().handle(event, now_s)
         self._world.note(history.CoreActed(event, actions))
         return actions
@@ -162,7 +164,8 @@ class NotedCore(Core):
 class Preemptions:
     """Preemptions on purpose, as the injector carries them out."""
 
-    def __init__(self) -> None:
+    def __init__(self, chief: TaskId) -> None:
+        self._chief = chief
         self.graces_s: list[float] = []
 
     def reach_by(self, reach: FaultReach) -> Preemptions:
@@ -177,4 +180,4 @@ class Preemptions:
 
     def inject_due_faults(self, now_s: float, step: int) -> None:
         while self.graces_s:
-            self._reach.preempt(self.graces_s.pop(0), TRAINER)
+            self._reach.preempt(self.graces_s.pop(0), self._chief)

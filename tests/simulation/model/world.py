@@ -13,7 +13,7 @@ from random import Random
 
 import msgspec
 
-from procsv.base.identity import COMMAND_LINE, TRAINER, TaskId
+from procsv.base.identity import COMMAND_LINE, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.endpoint import Address, Received
@@ -23,13 +23,15 @@ from procsv.watchdog.core.settings import Settings
 from tests.simulation.model import history
 from tests.simulation.model.clock import SimClock
 from tests.simulation.model.disk import SimDisk
+from tests.simulation.model.group.in_step import Rings
+from tests.simulation.model.group.served import Servers
 from tests.simulation.model.memory import SimMemory
 from tests.simulation.model.network import SimClient, SimNetwork
 from tests.simulation.model.processes import Process
 from tests.simulation.model.program import Program
+from tests.simulation.model.program_process import ProgramProcess
 from tests.simulation.model.stream_store import EventDisk
 from tests.simulation.model.trace import show
-from tests.simulation.model.trainer import Trainer
 from tests.simulation.model.watchdog import Watchdog
 
 STATUS_S_MAX = 1.0
@@ -46,8 +48,9 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class Stray:
-    """A grandchild that has survived its trainer, and holds the writer's lock."""
+    """A grandchild that has survived its task, and holds the writer's lock."""
 
+    task: TaskId
     until_s: float  # ends by itself then
     dies_in_s: float  # after it was killed
     killed_s: float | None = None
@@ -60,18 +63,19 @@ class World:
         self.settings = settings or Settings(
             msgspec.structs.replace(LAUNCH, standby="warm" if program.standby else "off")
         )
+        self.chief = self.settings.tasks[0]
         self.clock = SimClock()
         self.network = SimNetwork(self.clock, Random(seed + 1))
         self.disk = SimDisk(Random(seed + 2))
         self.events = EventDisk(self.disk, on_append=lambda file: self.note(history.Appended(file)))
         self.memory = SimMemory(Path("/shm"))
         self.processes: dict[int, Process] = {}
+        self.servers, self.rings = Servers(self.settings.tasks), Rings(self.settings.tasks)
         self.strays: list[Stray] = []
         self.run_json: RunFile | None = None
         self.last_incarnation = 0  # of any trainer in this logdir
         self.last_run = ""
         self.kept_plan: CheckpointPlan | None = None  # in the run directory
-        self.last_origin = ("fresh", "")
         self.calm_from_s = 0.0  # when the last disturbance is over
         self.cannot_spawn_until_s = 0.0
         self.slow_disk = 1.0
@@ -135,16 +139,18 @@ class World:
             for child in process.machine.children.values():
                 child.orphan()
             return
-        if isinstance(process, Trainer) and self.program.grandchild and exit.code != 0:
-            self._leave_a_grandchild()
+        if isinstance(process, ProgramProcess):
+            self.rings.died(process)
+        if isinstance(process, ProgramProcess) and self.program.grandchild and exit.code != 0:
+            self._leave_a_grandchild(process.task)
         watchdog = self.watchdog
         if watchdog is not None and not watchdog.is_dead and watchdog.machine.children.get(process.task) is process:
             watchdog.machine.child_died(process, exit)
 
-    def _leave_a_grandchild(self) -> None:
+    def _leave_a_grandchild(self, task: TaskId) -> None:
         dies_in_s = self.rng.choice([0.0, 0.1, 2.0, 40.0])
         self.disturb(dies_in_s)
-        self.strays.append(Stray(self.clock.now_s + self.rng.uniform(0.0, 60.0), dies_in_s))
+        self.strays.append(Stray(task, self.clock.now_s + self.rng.uniform(0.0, 60.0), dies_in_s))
 
     def _living_strays(self) -> list[Stray]:
         now_s = self.clock.now_s
@@ -155,21 +161,24 @@ class World:
         ]
         return self.strays
 
-    def writer_lock_is_held(self) -> bool:
-        """By a trainer or anything that it has started."""
-        return any(p.task == TRAINER for p in self.processes.values()) or bool(self._living_strays())
+    def writer_lock_is_held(self, task: TaskId | None = None) -> bool:
+        """That of `task`, by it or anything that it has started; of None, any task's."""
+        tasks = self.settings.tasks if task is None else (task,)
+        holders = {process.task for process in self.processes.values() if process.task.runs_program}
+        return not holders.isdisjoint(tasks) or any(stray.task in tasks for stray in self._living_strays())
 
-    def clear_tree(self) -> bool:
-        """Kills what a dead trainer has left; whether nothing is left."""
+    def clear_tree(self, task: TaskId | None = None) -> bool:
+        """Kills what a dead task (None: any) has left; whether nothing is left."""
         for stray in self._living_strays():
-            stray.killed_s = self.clock.now_s if stray.killed_s is None else stray.killed_s
-        return not self.writer_lock_is_held()
+            if task in (None, stray.task):
+                stray.killed_s = self.clock.now_s if stray.killed_s is None else stray.killed_s
+        return not self.writer_lock_is_held(task)
 
     def why_not_spawned(self, task: TaskId) -> str:
         if self.clock.now_s < self.cannot_spawn_until_s:
             return "[Errno 24] Too many open files"
-        if task == TRAINER and self.writer_lock_is_held():
-            return "an older trainer's processes still hold the logdir"
+        if task.runs_program and self.writer_lock_is_held(task):
+            return f"processes of an older {task} still hold the logdir"
         return ""
 
     def launch(self, number: int) -> Watchdog:

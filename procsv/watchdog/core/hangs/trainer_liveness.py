@@ -19,7 +19,7 @@ Before its first session a program shows nothing but whether its processes do an
 One that does nothing is suspected, and nothing more.  Only where an attempt before it had a session is it known to be a hang.
 
 `procsv.extend(seconds)` pushes whatever deadline there is.  Time in which the watchdog itself did not look (it was
-stopped, or the whole machine was) does not count.
+stopped, or the whole machine was) does not count, nor time in which the task waits for another (waiting.py).
 """
 
 from __future__ import annotations
@@ -111,6 +111,10 @@ class Liveness(msgspec.Struct):
     def read_activity(self, activity: int | None, now_s: float) -> None:
         """A number that changes when a process of the program does anything; None if it was not looked at."""
         self._tree.look(activity, self._limit_s, now_s)
+
+    def stand_by(self, now_s: float) -> None:
+        """It waits for another task: the time since the last look is not its own."""
+        self._looked_s = max(self._looked_s, now_s)
 
     def read_heartbeat(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
         """The heartbeat as it is now; None before the first.  A trainer that waits for a disk makes no progress all the same."""

@@ -1,0 +1,49 @@
+"""What the invariants remember of a simulated world; kept by them alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from procsv.base.identity import TaskId
+from procsv.ipc.messaging.messages import Durable
+from procsv.watchdog.core.events import Ended
+from tests.simulation.model import history
+
+
+@dataclass(slots=True)
+class Budget:
+    """The failures of one task in one launch, counted anew from what its watchdog was told; a gang has one."""
+
+    failures: int = 0
+    early: int = 0
+    same: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    durable_step: int = -1
+    was_ready: bool = False
+    has_gone_back: bool = False  # before a suspect state
+    is_broken: bool = False  # of a gang: the first has ended, and none was started since
+    last: Ended | None = None
+
+
+@dataclass(slots=True)
+class Account:
+    """What the invariants remember."""
+
+    best: Durable | None = None  # the newest acknowledged checkpoint
+    acknowledged: dict[str, int] = field(default_factory=dict)  # path -> step
+    restored_steps: set[int] = field(default_factory=set)  # of checkpoints that a trainer came from
+    suspected: int = -1  # a step that the next trainer need not resume from
+    spoilt: set[str] = field(default_factory=set)  # paths that a fault has damaged
+    passed_over: set[str] = field(default_factory=set)  # paths of states that were suspected, and are not gone on from
+    disk_version: int = -1
+    records: dict[str, tuple[str, int]] = field(default_factory=dict)  # record -> file and place
+    checked: dict[str, int] = field(default_factory=dict)  # file -> records scanned at
+    last_in: dict[str, tuple[int, int]] = field(default_factory=dict)  # file -> number and step of the last record
+    died: dict[tuple[TaskId, int], history.Died] = field(default_factory=dict)
+    budgets: dict[TaskId, Budget] = field(default_factory=dict)
+    newest_heard: dict[tuple[TaskId, TaskId], int] = field(default_factory=dict)  # (server, task) -> incarnation
+    newest: dict[TaskId, int] = field(default_factory=dict)  # attempt of each task
+    ring: int = 0  # the newest of those that train in step that has made one
+    ring_states: dict[int, tuple[int, int]] = field(default_factory=dict)  # step -> state, of that ring
+    has_model: bool = False  # a whole model is on the servers, none of which was lost since
+    ends_at_once: bool = False  # all tasks, without waiting for their programs

@@ -1,0 +1,251 @@
+"""Tasks whose variables live on parameter servers: chief, workers, the servers, and an evaluator beside them.
+
+What TensorFlow's runtime does is modelled: a call waits for a server that is stopped, and ends by an error when one that the session
+knew is gone.  The chief's rule is that of training/managed/session_manager.py: a model that is whole, and no older than what is
+saved, is left as it lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from procsv.base.cluster import PS
+from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId
+from procsv.base.outcome import Exit
+from procsv.base.run.manifest import Reason
+from procsv.ipc.messaging.messages import FirstStepDone, Loaded, Restore, Restored, RestoreFrom
+from procsv.ipc.shm.heartbeat import Phase
+from tests.simulation.model import history
+from tests.simulation.model.program import ProgramError, advance
+from tests.simulation.model.program_process import Doing, ProgramProcess, Wait
+from tests.simulation.model.trainer import Trainer
+
+if TYPE_CHECKING:
+    from tests.simulation.model.processes import Process
+
+POLL_S = 0.2  # who waits for a server, or for the model, looks that often
+MARK_S = 0.01  # from the restored model to the mark that it is whole
+EVALUATION_S = 5.0
+LONG_S = 1e6
+
+
+@dataclass(slots=True)
+class _Shard:
+    """What one server has: the whole state of the chain, of which all servers have the same."""
+
+    process: Process
+    state: tuple[int, int] | None = None  # step and value
+    is_marked: bool = False
+
+
+class Servers:
+    """The model on the servers of a run."""
+
+    def __init__(self, tasks: Sequence[TaskId]) -> None:
+        self._names = [task for task in tasks if task.role == PS]
+        self._shards: dict[TaskId, _Shard] = {}
+
+    def serve(self, process: Process) -> None:
+        """A new server, without variables."""
+        self._shards[process.task] = _Shard(process)
+
+    @property
+    def pids(self) -> tuple[int, ...] | None:
+        """Of all servers; None if one of them is not there."""
+        if any(name not in self._shards or self._shards[name].process.is_dead for name in self._names):
+            return None
+        return tuple(self._shards[name].process.pid for name in self._names)
+
+    @property
+    def lost(self) -> str:
+        """One that is not there; "" if all are."""
+        return next((str(n) for n in self._names if n not in self._shards or self._shards[n].process.is_dead), "")
+
+    @property
+    def are_frozen(self) -> bool:
+        return any(shard.process.is_frozen for shard in self._shards.values())
+
+    @property
+    def are_stuck(self) -> bool:
+        return any(shard.process.is_stuck for shard in self._shards.values())
+
+    @property
+    def state(self) -> tuple[int, int] | None:
+        """Step and value, where all variables have values."""
+        if self.pids is None:
+            return None
+        states = {self._shards[name].state for name in self._names}
+        return states.pop() if len(states) == 1 else None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.state is not None and self._shards[self._names[0]].is_marked
+
+    def train(self) -> None:
+        """One step, of whoever makes it."""
+        state = self.state
+        assert state is not None, "a step on a model that has no values"
+        self._put((state[0] + 1, advance(state[1], state[0] + 1)))
+
+    def _put(self, state: tuple[int, int]) -> None:
+        for name in self._names:
+            self._shards[name].state = state
+
+    def fill(self, step: int, value: int) -> None:
+        self._put((step, value))
+
+    def mark(self, is_whole: bool) -> None:
+        if (first := self._shards.get(self._names[0])) is not None:
+            first.is_marked = is_whole
+
+
+class _OfServers(ProgramProcess):
+    """A task with a session on the servers."""
+
+    _known: tuple[int, ...] = ()  # the servers that its session began with
+
+    def _connect(self) -> Doing:
+        servers = self.world.servers
+        while servers.pids is None or servers.are_frozen:
+            yield POLL_S
+        self._known = servers.pids
+
+    def _reach(self) -> Doing:
+        """Waits for servers that are stopped; ends by TensorFlow's error if one is gone."""
+        while not self._is_lost:
+            if not self.world.servers.are_frozen:
+                return
+            yield POLL_S
+        raise ProgramError("UnavailableError", "Socket closed", lost_peer=self.world.servers.lost or "ps.0")
+
+    @property
+    def _is_lost(self) -> bool:
+        return self.world.servers.pids != self._known
+
+    @property
+    def is_stuck(self) -> bool:
+        """A server that is stuck holds up everybody, and they may be what is seen first."""
+        return super().is_stuck or self.world.servers.are_stuck
+
+
+class Server(ProgramProcess):
+    def _main(self) -> Doing:
+        yield self._import_s
+        self.world.program.check_import(self.incarnation)
+        self.phase, self.is_ready = Phase.SERVE, True
+        self.world.servers.serve(self)
+        self._tell(WATCHDOG, Loaded())
+        while True:
+            yield LONG_S
+
+    def _request_stop(self, reason: Reason) -> None:
+        """It has nothing to save, and ends at once."""
+        self.die(Exit(75, None), "itself")
+
+
+class Evaluator(ProgramProcess):
+    """It only reads what is saved."""
+
+    def _main(self) -> Doing:
+        yield self._import_s
+        self.world.program.check_import(self.incarnation)
+        self.phase, self.is_ready = Phase.IDLE, True
+        while self._stop_reason is None:
+            yield EVALUATION_S
+
+
+class ServedWorker(_OfServers):
+    def _main(self) -> Doing:
+        world, servers = self.world, self.world.servers
+        yield self._import_s
+        world.program.check_import(self.incarnation)
+        self.phase = Phase.CONNECT
+        yield from self._connect()
+        while servers.state is None:
+            yield from self._reach()
+            if self._stop_reason is not None:
+                return
+            yield POLL_S
+        self.phase = Phase.COMPILE
+        while self._stop_reason is None:
+            yield world.program.step_s if self.is_ready else world.program.compile_s
+            yield from self._reach()
+            assert servers.state is not None
+            if servers.state[0] >= world.program.steps:
+                return
+            servers.train()
+            self._trained(servers.state[0])
+
+    def _trained(self, step: int) -> None:
+        now_s = self.world.clock.now_s
+        self.step, self._runs = step, self._runs + 1
+        self._read_step(now_s)
+        if not self.is_ready:
+            self.is_ready, self.phase = True, Phase.STEP
+            self.world.note(history.Ready(self.task, self.incarnation))
+            self._tell(WATCHDOG, FirstStepDone(step - 1, "chief", "", step, now_s))
+
+
+class ServedChief(_OfServers, Trainer):
+    def _restore(self) -> Doing:
+        servers = self.world.servers
+        self.phase = Phase.CONNECT
+        yield from self._connect()
+        self.phase = Phase.RESTORE
+        if servers.is_whole and (yield from self._leave_alive()):
+            return
+        servers.mark(False)
+        yield from super()._restore()
+        yield MARK_S
+        yield from self._reach()
+        servers.mark(True)
+        self.world.note(history.Whole(self.incarnation))
+
+    def _leave_alive(self) -> Generator[Wait, bool, bool]:
+        """Whether the model is left as it lives: it is no older than what is saved."""
+        answer = yield from self._ask(Restore(False))
+        assert isinstance(answer, RestoreFrom)
+        self._check_answer(answer)
+        yield from self._reach()
+        state = self.world.servers.state
+        if state is None or not self.world.servers.is_whole or (answer.source != "fresh" and state[0] < answer.step):
+            return False
+        self.step, self.value = state
+        self._origin = ("alive", "")
+        self._tell(CHECKPOINT, Restored())
+        self.world.note(history.Restored(self.incarnation, "alive", "", self.step, self.value))
+        return True
+
+    def _put_state(self) -> Doing:
+        yield from self._reach()
+        state = self.world.servers.state
+        self.world.note(history.Filled(self.incarnation, -1 if state is None else state[0], self.step))
+        self.world.servers.fill(self.step, self.value)
+
+    def _make_step(self) -> Generator[Wait, bool, bool]:
+        yield from self._reach()
+        servers = self.world.servers
+        assert servers.state is not None
+        is_over = servers.state[0] >= self.world.program.steps
+        if not is_over:
+            servers.train()
+        self._read_state()
+        return not is_over
+
+    @property
+    def _state_count(self) -> int:
+        state = self.world.servers.state
+        return -1 if state is None else state[0]
+
+    def _read_state(self) -> bool:
+        state = self.world.servers.state
+        if self._is_lost or state is None:
+            if self._stop_reason is None:
+                raise ProgramError("UnavailableError", "Socket closed", lost_peer=self.world.servers.lost or "ps.0")
+            return False
+        if self.world.servers.are_frozen:
+            return False
+        self.step, self.value = state
+        return True
