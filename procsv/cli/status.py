@@ -5,7 +5,8 @@ Called by main.py.  Takes no lock, disturbs nothing, and answers within a second
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -22,6 +23,10 @@ from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import Status, StatusRequest
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from procsv.ipc.shm.slot_file import scan_slots
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
 
 INTERRUPTED = "interrupted"  # whoever ran it is dead, and could not say how it ended
 
@@ -81,6 +86,9 @@ def show(status: dict[str, Any]) -> None:
     for name, value in _facts(status).items():
         facts.add_row(name, as_markup(value))
     console.print(facts)
+    if status.get("tasks"):
+        console.print()
+        console.print(task_table(status["tasks"], as_markup))
     if status["processes"]:
         names = ("role", "pid", "state", "phase", "up", "memory", "cpu")
         table = make_table(names, right=("pid", "up", "memory", "cpu"))
@@ -107,6 +115,8 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     if status["snapshots"] is not None:
         facts["snapshots"] = _spacing(status["snapshots"])
     facts["attempt"] = f"{status['incarnation']}, restarted {show_count(status['restarts'], 'time')} in this launch"
+    if status.get("generation", 1) > 1:
+        facts["generation"] = f"{status['generation']}, since a gang was started again, or a server lost"
     if status["no_progress_count"]:
         facts["attempt"] += f", {show_count(status['no_progress_count'], 'failure')} without progress"
     if (last := status["last_exit"]) is not None:
@@ -152,6 +162,28 @@ def show_fit(status: dict[str, Any]) -> str:
 
 def show_step(step: int) -> str:
     return str(step) if step >= 0 else "-"
+
+
+def task_table(tasks: Sequence[dict[str, Any]], show_cell: Callable[[str], RenderableType]) -> Table:
+    """One row for each task of a run that has several."""
+    numbers = ("attempt", "restarts", "steps/s")
+    table = make_table(("task", "state", *numbers, "waits for", "last exit"), right=numbers)
+    for task in tasks:
+        table.add_row(*map(show_cell, task_row(task)))
+    return table
+
+
+def task_row(task: dict[str, Any]) -> tuple[str, ...]:
+    rate, last = task["steps_per_s"], task["last_exit"]
+    return (
+        task["task"],
+        task["state"],
+        str(task["incarnation"]),
+        str(task["restarts"]),
+        "" if rate is None else f"{rate:.4g}",
+        task["waits_for"] or "",
+        "" if last is None else f"{last['cause']}: {last['evidence']}",
+    )
 
 
 def process_row(process: dict[str, Any]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from rich.text import Text
 from procsv.base.outcome import NO_STEP
 from procsv.base.terminal import make_table, printable
 from procsv.base.units import show_duration
-from procsv.cli.status import process_row, show_fit, show_step
+from procsv.cli.status import process_row, show_fit, show_step, task_table
 from procsv.cli.top.readings import View
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -32,9 +32,12 @@ _LONG = frozenset({"time", "event", "role", "incarnation", "args", "logdir", "ru
 def draw_screen(view: View, width: int, height: int | None, hint: str = "") -> RenderableType:
     """`height` None: as many lines as it takes."""
     head = [*_title(view, width), *_figures(view, width), Text()]
-    processes = view.status["processes"]
+    processes, tasks = view.status["processes"], view.status.get("tasks")
     body: list[RenderableType] = [*head]
     used = len(head) + 2
+    if tasks:
+        body += [task_table(tasks, lambda cell: _line(cell, width)), Text()]
+        used += len(tasks) + 2
     if processes:
         body += [_processes(processes), Text()]
         used += len(processes) + 2
@@ -89,6 +92,8 @@ def _figures(view: View, width: int) -> list[Text]:
     else:
         taken = "-"
     run = f"attempt {status['incarnation']}, restarts {status['restarts']}   goodput {status['goodput']:.1%}"
+    if "generation" in status:
+        run += f"   generation {status['generation']}"
     fit = [_named("fit", show_fit(status), width)] if status.get("fit") else []
     lines = [
         _curve("step", f"{show_step(status['step'])}  {rate}", view.rates, width, low=0.0),

@@ -25,6 +25,22 @@ class Process(Struct, frozen=True, kw_only=True):
     cpu: Annotated[float, Meta(ge=0, description="percent of a core")] | UnsetType = UNSET
 
 
+class TaskStatus(Struct, frozen=True, kw_only=True):
+    """One task of a run that has several; without a pid it is not there now."""
+
+    task: str
+    state: str
+    phase: str
+    pid: int | None
+    incarnation: int
+    restarts: Annotated[int, Meta(ge=0, description="in this launch")]
+    steps_per_s: (
+        Annotated[float, Meta(ge=0, description="of its own")] | None
+    )  # null: it does not train, or nobody knows
+    last_exit: LastExit | None
+    waits_for: Annotated[str, Meta(description="a task whose progress it waits for")] | None
+
+
 class Snapshots(Struct, frozen=True, kw_only=True):
     """How often snapshots are taken, and what they cost."""
 
@@ -80,6 +96,11 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     ended_at: Seconds | None
     exit_code: int | None
     processes: tuple[Process, ...]
+    tasks: tuple[TaskStatus, ...] | UnsetType = UNSET  # of a run that has several, the chief first
+    generation: (
+        Annotated[int, Meta(ge=1, description="rises when a gang is started again, or a parameter server is lost")]
+        | UnsetType
+    ) = UNSET
     snapshots: Snapshots | None
     memory: Memory | UnsetType = UNSET
     dropped_messages: int | UnsetType = UNSET

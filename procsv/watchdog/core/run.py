@@ -60,6 +60,7 @@ class Core:
         self._stop_s = 0.0
         self._end_s: float | None = None  # deadline of the services, once the run is ending
         self._told_ended = 0  # the chief's incarnation whose death the service that keeps its state was told of
+        self._servers_lost = 0  # with the variables that they held
         self._others_are_stopped = False  # the chief's end, or a task that is given up, has ended the other tasks
         self.gang = Gang(self.tasks, self.chief.task, settings.launch.restart, self._out, now_s)
         self._end_order = EndOrder(self.chief.task)
@@ -69,6 +70,11 @@ class Core:
     @property
     def is_ending(self) -> bool:
         return self._end_s is not None or bool(self.stop_source) or self._others_are_stopped
+
+    @property
+    def generation(self) -> int:
+        """Of the tasks together: a number that rises when state has to be restored, as a gang or a server was lost."""
+        return self.gang.generation + self._servers_lost
 
     @property
     def word(self) -> str:
@@ -203,7 +209,10 @@ class Core:
             self._promoted(events.Promoted(self.standby.number, event.task, event.incarnation, self.standby.pid), now_s)
         if event.incarnation != task.incarnation:
             return
+        has_served = task.is_serving
         task.died(event, now_s)
+        if has_served and not self.is_ending:
+            self._servers_lost += 1
         if not self.is_ending and task.end is not None and self._what_follows(task, task.end) is Follows.ALL_AGAIN:
             told = self._take_actions()
             self.gang.break_up(task.task, now_s)

@@ -462,6 +462,13 @@ class TrainerSupervisor:
         """Whether the trainer that runs has not asked for a session yet, so that it has no state of its own."""
         return bool(self.pid) and self._own_step == NO_STEP and self.phase in (None, Phase.IMPORT)
 
+    @property
+    def steps_per_s(self) -> float | None:
+        """How many steps of its own the task that trains makes in a second; None as long as it does not, or nobody knows."""
+        call_s = self.hanging.liveness.calls.median_s
+        is_known = self.life.state is State.RUNNING and call_s > 0.0
+        return float(f"{1.0 / call_s:.4g}") if is_known else None
+
     def is_suspect(self, now_s: float) -> bool:
         """Whether its heartbeat has stopped.  Shown, and nothing else: it may be in a long call that holds the GIL."""
         return bool(self.pid) and self.hanging.liveness.is_silent(now_s)

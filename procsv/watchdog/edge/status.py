@@ -16,6 +16,7 @@ from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.run import Core
+from procsv.watchdog.core.trainer import TrainerSupervisor
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -80,8 +81,7 @@ def status_object(
     shown: dict[str, Any] = {"running": True, **run.as_status()}
     rows = [(WATCHDOG, run.pid, "running", "")]
     for name, task in core.tasks.items():
-        word = "suspect" if task.is_suspect(now_s) else task.state_word
-        rows.append((name, task.pid, word, _phase(beats.get(name))))
+        rows.append((name, task.pid, _state(task, now_s), _phase(beats.get(name))))
     if core.standby.pid:
         rows.append((STANDBY, core.standby.pid, core.standby.state.word, ""))
     for name, service in core.services.items():
@@ -93,9 +93,31 @@ def status_object(
         {"role": str(task), "pid": pid or None, "state": state, "phase": phase, **usage[task]}
         for task, pid, state, phase in rows
     ]
+    if len(core.tasks) > 1:
+        shown["generation"] = core.generation
+        shown["tasks"] = [_task_object(core, task, beats.get(name), now_s) for name, task in core.tasks.items()]
     trainer = beats.get(core.chief.task)
     shown["snapshots"] = trainer.snapshots.as_status() if trainer is not None and trainer.snapshots.spacing else None
     return shown
+
+
+def _task_object(core: Core, task: TrainerSupervisor, beat: Heartbeat | None, now_s: float) -> dict[str, Any]:
+    awaited = core.awaited_by(task.task, now_s)
+    return {
+        "task": str(task.task),
+        "state": _state(task, now_s),
+        "phase": _phase(beat),
+        "pid": task.pid or None,
+        "incarnation": task.incarnation,
+        "restarts": task.restarts,
+        "steps_per_s": task.steps_per_s,
+        "last_exit": None if task.last_exit is None else msgspec.to_builtins(task.last_exit),
+        "waits_for": None if awaited is None else str(awaited),
+    }
+
+
+def _state(task: TrainerSupervisor, now_s: float) -> str:
+    return "suspect" if task.is_suspect(now_s) else task.state_word
 
 
 def _phase(beat: Heartbeat | None) -> str:

@@ -84,10 +84,14 @@ class Liveness(msgspec.Struct):
 
     launch: LaunchSettings
     steps: StepTimes
+    calls: StepTimes = msgspec.field(
+        default_factory=StepTimes
+    )  # of the task's own: of several, each sees all steps rise
     _last: Heartbeat | None = None
     _quiet_s: float = 0.0  # since the last progress, as far as we looked
     _looked_s: float = 0.0
     _stepped_s: float | None = None  # when the step last rose
+    _called_s: float | None = None  # when a call of its own has last ended
     _hang_step: int = -1  # the highest at which a hang was found
     _hangs: Counter[Phase] = msgspec.field(default_factory=Counter)  # with no step beyond that one since
     _has_session: bool = False  # the trainer that runs has, or had, one
@@ -96,7 +100,8 @@ class Liveness(msgspec.Struct):
 
     def start_watch(self, now_s: float) -> None:
         """A new trainer is started: nothing that the one before said counts for it."""
-        self._last, self._stepped_s, self._has_session = None, None, False
+        self._last, self._stepped_s, self._called_s, self._has_session = None, None, None, False
+        self.calls = StepTimes()
         self._quiet_s, self._looked_s = 0.0, now_s
         self._tree = TreeActivity()
 
@@ -128,6 +133,15 @@ class Liveness(msgspec.Struct):
             return
         self._quiet_s, self._last = 0.0, beat
         self._measure(last, beat, now_s)
+        self._measure_calls(last, beat, now_s)
+
+    def _measure_calls(self, last: Heartbeat | None, beat: Heartbeat, now_s: float) -> None:
+        if beat.phase is not Phase.STEP or last is None:
+            self._called_s = None
+        elif beat.work > last.work:
+            if self._called_s is not None:
+                self.calls.add_step((now_s - self._called_s) / (beat.work - last.work))
+            self._called_s = now_s
 
     def _measure(self, last: Heartbeat | None, beat: Heartbeat, now_s: float) -> None:
         if beat.phase is not Phase.STEP or last is None or last.phase is not Phase.STEP:
