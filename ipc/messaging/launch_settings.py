@@ -67,6 +67,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     evaluators: int = 0
     has_chief: bool = True  # else worker.0 is the one whose state is saved
     restart: Literal["auto", "task", "gang"] = "auto"  # what is started again when one of them ends (restart_table.py)
+    consistent_snapshots: bool = False  # all tasks that train are held between two steps while the chief captures
 
     steps_total: int = 0  # at which training ends, for the status line; 0: not told
     memory_limit: int = 0  # of the trainer's process tree; 0: none

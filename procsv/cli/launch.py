@@ -61,7 +61,7 @@ procsv launch --fault 'kill trainer at step 50' train.py
 """
 _GROUPS = {
     "Run": "logdir map-logdir new drop-in snapshot-secs standby steps-total detach log-limit group-readable config help help-all",
-    "Several tasks": "workers ps evaluators chief restart",
+    "Several tasks": "workers ps evaluators chief restart consistent-snapshots",
     "Restarts": "max-failures backoff early-failures same-failures repeated-failures min-kept min-goodput "
     "goodput-attempts suspect-crashes service-failures service-period",
     "Hangs and limits": "hang-timeout hang-limits memory-limit malloc grace",
@@ -212,6 +212,12 @@ _COMMON = (
     help="What is started again when one of several tasks ends. task: that one. gang: chief and workers, together, as a collective "
     "strategy needs it. auto: gang, once the program has made a MultiWorkerMirroredStrategy and there are no parameter servers.",
 )
+@click.option(
+    "--consistent-snapshots",
+    is_flag=True,
+    help="Hold all tasks between two of their steps while the variables on parameter servers are captured, so that no snapshot mixes "
+    "steps; at most 50 ms, and the time that the longest step under way takes. A snapshot for which that failed is marked as mixed.",
+)
 @_count("--steps-total", 0, 0, "Steps of the whole training, for the status line; a StopAtStepHook tells by itself.")
 @click.option(
     "--memory-limit",
@@ -345,6 +351,10 @@ def _check_tasks(settings: dict[str, Any]) -> None:
         )
     if settings["restart"] == "gang" and settings["workers"] + settings["has_chief"] < 2:
         raise click.UsageError("--restart gang is for tasks that train together; say how many with --workers")
+    if settings["consistent_snapshots"] and not settings["ps"]:
+        raise click.UsageError(
+            "--consistent-snapshots is for variables on parameter servers; say how many there are with --ps"
+        )
     if tasks and settings["standby"] == "hot":
         raise click.UsageError(
             "--standby hot runs the program as its one trainer; with several tasks, use --standby warm"

@@ -25,6 +25,7 @@ TASKS = tuple(map(TaskId.parse, ("chief", "worker.0", "ps.0")))
         (("--fault", "kill worker.1 at step 5"), "this run has trainer"),
         (("--restart", "gang"), "say how many with --workers"),
         (("--restart", "gang", "--no-chief", "--workers", "1"), "say how many with --workers"),
+        (("--workers", "2", "--consistent-snapshots"), "say how many there are with --ps"),
         (("--restart", "all", "--workers", "2"), "'all' is not one of 'auto', 'task', 'gang'"),
         (("--fault", "kill worker at step 5"), "there is no target 'worker'"),
     ],
@@ -46,6 +47,7 @@ def test_tasks_that_cannot_be_are_refused_with_what_to_change(
         ("workers = 1\n[tasks]\nworkers = 2", "workers stands twice"),
         ("standby = 'hot'\n[tasks]\nworkers = 2", "use --standby warm"),
         ("[tasks]\nrestart = 'gang'", "say how many with --workers"),
+        ("[tasks]\nworkers = 2\nconsistent-snapshots = true", "say how many there are with --ps"),
         ("[tasks]\nchief = false", "say how many there are with --workers"),
     ],
 )

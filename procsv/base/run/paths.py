@@ -117,6 +117,19 @@ class RunPaths(msgspec.Struct, frozen=True):
         return self.run_dir / f"stacks.{attempt_name(task, incarnation)}.txt"
 
     @property
+    def gate(self) -> Path:
+        """Locked while the steps of all tasks are held (step_gate.py)."""
+        return self.run_dir / "gate.lock"
+
+    def steps(self, task: TaskId) -> Path:
+        """Locked by a task while it is in a step that can be held."""
+        return self.run_dir / f"steps.{task}.lock"
+
+    def lives(self, task: TaskId) -> Path:
+        """Locked by a task whose steps can be held, as long as it lives."""
+        return self.run_dir / f"lives.{task}.lock"
+
+    @property
     def loaded(self) -> Path:
         """What the newest trainer had imported when its first step had ended: what a standby imports beforehand."""
         return self.run_dir / "loaded.json"

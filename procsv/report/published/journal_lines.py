@@ -236,6 +236,14 @@ class CapturedByChief(Line, frozen=True, kw_only=True, tag="captured_by_chief"):
     why: str
 
 
+class Held(Line, frozen=True, kw_only=True, tag="held"):
+    """Whether the other tasks are held between two steps for a snapshot, where that has changed since the one before."""
+
+    is_exact: bool
+    ms: Annotated[float, Meta(ge=0)]
+    why: str
+
+
 class SnapshotFailed(Line, frozen=True, kw_only=True, tag="snapshot_failed"):
     """The program's state could not be taken."""
 
@@ -321,6 +329,7 @@ JournalLine = (
     | PreemptNotice
     | Fault
     | CapturedByChief
+    | Held
     | SnapshotFailed
     | SnapshotsResumed
     | CheckpointsDeleted

@@ -1,6 +1,6 @@
 """Mixing of steps: whether what is captured of a graph may have updates of neighbouring steps in it.
 
-Called by save_config.py.  The manifests of such checkpoints say so.
+Called by save_config.py and state.py.  The manifests of such checkpoints say so.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ import tensorflow as tf
 from procsv.base.cluster import PS, STEPLESS
 
 VARIABLE_OPS = frozenset({"VarHandleOp", "VariableV2", "Variable"})
+
+
+def changes_between_steps(graph: Any) -> bool:
+    """Whether threads of the program may change the variables of `graph` while no task makes a step, as SyncReplicasOptimizer's do."""
+    return any(op.type.endswith("ConditionalAccumulator") for op in graph.get_operations())
 
 
 def may_mix(graph: Any, environment: Mapping[str, str]) -> bool:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from procsv.ipc.shm.slot_file import SlotReader
 from procsv.training.graph.call_counter import CallCounter
 from procsv.training.graph.capture import Capture
+from procsv.training.graph.mixing import changes_between_steps
 from procsv.training.graph.patches import empty_meanwhile
 from procsv.training.graph.restore import feed_from_slot, restore_or_send
 from procsv.training.graph.saver_ops import is_restore
@@ -25,10 +26,13 @@ from procsv.training.graph.session import adopt
 from procsv.training.graph.side_effects import is_harmless
 from procsv.training.runtime.context import current
 from procsv.training.runtime.log import log
+from procsv.training.runtime.step_gate import HELD_S_MAX, StepGate
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.source import Captured, StateSource, StateSpec
 
 tf1 = tf.compat.v1
+
+GATHER_STEPS = 2  # of this task, as long as that a capture waits for the steps of the others to end
 
 
 class GraphState(StateSource):
@@ -53,6 +57,8 @@ class GraphState(StateSource):
         self.session, self.spec = session, spec
         self._saver, self._capture, self._save_name = saver, capture, save_name
         self._keep_meta = keep_meta
+        self._gate: StepGate | None = None  # by which this task holds the others
+        self._was_held: bool | None = None
         self._told = ""  # why the servers do not capture, as it was said
         self._boundary: Boundary | None = None
         self._is_adopted = False  # its calls pass the boundary
@@ -72,6 +78,12 @@ class GraphState(StateSource):
                 "procsv: %s is not a plain tf.Session; snapshots run without a step boundary",
                 type(self.session).__name__,
             )
+        elif (runtime := current()) is not None and (gate := runtime.step_gate) is not None:
+            if not runtime.start.is_chief:
+                boundary.gate = gate
+                gate.open_steps()
+            elif self.spec is not None and self.spec.plan.is_mixed and not changes_between_steps(self.session.graph):
+                self._gate = gate
         self._calls = CallCounter()
         self._calls.start_counting()
 
@@ -92,9 +104,21 @@ class GraphState(StateSource):
             self._run_capture()  # the first of a session costs 10 to 18 ms, the later ones do not
 
     def capture(self, into: mmap.mmap | None) -> Captured:
-        captured = self._run_capture(into)
+        captured = self._run_capture(into) if self._gate is None else self._capture_held(self._gate, into)
         if self._read_step is None:
             captured.step = self.read_step()
+        return captured
+
+    def _capture_held(self, gate: StepGate, into: mmap.mmap | None) -> Captured:
+        """A capture while the other tasks stand between two steps, or as good as can be had."""
+        step_s = self._boundary.times.median_s if self._boundary is not None else 0.0
+        with gate.hold(max(HELD_S_MAX, GATHER_STEPS * step_s)) as hold:
+            captured = self._run_capture(into)
+        captured.is_exact = hold.is_whole
+        if hold.is_whole != self._was_held:
+            self._was_held = hold.is_whole
+            if (runtime := current()) is not None:
+                runtime.note("held", is_exact=hold.is_whole, ms=round(hold.held_s * 1e3, 3), why=hold.why)
         return captured
 
     def _run_capture(self, into: mmap.mmap | None = None) -> Captured:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from procsv.base import exit_codes
+from procsv.base.cluster import STEPLESS
 from procsv.base.errors import UserError
 from procsv.base.grace import FORCED_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG
@@ -45,6 +46,7 @@ from procsv.training.process.standby import Standby
 from procsv.training.runtime.bounded_call import were_left
 from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.last_words import exit_code_of, write_last_words
+from procsv.training.runtime.step_gate import StepGate
 
 CONNECT_S_MAX = 2.0  # for a program that waits for its session to hear that it is to end
 SIGNAL_ALONE_S = 0.1  # a SIGTERM without the watchdog's message so long after it is a preemption notice
@@ -118,6 +120,9 @@ def _join_run(runtime: Runtime, signals: int, start: Start) -> None:
         os.set_inheritable(start.lifeline_fd, False)
         link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))
     _listen_for_signals(runtime, start, signals)
+    if start.settings.consistent_snapshots and start.task.role not in STEPLESS:
+        others = [task for task in start.settings.tasks if task.role not in STEPLESS and task != start.task]
+        runtime.step_gate = StepGate(start.paths, start.task, others, runtime.clock)
     runtime.on_stop(lambda _: _force_later(runtime, start))
     runtime.start_talking()
 

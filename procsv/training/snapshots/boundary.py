@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from procsv.base.system.failpoints import declare, failpoint
+from procsv.training.runtime.step_gate import StepGate
 from procsv.training.snapshots.step_times import StepTimes
 
 declare("trainer.step")
@@ -25,7 +26,7 @@ class Boundary:
     call.  Whoever else holds `lock` knows that the training thread is between two calls.
     """
 
-    __slots__ = ("_begun_s", "about", "due", "elsewhere", "inside", "lock", "runs", "thread", "times", "visit")
+    __slots__ = ("_begun_s", "about", "due", "elsewhere", "gate", "inside", "lock", "runs", "thread", "times", "visit")
 
     def __init__(self, visit: Callable[[], None]) -> None:
         self.lock = threading.Lock()
@@ -38,6 +39,7 @@ class Boundary:
         self.inside = False
         self.thread = threading.get_ident()
         self.visit = visit
+        self.gate: StepGate | None = None  # which a step passes, where another task may hold this one between two
         self.times = StepTimes()
         self._begun_s = 0.0  # when the step under way began, where steps are no calls
 
@@ -58,6 +60,8 @@ class Boundary:
         with self.lock:
             self.inside, self.about = True, about
             try:
+                if self.gate is not None:
+                    call = self.gate.guard(call)
                 begun_s = time.perf_counter()  # not a Clock's: it is read twice a step
                 result = call(*args)
                 self.times.add(time.perf_counter() - begun_s)

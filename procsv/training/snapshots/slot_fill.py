@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -113,7 +114,8 @@ class _Filling:
         number = self._captured.number
         if number is None:
             number = step if spec.has_step else -1
-        return Contents(spec.plan, spec.format, spec.sharded, shards, number, target)
+        plan = msgspec.structs.replace(spec.plan, is_mixed=False) if self._captured.is_exact else spec.plan
+        return Contents(plan, spec.format, spec.sharded, shards, number, target)
 
 
 def _bytes_of(array: Any) -> Any:

@@ -7,7 +7,7 @@ import json
 import pytest
 import tensorflow as tf
 
-from procsv.training.graph.mixing import may_mix
+from procsv.training.graph.mixing import changes_between_steps, may_mix
 
 tf1 = tf.compat.v1
 ALONE = {"cluster": {"chief": ["a:1"], "ps": ["b:1"], "evaluator": ["c:1"]}}
@@ -32,3 +32,15 @@ def test_a_state_is_mixed_where_servers_have_it_and_not_one_task_alone_trains(
         with tf1.device(device):
             tf1.get_variable("w", [2], use_resource=True)
         assert may_mix(graph, {} if said is None else {"TF_CONFIG": said}) is is_mixed
+
+
+def test_the_updates_of_a_sync_replicas_optimizer_come_between_steps() -> None:
+    for is_synchronous in (False, True):
+        with tf.Graph().as_default() as graph:
+            step = tf1.train.get_or_create_global_step()
+            w = tf1.get_variable("w", [2], use_resource=True)
+            optimizer = tf1.train.GradientDescentOptimizer(0.1)
+            if is_synchronous:
+                optimizer = tf1.train.SyncReplicasOptimizer(optimizer, 2)
+            optimizer.minimize(tf.reduce_sum(w), global_step=step)
+        assert changes_between_steps(graph) is is_synchronous

@@ -1,0 +1,224 @@
+"""Gate before the steps of a launch's tasks: the chief holds all of them between two steps while it captures.
+
+Made by the bootstrap of each task that trains, under `--consistent-snapshots`.  The boundary of a worker has its
+steps guarded; the chief calls `hold`.  Files of the run directory, which all tasks see, and the kernel's locks on them:
+
+    gate.lock            the chief's while it holds; before a step, each task looks whether it is free
+    steps.<task>.lock    that task's while it is in a step.  Its one byte is a Mark
+    lives.<task>.lock    shared by all processes of the task, from before its program begins
+
+The kernel lets go for whoever dies.  Nobody waits without a limit, not even for a chief that was frozen as it held: it finds by its
+clock that the others have gone on.  A file that somebody has removed is not made again, except by the next attempt of its task, and
+as long as one is missing nothing is known to be held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from procsv.base.clock import Clock
+from procsv.base.identity import TaskId
+from procsv.base.run.paths import RunPaths
+
+HELD_S_MAX = 0.05  # from the moment at which all stand at a boundary; then they go on
+GATHER_S_MAX = 2.0  # until then; the wait is given up
+WAIT_S_MAX = 4.0  # of one step for a chief that does not let go
+LOOK_S = 0.0005  # between two tries for a lock
+SETTLE_S = 1.0  # after a task died in a step: the servers may still be at it
+
+
+class Mark(IntEnum):
+    """What a task has said of its steps."""
+
+    UNKNOWN = 0  # it has not come to a step yet, or its steps do not pass here
+    BETWEEN = 1
+    WITHIN = 2
+
+
+class Hold(msgspec.Struct):
+    """One hold, and what became of it."""
+
+    why: str = ""  # why not all were held
+    held_s: float = 0.0  # how long steps were kept from beginning
+    is_whole: bool = False  # at the end: no other task was in a step at any time of it
+
+
+class StepGate:
+    """One task's end of the gate."""
+
+    def __init__(self, paths: RunPaths, task: TaskId, others: Sequence[TaskId], clock: Clock) -> None:
+        """`others`: the other tasks that train."""
+        self._paths, self._others, self._clock = paths, others, clock
+        self._gate = os.open(paths.gate, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._steps = os.open(paths.steps(task), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.pwrite(self._steps, bytes([Mark.UNKNOWN]), 0)
+        self._mark = mmap.mmap(self._steps, 1)
+        self._lives = os.open(paths.lives(task), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lives, fcntl.LOCK_SH)
+        self._pause = threading.Event()
+        self._is_given_up = False  # a wait for the chief was: there is none until it has let go
+        self._seen: dict[Path, int] = {}  # the files of other tasks
+        self._died_s: dict[TaskId, float] = {}  # in a step, when that was first seen
+
+    # -- a worker's ----------------------------------------------------------------------------------------------
+    def open_steps(self) -> None:
+        """The steps of this task pass here from now on."""
+        self._mark[0] = Mark.BETWEEN
+
+    def guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """`step`, which passes here."""
+
+        def guarded(*args: Any) -> Any:
+            self._enter()
+            try:
+                return step(*args)
+            finally:
+                self._leave()
+
+        return guarded
+
+    def _enter(self) -> None:
+        """Before a step; waits while the chief holds."""
+        if self._try_gate() or (not self._is_given_up and self._wait_for_gate()):
+            self._is_given_up = False
+            self._mark[0] = Mark.WITHIN
+            _try_lock(self._steps, fcntl.LOCK_EX)  # nobody else has it: for that, he would have the gate
+            fcntl.flock(self._gate, fcntl.LOCK_UN)
+            return
+        self._is_given_up = True
+        self._mark[0] = Mark.WITHIN
+        _try_lock(self._steps, fcntl.LOCK_EX)
+
+    def _leave(self) -> None:
+        """After the step."""
+        self._mark[0] = Mark.BETWEEN
+        fcntl.flock(self._steps, fcntl.LOCK_UN)
+
+    def _try_gate(self) -> bool:
+        return _try_lock(self._gate, fcntl.LOCK_SH)
+
+    def _wait_for_gate(self) -> bool:
+        deadline_s = self._clock.monotonic() + WAIT_S_MAX
+        while not self._try_gate():
+            if self._clock.monotonic() >= deadline_s:
+                return False
+            self._pause.wait(LOOK_S)
+        return True
+
+    # -- the chief's ---------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def hold(self, gather_s: float) -> Iterator[Hold]:
+        """Keeps the other tasks between two steps for the block, as far as that can be had within `gather_s`.
+
+        The block runs in any case.  After HELD_S_MAX of it the others go on, whatever it does.
+        """
+        hold, held, begun_s = Hold(), list[int](), self._clock.monotonic()
+        letting_go = threading.Lock()
+
+        def let_go() -> None:
+            with letting_go:
+                if held:
+                    hold.held_s = self._clock.monotonic() - begun_s
+                while held:
+                    fcntl.flock(held.pop(), fcntl.LOCK_UN)
+
+        hold.why = self._gather(held, begun_s + min(gather_s, GATHER_S_MAX))
+        if hold.why:
+            let_go()
+        gathered_s = self._clock.monotonic()
+        limit = threading.Timer(HELD_S_MAX, let_go)
+        limit.daemon = True
+        if not hold.why:
+            limit.start()
+        try:
+            yield hold
+        finally:
+            limit.cancel()
+            ended_s = self._clock.monotonic()
+            let_go()
+        if not hold.why:
+            hold.why = self._why_unknown(ended_s)
+        if not hold.why and (ended_s - gathered_s > HELD_S_MAX or ended_s - begun_s > WAIT_S_MAX):
+            hold.why = "the capture took longer than steps are held"
+        hold.is_whole = not hold.why
+
+    def _gather(self, held: list[int], deadline_s: float) -> str:
+        """Adds what it locks to `held`; why not all tasks stand between two steps, "" if they do."""
+        now_s = self._clock.monotonic()
+        if why := self._why_unknown(now_s):
+            return why
+        if not self._lock(self._gate, deadline_s):
+            return "the gate is not free"
+        held.append(self._gate)
+        for task in self._others:
+            steps = self._file(self._paths.steps(task))
+            if steps is None or not self._lock(steps, deadline_s):
+                return f"{task} was in a step for {self._clock.monotonic() - now_s:.3f} s more"
+            held.append(steps)
+        return ""
+
+    def _lock(self, fd: int, deadline_s: float) -> bool:
+        """flock has no limit of its own, so it is tried."""
+        while not _try_lock(fd, fcntl.LOCK_EX):
+            if self._clock.monotonic() >= deadline_s:
+                return False
+            self._pause.wait(LOOK_S)
+        return True
+
+    def _why_unknown(self, now_s: float) -> str:
+        """Why a task may train past the gate, or the servers for one that is dead; "" if none does."""
+        if not _is_at(self._paths.gate, self._gate):
+            return f"{self._paths.gate} was removed"
+        for task in self._others:
+            steps, lives = self._file(self._paths.steps(task)), self._file(self._paths.lives(task))
+            if steps is None or lives is None:
+                return f"{task} has not begun"
+            mark, is_alive = os.pread(steps, 1, 0), not _try_lock(lives, fcntl.LOCK_EX)
+            if not is_alive:
+                fcntl.flock(lives, fcntl.LOCK_UN)
+            if is_alive or mark != bytes([Mark.WITHIN]):
+                self._died_s.pop(task, None)
+            elif now_s - self._died_s.setdefault(task, now_s) < SETTLE_S:
+                return f"{task} has just died in a step"
+            if is_alive and mark == bytes([Mark.UNKNOWN]):
+                return f"{task} has made no step yet that can be held"
+        return ""
+
+    def _file(self, path: Path) -> int | None:
+        """Another task's file, open; None if it is not there."""
+        fd = self._seen.get(path)
+        if fd is not None:
+            if _is_at(path, fd):
+                return fd
+            os.close(self._seen.pop(path))
+        try:
+            self._seen[path] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        return self._seen[path]
+
+
+def _try_lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether the open file is the one at `path`."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False

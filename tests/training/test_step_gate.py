@@ -1,0 +1,204 @@
+"""The chief holds the steps of all tasks, or knows that it did not; nobody waits without a limit."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from procsv.base.identity import TaskId
+from procsv.base.run.paths import RunPaths
+from procsv.base.system.system_clock import SystemClock
+from procsv.training.runtime import step_gate
+from procsv.training.runtime.step_gate import HELD_S_MAX, SETTLE_S, StepGate
+from tests.support.fake_clock import FakeClock
+from tests.support.programs import DEADLINE_S, running
+
+CHIEF, FIRST, SECOND = TaskId("chief"), TaskId("worker", 0), TaskId("worker", 1)
+GATHER_S = 60.0  # a worker's step ends much sooner, however loaded the machine is
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    (tmp_path / "run").mkdir()
+    return RunPaths(tmp_path, tmp_path / "run", tmp_path / "shm")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not about the limits must not depend on the load of the machine."""
+    monkeypatch.setattr(step_gate, "HELD_S_MAX", GATHER_S)
+    monkeypatch.setattr(step_gate, "GATHER_S_MAX", GATHER_S)
+    monkeypatch.setattr(step_gate, "WAIT_S_MAX", 2 * GATHER_S)
+
+
+def gate_of(paths: RunPaths, task: TaskId, *others: TaskId) -> StepGate:
+    return StepGate(paths, task, others, SystemClock())
+
+
+class Worker:
+    """A task that trains on a thread: each step counts two counters on, one after the other."""
+
+    def __init__(self, gate: StepGate) -> None:
+        gate.open_steps()
+        self.counted, self.ended = [0, 0], threading.Event()
+        self.has_stepped = threading.Event()
+        self._step = gate.guard(self._count)
+        self.thread = threading.Thread(target=self._train)
+        self.thread.start()
+
+    def _train(self) -> None:
+        while not self.ended.is_set():
+            self._step()
+            self.has_stepped.set()
+
+    def _count(self) -> None:
+        self.counted[0] += 1
+        threading.Event().wait(0.0001)
+        self.counted[1] += 1
+
+
+@pytest.fixture
+def training() -> Iterator[Callable[[StepGate], Worker]]:
+    workers: list[Worker] = []
+
+    def start(gate: StepGate) -> Worker:
+        workers.append(Worker(gate))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.ended.set()
+    for worker in workers:
+        worker.thread.join(DEADLINE_S)
+
+
+def test_no_step_of_another_task_is_under_way_while_the_chief_holds(
+    paths: RunPaths, training: Callable[[StepGate], Worker]
+) -> None:
+    chief = gate_of(paths, CHIEF, FIRST, SECOND)
+    workers = [training(gate_of(paths, task, CHIEF)) for task in (FIRST, SECOND)]
+    for _ in range(200):
+        with chief.hold(GATHER_S) as hold:
+            seen = [list(worker.counted) for worker in workers]
+            again = [list(worker.counted) for worker in workers]
+        assert hold.is_whole, hold.why
+        assert seen == again
+        assert all(first == second for first, second in seen)
+        for worker in workers:
+            worker.has_stepped.clear()
+            assert worker.has_stepped.wait(DEADLINE_S), "it goes on afterwards"
+
+
+def test_a_task_in_a_long_step_is_named_and_the_others_go_on(
+    paths: RunPaths, training: Callable[[StepGate], Worker]
+) -> None:
+    chief = gate_of(paths, CHIEF, FIRST, SECOND)
+    worker, slow = training(gate_of(paths, FIRST, CHIEF)), gate_of(paths, SECOND, CHIEF)
+    slow.open_steps()
+
+    def step() -> None:
+        with chief.hold(0.01) as hold:
+            worker.has_stepped.clear()
+            assert worker.has_stepped.wait(DEADLINE_S)
+        assert not hold.is_whole
+        assert hold.why.startswith("worker.1 was in a step")
+
+    slow.guard(step)()
+
+
+def test_a_task_that_lives_and_has_made_no_step_yet_may_train_past_the_gate(paths: RunPaths) -> None:
+    chief = gate_of(paths, CHIEF, FIRST)
+    with chief.hold(0.01) as hold:
+        pass
+    assert hold.why == "worker.0 has not begun"
+    worker = gate_of(paths, FIRST, CHIEF)
+    with chief.hold(0.01) as hold:
+        pass
+    assert (hold.is_whole, hold.why) == (False, "worker.0 has made no step yet that can be held")
+    worker.open_steps()
+    with chief.hold(0.01) as hold:
+        pass
+    assert hold.is_whole, hold.why
+
+
+DIES = """
+    import sys
+    from pathlib import Path
+    from procsv.base.identity import TaskId
+    from procsv.base.run.paths import RunPaths
+    from procsv.base.system.system_clock import SystemClock
+    from procsv.training.runtime.step_gate import StepGate
+
+    home = Path(sys.argv[1])
+    gate = StepGate(RunPaths(home, home / "run", home / "shm"), TaskId("worker", 0), [], SystemClock())
+    gate.open_steps()
+    def step():
+        print("within")
+        sys.stdin.readline()
+    gate.guard(step)()
+    print("between")
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+def test_a_task_that_died_in_a_step_is_waited_for_as_the_servers_may_be_at_it(paths: RunPaths, is_within: bool) -> None:
+    clock = FakeClock()
+    chief = StepGate(paths, CHIEF, [FIRST], clock)
+    with running(DIES, paths.logdir) as worker:
+        worker.wait_said("within")
+        if not is_within:
+            worker.tell()
+            worker.wait_said("between")
+        worker.kill()
+    with chief.hold(0.0) as hold:
+        pass
+    assert hold.why == ("worker.0 has just died in a step" if is_within else "")
+    clock.advance(SETTLE_S)
+    with chief.hold(0.0) as hold:
+        pass
+    assert hold.is_whole, hold.why
+
+
+def test_the_others_go_on_while_a_capture_takes_longer_than_they_are_held(
+    paths: RunPaths, training: Callable[[StepGate], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chief, worker = gate_of(paths, CHIEF, FIRST), training(gate_of(paths, FIRST, CHIEF))
+    monkeypatch.setattr(step_gate, "HELD_S_MAX", HELD_S_MAX)
+    with chief.hold(GATHER_S) as hold:
+        for _ in range(2):  # one may have ended before
+            worker.has_stepped.clear()
+            assert worker.has_stepped.wait(DEADLINE_S)
+    assert not hold.is_whole
+    assert "longer than" in hold.why
+
+
+def test_a_chief_that_never_lets_go_is_not_waited_for_and_knows_that_it_did_not_hold(
+    paths: RunPaths, training: Callable[[StepGate], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chief, worker = gate_of(paths, CHIEF, FIRST), training(gate_of(paths, FIRST, CHIEF))
+    monkeypatch.setattr(step_gate, "WAIT_S_MAX", 0.01)
+    with chief.hold(GATHER_S) as hold:
+        for _ in range(3):
+            worker.has_stepped.clear()
+            assert worker.has_stepped.wait(DEADLINE_S)
+    assert not hold.is_whole
+    worker.has_stepped.clear()
+    assert worker.has_stepped.wait(DEADLINE_S)
+
+
+def test_nothing_is_held_once_the_files_were_removed(paths: RunPaths) -> None:
+    chief, worker = gate_of(paths, CHIEF, FIRST), gate_of(paths, FIRST, CHIEF)
+    worker.open_steps()
+    shutil.rmtree(paths.run_dir)
+    paths.run_dir.mkdir()
+    with chief.hold(0.01) as hold:
+        pass
+    assert "was removed" in hold.why
+    with gate_of(paths, CHIEF, FIRST).hold(0.01) as hold:
+        pass
+    assert hold.why == "worker.0 has not begun"
