@@ -186,31 +186,40 @@ def hiding_ops(graph: Any) -> Iterator[None]:
 
 
 class ClassPatch(Patch):
-    """A class of TensorFlow's is another one wherever it can be found by its name.
+    """Classes and functions of TensorFlow's are other ones wherever they can be found by name.
 
-    That is in the module that defines it, in TensorFlow's public names, and in modules that have imported it before.
+    That is in the module that defines each, in TensorFlow's public names, and in modules that have imported it before.
     Objects that exist already, and classes that are derived already, keep what they have.
     """
 
-    def __init__(self, name: str, theirs: Any, ours: Any, public: list[Any]) -> None:
-        """`public`: the modules of TensorFlow's public names, which load them late."""
-        self._name, self._theirs, self._ours, self._public = name, theirs, ours, public
+    def __init__(self, replaced: Sequence[tuple[str, Any, Any]], public: Sequence[Any]) -> None:
+        """`replaced`: name, theirs and ours of each.  `public`: the modules of TensorFlow's public names, which load them late."""
+        self._replaced, self._public = replaced, public
 
     def _change(self) -> None:
-        self._replace(self._theirs, self._ours)
+        self._replace([(name, theirs, theirs, ours) for name, theirs, ours in self._replaced])
 
     def _change_back(self) -> bool:
-        self._replace(self._ours, self._theirs)  # in all that has been imported meanwhile, too
+        # In all that has been imported meanwhile, too.
+        self._replace([(name, theirs, ours, theirs) for name, theirs, ours in self._replaced])
         return True
 
-    def _replace(self, old: Any, new: Any) -> None:
-        # The module that defines it first: whatever is imported from it from now on gets the new one.
-        setattr(sys.modules[self._theirs.__module__], self._name, new)
+    def _replace(self, changes: Sequence[tuple[str, Any, Any, Any]]) -> None:
+        # The modules that define them first: whatever is imported from those from now on gets the new ones.
+        for name, theirs, _, new in changes:
+            setattr(sys.modules[theirs.__module__], name, new)
+        new_of = {id(old): (old, new) for _, _, old, new in changes}
         for module_name, module in list(sys.modules.items()):
             if module_name.split(".")[0] in _OWN or not isinstance(module, ModuleType):
                 continue
-            for attribute in [key for key, value in list(vars(module).items()) if value is old]:
-                setattr(module, attribute, new)
-        for api in self._public:
-            if not self._name.startswith("_") and getattr(api, self._name, None) is old:
-                setattr(api, self._name, new)
+            # One look at some 150,000 values: by identity, as some of them have an == of their own.
+            if new_of.keys().isdisjoint(map(id, list(vars(module).values()))):
+                continue
+            for attribute, value in list(vars(module).items()):
+                old, new = new_of.get(id(value), (None, None))
+                if value is old and old is not None:
+                    setattr(module, attribute, new)
+        for name, _, old, new in changes:
+            for api in self._public:
+                if not name.startswith("_") and getattr(api, name, None) is old:
+                    setattr(api, name, new)

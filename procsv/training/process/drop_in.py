@@ -61,29 +61,27 @@ def _install(patches: Callable[[], Sequence[Patch]]) -> Callable[[], None]:
 
 
 def class_patches() -> list[Patch]:
-    """One patch a class of TensorFlow, and one a layer of monitored sessions: libraries build those layers themselves."""
+    """Of TensorFlow's classes, and of the layers of monitored sessions: libraries build those layers themselves."""
     tensorflow = importlib.import_module("tensorflow")
     compat = tensorflow.compat
-    public = [compat.v1.train, compat.v2.compat.v1.train]
     names = [name for name in procsv.__all__ if hasattr(compat.v1.train, name) and name not in ELSEWHERE]
     pairs = [(name, getattr(compat.v1.train, name), getattr(procsv, name)) for name in names]
     theirs = importlib.import_module("tensorflow.python.training.monitored_session")
     ours = importlib.import_module("procsv.training.monitored.sessions")
     pairs += [(name, getattr(theirs, name), getattr(ours, name)) for name in ours.LAYERS]
-    patches: list[Patch] = [ClassPatch(name, old, new, public) for name, old, new in pairs if old is not new]
-    public += [tensorflow.train, compat.v2.train, compat.v1.compat.v2.train]
+    patches: list[Patch] = []
     manager = importlib.import_module("procsv.training.eager.drop_in")
     if tensorflow.train.CheckpointManager is not manager.CheckpointManager:
-        patches.append(ClassPatch("CheckpointManager", manager.theirs, manager.CheckpointManager, public))
-        for name in READS:
-            look = getattr(compat.v1.train, name)
-            patches.append(ClassPatch(name, look, manager.after_saves(look), public))
+        pairs.append(("CheckpointManager", manager.theirs, manager.CheckpointManager))
+        looks = [(name, getattr(compat.v1.train, name)) for name in READS]
+        pairs += [(name, look, manager.after_saves(look)) for name, look in looks]
         patches.append(AttributePatch(tensorflow.train.Checkpoint, "read", manager.after_saves))
-    return patches
+    public = [compat.v1.train, compat.v2.compat.v1.train, tensorflow.train, compat.v2.train, compat.v1.compat.v2.train]
+    return [ClassPatch([pair for pair in pairs if pair[1] is not pair[2]], public), *patches]
 
 
 def keras_patches() -> list[Patch]:
-    """One patch a callback of Keras; none, and in _left_alone why, where procsv cannot look after its fits."""
+    """Of Keras' callbacks; none, and in _left_alone why, where procsv cannot look after its fits."""
     keras = importlib.import_module("keras")
     if keras.backend.backend() != "tensorflow":
         _left_alone.append(f"Keras runs on {keras.backend.backend()}: its fits are left alone")
@@ -93,7 +91,7 @@ def keras_patches() -> list[Patch]:
         _left_alone.append(f"Keras {keras.__version__} lacks {lacks}: its fits are left alone")
         return []
     pairs = [(name, getattr(keras.callbacks, name), getattr(ours, name)) for name in ours.REPLACED]
-    return [ClassPatch(name, old, new, [keras.callbacks]) for name, old, new in pairs if old is not new]
+    return [ClassPatch([pair for pair in pairs if pair[1] is not pair[2]], [keras.callbacks])]
 
 
 def _patch_keras() -> None:
