@@ -31,10 +31,20 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def procsv(*args: str, timeout_s: float = NEWS_S_MAX, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs one command to its end."""
+    """Runs one command to its end: but for a launch, a fork of the session's template if there is one by now."""
     argv, variables = [sys.executable, "-m", "procsv", *args], _environment(env)
-    if args[0] != "drill":
-        return subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=timeout_s, check=False)
+    if args[0] == "drill" or (SESSION.has_template and args[0] != "launch"):
+        return _run_forked(argv, variables, timeout_s)
+    return subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def python(program: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program to its end in a fork of the session's template, which has imported TensorFlow."""
+    argv = [sys.executable, "-m", "tests.support.run_path", str(program), *args]
+    return _run_forked(argv, _environment({}), NEWS_S_MAX)
+
+
+def _run_forked(argv: list[str], variables: dict[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = SESSION.launch(argv, variables, None, output, errors) or subprocess.Popen(
             argv, env=variables, stdout=output, stderr=errors, text=True

@@ -20,7 +20,7 @@ from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import find_paths
 from procsv.ipc.shm.slot_file import scan_slots
 from procsv.services.checkpoint.tools.compare import compare
-from tests.support.launched import NEWS_S_MAX, environment
+from tests.support.launched import NEWS_S_MAX, environment, python
 from tests.support.leftovers import is_helper
 
 tf1 = tf.compat.v1
@@ -102,7 +102,8 @@ def test_it_works_in_every_mode_of_tensorflow(tmp_path: Path, mode: str) -> None
         "no eager": "tf1.disable_eager_execution()",
         "plain": "pass",
     }[mode]
-    program = f"""
+    program = tmp_path / "program.py"
+    program.write_text(f"""
 import tensorflow as tf, procsv, sys
 tf1 = tf.compat.v1
 {switch}
@@ -119,15 +120,8 @@ with tf.Graph().as_default():
         assert not supervisor.should_stop()
         supervisor.request_stop()
         assert supervisor.should_stop()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "logdir")],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=NEWS_S_MAX,
-        check=False,
-    )
+""")
+    done = python(program, str(tmp_path / "logdir"))
     assert done.returncode == 0, done.stderr
     assert tf.train.load_checkpoint(str(tmp_path / "logdir")).get_tensor("global_step") >= 2000
     tags = {value.tag for event in _events(tmp_path / "logdir") for value in event.summary.value}
@@ -180,20 +174,14 @@ def test_a_supervisor_without_a_saver_says_that_nothing_is_saved(
 
 def test_a_second_supervisor_on_the_logdir_of_a_live_one_is_refused_and_told_by_whom(tmp_path: Path) -> None:
     with graph(), procsv.Supervisor(logdir=str(tmp_path / "logdir")).managed_session():
-        program = (
+        program = tmp_path / "program.py"
+        program.write_text(
             "import tensorflow as tf, procsv, sys\n"
             "with tf.Graph().as_default():\n"
             "    tf.compat.v1.train.get_or_create_global_step()\n"
             "    procsv.Supervisor(logdir=sys.argv[1]).prepare_or_wait_for_session()\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path / "logdir")],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=NEWS_S_MAX,
-            check=False,
-        )
+        done = python(program, str(tmp_path / "logdir"))
     assert done.returncode == 1
     assert LogdirLocked.__name__ in done.stderr
     assert f"process {psutil.Process().pid}" in done.stderr

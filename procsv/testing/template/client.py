@@ -138,6 +138,11 @@ class Session:
         self.is_on = False
         self._template: SessionTemplate | None = None
 
+    @property
+    def has_template(self) -> bool:
+        """Whether it has been made."""
+        return self._template is not None
+
     def launch(
         self,
         argv: Sequence[str],

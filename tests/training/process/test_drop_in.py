@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from tests.support.launched import NEWS_S_MAX, environment, launched
+from tests.support.launched import NEWS_S_MAX, environment, launched, python
 
 tf1 = tf.compat.v1
 
@@ -82,37 +82,32 @@ assert keras.callbacks.BackupAndRestore is tf.keras.callbacks.BackupAndRestore i
 """
 
 
-def _run(source: str, *args: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", source, *args],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=NEWS_S_MAX,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize(
     ("when", "imported"),
     [
         ("before", "tensorflow"),
-        ("before", "tensorflow.compat.v1"),
         ("before", "keras"),
         ("before", "tensorflow.python.training.supervisor"),
         ("after", "tensorflow"),  # all of them are imported by then
     ],
 )
-def test_a_program_finds_ours_wherever_it_looks_and_uninstall_puts_theirs_back(when: str, imported: str) -> None:
+def test_a_program_finds_ours_wherever_it_looks_and_uninstall_puts_theirs_back(
+    when: str, imported: str, tmp_path: Path
+) -> None:
     lines = {"before": "", "after": ""}
     lines[when] = (
         "import procsv; procsv.install(); assert not {'tensorflow', 'keras'} & set(sys.modules)"
         if when == "before"
         else "import procsv; procsv.install(); procsv.install(); by_name, theirs_by_name = (vars(sys.modules['__main__'])[name] for name in ('by_name', 'theirs_by_name'))"
     )
-    _run(WHEREVER.format(imported=imported, **lines))
+    program = tmp_path / "program.py"
+    program.write_text(WHEREVER.format(imported=imported, **lines))
+    if when == "after":
+        done = python(program)
+    else:
+        argv = [sys.executable, str(program)]
+        done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=NEWS_S_MAX, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 MONITORED = """
@@ -140,8 +135,11 @@ assert tf.compat.v1.train.CheckpointSaverHook is not procsv.CheckpointSaverHook
 """
 
 
-def test_the_monitored_sessions_names_are_replaced_in_all_their_homes_and_put_back() -> None:
-    _run(MONITORED)
+def test_the_monitored_sessions_names_are_replaced_in_all_their_homes_and_put_back(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(MONITORED)
+    done = python(program)
+    assert done.returncode == 0, done.stderr
 
 
 def test_keras_on_another_backend_is_left_alone_which_is_said_once(
