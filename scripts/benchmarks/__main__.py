@@ -20,6 +20,7 @@ from scripts.benchmarks import (
     cost,
     goodput,
     group,
+    group_snapshots,
     idle,
     keras_cost,
     keras_restart,
@@ -51,6 +52,7 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "preempt": preempt.measure,
     "goodput": goodput.measure,
     "group": group.measure,
+    "group-snapshots": group_snapshots.measure,
     "loss": loss.measure,
     "save": save.measure,
     "restore": restore.measure,
@@ -68,7 +70,8 @@ KINDS: tuple[Kind, ...] = ("resource", "ref")
 QUICK_TABLES = tuple(
     name
     for name in TABLES
-    if name not in ("cost", "preempt", "goodput", "group", "loss", "save", "restore", "keras-restore")
+    if name
+    not in ("cost", "preempt", "goodput", "group", "group-snapshots", "loss", "save", "restore", "keras-restore")
 )  # what needs its time
 ROWS = ((2.0, 1), (2.0, 100), (200.0, 1), (200.0, 100), (2000.0, 100), (200.0, 10_000))
 QUICK_ROWS = ((200.0, 100),)

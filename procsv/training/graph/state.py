@@ -124,8 +124,9 @@ class GraphState(StateSource):
     def _run_capture(self, into: mmap.mmap | None = None) -> Captured:
         assert self._capture is not None, "nothing is captured of this session"
         captured = self._capture.run(self.session, into)
-        if (why := self._capture.refusal) != self._told:
-            self._told = why
+        is_news, why = self._capture.refusal != self._told, self._capture.refusal
+        self._told = why
+        if why and is_news:
             log.warning("procsv: the servers do not capture their variables, the chief fetches them: %s", why)
             if (runtime := current()) is not None:
                 runtime.note("captured_by_chief", why=why)
