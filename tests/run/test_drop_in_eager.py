@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from procsv.base import exit_codes
-from tests.support.launched import NEWS_S_MAX, Launched, environment, launched
+from tests.support.launched import Launched, launched, python
 
 pytestmark = pytest.mark.fault
 
@@ -112,8 +110,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ends_alone(program: Path, way: str, directory: Path) -> str:
-    argv = [sys.executable, str(program), way, str(directory), "0"]
-    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=NEWS_S_MAX, check=True)
+    done = python(program, way, str(directory), "0")
+    assert done.returncode == 0, done.stderr
     return ending(done.stdout)
 
 

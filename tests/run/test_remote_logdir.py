@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,23 +10,12 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from procsv.base.run.paths import find_paths
-from tests.support.launched import environment, procsv
+from tests.support.launched import procsv, python
 
 pytestmark = pytest.mark.fault
 
 DIGITS = "procsv.examples.digits"
 WAIT_S = 120
-
-
-def by_itself(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *args],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
 
 
 def event_steps(directory: Path) -> list[int]:
@@ -38,7 +25,7 @@ def event_steps(directory: Path) -> list[int]:
     return steps
 
 
-def test_a_logdir_that_is_a_url_keeps_a_killed_run_under_launch_and_the_next_of_a_supervisor_by_itself(
+def test_a_logdir_that_is_a_url_keeps_a_killed_run_under_launch_and_the_next_of_a_supervisor_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, far = tmp_path / "state", tmp_path / "far" / "digits"
@@ -69,7 +56,7 @@ def test_a_logdir_that_is_a_url_keeps_a_killed_run_under_launch_and_the_next_of_
     recovered = [json.loads(line) for line in here.journal.read_text().splitlines() if '"recovered"' in line]
     assert [event["source"] for event in recovered] == ["fresh", "memory"]
 
-    alone = by_itself(DIGITS, "--logdir", url, "--steps", "700")
+    alone = python(DIGITS, "--logdir", url, "--steps", "700")
 
     assert alone.returncode == 0, alone.stderr
     last = [json.loads(line) for line in here.journal.read_text().splitlines() if '"recovered"' in line][-1]

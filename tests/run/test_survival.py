@@ -6,8 +6,6 @@ import re
 import shutil
 import signal
 import statistics
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from procsv.base.run.paths import find_paths
-from tests.support.launched import NEWS_S_MAX, Launched, environment, launched, procsv
+from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv, python
 
 pytestmark = pytest.mark.fault
 tf1 = tf.compat.v1
@@ -43,14 +41,7 @@ def _find_result(said: str) -> tuple[str, str]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The result of the same training without any fault, without procsv launch."""
     logdir = tmp_path_factory.mktemp("undisturbed") / "digits"
-    done = subprocess.run(
-        [sys.executable, "-m", DIGITS, "--logdir", str(logdir), "--steps", "3000"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = python(DIGITS, "--logdir", str(logdir), "--steps", "3000")
     assert done.returncode == 0, done.stderr
     result = _find_result(done.stdout)
     assert float(result[0]) > 0.95

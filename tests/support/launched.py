@@ -38,8 +38,8 @@ def procsv(*args: str, timeout_s: float = NEWS_S_MAX, **env: str) -> subprocess.
     return subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
-def python(program: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """Runs a Python program to its end in a fork of the session's template, which has imported TensorFlow."""
+def python(program: Path | str, *args: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program, a file or a module, to its end in a fork of the session's template, which has imported TensorFlow."""
     argv = [sys.executable, "-m", "tests.support.run_path", str(program), *args]
     return _run_forked(argv, _environment({}), NEWS_S_MAX)
 

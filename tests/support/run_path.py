@@ -1,8 +1,11 @@
-"""`python -m tests.support.run_path FILE ARGS…`: as `python FILE ARGS…`, for what starts modules alone."""
+"""`python -m tests.support.run_path PROGRAM ARGS…`: as `python FILE ARGS…` or `python -m MODULE ARGS…`, for what starts modules alone."""
 
 import runpy
 import sys
 
 if __name__ == "__main__":
     del sys.argv[0]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if sys.argv[0].endswith(".py"):
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
