@@ -241,11 +241,13 @@ class TrainerSupervisor:
             cause = Cause("completed", "its session has ended")
         if self._lost_peer:
             cause = blame_peer(cause, self._lost_why)
+        kind = classify(ended.exit)
+        if kind is Kind.DONE and self._serving_s is not None and not stopping:
+            kind, cause = Kind.FAILURE, Cause("exit-code", str(ended.exit))  # others need its variables
         self.last_words = ended.words
         self.last_exit = LastExit(ended.exit.code, ended.exit.signal_name, cause.word, cause.evidence, self._own_step)
         fields = {"pid": self.pid, **msgspec.structs.asdict(self.last_exit)}
         self._out.append(Journal("exited", self.task, self.incarnation, fields))
-        kind = classify(ended.exit)
         self.snapshots.died(ended.memory_step, has_saved=kind in (Kind.DONE, Kind.CHECKPOINTED))
         self._attempt = self._end_attempt(ended, cause, kind, now_s)
         if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED and not self._lost_peer:

@@ -182,7 +182,7 @@ def _causes_of_one(died: history.Died, stopped: set[str]) -> set[str]:
     if died.was_stuck and exit.signal in (signal.SIGKILL, signal.SIGABRT):
         return {"hang", "stopped", "killed", "crashed"}  # whoever was first: it hung
     if died.by == "watchdog":
-        return {"stopped"} if exit.signal == signal.SIGKILL else set()
+        return {"stopped"} if exit.signal in (signal.SIGKILL, signal.SIGTERM) else set()
     if exit.signal in CRASHES:
         return {"crashed"}
     if exit.signal is not None:

@@ -1,10 +1,14 @@
 """Ports that are held are nobody else's, before a task has one, while it lives, and after its death."""
 
+from __future__ import annotations
+
 import errno
 import socket
+import typing
 
 import pytest
 
+from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 
@@ -17,6 +21,27 @@ def bind(address: str, *, shares: bool) -> None:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shares))
         server.bind((host, int(port)))
         server.listen()
+
+
+def test_a_machine_without_a_free_port_starts_nothing_and_lets_go_of_those_that_were_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Scarce(socket.socket):
+        bound: typing.ClassVar[list[Scarce]] = []
+
+        def bind(self, address: typing.Any) -> None:
+            if self.bound:
+                raise OSError(errno.EADDRINUSE, "Address already in use")
+            super().bind(address)
+            self.bound.append(self)
+
+    monkeypatch.setattr(socket, "socket", Scarce)
+    with pytest.raises(
+        UserError, match=r"no free port on 127.0.0.1 for worker.0: Address already in use; see who holds"
+    ) as refused:
+        HeldPorts().hold([PS, WORKER])
+    assert refused.value.exit_code == 73
+    assert [held.fileno() for held in Scarce.bound] == [-1]
 
 
 def test_each_task_that_others_speak_to_has_a_port_that_only_it_can_have() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 
+from procsv.base import exit_codes
 from procsv.base.cluster import needs_address
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
@@ -33,7 +34,8 @@ class HeldPorts:
                 self.close()
                 raise UserError(
                     f"there is no free port on {HOST} for {task}: {error.strerror}; see who holds them with `ss -tan`, and "
-                    "net.ipv4.ip_local_port_range for how many there are"
+                    "net.ipv4.ip_local_port_range for how many there are",
+                    exit_codes.LOGDIR_UNUSABLE,
                 ) from error
         return {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._sockets.items()}
 

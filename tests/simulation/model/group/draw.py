@@ -127,6 +127,16 @@ def raise_in_one(run: Run, rng: Random) -> str:
     return f"{_name(process)} raises"
 
 
+def end_server(run: Run, rng: Random) -> str:
+    """With exit code 0, as if it were done."""
+    process = _find(run, rng, PS)
+    if process is None or not process.is_ready:
+        return ""
+    process.doom(ProgramError(code=0))
+    run.world.disturb(faults.RECOVERY_S)
+    return f"{_name(process)} ends by itself"
+
+
 def freeze_one(run: Run, rng: Random) -> str:
     if (process := _find(run, rng)) is None:
         return ""
@@ -156,6 +166,7 @@ OF_GROUPS: dict[faults.Fault, int] = {
     kill_again: 5,
     crash_one: 4,
     raise_in_one: 4,
+    end_server: 2,
     freeze_one: 5,
     stick_one: 3,
 }
