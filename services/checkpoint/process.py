@@ -25,6 +25,7 @@ from procsv.ipc.messaging.messages import (
     Hello,
     PlaceFile,
     Rejected,
+    Restore,
     Restored,
     Snapshot,
     Staged,
@@ -111,12 +112,24 @@ class CheckpointService:
                 for dead in [key for key in self._trainers if key[0] == task and key[1] <= newest]:
                     self._trainers.pop(dead).close()
                 self._perform(self._core.handle(received, now_s))
+            case Restore() if received.task != self._tools.start.chief:
+                self._look_at_chief()
+                self._perform(self._core.handle(received, now_s))
             case body:
                 if isinstance(body, CheckpointPlan):
                     self._environment.keep_plan(body)
                 elif isinstance(body, (Snapshot, Staged)):
                     failpoint("checkpoint.receive")
                 self._perform(self._core.handle(received, now_s))
+
+    def _look_at_chief(self) -> None:
+        """Whether the chief that was told what to start from lives: a task of the next generation may ask before the watchdog's
+        word of its end is here, and would start from what is no longer the newest.
+        """
+        told = self._core.followers.told_to
+        chief = self._trainers.get((self._tools.start.chief, told))
+        if chief is not None and chief.has_ended():
+            self._core.followers.chief_ended(told)
 
     def tick(self, now_s: float) -> float:
         self._outcomes.deliver()

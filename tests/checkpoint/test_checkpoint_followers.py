@@ -112,3 +112,13 @@ def test_what_a_dead_chief_was_told_is_for_nobody() -> None:
     desk = restored_from_memory()
     desk.say(TrainerExited(2, False), task=WATCHDOG)
     assert answers(desk.say(Restore(False), 3, FIRST)) == []
+
+
+def test_the_end_of_a_chief_that_is_heard_of_after_the_next_one_has_asked_takes_nothing_back() -> None:
+    """Watchdog and chief speak to the service by connections of their own."""
+    desk = Desk(Core("r", TRAINER)).begun()
+    desk.snapshot(slot(1, 10))
+    desk.say(Restore(False), 2)
+    desk.see(desk.core.slot_verified(only(desk.out, VerifySlot).state, 0.0))
+    desk.say(TrainerExited(1, False), task=WATCHDOG)
+    assert answers(desk.say(Restore(False), 2, FIRST)) == [(FIRST, "memory", 10)]

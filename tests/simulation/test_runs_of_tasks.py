@@ -22,6 +22,7 @@ from procsv.watchdog.core.trainer import TrainerSupervisor
 from tests.simulation.model import faults, history
 from tests.simulation.model.group import draw
 from tests.simulation.model.group.served import ServedChief, Servers
+from tests.simulation.model.network import Weather
 from tests.simulation.model.processes import FOR_EVER_S
 from tests.simulation.model.program import Program
 from tests.simulation.model.run import Run, run_of_tasks, simulate
@@ -56,12 +57,13 @@ def test_every_fault_of_several_tasks_is_thrown_by_some_seed_and_every_kind_of_p
 
 
 # -- single schedules ------------------------------------------------------------------------------------------
-def go(seed: int, plan: Plan, together: str = "served", **launch: Any) -> Run:
+def go(seed: int, plan: Plan, together: str = "served", import_s: float = 2.0, **launch: Any) -> Run:
     is_served = together == "served"
     counts = {"workers": 2, "ps": 2, "evaluators": 1} if is_served else {"workers": 2}
     launch = {**counts, "standby": "off", **launch}
     settings = msgspec.structs.replace(LAUNCH, **launch)
-    program = Program(steps=150 if is_served else 60, together=together)  # type: ignore[arg-type]
+    steps = 150 if is_served else 60
+    program = Program(steps=steps, import_s=import_s, together=together)  # type: ignore[arg-type]
     return Run(seed, program, list(plan), settings=Settings(settings, tasks=settings.tasks)).go()
 
 
@@ -109,6 +111,21 @@ def test_of_a_server_that_is_frozen_for_ever_only_the_server_is_to_blame() -> No
         assert [str(fact.task) for fact in journaled(run, "hang_detected")] == ["ps.0"]
         causes = {str(fact.task): fact.fields["cause"] for fact in journaled(run, "exited") if fact.incarnation == 1}
         assert {causes[task] for task in ("chief", "worker.0", "worker.1")} == {"lost-peer"}
+
+
+def late_messages(run: Run, rng: Random) -> str:
+    run.world.network.weather = Weather(delay_s_max=3.0)
+    run.world.disturb(60.0)
+    return "messages are late, and overtake each other"
+
+
+def test_all_of_a_gang_begin_with_the_same_state_whatever_message_comes_first() -> None:
+    for seed in range(12):
+        kills = [(second, faults.kill(WORKER)) for second in (10.0, 22.0, 34.0)]
+        run = go(seed, [(2.0, late_messages), *kills], "in step", import_s=0.1, restart="gang")
+        assert run.exit_code == 0
+        assert journaled(run, "hang_detected") == []
+        assert [fact.fields["generation"] for fact in journaled(run, "gang_formed")][-1] == 4
 
 
 # -- broken on purpose -----------------------------------------------------------------------------------------

@@ -213,6 +213,8 @@ class Core:
         task.died(event, now_s)
         if has_served and not self.is_ending:
             self._servers_lost += 1
+        if self.is_ending and not task.ends_run:  # its turn to be asked had not come: nothing is started again
+            task.stop(False, "the run ends", now_s)
         if not self.is_ending and task.end is not None and self._what_follows(task, task.end) is Follows.ALL_AGAIN:
             told = self._take_actions()
             self.gang.break_up(task.task, now_s)

@@ -121,7 +121,7 @@ class Core:
                 self.saving.cadence_from_s = now_s
                 self._out += [Acknowledge(asker), Release()]
             case TrainerExited(incarnation, clean, avoid_step):
-                self.followers.forget(self.states.chief)
+                self.followers.chief_ended(incarnation)
                 self.waiting.trainer_ended(asker, incarnation, "final" if clean else "crash")
                 self.restoring.trainer_ended(clean, avoid_step, now_s)
                 self.external_saves.writers_are_gone(True)
@@ -323,7 +323,7 @@ class Core:
         """`out`: what the chief's question has come to."""
         for reply in out:
             if isinstance(reply, Reply) and isinstance(reply.body, RestoreFrom):
-                self.followers.chief_told(reply.body)
+                self.followers.chief_told(reply.to, reply.body)
         self._out += [a for a in out if not isinstance(a, Reply) or a.to.task == self.states.chief]
         self._out += self.followers.go_on()
         if not self.restoring.is_asked and (asker := self.followers.left_alone) is not None:

@@ -29,6 +29,7 @@ class Followers(msgspec.Struct):
     expected: int = 0  # so many may ask after each start of the chief
     has_missed: bool = False  # what the chief that runs was told: a service before this one has told it
     told: RestoreFrom | None = None
+    told_to: int = 0  # the attempt of the chief that was told; 0: one of them, in its place
     _asked: dict[TaskId, _Question] = msgspec.field(default_factory=dict)
     _answered: set[TaskId] = msgspec.field(default_factory=set)
 
@@ -36,15 +37,17 @@ class Followers(msgspec.Struct):
         """A new question of a task replaces the one before."""
         self._asked[asker.task] = _Question(asker, durable_only)
 
-    def forget(self, task: TaskId) -> None:
-        """`task` is dead; with the chief, what it was told."""
-        self._asked.pop(task, None)
-        if task == self.states.chief:
-            self.told, self.has_missed = None, False
+    def chief_ended(self, incarnation: int) -> None:
+        """That attempt of the chief is dead, and what it was told of no use; the news may come after the next one has asked."""
+        if incarnation >= self.told_to:
+            self.told, self.told_to, self.has_missed = None, 0, False
             self._answered.clear()
 
-    def chief_told(self, body: RestoreFrom) -> None:
-        self.told = None if body.error else body
+    def chief_told(self, asker: Received, body: RestoreFrom) -> None:
+        if body.error:
+            self.told, self.told_to = None, 0
+        else:
+            self.told, self.told_to = body, asker.incarnation if asker.task == self.states.chief else 0
 
     @property
     def left_alone(self) -> Received | None:

@@ -246,3 +246,15 @@ def test_a_member_that_is_given_up_ends_all_at_once_as_nobody_can_end_a_step() -
     out = played.end(SECOND, Exit(78, None))
     assert journaled(out, "gave_up")
     assert killed(out) == [FIRST]
+
+
+@pytest.mark.parametrize("task", [FIRST, SECOND, EVALUATOR])
+def test_once_the_run_is_to_end_nobody_who_dies_before_being_asked_is_started_again(task: TaskId) -> None:
+    played = gang(EVALUATOR)
+    played.stop()
+    out = played.end(task, KILLED)
+    out += played.tell(TreeGone(task, 1))
+    for second in range(20):
+        out += played.tick(played.now_s + second)
+    assert spawned(out) == []
+    assert played.core.tasks[task].ends_run
