@@ -3,6 +3,7 @@
     scripts/soak [--mixed] [--minutes 30] [--every 6] [--seed 1]
     scripts/soak --template [--forks 1000]
     scripts/soak --bystanders [--minutes 30]
+    scripts/soak --group [--minutes 30]
     scripts/soak --keras [--kills 200] [--seed 1]
 
 Every few seconds one process, chosen by the seed, is killed with SIGKILL: trainer, checkpoint service, summary service,
@@ -22,6 +23,9 @@ under XLA, and is killed.  Each must train, and no other standby be made.
 With --bystanders, six programs that are no training (a server, a sleep, a preprocessing, a crash, a fork, a script that
 answers what is typed) run side by side, with limits of 5 s: none may be ended for a hang.
 
+With --group, one healthy run of several tasks: an idle parameter server, a slow evaluator, a slow worker, a chief that stands
+still now and then.  None may be ended or started again.
+
 With --keras, fits of some twenty kinds are killed at batches that the seed chooses.  Each must end with the variables and the
 History, to the bit, of one that nobody disturbed.  Exit code 1 if something was wrong.
 """
@@ -34,6 +38,7 @@ import tempfile
 from pathlib import Path
 
 from scripts.soaking.bystanders import soak_by_bystanders
+from scripts.soaking.group import soak_by_group
 from scripts.soaking.keras_fits import soak_by_fits
 from scripts.soaking.kills import soak_by_kills
 from scripts.soaking.mixed import soak_by_mixed_trouble
@@ -54,6 +59,7 @@ def main() -> int:
     parser.add_argument("--template", action="store_true", help="forks of one standby, and nothing else")
     parser.add_argument("--forks", type=int, default=1000, help="how many, with --template (default %(default)s)")
     parser.add_argument("--bystanders", action="store_true", help="programs that are no training, and nothing else")
+    parser.add_argument("--group", action="store_true", help="a healthy run of several tasks, and nothing else")
     parser.add_argument("--keras", action="store_true", help="fits of Keras, and nothing else")
     parser.add_argument("--kills", type=int, default=200, help="how many, with --keras (default %(default)s)")
     args = parser.parse_args()
@@ -64,6 +70,8 @@ def main() -> int:
             wrong = soak_by_forks(logdir, args.forks)
         elif args.bystanders:
             wrong = soak_by_bystanders(logdir, args.minutes)
+        elif args.group:
+            wrong = soak_by_group(logdir, args.minutes)
         elif args.keras:
             wrong = soak_by_fits(Path(directory), args.kills, args.seed, environment())
         else:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts.soaking.bystanders import soak_by_bystanders
+from scripts.soaking.group import soak_by_group
 from scripts.soaking.kills import soak_by_kills
 from scripts.soaking.mixed import soak_by_mixed_trouble
 from scripts.soaking.template import soak_by_forks
@@ -37,3 +38,9 @@ def test_forks_of_one_standby_train_one_after_the_other(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_program_that_is_no_training_is_ended_for_a_hang(tmp_path: Path) -> None:
     assert soak_by_bystanders(tmp_path / "programs", MINUTES) == []
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_no_task_of_a_healthy_run_of_several_is_ended_or_started_again(tmp_path: Path) -> None:
+    assert soak_by_group(tmp_path / "group", MINUTES) == []

@@ -164,7 +164,7 @@ BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, str]] = [
 def test_an_invariant_of_several_tasks_that_is_broken_is_reported(
     name: str, breaks: Callable[[pytest.MonkeyPatch], None], plan: Plan, together: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = {"restart": "gang"} if together == "in step" else {}
+    launch: dict[str, Any] = {"restart": "gang"} if together == "in step" else {}
     assert go(0, plan, together, **launch).exit_code is not None
     breaks(monkeypatch)
     reported = ""

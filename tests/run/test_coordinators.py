@@ -1,0 +1,191 @@
+"""ParameterServerStrategy, SyncReplicasOptimizer and a Supervisor's replicas: a program each under one launch; tasks are killed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import Launched, launched
+
+pytestmark = pytest.mark.fault
+
+COORDINATOR = """
+import json, os, threading
+import tensorflow as tf
+import procsv
+
+role, own = json.loads(os.environ["TF_CONFIG"])["task"]["type"], os.environ["PROCSV_TASK"]
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+if role in ("worker", "ps"):
+    tf.distribute.Server(resolver.cluster_spec(), job_name=role, task_index=resolver.task_id, protocol="grpc").join()
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    weights, step = tf.Variable(tf.zeros([1000])), tf.Variable(0, dtype=tf.int64)
+
+
+@tf.function(autograph=False)  # autograph leaves files behind where a process is killed
+def train():
+    def one():
+        weights.assign_add(tf.ones([1000]))
+        step.assign_add(1)
+
+    strategy.run(one)
+
+
+checkpoint = tf.train.Checkpoint(weights=weights, step=step)
+manager = tf.train.CheckpointManager(checkpoint, os.environ["PROCSV_LOGDIR"], 3)
+manager.restore_or_initialize()
+print("began with", int(step), flush=True)
+rounds = 0
+while int(step) < 400:
+    for _ in range(4):
+        coordinator.schedule(train)
+    coordinator.join()
+    rounds += 1
+    if rounds % 5 == 0:
+        manager.save(int(step))
+    threading.Event().wait(0.05)
+assert float(weights[0]) == int(step)
+print("all steps", int(step), flush=True)
+"""
+
+SYNC = """
+import json, os, threading
+import tensorflow.compat.v1 as tf
+
+tf.disable_v2_behavior()
+config = json.loads(os.environ["TF_CONFIG"])
+role, index = config["task"]["type"], config["task"]["index"]
+cluster = tf.train.ClusterSpec(config["cluster"])
+server = tf.train.Server(cluster, job_name=role, task_index=index)
+if role == "ps":
+    server.join()
+own = f"/job:{role}/task:{index}"
+with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own)):
+    step = tf.train.get_or_create_global_step()
+    weights = tf.get_variable("weights", [1000], initializer=tf.ones_initializer(), use_resource=False)
+    optimizer = tf.train.SyncReplicasOptimizer(
+        tf.train.GradientDescentOptimizer(1e-4), replicas_to_aggregate=2, total_num_replicas=2
+    )
+    train = optimizer.minimize(tf.reduce_sum(tf.square(weights)), global_step=step)
+with tf.train.MonitoredTrainingSession(
+    server.target,
+    is_chief=role == "chief",
+    checkpoint_dir=os.environ["PROCSV_LOGDIR"],
+    hooks=[optimizer.make_session_run_hook(role == "chief")],
+    save_checkpoint_secs=600,
+    config=tf.ConfigProto(device_filters=["/job:ps", own]),
+) as session:
+    while not session.should_stop():
+        session.run(train)
+        threading.Event().wait(0.02)
+"""
+
+# The shape of slim's learning.train: a Supervisor, its standard services started by the chief, whose loop ends by a condition of its own
+# and saves once more; begun anew where a session is aborted.
+SLIM = """
+import json, os, threading
+import tensorflow.compat.v1 as tf
+
+tf.disable_v2_behavior()
+config = json.loads(os.environ["TF_CONFIG"])
+role, index = config["task"]["type"], config["task"]["index"]
+cluster = tf.train.ClusterSpec(config["cluster"])
+server = tf.train.Server(cluster, job_name=role, task_index=index)
+if role == "ps":
+    server.join()
+own, is_chief = f"/job:{role}/task:{index}", role == "chief"
+with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own)):
+    step = tf.train.get_or_create_global_step()
+    weights = tf.get_variable("weights", [1000], initializer=tf.zeros_initializer(), use_resource=True)
+    with tf.control_dependencies([tf.assign_add(weights, tf.ones([1000]))]):
+        train = tf.assign_add(step, 1)
+saver = tf.train.Saver()
+sv = tf.train.Supervisor(
+    is_chief=is_chief, logdir=os.environ["PROCSV_LOGDIR"], summary_op=None, saver=saver, global_step=step, save_model_secs=600
+)
+should_retry = True
+while should_retry:
+    should_retry = False
+    try:
+        session_config = tf.ConfigProto(device_filters=["/job:ps", own])
+        with sv.managed_session(server.target, start_standard_services=False, config=session_config) as session:
+            if is_chief:
+                sv.start_standard_services(session)
+            threads = sv.start_queue_runners(session)
+            while not sv.should_stop():
+                if session.run(train) >= 600:
+                    sv.stop(threads, close_summary_writer=True)
+                threading.Event().wait(0.02)
+            if is_chief:
+                sv.saver.save(session, sv.save_path, global_step=sv.global_step)
+    except tf.errors.AbortedError:
+        should_retry = True
+"""
+
+
+def text_of(run: Launched, task: str) -> str:
+    return "\n".join(log.read_text() for log in sorted((run.logdir / "procsv" / "logs").glob(f"{task}.*.log")))
+
+
+def test_a_coordinator_loses_a_worker_and_a_server_and_comes_to_its_end(tmp_path: Path) -> None:
+    """Workers and servers are servers that join; the chief is the coordinator, whose state is saved by its manager."""
+    (tmp_path / "train.py").write_text(COORDINATOR)
+    options = ("--workers", "2", "--ps", "1", "--drop-in")
+    with launched(tmp_path / "run", *options, "train.py", cwd=tmp_path, standby=None) as run:
+        run.wait_event("checkpoint_durable", 2)
+        run.kill("worker.1")
+        run.wait_event("spawned", 2, "worker.1")
+        run.wait_event("checkpoint_durable", 4)
+        assert not run.events("exited", "chief"), "the other worker trains on"
+
+        run.kill("ps.0")
+        run.wait_event("spawned", 2, "ps.0")
+        run.wait_event("spawned", 2, "chief")
+        (lost,) = run.events("exited", "chief")
+        assert lost["cause"] == "lost-peer"
+        run.assert_completed()
+        assert not run.events("gave_up")
+        begun = [int(step) for step in re.findall(r"began with (\d+)", text_of(run, "chief"))]
+        assert begun[0] == 0 < begun[-1]
+        assert "all steps" in text_of(run, "chief")
+
+
+def test_replicas_of_the_shape_of_slims_come_to_their_end_through_the_death_of_each(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SLIM)
+    options = ("--workers", "2", "--ps", "1", "--drop-in", "--snapshot-secs", "0.2")
+    with launched(tmp_path / "run", *options, "train.py", cwd=tmp_path, standby=None) as run:
+        for task in ("chief", "worker.0", "worker.1"):
+            run.wait_event("ready", 1, task)
+        for task in ("worker.1", "chief"):
+            run.kill(task)
+            run.wait_event("ready", 2, task)
+        assert [entry["source"] for entry in run.events("recovered", "chief")] == ["fresh", "alive"]
+        run.assert_completed()
+        assert not run.events("gave_up")
+        assert run.events("run_completed")[0]["step"] >= 600
+
+
+def test_sync_replicas_go_on_with_each_step_after_the_death_of_worker_and_chief(tmp_path: Path) -> None:
+    """Each step needs both replicas: who waits for the other's gradients is no hang, and nothing is lost."""
+    (tmp_path / "train.py").write_text(SYNC)
+    options = ("--workers", "1", "--ps", "1", "--drop-in", "--snapshot-secs", "0.2")
+    with launched(tmp_path / "run", *options, "train.py", cwd=tmp_path, standby=None) as run:
+        for task in ("chief", "worker.0"):
+            run.wait_event("ready", 1, task)
+        for count, task in enumerate(("worker.0", "chief", "worker.0"), 2):
+            before = run.step()
+            run.wait_for("steps", lambda at=before: run.step() > at + 20)  # type: ignore[misc]
+            before = run.step()
+            run.kill(task)
+            run.wait_event("spawned", 2 if count < 4 else 3, task)
+            run.wait_for("steps of both", lambda at=before: run.step() > at + 20)  # type: ignore[misc]
+        assert [entry["source"] for entry in run.events("recovered", "chief")] == ["fresh", "alive"]
+        run.kill("watchdog", 15)
+        assert run.wait_end() == 75
+        (stopped,) = run.events("stopped")
+        assert stopped["durable_step"] == stopped["step"]
+        assert {entry["cause"] for entry in run.events("exited")} <= {"killed", "stopped", "completed"}
