@@ -88,5 +88,5 @@ class Heartbeat(msgspec.Struct, frozen=True):
     extended_s: float  # monotonic deadline that procsv.extend() has pushed out; 0.0 if none
     snapshots: Snapshots = Snapshots()  # of a trainer
     refused: int = 0  # messages that were not fit to be heard (a service's; it has a socket of its own)
-    moved: int = 0  # how far the jobs that a service has have come; 0: it has none, or none that could say
+    moved: int = 0  # how far the jobs that a service has have come; of a task, the steps of its own.  0: none, or none that could say
     fit: FitPlace | None = None  # of a trainer that fits a Keras model

@@ -74,7 +74,11 @@ def soak_by_group(place: Path, minutes: float) -> list[str]:
 
 
 def _find_wrong(run: Launched) -> list[str]:
-    wrong = [f"{entry['role']} has ended: {entry['cause']}: {entry['evidence']}" for entry in run.events("exited")]
+    wrong = [
+        f"{entry['role']} has ended: {entry['cause']}: {entry['evidence']}"
+        for entry in run.events("exited")
+        if entry["role"] in TASKS
+    ]
     wrong += [f"{entry['role']} is taken for hanging" for entry in run.events("hang_detected")]
     wrong += [
         f"{task} was started {len(run.events('spawned', task))} times"

@@ -115,6 +115,9 @@ def test_row_62_two_at_once_one_again_and_those_that_are_frozen_cost_what_they_m
             "evaluator.0": 0,
         }
 
+        rates = {task["task"]: task["steps_per_s"] for task in run.status()["tasks"]}
+        assert {task for task, rate in rates.items() if rate} == {"chief", "worker.0", "worker.1"}
+
         run.kill("watchdog", signal.SIGTERM)
         run.wait_event("preempt_notice")
         run.kill("watchdog", signal.SIGTERM)  # the grace is no shorter for it

@@ -70,6 +70,7 @@ class Runtime:
         self.stop_asked_s = 0.0
         self.phase = Phase.IMPORT
         self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread
+        self.count_steps: Callable[[], int] = lambda: 0  # of these, the steps: of several tasks each counts its own
         self.step = -1
         self.read_fit: Callable[[], FitPlace | None] = lambda: None  # how far a fit of Keras has come
         self.steps_total = -1  # at which the program will end, where a hook tells
@@ -194,6 +195,7 @@ class Runtime:
             heartbeat.step, heartbeat.extended_s = self.step, self._extended_s
             heartbeat.snapshots, heartbeat.fit = self.snapshots, self.read_fit()
             heartbeat.work = len(sys.modules) if self.phase is Phase.IMPORT else self.count_runs()
+            heartbeat.moved = self.count_steps()
             heartbeat.beat(self.clock.monotonic())
 
     def _restore_files(self, now_s: float) -> None:

@@ -95,6 +95,7 @@ class TrainingRun:
         self._runtime.on_stop(self._on_stop)
         self._runtime.injected.on_waiting = self._visit_soon
         self._runtime.count_runs = lambda: self.boundary.runs + self._source.count_calls()
+        self._runtime.count_steps = lambda: self.boundary.runs
         self._runtime.phase = Phase.COMPILE
         self.boundary.due = True  # until the first step has ended
         self._reader.start()

@@ -45,7 +45,7 @@ class Group:
         now_s = self.played.now_s
         seconds = int(now_s) - 100
         self.beats = {
-            task: Heartbeat(phase, 7 * seconds, STEPS_PER_S.get(task, 0) * seconds, now_s, 0.0)
+            task: Heartbeat(phase, 7 * seconds, 20 * seconds, now_s, 0.0, moved=STEPS_PER_S.get(task, 0) * seconds)
             for task, phase in self.phases.items()
         }
         self.played.tell(Ticked(self.beats))

@@ -138,9 +138,9 @@ class Liveness(msgspec.Struct):
     def _measure_calls(self, last: Heartbeat | None, beat: Heartbeat, now_s: float) -> None:
         if beat.phase is not Phase.STEP or last is None:
             self._called_s = None
-        elif beat.work > last.work:
+        elif beat.moved > last.moved:
             if self._called_s is not None:
-                self.calls.add_step((now_s - self._called_s) / (beat.work - last.work))
+                self.calls.add_step((now_s - self._called_s) / (beat.moved - last.moved))
             self._called_s = now_s
 
     def _measure(self, last: Heartbeat | None, beat: Heartbeat, now_s: float) -> None:
