@@ -60,8 +60,8 @@ def kill_at_disk(task: TaskId) -> Fault:
 def freeze(task: TaskId) -> Fault:
     def fault(run: Run, rng: Random) -> str:
         process = run.world.find(_meant(run, task))
-        if process is None:
-            return ""
+        if process is None or process.is_frozen:
+            return ""  # two freezes in a row are one that may be long enough for a hang
         seconds = rng.uniform(0.5, 8.0)
         process.freeze(seconds)
         run.world.disturb(seconds + RECOVERY_S)

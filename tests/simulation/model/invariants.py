@@ -191,7 +191,7 @@ def _causes_of_one(died: history.Died, stopped: set[str]) -> set[str]:
     if died.by == "peer":
         return {"lost-peer", *stopped}
     if died.by == "program":
-        return {"exception", "exit-code"} | (stopped if exit.code == 75 else set())
+        return {"exception", "exit-code"} | (stopped if exit.code in (0, 75) else set())
     if exit.code == 0:
         return {"completed", *stopped}
     return {"exit-code", *stopped}

@@ -138,7 +138,8 @@ def end_server(run: Run, rng: Random) -> str:
 
 
 def freeze_one(run: Run, rng: Random) -> str:
-    if (process := _find(run, rng)) is None:
+    process = _find(run, rng)
+    if process is None or process.is_frozen:
         return ""
     seconds = rng.uniform(0.5, 8.0)
     process.freeze(seconds)
