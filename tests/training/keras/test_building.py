@@ -25,5 +25,5 @@ def test_a_step_of_the_programs_own_that_only_it_can_build_has_its_variables_mad
     assert [variable.shape for variable in model.trainable_variables] == [(16, 32), (32,), (32, 3), (3,)]
     for optimizer, layer in ((model.optimizer, model.first), (model.second, model.last)):
         assert len(optimizer.variables) == 2 + 2 * len(layer.trainable_variables), "of Adam"
-        assert int(optimizer.iterations) == 0
+        assert int(optimizer.iterations.numpy()) == 0
     assert np.array_equal(model.seeds.state.numpy(), seeds)
