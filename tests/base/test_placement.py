@@ -1,0 +1,325 @@
+"""Place of a launch among those of its run, from environments of Slurm, TF_CONFIG and JobSets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procsv.base import exit_codes
+from procsv.base.cluster import list_tasks, make_cluster, needs_address, task_environment
+from procsv.base.errors import UserError
+from procsv.base.identity import TaskId
+from procsv.base.placement import CLUSTERS, Placement, find_placement
+
+CHIEF, WORKER, OTHER, PS, EVALUATOR = map(TaskId.parse, ("chief", "worker.0", "worker.1", "ps.0", "evaluator.0"))
+GROUP = list_tasks(2, 1, 0)
+
+# What `srun -N2 -n3` tells the last of its processes, which is alone on its node (Slurm 22.05).
+LAST_OF_THREE = {
+    "HOSTNAME": "front",
+    "SLURMD_NODENAME": "n3",
+    "SLURM_JOB_ID": "2",
+    "SLURM_JOB_NODELIST": "n[2-3]",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "3",
+    "SLURM_PROCID": "2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[2-3]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    "SLURM_TASKS_PER_NODE": "2,1",
+}
+
+
+def group() -> st.SearchStrategy[tuple[TaskId, ...]]:
+    """Tasks of runs that have several."""
+    counts = st.tuples(*(st.integers(0, most) for most in (12, 4, 2)), st.booleans())
+    groups = counts.map(lambda of: list_tasks(*of[:3], has_chief=of[3]))
+    return groups.filter(lambda tasks: len(tasks) > 1 and tasks[0].role in ("chief", "worker"))
+
+
+def in_step(rank: int, ranks: int, **more: str) -> dict[str, str]:
+    return LAST_OF_THREE | {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(ranks)} | more
+
+
+def in_cluster(cluster: Mapping[str, Any], role: str, index: object = 0, **more: str) -> dict[str, str]:
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})} | more
+
+
+def in_pod(task: TaskId, **more: str) -> dict[str, str]:
+    pod = {"PROCSV_TASK_TYPE": task.role, "JOB_COMPLETION_INDEX": str(task.index), "PROCSV_JOBSET": "digits"}
+    return pod | more
+
+
+def addresses_of(tasks: tuple[TaskId, ...]) -> dict[TaskId, str]:
+    return {task: f"host-{number}:2222" for number, task in enumerate(filter(needs_address, tasks))}
+
+
+def found(environment: Mapping[str, str], tasks: tuple[TaskId, ...] = (), cluster: str = "auto") -> Placement:
+    placement = find_placement(cluster, environment, tasks)
+    assert placement is not None
+    return placement
+
+
+def refusal(environment: Mapping[str, str], tasks: tuple[TaskId, ...] = (), cluster: str = "auto") -> str:
+    with pytest.raises(UserError) as error:
+        find_placement(cluster, environment, tasks)
+    assert error.value.exit_code == exit_codes.USAGE
+    return str(error.value)
+
+
+# -- Slurm -------------------------------------------------------------------------------------------------------
+def test_a_process_of_a_step_has_the_task_of_its_rank() -> None:
+    placement = found(LAST_OF_THREE, list_tasks(1, 1, 0))
+    assert (placement.kind, placement.task, placement.rank, placement.ranks) == ("slurm", PS, 2, 3)
+    assert (placement.host, placement.scheduler) == ("n3", "slurm:2.0.0")
+    assert (placement.addresses, placement.coordinator, placement.coordinates) == (None, None, False)
+
+
+@given(group())
+def test_the_ranks_of_a_step_have_all_tasks_once_and_agree_on_the_rest(tasks: tuple[TaskId, ...]) -> None:
+    placements = [found(in_step(rank, len(tasks)), tasks) for rank in range(len(tasks))]
+    assert tuple(placement.task for placement in placements) == tasks
+    assert {(placement.tasks, placement.scheduler) for placement in placements} == {(tasks, "slurm:2.0.0")}
+    assert [placement.coordinates for placement in placements] == [True, *[False] * (len(tasks) - 1)]
+
+
+def test_a_requeued_job_and_a_second_step_are_other_starts_of_the_run() -> None:
+    first = in_step(0, 4)
+    requeued, step = first | {"SLURM_RESTART_COUNT": "1"}, first | {"SLURM_STEP_ID": "1"}
+    identities = [found(environment, GROUP).scheduler for environment in (first, requeued, step)]
+    assert identities == ["slurm:2.0.0", "slurm:2.1.0", "slurm:2.0.1"]
+
+
+@given(group(), st.integers(2, 30), st.data())
+def test_every_rank_of_a_step_of_the_wrong_size_says_both_sizes(
+    tasks: tuple[TaskId, ...], ranks: int, data: st.DataObject
+) -> None:
+    if ranks != len(tasks):
+        text = refusal(in_step(data.draw(st.integers(0, ranks - 1)), ranks), tasks)
+        assert f"the step has {ranks} tasks" in text
+        assert f"--ntasks={len(tasks)}" in text
+
+
+def test_the_refusal_of_a_step_names_the_options_and_what_they_make() -> None:
+    assert refusal(in_step(1, 3), GROUP).startswith(
+        "the step has 3 tasks, --workers 2 --ps 1 make 4 (1 chief, 2 workers, 1 ps): start it with srun --ntasks=4"
+    )
+    assert "--workers 2 --no-chief make 2 (2 workers)" in refusal(in_step(1, 3), list_tasks(2, 0, 0, has_chief=False))
+    assert "--evaluators 1 makes 2 (1 chief, 1 evaluator)" in refusal(in_step(1, 3), list_tasks(0, 0, 1))
+
+
+def test_a_batch_script_a_lone_process_and_a_step_of_single_trainings_are_local() -> None:
+    batch = {name: value for name, value in LAST_OF_THREE.items() if not name.startswith("SLURM_STEP")}
+    assert find_placement("auto", batch | {"SLURM_PROCID": "0"}, GROUP) is None
+    assert find_placement("auto", in_step(0, 1), GROUP) is None
+    assert find_placement("auto", in_step(1, 3), ()) is None
+    assert find_placement("slurm", in_step(0, 1), ()) is None
+
+
+def test_slurm_asked_for_where_there_is_no_step_says_what_is_missing() -> None:
+    assert "SLURM_STEP_NUM_TASKS is not in the environment" in refusal({}, GROUP, "slurm")
+    text = refusal(in_step(1, 3), (), "slurm")
+    assert text.startswith("the step has 3 tasks, a command without --workers makes 1 (1 chief)")
+
+
+def test_parts_of_a_heterogeneous_job_are_not_taken_for_one_step() -> None:
+    assert "heterogeneous" in refusal(in_step(4, 4), GROUP)
+
+
+# -- TF_CONFIG ---------------------------------------------------------------------------------------------------
+@given(group(), st.randoms())
+def test_each_task_of_a_cluster_finds_itself_and_the_others_where_tensorflow_finds_them(
+    tasks: tuple[TaskId, ...], random: Any
+) -> None:
+    addresses, evaluators = addresses_of(tasks), sum(task.role == "evaluator" for task in tasks)
+    asked = list_tasks(0, 0, evaluators) if evaluators else ()
+    placements = []
+    for task in tasks:
+        roles = list(make_cluster(addresses).items())
+        random.shuffle(roles)
+        placements.append(found(task_environment(dict(roles), task), asked))
+    assert tuple(placement.task for placement in placements) == tasks
+    assert [placement.rank for placement in placements] == list(range(len(tasks)))
+    assert {placement.tasks for placement in placements} == {tasks}
+    assert all(placement.addresses == addresses for placement in placements)
+    assert len({placement.scheduler for placement in placements}) == 1, (
+        "the order in which roles are written says nothing"
+    )
+
+
+CLUSTER = make_cluster({CHIEF: "a:1", WORKER: "b:1", OTHER: "b:2", PS: "c:1"})
+
+
+def test_a_cluster_is_told_from_another_by_its_addresses() -> None:
+    other = CLUSTER | {"ps": ["d:1"]}
+    identities = {found(in_cluster(cluster, "chief")).scheduler for cluster in (CLUSTER, other)}
+    assert len(identities) == 2
+    assert all(identity.startswith("tf-config:") for identity in identities)
+
+
+def test_a_member_of_a_cluster_knows_its_host_and_with_a_port_where_the_chief_listens() -> None:
+    placement = found(in_cluster(CLUSTER, "worker", "1"))
+    assert (placement.task, placement.host, placement.coordinator) == (OTHER, "b", None)
+    assert found(in_cluster(CLUSTER, "ps", PROCSV_PORT="2223")).coordinator == "a:2223"
+    six = {"worker": ["[::1]:1", "[::1]:2"]}
+    assert found(in_cluster(six, "worker", PROCSV_PORT="2223")).coordinator == "[::1]:2223"
+    assert "PROCSV_PORT is 70000" in refusal(in_cluster(CLUSTER, "ps", PROCSV_PORT="70000"))
+
+
+def test_tf_config_comes_before_slurm_and_slurm_before_a_job() -> None:
+    pod, step = in_pod(PS), in_step(0, 4)
+    assert found(pod | step | in_cluster(CLUSTER, "ps"), GROUP).kind == "tf-config"
+    assert found(pod | step, GROUP).kind == "slurm"
+    assert found(pod, GROUP).kind == "indexed-job"
+    assert found(pod | step | in_cluster(CLUSTER, "ps"), GROUP, "indexed-job").kind == "indexed-job"
+
+
+def test_options_that_say_the_same_as_the_cluster_change_nothing_and_others_are_refused() -> None:
+    assert found(in_cluster(CLUSTER, "ps"), GROUP) == found(in_cluster(CLUSTER, "ps"))
+    text = refusal(in_cluster(CLUSTER, "ps"), list_tasks(3, 0, 0))
+    assert text.startswith(
+        "TF_CONFIG has a cluster of 4 (1 chief, 2 workers, 1 ps), --workers 3 makes 4 (1 chief, 3 workers): "
+    )
+
+
+def test_evaluators_are_in_no_cluster_and_are_those_that_all_launches_were_told_of() -> None:
+    asked = list_tasks(0, 0, 1)
+    evaluator = found(in_cluster(CLUSTER, "evaluator", HOSTNAME="far"), asked)
+    assert (evaluator.task, evaluator.rank, evaluator.host) == (EVALUATOR, 4, "far")
+    assert found(in_cluster(CLUSTER, "chief"), asked).tasks == evaluator.tasks == (*GROUP, EVALUATOR)
+    assert found(in_cluster({"chief": ["a:1"]}, "chief"), asked).tasks == (CHIEF, EVALUATOR)
+    assert "give --evaluators 2 to all launches" in refusal(in_cluster(CLUSTER, "evaluator", 1), asked)
+    inside = CLUSTER | {"evaluator": ["e:1"]}
+    assert found(in_cluster(inside, "evaluator")).tasks == (*GROUP, EVALUATOR)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        '{"cluster": {}, "task": {"type": "worker", "index": 0}, "environment": "cloud"}',
+        json.dumps({"cluster": CLUSTER}),
+    ],
+)
+def test_a_tf_config_without_a_cluster_or_without_a_task_is_none_unless_it_is_asked_for(text: str) -> None:
+    assert find_placement("auto", {"TF_CONFIG": text}, ()) is None
+    assert "so it does not say which task" in refusal({"TF_CONFIG": text}, (), "tf-config")
+
+
+def test_a_cluster_of_one_task_is_a_run_of_one_task() -> None:
+    assert find_placement("auto", in_cluster({"worker": ["a:1"]}, "worker"), ()) is None
+    assert find_placement("tf-config", in_cluster({"chief": ["a:1"]}, "chief"), ()) is None
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "chief", '{"cluster": {"worker": "a:1"}, "task": {"type": "worker"}}'])
+def test_a_tf_config_that_nobody_can_read_is_one_error_that_shows_what_it_looks_like(text: str) -> None:
+    said = refusal({"TF_CONFIG": text})
+    assert said.startswith("TF_CONFIG is not what TensorFlow reads (")
+    assert '"task": {"type": "worker", "index": 0}' in said
+    assert find_placement("local", {"TF_CONFIG": text}, GROUP) is None, "nobody has to mend what is not used"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "role", "index", "words"),
+    [
+        (CLUSTER, "worker", 2, "worker 2 for its task, and no address of it in its cluster (chief: a:1, ps: c:1, worker: b:1 b:2)"),
+        ({"worker": ["b:1"]}, "ps", 0, "ps 0 for its task, and no address"),
+        (CLUSTER, "worker", -1, "the index '-1'"),
+        (CLUSTER, "worker", "one", "the index 'one'"),
+        (CLUSTER, "master", 0, "a task of the type 'master'"),
+        ({"master": ["a:1"], "worker": ["b:1"]}, "worker", 0, "tasks of the type 'master' in its cluster"),
+        ({"chief": ["a:1", "a:2"]}, "chief", 0, "2 chiefs in its cluster, and there can be only one"),
+        ({"ps": ["a:1", "a:2"]}, "ps", 0, "neither a chief nor a worker"),
+        ({"worker": ["a:1", "a"]}, "worker", 0, "the address 'a' in its cluster, which is not host:port"),
+        ({"worker": ["a:1", "a:0"]}, "worker", 0, "'a:0'"),
+        ({"worker": ["a:1"], "ps": ["a:1"]}, "worker", 0, "the address a:1 2 times"),
+    ],
+)  # fmt: skip
+def test_a_cluster_that_cannot_be_is_refused_with_what_is_wrong_with_it(
+    cluster: dict[str, Any], role: str, index: object, words: str
+) -> None:
+    said = refusal(in_cluster(cluster, role, index))
+    assert words in said
+    assert said.endswith("--cluster local runs this task by itself")
+
+
+# -- JobSets -----------------------------------------------------------------------------------------------------
+@given(group())
+def test_each_pod_finds_itself_under_the_name_by_which_the_others_find_it(tasks: tuple[TaskId, ...]) -> None:
+    placements = {task: found(in_pod(task), tasks) for task in tasks}
+    assert [placement.task for placement in placements.values()] == list(tasks)
+    assert len({placement.host for placement in placements.values()}) == len(tasks)
+    for placement in placements.values():
+        assert placement.tasks == tasks
+        assert placement.addresses == {
+            task: f"{other.host}:2222" for task, other in placements.items() if needs_address(task)
+        }
+        assert placement.coordinator == f"{placements[tasks[0]].host}:2223"
+
+
+def test_a_pod_is_named_as_a_jobset_names_it() -> None:
+    placement = found(in_pod(OTHER), GROUP)
+    assert (placement.kind, placement.host, placement.scheduler) == (
+        "indexed-job",
+        "digits-worker-0-1.digits",
+        "k8s:digits:0",
+    )
+    told = {"PROCSV_JOBSET_UID": "4f1c", "PROCSV_JOBSET_ATTEMPT": "3", "PROCSV_SUBDOMAIN": "net", "PROCSV_PORT": "7000"}
+    placement = found(in_pod(OTHER, **told), GROUP)
+    assert (placement.host, placement.scheduler) == ("digits-worker-0-1.net", "k8s:4f1c:3")
+    assert placement.coordinator == "digits-chief-0-0.net:7000"
+
+
+def test_a_pod_that_the_options_do_not_know_is_refused_with_what_they_make() -> None:
+    said = refusal(in_pod(TaskId("worker", 2)), GROUP)
+    assert said.startswith(
+        "this pod is worker.2 by PROCSV_TASK_TYPE and JOB_COMPLETION_INDEX, --workers 2 --ps 1 make 4 ("
+    )
+    assert "this pod is ps.0" in refusal(in_pod(PS))
+    assert "this pod is number 1 of the job chief" in refusal(in_pod(TaskId("chief", 1)), GROUP)
+    assert "PROCSV_TASK_TYPE is 'driver'" in refusal(in_pod(TaskId("driver")), GROUP)
+    assert "PROCSV_JOBSET is not in the environment" in refusal(in_pod(PS) | {"PROCSV_JOBSET": ""}, GROUP)
+
+
+def test_a_pod_without_a_role_and_a_jobset_of_one_pod_are_local() -> None:
+    assert find_placement("auto", {"JOB_COMPLETION_INDEX": "0"}, ()) is None
+    assert find_placement("auto", in_pod(CHIEF), ()) is None
+    assert "PROCSV_TASK_TYPE is not in the environment" in refusal({"JOB_COMPLETION_INDEX": "0"}, GROUP, "indexed-job")
+
+
+# -- all of them -------------------------------------------------------------------------------------------------
+def test_a_launch_by_a_task_of_another_run_is_local() -> None:
+    everything = in_step(0, 4) | in_cluster(CLUSTER, "ps") | in_pod(PS)
+    assert find_placement("auto", everything | {"PROCSV_ROLE": "ps.0"}, GROUP) is None
+
+
+def test_an_environment_without_any_scheduler_is_local() -> None:
+    assert find_placement("auto", {}, GROUP) is None
+    assert find_placement("local", in_step(0, 4) | in_cluster(CLUSTER, "ps") | in_pod(PS), GROUP) is None
+
+
+@given(
+    st.sampled_from(CLUSTERS),
+    st.dictionaries(
+        st.sampled_from([*LAST_OF_THREE, *in_pod(PS), "TF_CONFIG", "PROCSV_PORT", "SLURM_RESTART_COUNT"]),
+        st.sampled_from(["0", "1", "4", "-1", "²", "worker", '{"cluster": {"worker": ["a:1"]}, "task": 1}'])
+        | st.text(),
+    ),
+    st.sampled_from([(), GROUP]),
+)
+def test_no_environment_whatever_is_anything_but_a_placement_or_a_refusal(
+    cluster: str, environment: dict[str, str], tasks: tuple[TaskId, ...]
+) -> None:
+    with contextlib.suppress(UserError):
+        placement = find_placement(cluster, environment, tasks)
+        assert placement is None or placement.task == placement.tasks[placement.rank]
