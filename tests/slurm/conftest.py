@@ -1,0 +1,22 @@
+"""A real Slurm for each test, of four nodes unless it asks for another number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.slurm import SlurmCluster, missing_for_slurm
+
+
+@pytest.fixture
+def slurm(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
+    """`@pytest.mark.parametrize("slurm", [12], indirect=True)` for twelve nodes."""
+    if why := missing_for_slurm():
+        pytest.skip(why)
+    cluster = SlurmCluster(getattr(request, "param", 4))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()

@@ -1,0 +1,257 @@
+"""A real Slurm on this machine: munged, slurmctld and one slurmd for each of several nodes, n1, n2 and so on.
+
+It starts in a third of a second.  Every daemon stays in the foreground as a child of ours, and all files lie in one directory, so
+that several can run side by side, and nothing is left of one that was stopped.  Its partition `low` is preempted by `high`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from tests.support.launched import NEWS_S_MAX, environment
+from tests.support.programs import ROOT
+
+CONFIGURATION = Path(__file__).with_name("slurm.conf")
+DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
+START_S_MAX = 60.0
+LOOK_S = 0.02
+PORTS = 16  # of a cluster: one for its controller, one for each node
+NODE = "PROCSV_TEST_NODE"  # in the environment of a node's daemons: which node of which cluster
+ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"})
+
+
+def missing_for_slurm() -> str:
+    """Why there can be no Slurm here, for the report of a test that is skipped; empty if there can be one."""
+    if missing := [name for name in DAEMONS if shutil.which(name) is None]:
+        return f"needs a Slurm of its own ({', '.join(missing)} not found): apt-get install slurmctld slurmd slurm-client munge"
+    return "" if os.geteuid() == 0 else "only root can start a Slurm of its own"
+
+
+class SlurmCluster:
+    """A Slurm of `nodes` nodes with 4 processors each.
+
+    `grace_s`: from the notice of a preemption to its end.  `node_timeout_s`: after which a silent node is taken for dead.
+    """
+
+    def __init__(self, nodes: int = 4, *, grace_s: int = 8, node_timeout_s: int = 10, kill_wait_s: int = 5) -> None:
+        self.nodes = nodes
+        self.place = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # short: socket paths have 107 bytes
+        self.environment = environment(SLURM_CONF=str(self.place / "slurm.conf"), PYTHONPATH=str(ROOT))
+        self._times = {"grace_s": grace_s, "node_timeout_s": node_timeout_s, "kill_wait_s": kill_wait_s}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._held = contextlib.ExitStack()
+
+    # -- daemons ---------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Returns when all nodes are idle."""
+        place = self.place
+        place.chmod(0o755)  # munge wants everybody to be able to reach its socket
+        (place / "state").mkdir()
+        self._configure()
+        key = place / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+        files = (("key-file", key), ("socket", place / "munge.socket"), ("pid-file", place / "munged.pid"))
+        more = (("log-file", place / "munged.log"), ("seed-file", place / "munge.seed"))
+        self._start_daemon("munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in (*files, *more)))
+        self._wait_for((place / "munge.socket").exists, "munged does not answer")
+        self._start_daemon("slurmctld", "-D", "-c", "-i")
+        self._wait_for(lambda: "is UP" in self.run("scontrol", "ping").stdout, "slurmctld does not answer")
+        for number in range(1, self.nodes + 1):
+            self.start_node(number)
+        self.wait_idle(self.nodes)
+
+    def start_node(self, number: int) -> None:
+        """Starts the daemon of a node: at the start of the cluster, or after kill_node."""
+        (self.place / f"spool.n{number}").mkdir(exist_ok=True)
+        self._start_daemon("slurmd", "-D", "-N", f"n{number}", name=f"n{number}", **{NODE: self._mark(number)})
+
+    def kill_node(self, number: int) -> set[int]:
+        """Ends all processes of a node at one blow, as a power cut would: nobody is told.  Their pids."""
+        daemon = self._daemons.pop(f"n{number}")
+        gone: dict[int, psutil.Process] = {}
+        while new := {process.pid: process for process in self._processes_of(number) if process.pid not in gone}:
+            for process in new.values():  # none of them is to see another's end, nor to have children meanwhile
+                with contextlib.suppress(psutil.Error):
+                    process.suspend()
+            gone |= new
+        for process in gone.values():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        daemon.wait()
+        self._wait_for(lambda: not any(map(is_alive, gone)), f"processes of n{number} go on")
+        return set(gone)
+
+    def stop(self) -> None:
+        """Ends all jobs and daemons, and removes their files."""
+        if "slurmctld" in self._daemons and self._daemons["slurmctld"].poll() is None:
+            self.run("scancel", "--signal=KILL", "--full", "--user=root")
+            self.run("scancel", "--user=root")
+            with contextlib.suppress(TimeoutError):  # of a node that is gone
+                self._wait_for(lambda: not self.run("squeue", "--noheader").stdout, "jobs go on", START_S_MAX / 2)
+        last = ("slurmctld", "munged")
+        for name in (*(name for name in self._daemons if name not in last), *last):
+            if name in self._daemons:
+                _end(self._daemons.pop(name))
+        self._held.close()
+        shutil.rmtree(self.place)
+
+    def wait_idle(self, nodes: int) -> None:
+        """Waits until so many nodes have nothing to do."""
+        count = ("sinfo", "--noheader", "--partition=low", "--states=idle", "--format=%D")
+        self._wait_for(lambda: self.run(*count).stdout.split() == [str(nodes)], f"there are no {nodes} idle nodes")
+
+    def _configure(self) -> None:
+        controller, *ports = hold_ports(self._held)
+        text = CONFIGURATION.read_text()
+        text = text.format(host=socket.gethostname(), place=self.place, controller_port=controller, **self._times)
+        nodes = (
+            f"NodeName=n{number} NodeAddr=127.0.0.1 Port={port} CPUs=4 RealMemory=2000 State=UNKNOWN\n"
+            for number, port in enumerate(ports[: self.nodes], start=1)
+        )
+        (self.place / "slurm.conf").write_text(text + "".join(nodes))
+
+    def _start_daemon(self, program: str, *args: str, name: str = "", **more: str) -> None:
+        with (self.place / f"{name or program}.out").open("ab") as output:
+            self._daemons[name or program] = subprocess.Popen(
+                [program, *args],
+                env=self.environment | more,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # the terminal's Ctrl-C is for the tests
+            )
+
+    def _mark(self, number: int) -> str:
+        return f"{self.place}/n{number}"
+
+    def _processes_of(self, number: int) -> Iterator[psutil.Process]:
+        """Its daemons have our mark; what they run for a job has the job's own environment, with the node's name."""
+        node, configuration = f"n{number}", self.environment["SLURM_CONF"]
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                said = process.environ()
+                in_job = said.get("SLURMD_NODENAME") == node and said.get("SLURM_CONF") == configuration
+                if said.get(NODE) == self._mark(number) or in_job:
+                    yield process
+
+    # -- jobs ------------------------------------------------------------------------------------------------
+    def run(self, *argv: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command of Slurm's to its end."""
+        return subprocess.run(
+            argv,
+            cwd=self.place,
+            env=self.environment | more,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=NEWS_S_MAX,
+            check=False,
+        )
+
+    def start_command(self, *argv: str, **more: str) -> subprocess.Popen[str]:
+        """Starts one, whose output is read from its pipe."""
+        return subprocess.Popen(
+            argv,
+            cwd=self.place,
+            env=self.environment | more,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def submit(self, script: Path, *options: str, **more: str) -> str:
+        """Number of a new batch job, which prints to job_output()."""
+        done = self.run("sbatch", "--parsable", f"--output={self.place}/job-%j.out", *options, str(script), **more)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip().partition(";")[0]
+
+    def job_output(self, job: str) -> str:
+        """What its script has printed, in all its starts."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.place / f"job-{job}.out").read_text()
+        return ""
+
+    def describe_job(self, job: str) -> dict[str, str]:
+        """Fields of `scontrol show job`: JobState, Restarts, ExitCode, NodeList and the like."""
+        return dict(re.findall(r"(\S+?)=(\S*)", self.run("scontrol", "show", "job", job).stdout))
+
+    def wait_job(self, job: str, states: Sequence[str] | frozenset[str] = ENDED) -> dict[str, str]:
+        """Waits until the job is in one of `states`; its fields then."""
+        self._wait_for(lambda: self.describe_job(job).get("JobState") in states, f"job {job} is in none of {states}")
+        return self.describe_job(job)
+
+    def start_requeued(self, job: str) -> None:
+        """Waits until a job is requeued, and spares it the two minutes that Slurm then has it wait."""
+        self._wait_for(lambda: self.describe_job(job).get("Reason") == "BeginTime", f"job {job} is not requeued")
+        # Not `now`: within the second of its requeue the nodes refuse whatever has the job's number, and it fails.
+        update = self.run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+        assert update.returncode == 0, update.stderr
+
+    def _wait_for(self, is_so: Callable[[], bool], otherwise: str, limit_s: float = NEWS_S_MAX) -> None:
+        until_s, pause = time.monotonic() + limit_s, threading.Event()
+        while not is_so():
+            for name, daemon in self._daemons.items():
+                assert daemon.poll() is None, f"{name} has ended: {self._tail(name)}"
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"{otherwise}: {self._tail('slurmctld')}")
+            pause.wait(LOOK_S)
+
+    def _tail(self, name: str) -> str:
+        return (self.place / f"{name}.out").read_text(errors="replace")[-2000:]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process still does anything; one that has ended may wait for its parent's word."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def hold_ports(held: contextlib.ExitStack) -> list[int]:
+    """A block of free ports that no other cluster takes while `held` is open, whichever tests start it.
+
+    They lie below those that the kernel gives to connections, so that none of these takes one of them meanwhile.
+    """
+    for first in range(20_000, 32_000, PORTS):
+        mark = held.enter_context(socket.socket(socket.AF_UNIX))
+        with contextlib.suppress(OSError):
+            mark.bind(f"\0procsv-test-slurm-{first}")  # no file: nothing is left of it, however its holder ends
+            ports = list(range(first, first + PORTS))
+            if all(map(_is_free, ports)):
+                return ports
+    raise RuntimeError("there are no free ports for a Slurm")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the daemons do
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _end(daemon: subprocess.Popen[bytes]) -> None:
+    daemon.terminate()
+    try:
+        daemon.wait(START_S_MAX / 2)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
