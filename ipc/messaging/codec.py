@@ -9,12 +9,13 @@ import msgspec
 
 from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.text import escape_surrogates
-from procsv.ipc.messaging.messages import PROTOCOL, Envelope
+from procsv.ipc.messaging.messages import PROTOCOL, Body, Envelope, Message
 
 MESSAGE_BYTES_MAX = 8 * 2**20  # a longer one is never sent, and a peer that sends one is cut off
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
+_body_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Body)
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -41,3 +42,16 @@ def decode(data: bytes) -> Envelope:
     if min(envelope.incarnation, envelope.seq, envelope.re) < 0:
         raise PeerError("not a message: a number below zero")
     return envelope
+
+
+def encode_body(body: Message) -> bytes:
+    """The bytes of a body alone, for whoever passes it on in a message of its own."""
+    return _encoder.encode(body)
+
+
+def decode_body(data: bytes) -> Message:
+    """The body in `data`; PeerError if it is none of ours."""
+    try:
+        return _body_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerError(f"not a message: {error}") from error

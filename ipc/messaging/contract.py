@@ -13,7 +13,7 @@ from procsv.base.service_table import SERVICES
 
 if TYPE_CHECKING:
     from procsv.base.identity import TaskId
-    from procsv.ipc.messaging.messages import Message  # noqa: TC004  it imports this; nothing here is decoded
+    from procsv.ipc.messaging.message import Message  # noqa: TC004  it imports this; nothing here is decoded
 
 Parties = frozenset[str]
 
@@ -25,7 +25,8 @@ CHECKPOINT: Parties = frozenset({"checkpoint"})
 SUMMARY: Parties = frozenset({"summary"})
 WATCHDOG: Parties = frozenset({"watchdog"})
 COMMAND_LINE: Parties = frozenset({"cli"})
-ANY = PROGRAM | SERVICE | WATCHDOG | COMMAND_LINE
+MEMBER: Parties = frozenset({"member"})  # the watchdog of another machine
+ANY = PROGRAM | SERVICE | WATCHDOG | COMMAND_LINE | MEMBER
 
 
 class Contract(msgspec.Struct, frozen=True):

@@ -11,12 +11,13 @@ or an answer (envelope `re`), so a receiver may see it twice and drops what it h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Union
+from typing import TYPE_CHECKING, Literal, Union
 
 import msgspec
 
 from procsv.base.identity import TRAINER, TaskId
 from procsv.base.run.manifest import Reason
+from procsv.ipc.messaging import member_messages  # their classes are bodies, too
 from procsv.ipc.messaging.contract import (
     ANY,
     CHECKPOINT,
@@ -29,6 +30,9 @@ from procsv.ipc.messaging.contract import (
     WATCHDOG,
     Contract,
 )
+from procsv.ipc.messaging.message import Message as Message
+
+__all__ = ["member_messages"]
 
 # alive: a chief has left the model on the servers as it was; chief: a worker has taken it as its chief has made it.
 Source = Literal["memory", "checkpoint", "fresh", "alive", "chief"]
@@ -38,12 +42,6 @@ SavedKey = tuple[int, str, float]
 # A peer of another protocol is refused, with both numbers in the error.  Raise it when a field changes its meaning or goes, so
 # that a service of another version, left by an upgrade in a running logdir, is not misunderstood; not for a new message.
 PROTOCOL = 2
-
-
-class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of all bodies."""
-
-    contract: ClassVar[Contract]
 
 
 # -- anyone ------------------------------------------------------------------------------------------------

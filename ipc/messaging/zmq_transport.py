@@ -1,4 +1,4 @@
-"""The one gate to ZeroMQ: a server (ROUTER) and its clients (DEALER) over unix sockets.
+"""The gate to ZeroMQ: a server (ROUTER) and its clients (DEALER) over unix sockets; curve_transport.py has those over TCP.
 
 Called by every process's main loop; one thread owns a channel.  What is sent again, acknowledged or dropped is
 decided in endpoint.py; here are only the sockets, and Waiter, which waits on them.  Never binds a path that something
@@ -30,10 +30,15 @@ RECONNECT_MS_MAX = 500
 LINGER_MS_AT_CLOSE = 1000
 
 
-class _ZmqEndpoint(Endpoint):
+class ZmqEndpoint(Endpoint):
     """An endpoint on a socket that never blocks."""
 
     socket: zmq.Socket[bytes]
+
+    @property
+    def other_sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """Those beside `socket` on which news may come."""
+        return ()
 
     def _open_socket(self, context: zmq.Context[zmq.Socket[bytes]], kind: int) -> None:
         self.socket = context.socket(kind)
@@ -66,7 +71,7 @@ class _ZmqEndpoint(Endpoint):
             return None
 
 
-class Server(_ZmqEndpoint, ServerEndpoint):
+class Server(ZmqEndpoint, ServerEndpoint):
     """A ROUTER bound to a unix socket in a directory of ours."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path, me: Address, clock: Clock) -> None:
@@ -116,25 +121,33 @@ class Server(_ZmqEndpoint, ServerEndpoint):
             self.path.unlink(missing_ok=True)
 
 
-class Client(_ZmqEndpoint, ClientEndpoint):
+class Client(ZmqEndpoint, ClientEndpoint):
     """A DEALER connected to a server; it may not be there yet, and may come and go."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path, me: Address, clock: Clock) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], place: Path | str, me: Address, clock: Clock) -> None:
+        """`place`: the server's socket file, or its endpoint in ZeroMQ's words."""
         super().__init__(me, clock)
-        self.path = path
         self._open_socket(context, zmq.DEALER)
+        self._secure()
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
         # The nonce: a server ignores a second connection of an identity it still holds.
         self.socket.setsockopt(zmq.IDENTITY, f"{me.task}.{me.incarnation}.{secrets.token_hex(4)}".encode())
         self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self.socket.connect(f"ipc://{path}")
+        self.socket.connect(f"ipc://{place}" if isinstance(place, Path) else place)
+
+    def _secure(self) -> None:
+        """Sets the socket's keys, where the channel has some; a socket file has its mode."""
 
     def _put(self, frames: list[bytes]) -> Put:
         if self.monitor.poll(0):
             return Put.FULL  # a new connection, which `tick` has not reported yet: the introduction goes first
         return super()._put(frames)
+
+    @property
+    def other_sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        return (self.monitor,)
 
     def _new_connections(self) -> int:
         made = 0
@@ -156,15 +169,14 @@ class Waiter:
         self._poller = zmq.Poller()
         self._owner: dict[object, object] = {}
 
-    def add(self, thing: Server | Client | int) -> None:
+    def add(self, thing: ZmqEndpoint | int) -> None:
         if isinstance(thing, int):
             self._register(thing, thing)
             return
-        self._register(thing.socket, thing)
-        if isinstance(thing, Client):
-            self._register(thing.monitor, thing)
+        for socket in (thing.socket, *thing.other_sockets):
+            self._register(socket, thing)
 
-    def remove(self, thing: Server | Client | int) -> None:
+    def remove(self, thing: ZmqEndpoint | int) -> None:
         for key in [k for k, owner in self._owner.items() if owner is thing or owner == thing]:
             self._poller.unregister(key)
             del self._owner[key]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 
+from procsv.ipc.messaging import member_messages, messages
 from procsv.ipc.messaging.contract import ANY, Parties
-from procsv.ipc.messaging.messages import Message
+from procsv.ipc.messaging.message import Message
 
 _NAMES = {
     "program": "program",
@@ -15,12 +16,14 @@ _NAMES = {
     "checkpoint": "checkpoint service",
     "summary": "summary service",
     "watchdog": "watchdog",
+    "member": "member",
     "cli": "command line",
 }
 _HEAD = """\
 # Messages
 
-Made from `ipc/messaging/messages.py` by `scripts/docs`; do not edit. The program is the process that runs the user's program: a trainer. Which services
+Made from `ipc/messaging/messages.py` and `member_messages.py` by `scripts/docs`; do not edit. The program is the process that runs the user's program: a trainer. A member is the watchdog
+of another machine than the coordinator's (machines.md). Which services
 keep state and which take events stands in `procsv/base/service_table.py`.
 
 A reliable message is repeated until its receiver answers or acknowledges it. Any other may be lost: what happens then is in the description of its class.
@@ -35,7 +38,10 @@ To add a message: declare its class with its contract, send it, handle it, and r
 
 
 def message_page() -> str:
-    return _HEAD + "".join(_row(kind) for kind in Message.__subclasses__())
+    kinds = [
+        kind for kind in Message.__subclasses__() if kind.__module__ in (messages.__name__, member_messages.__name__)
+    ]
+    return _HEAD + "".join(map(_row, kinds))
 
 
 def _row(kind: type[Message]) -> str:

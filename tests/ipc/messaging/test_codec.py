@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import typing
 
 import msgspec
@@ -19,6 +20,7 @@ BODIES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 INTS = st.integers(-(2**63), 2**64 - 1)
 FLOATS = st.floats(allow_nan=False)
+Built = typing.TypeVar("Built", bound=msgspec.Struct)
 
 
 def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
@@ -41,10 +43,14 @@ def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
         return st.lists(values(args[0]), max_size=4).map(tuple)
     if origin is dict:
         return st.dictionaries(values(args[0]), values(args[1]), max_size=4)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return st.sampled_from(kind)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return structs(kind)
     return st.one_of([values(arg) for arg in args])
 
 
-def bodies(kind: type[Message]) -> st.SearchStrategy[Message]:
+def structs(kind: type[Built]) -> st.SearchStrategy[Built]:
     return st.builds(kind, **{field.name: values(field.type) for field in msgspec.structs.fields(kind)})
 
 
@@ -64,7 +70,7 @@ def envelope(body: typing.Any, **changes: typing.Any) -> Envelope:
 @settings(max_examples=20)
 @given(data=st.data())
 def test_what_is_said_is_what_is_heard(kind: type[Message], data: st.DataObject) -> None:
-    said = envelope(data.draw(bodies(kind)), run=data.draw(TEXT), incarnation=data.draw(st.integers(0, 2**63)))
+    said = envelope(data.draw(structs(kind)), run=data.draw(TEXT), incarnation=data.draw(st.integers(0, 2**63)))
     assert decode(encode(said)) == said
 
 
@@ -126,7 +132,7 @@ def test_bytes_from_anywhere_are_a_peer_error_and_nothing_else(data: bytes) -> N
 @given(st.data())
 @settings(max_examples=150)
 def test_a_message_damaged_on_its_way_is_a_message_or_a_peer_error(data: st.DataObject) -> None:
-    whole = bytearray(encode(envelope(data.draw(st.one_of([bodies(kind) for kind in BODIES])))))
+    whole = bytearray(encode(envelope(data.draw(st.one_of([structs(kind) for kind in BODIES])))))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(whole[: data.draw(st.integers(0, len(whole)))])

@@ -1,0 +1,141 @@
+"""ZeroMQ over TCP between machines, for holders of the run's keys alone.
+
+Used by the watchdogs of a run on several machines; in a run of one machine nothing listens on TCP.  CURVE encrypts and authenticates:
+the server answers to one client key, which the members share, and a client to the server's.  Strangers get no further than the
+handshake, and are counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from procsv.base import exit_codes
+from procsv.base.clock import Clock
+from procsv.base.errors import UserError
+from procsv.ipc.messaging.endpoint import Address, ServerEndpoint
+from procsv.ipc.messaging.zmq_transport import Client, ZmqEndpoint
+
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks who may come in (its RFC 27)
+ZAP_FRAMES = 7  # of a question about a CURVE key: version, request, domain, address, identity, mechanism, key
+DEAD_AFTER_MS = 10_000  # a peer that answers nothing for so long is disconnected, and connected again
+PING_MS = 2_000
+
+
+class KeyPair(msgspec.Struct, frozen=True):
+    """A CURVE key pair, as 40 characters of Z85 each."""
+
+    public: str
+    secret: str
+
+    @classmethod
+    def new(cls) -> KeyPair:
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode(), secret.decode())
+
+    def __repr__(self) -> str:
+        return f"KeyPair({self.public!r})"  # the secret belongs in no log
+
+
+class TcpServer(ZmqEndpoint, ServerEndpoint):
+    """A ROUTER on a TCP port of this machine."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        port: int,
+        keys: KeyPair,
+        client_key: str,
+        me: Address,
+        clock: Clock,
+    ) -> None:
+        """`port` 0: any that is free.  `client_key`: the public key of all who may come in.  UserError if the port is taken."""
+        super().__init__(me, clock)
+        self._client_key = z85.decode(client_key)
+        self.zap = context.socket(zmq.REP)  # first: who comes before it is there is let in unasked
+        self.zap.setsockopt(zmq.LINGER, 0)
+        self.zap.bind(ZAP_ENDPOINT)
+        self._open_socket(context, zmq.ROUTER)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+        self.socket.setsockopt(zmq.ZAP_DOMAIN, b"procsv")
+        self.socket.setsockopt(zmq.IPV6, socket.has_dualstack_ipv6())
+        set_heartbeat(self.socket)
+        try:
+            self.socket.bind(f"tcp://*:{port or '*'}")
+        except zmq.ZMQError as error:
+            self.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise UserError(
+                f"port {port} of this machine is taken; see by whom with `ss -tlnp`, and name another in PROCSV_PORT",
+                exit_codes.LOGDIR_UNUSABLE,
+            ) from error
+        self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+    @property
+    def other_sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        return (self.zap,)
+
+    def _take(self) -> list[bytes] | None:
+        self._answer_strangers()
+        return super()._take()
+
+    def _answer_strangers(self) -> None:
+        """Lets in who has the key.  A handshake waits for this answer, and for nothing else of ours."""
+        while self.zap.poll(0):
+            asked = self.zap.recv_multipart()
+            is_known = len(asked) == ZAP_FRAMES and asked[5] == b"CURVE" and asked[6] == self._client_key
+            if not is_known:
+                self.drop("a stranger's key")
+            request = asked[1] if len(asked) > 1 else b""
+            verdict = [b"200", b"", b"member", b""] if is_known else [b"400", b"", b"", b""]
+            self.zap.send_multipart([b"1.0", request, *verdict])
+
+    def close(self) -> None:
+        self.socket.close(1000)
+        self.zap.close(0)
+
+
+class TcpClient(Client):
+    """A DEALER connected to the coordinator at the first of its addresses that answers."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        keys: KeyPair,
+        server_key: str,
+        me: Address,
+        clock: Clock,
+    ) -> None:
+        """`address`: host:port."""
+        self._keys, self._server_key = keys, server_key
+        super().__init__(context, f"tcp://{address}", me, clock)
+
+    def _secure(self) -> None:
+        self.socket.setsockopt(zmq.CURVE_SERVERKEY, self._server_key.encode())
+        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
+        self.socket.setsockopt(zmq.IPV6, socket.has_dualstack_ipv6())
+        set_heartbeat(self.socket)
+
+
+def set_heartbeat(socket: zmq.Socket[bytes]) -> None:
+    """A machine that is gone closes no connection: ZeroMQ finds that out, and a client connects again."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, PING_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, DEAD_AFTER_MS)
+
+
+def told_port() -> int:
+    """The port that the environment names for the coordinator; 0: any."""
+    text = os.environ.get("PROCSV_PORT", "")
+    if text and not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
+        raise UserError(f"PROCSV_PORT={text} is no port; give a number from 1 to 65535")
+    return int(text or 0)

@@ -1,0 +1,177 @@
+"""Messages between the watchdogs of a run on several machines: the coordinator's, which decides, and its members'.
+
+Pure data, as in messages.py.  They travel over TCP, between holders of the run's keys alone (curve_transport.py).  What a task and the
+coordinator say to each other goes through the task's member as it is.  Times are the sender's monotonic clock; `sent_s` beside them
+lets the receiver put them on its own (watchdog/core/membership.py).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from procsv.base.identity import TaskId
+from procsv.base.outcome import Exit, LastWords
+from procsv.ipc.messaging.contract import MEMBER, WATCHDOG, Contract
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.shm.heartbeat import Heartbeat
+
+
+# -- joining -------------------------------------------------------------------------------------------------
+class Welcome(Message, frozen=True):
+    """Tells a member what run it is part of: the Start of the coordinator's watchdog, with the addresses of all tasks."""
+
+    contract = Contract(WATCHDOG, MEMBER)
+
+    start: str  # JSON (start.py)
+
+
+class Refused(Message, frozen=True):
+    """Tells a member that it is not part of the run, why, and with which code it is to end."""
+
+    contract = Contract(WATCHDOG, MEMBER)
+
+    why: str
+    exit_code: int
+
+
+class Join(Message, frozen=True):
+    """Asks to host a task of the run.  Answered once all members have asked."""
+
+    contract = Contract(MEMBER, WATCHDOG, (Welcome, Refused))
+
+    task: TaskId
+    host: str  # its name, for people
+    address: str  # host:port that the task will have; "" for one that nobody speaks to
+    version: str  # of procsv
+    line: tuple[str, ...]  # the target and its arguments, which must be the coordinator's
+    pid: int
+
+
+# -- coordinator -> member -----------------------------------------------------------------------------------
+class StartTask(Message, frozen=True):
+    """Orders to start that attempt of the task.  Answered, in time, by TaskStarted."""
+
+    contract = Contract(WATCHDOG, MEMBER)
+
+    task: TaskId
+    incarnation: int
+
+
+class SignalTask(Message, frozen=True):
+    """Orders to send the signal to the task's own process."""
+
+    contract = Contract(WATCHDOG, MEMBER)
+
+    task: TaskId
+    incarnation: int
+    number: int
+
+
+class KillTask(Message, frozen=True):
+    """Orders to kill all that the task has started, and itself."""
+
+    contract = Contract(WATCHDOG, MEMBER)
+
+    task: TaskId
+    incarnation: int
+
+
+class ClearTask(Message, frozen=True):
+    """Orders to end what a dead task has left.  TaskCleared follows once nothing is left."""
+
+    contract = Contract(WATCHDOG, MEMBER)
+
+    task: TaskId
+    incarnation: int
+
+
+class TellTask(Message, frozen=True):
+    """Carries a message to the task, as its own watchdog would send it."""
+
+    contract = Contract(WATCHDOG, MEMBER)
+
+    task: TaskId
+    body: bytes  # (codec.py)
+
+
+class EndMember(Message, frozen=True):
+    """Tells that the run is over, and the exit code of all its members."""
+
+    contract = Contract(WATCHDOG, MEMBER)
+
+    exit_code: int
+
+
+class CoordinatorBeat(Message, frozen=True):
+    """Says, each second, that the coordinator is there."""
+
+    contract = Contract(WATCHDOG, MEMBER, is_reliable=False)
+
+
+# -- member -> coordinator -----------------------------------------------------------------------------------
+class TaskStarted(Message, frozen=True):
+    """Says that the task's process runs, or why it could not be started."""
+
+    contract = Contract(MEMBER, WATCHDOG)
+
+    task: TaskId
+    incarnation: int
+    pid: int
+    error: str = ""
+
+
+class TaskEnded(Message, frozen=True):
+    """Says that the task's process is dead and reaped, with all that tells of its cause."""
+
+    contract = Contract(MEMBER, WATCHDOG)
+
+    task: TaskId
+    incarnation: int
+    exit: Exit
+    beat: Heartbeat | None
+    words: LastWords | None
+    stacks: str
+    oom: str
+    sent_s: float
+
+
+class TaskCleared(Message, frozen=True):
+    """Says that nothing of that attempt is left."""
+
+    contract = Contract(MEMBER, WATCHDOG)
+
+    task: TaskId
+    incarnation: int
+
+
+class TaskSaid(Message, frozen=True):
+    """Carries what the task has told its watchdog."""
+
+    contract = Contract(MEMBER, WATCHDOG)
+
+    task: TaskId
+    incarnation: int
+    body: bytes  # (codec.py)
+    sent_s: float
+
+
+class MemberNotice(Message, frozen=True):
+    """Says that this machine was told to end: by that signal."""
+
+    contract = Contract(MEMBER, WATCHDOG)
+
+    source: str
+    now: bool
+    is_notice: bool
+
+
+class MemberBeat(Message, frozen=True):
+    """Says, each second, how the member's task is."""
+
+    contract = Contract(MEMBER, WATCHDOG, is_reliable=False)
+
+    sent_s: float
+    task: TaskId
+    beat: Heartbeat | None = None
+    is_stopped: bool = False  # by a signal
+    usage: dict[str, float | int] = msgspec.field(default_factory=dict)  # uptime, rss and cpu, as in `procsv status`

@@ -1,0 +1,158 @@
+"""Watchdogs of two machines speak over TCP; nobody without the run's keys does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+import zmq
+
+from procsv.base.errors import UserError
+from procsv.base.identity import WATCHDOG, TaskId
+from procsv.base.system.system_clock import SystemClock
+from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient, TcpServer
+from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.member_messages import CoordinatorBeat, KillTask, MemberBeat, TaskCleared
+from procsv.ipc.messaging.zmq_transport import Waiter, new_context
+
+CLOCK, WORKER = SystemClock(), TaskId("worker", 0)
+COORDINATOR, MEMBER = Address("run", WATCHDOG, 1), Address("run", TaskId("member", 1), 1)
+WAIT_S_MAX = 10.0
+
+
+class Pair:
+    """A coordinator's server, and what connects to it, waited on in one place."""
+
+    def __init__(self) -> None:
+        self.context, self.waiter = new_context(), Waiter()
+        self.server_keys, self.client_keys = KeyPair.new(), KeyPair.new()
+        self.server = TcpServer(self.context, 0, self.server_keys, self.client_keys.public, COORDINATOR, CLOCK)
+        self.waiter.add(self.server)
+        self.clients: list[TcpClient] = []
+
+    def connect(self, keys: KeyPair | None = None, server_key: str = "") -> TcpClient:
+        client = TcpClient(
+            self.context,
+            f"127.0.0.1:{self.server.port}",
+            keys or self.client_keys,
+            server_key or self.server_keys.public,
+            MEMBER,
+            CLOCK,
+        )
+        self.clients.append(client)
+        self.waiter.add(client)
+        return client
+
+    def until(self, has_come: Callable[[], Received | None], *, limit_s: float = WAIT_S_MAX) -> Received | None:
+        deadline_s = CLOCK.monotonic() + limit_s
+        while (left_s := deadline_s - CLOCK.monotonic()) > 0:
+            for client in self.clients:
+                client.tick()
+            if (come := has_come()) is not None:
+                return come
+            self.waiter.wait(min(left_s, 0.1))
+        return None
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close(linger_ms=0)
+        self.server.close()
+        self.context.term()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with closing(Pair()) as made:
+        yield made
+
+
+def test_holders_of_the_keys_speak_both_ways(pair: Pair) -> None:
+    client = pair.connect()
+    client.send_reliable(TaskCleared(WORKER, 3))
+
+    heard = pair.until(pair.server.receive)
+
+    assert heard is not None
+    assert heard.body == TaskCleared(WORKER, 3)
+    pair.server.send_reliable(heard.who, KillTask(WORKER, 3))
+    answer = pair.until(client.receive)
+    assert answer is not None
+    assert answer.body == KillTask(WORKER, 3)
+
+
+@contextmanager
+def _plain_socket(pair: Pair) -> Iterator[zmq.Socket[bytes]]:
+    socket = pair.context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.connect(f"tcp://127.0.0.1:{pair.server.port}")
+    try:
+        yield socket
+    finally:
+        socket.close(0)
+
+
+def test_a_stranger_with_keys_of_its_own_is_refused_and_counted(pair: Pair) -> None:
+    stranger = pair.connect(KeyPair.new())
+    stranger.send_reliable(TaskCleared(WORKER, 1))
+    refusals = pair.server.dropped
+
+    heard = pair.until(lambda: pair.server.receive() if not refusals["a stranger's key"] else _known(pair))
+
+    assert heard is not None, "who has the keys is heard meanwhile"
+    assert heard.body == MemberBeat(1.0, WORKER)
+    assert refusals["a stranger's key"] >= 1
+    assert pair.server.refused >= 1
+
+
+def _known(pair: Pair) -> Received | None:
+    """News of one that has the keys, which is made as soon as the stranger was refused."""
+    if len(pair.clients) == 1:
+        pair.connect()
+    pair.clients[1].send(MemberBeat(1.0, WORKER))
+    return pair.server.receive()
+
+
+def test_who_comes_without_keys_is_not_heard(pair: Pair) -> None:
+    known = pair.connect()
+    with _plain_socket(pair) as plain:
+        plain.send(b"hello")
+        known.send_reliable(TaskCleared(WORKER, 1))
+        heard = pair.until(pair.server.receive)
+        assert heard is not None
+        assert heard.body == TaskCleared(WORKER, 1)
+        assert pair.server.receive() is None
+        assert plain.poll(0) == 0, "it is told nothing"
+
+
+def test_a_member_does_not_speak_to_a_server_with_another_key(pair: Pair) -> None:
+    deceived = pair.connect(server_key=KeyPair.new().public)
+    deceived.send_reliable(TaskCleared(WORKER, 1))
+    known = pair.connect()
+    known.send_reliable(TaskCleared(WORKER, 2))
+
+    heard = pair.until(pair.server.receive)
+
+    assert heard is not None
+    assert heard.body == TaskCleared(WORKER, 2)
+    assert deceived.connections == 0
+
+
+def test_a_port_that_is_taken_is_named(pair: Pair) -> None:
+    context = new_context()
+    try:
+        with pytest.raises(UserError, match=rf"port {pair.server.port}.*PROCSV_PORT"):
+            TcpServer(context, pair.server.port, KeyPair.new(), KeyPair.new().public, COORDINATOR, CLOCK)
+    finally:
+        context.term()
+
+
+def test_a_secret_does_not_show_in_logs() -> None:
+    keys = KeyPair.new()
+
+    assert keys.secret not in f"{keys} {keys!r}"
+
+
+def test_only_the_coordinator_gives_orders(pair: Pair) -> None:
+    assert not CoordinatorBeat.contract.may_be_sent_by(MEMBER.task)
+    assert not KillTask.contract.may_be_sent_by(MEMBER.task)
