@@ -67,6 +67,8 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     evaluators: int = 0
     has_chief: bool = True  # else worker.0 is the one whose state is saved
     restart: Literal["auto", "task", "gang"] = "auto"  # what is started again when one of them ends (restart_table.py)
+    peer_timeout_s: float = 10.0  # of a run on several machines: a watchdog that is silent for so long is lost
+    coordinator_timeout_s: float = 300.0  # for all launches to come, and for a coordinator that is lost to be back
     consistent_snapshots: bool = False  # all tasks that train are held between two steps while the chief captures
 
     steps_total: int = 0  # at which training ends, for the status line; 0: not told

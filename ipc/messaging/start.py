@@ -62,6 +62,8 @@ class Start(msgspec.Struct, frozen=True):
     chief: TaskId = TRAINER  # whose state the checkpoint service saves; other tasks may have slots of their own
     cluster: dict[str, list[str]] = {}  # of a run of several tasks: their addresses (procsv/base/cluster.py)
     home: str = ""  # in the place of <logdir>/procsv, for a run that shares its logdir with another: it keeps no record
+    is_spread: bool = False  # the tasks are on several machines
+    is_member: bool = False  # of such a run: the services are on the coordinator's
     target: str = ""
     args: tuple[str, ...] = ()
     settings: LaunchSettings = LaunchSettings()
@@ -75,7 +77,13 @@ class Start(msgspec.Struct, frozen=True):
     @property
     def paths(self) -> RunPaths:
         home = Path(self.home) if self.home else None
-        return RunPaths(local_home(self.root or self.logdir), Path(self.run_dir), Path(self.shm_dir), home)
+        return RunPaths(
+            local_home(self.root or self.logdir),
+            Path(self.run_dir),
+            Path(self.shm_dir),
+            home,
+            is_member=self.is_member,
+        )
 
     @property
     def checkpoint_dir(self) -> Path:

@@ -50,7 +50,7 @@ def remove_shm_files(paths: RunPaths) -> None:
 
 def remove_dirs(paths: RunPaths) -> None:
     """Removes both directories if nothing is left in them."""
-    if paths.own_home is not None:
+    if paths.own_home is not None and not paths.is_member:
         shutil.rmtree(paths.own_home, ignore_errors=True)
     for path in (paths.shm_dir, paths.run_dir):
         with contextlib.suppress(OSError):

@@ -35,11 +35,17 @@ class RunPaths(msgspec.Struct, frozen=True):
     run_dir: Path
     shm_dir: Path
     own_home: Path | None = None  # of a run that shares its logdir with another, and goes with its run directory
+    is_member: bool = False  # of a run on several machines: the logs are with that run's, and the home stays
 
     # -- in the logdir -------------------------------------------------------------------------------------
     @property
     def home(self) -> Path:
         return self.own_home or self.logdir / "procsv"
+
+    @property
+    def records(self) -> Path:
+        """The home, or of a member that of the run which it is part of."""
+        return self.logdir / "procsv" if self.is_member else self.home
 
     @property
     def run_json(self) -> Path:
@@ -51,7 +57,7 @@ class RunPaths(msgspec.Struct, frozen=True):
 
     @property
     def logs(self) -> Path:
-        return self.home / "logs"
+        return self.records / "logs"
 
     @property
     def log_growth(self) -> Path:
@@ -71,6 +77,16 @@ class RunPaths(msgspec.Struct, frozen=True):
     def imports(self) -> Path:
         """What the program imports, for the next launch of the same command."""
         return self.home / "imports.json"
+
+    @property
+    def terms(self) -> Path:
+        """Where the coordinator of a run on several machines says how it is reached."""
+        return self.home / "group"
+
+    @property
+    def tasks(self) -> Path:
+        """The records that the members of such a run keep, each in a directory of its task's name."""
+        return self.home / "tasks"
 
     @property
     def staging(self) -> Path:

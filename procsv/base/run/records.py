@@ -22,6 +22,7 @@ PRIVATE, GROUP_READABLE = 0o700, 0o750
 def make_home(paths: RunPaths, *, group_readable: bool = False) -> None:
     """Makes the directories of the records, and tries to write there; LogdirLocked if that does not go."""
     try:
+        paths.records.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         paths.home.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         group = paths.logdir.stat().st_gid if group_readable else None
         paths.logs.mkdir(mode=PRIVATE, exist_ok=True)

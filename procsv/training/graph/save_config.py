@@ -120,9 +120,9 @@ class SaveConfig(msgspec.Struct):
 
 
 def _has_servers() -> bool:
-    """Whether the parameter servers are tasks of this process's run."""
+    """Whether the parameter servers are tasks of this process's run, on this machine."""
     runtime = current()
-    return runtime is not None and PS in runtime.start.cluster
+    return runtime is not None and PS in runtime.start.cluster and not runtime.start.is_spread
 
 
 def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = False) -> CheckpointPlan:

@@ -102,7 +102,8 @@ def _end_run(runtime: Runtime, start: Start) -> None:
 
 
 def _make_runtime(start: Start) -> Runtime:
-    runtime = Runtime(start.paths, (WATCHDOG, *SERVICES), start)
+    services = () if start.is_member else tuple(SERVICES)
+    runtime = Runtime(start.paths, (WATCHDOG, *services), start)
     set_current(runtime)
     return runtime
 

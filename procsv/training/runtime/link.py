@@ -195,8 +195,10 @@ class Link:
     def _send_queued(self) -> None:
         while self._queue:
             peer, body, future = self._queue.popleft()
-            if peer not in self._clients:
-                continue  # a run without this service
+            if peer not in self._clients:  # a run without this service, or whose service is on another machine
+                if future is not None:
+                    future.set_exception(PeerError(f"no {peer} service is on this machine"))
+                continue
             seq = self._clients[peer].send_reliable(body)
             if future is not None:
                 self._futures[peer, seq] = future

@@ -33,8 +33,10 @@ from procsv.base.run.run_file import RunFile, find_run_in, read_run
 from procsv.base.service_table import SERVICES
 from procsv.base.system.atomic_file import set_aside
 from procsv.base.system.locks import DirectoryLock, FileLock, Holder
+from procsv.base.system.processes import identify
 from procsv.base.terminal import printable
 from procsv.base.text import is_remote
+from procsv.ipc.messaging.start import Start
 from procsv.watchdog.edge.resources.adopted_logdir import refuse_if_adopted
 from procsv.watchdog.edge.resources.logdir_lease import in_use, take_lease
 from procsv.watchdog.edge.resources.orphans import Orphans
@@ -333,3 +335,20 @@ class Unwanted(UserError):
 
     def __init__(self, source: str) -> None:
         super().__init__(f"{source}: stopped before anything was started", exit_code=exit_codes.RESUMABLE)
+
+
+def make_lease(start: Start, what: str, wall_s: float) -> Lease:
+    """Ours, of the logdir; Unwanted if the program that we are to observe has ended."""
+    try:
+        process = identify(start.observes or os.getpid())
+    except psutil.NoSuchProcess:
+        raise Unwanted("the program has ended") from None
+    return Lease(
+        run=start.run,
+        place=find_place(),
+        pid=process.pid,
+        started=process.started,
+        what=what,
+        since=wall_s,
+        renewed=wall_s,
+    )

@@ -1,0 +1,119 @@
+"""Terms of coordinators: where the coordinator of a run on several machines is found, in the logdir that all of them see.
+
+Each start of a coordinator is a term with a number of its own, in a file that is made whole and never changed.  It has the keys of the
+run, so it is the user's alone.  Members look for the highest term of their own scheduler's start; what an earlier start has left is
+nothing to them.  A coordinator that cannot have the logdir says so in a term, too, so that its members do not wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from procsv.base.json_data import decode_json, encode_json
+from procsv.base.run.paths import RunPaths
+
+TERM_BYTES_MAX = 2**16
+NAME = re.compile(r"term-(\d{1,18})\.json")
+PRIVATE = 0o700
+TRIES_MAX = 1000  # to find a number that nobody has; each loss means that another coordinator has just begun
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class Term(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of a term's file."""
+
+    number: Annotated[int, msgspec.Meta(ge=0)] = 0  # as in its name
+    scheduler: str  # which start of which job it is (procsv/base/placement.py)
+    run: str
+    hosts: tuple[str, ...] = ()  # names and addresses of the coordinator's machine, the likeliest first
+    port: Port = 0
+    server_key: str = ""  # of CURVE, in Z85: the coordinator's public one
+    client_public: str = ""  # and the pair that all members have
+    client_secret: str = ""
+    refused: str = ""  # why there is no run
+    exit_code: int = 0  # of the members, where it is refused
+
+    def __repr__(self) -> str:
+        return f"Term({self.number}, {self.scheduler!r}, {self.run!r})"  # the secret belongs in no log
+
+
+def write_term(paths: RunPaths, term: Term) -> Term:
+    """Makes `term` the newest one of the logdir; it, with its number.
+
+    The file is linked in whole, so nobody reads a half of it, and of two coordinators one gets the number.  Killed before that: a
+    dot-file stays, which the next coordinator's replaces or leaves.
+    """
+    directory = paths.terms
+    directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+    draft = directory / f".term.{term.run}.new"
+    number = max(_numbers(directory), default=0)
+    for _ in range(TRIES_MAX):
+        number += 1
+        numbered = msgspec.structs.replace(term, number=number)
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(encode_json(numbered))
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(draft, _path(directory, number))
+        except FileExistsError:
+            continue
+        finally:
+            draft.unlink(missing_ok=True)
+        return numbered
+    raise OSError(f"{directory} has a new term each time it is looked at")
+
+
+def forget_terms(paths: RunPaths, below: int) -> None:
+    """Removes the terms before that number, whose runs are over: who calls has the logdir."""
+    for number in _numbers(paths.terms):
+        if number < below:
+            with contextlib.suppress(OSError):
+                _path(paths.terms, number).unlink()
+
+
+def newest_term(paths: RunPaths, scheduler: str) -> Term | None:
+    """The highest term of that start of a job; None if there is none yet."""
+    for number in sorted(_numbers(paths.terms), reverse=True):
+        term = _read(_path(paths.terms, number))
+        if term is not None and term.scheduler == scheduler and term.number == number:
+            return term
+    return None
+
+
+def withdraw_terms(paths: RunPaths, run: str) -> None:
+    """Removes what that run has written there: its keys are of no use to anybody any more."""
+    for number in _numbers(paths.terms):
+        term = _read(_path(paths.terms, number))
+        if term is not None and term.run == run:
+            with contextlib.suppress(OSError):
+                _path(paths.terms, number).unlink()
+
+
+def _path(directory: Path, number: int) -> Path:
+    return directory / f"term-{number}.json"
+
+
+def _numbers(directory: Path) -> list[int]:
+    try:
+        paths = list(directory.iterdir())
+    except OSError:
+        return []
+    return [int(found[1]) for path in paths if (found := NAME.fullmatch(path.name))]
+
+
+def _read(path: Path) -> Term | None:
+    """What lies there, if it is a term."""
+    try:
+        with path.open("rb") as file:
+            return decode_json(file.read(TERM_BYTES_MAX), Term)
+    except (OSError, msgspec.DecodeError):
+        return None
