@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import Any
 import click
 import msgspec
 
+from procsv.base.cluster import CHIEF, EVALUATOR, PS, WORKER, list_tasks
 from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
+from procsv.base.placement import CLUSTERS, Placement, find_placement
 from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, logdir_hash
 from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.target import find_target
@@ -56,12 +59,14 @@ _EXAMPLES = """
 procsv launch --logdir runs/mine train.py --steps 10000
 procsv launch --drop-in my_package.train          a program that knows only TensorFlow
 procsv launch --workers 2 --ps 1 train.py          a chief beside them, all told of each other by TF_CONFIG
+srun -n4 procsv launch --workers 2 --ps 1 --logdir /shared/run train.py    the same, one task a process of the step
 procsv launch --detach train.py                   the run goes on without this terminal
 procsv launch --fault 'kill trainer at step 50' train.py
 """
 _GROUPS = {
     "Run": "logdir map-logdir new drop-in snapshot-secs standby steps-total detach log-limit group-readable config help help-all",
     "Several tasks": "workers ps evaluators chief restart consistent-snapshots",
+    "Several machines": "cluster peer-timeout coordinator-timeout",
     "Restarts": "max-failures backoff early-failures same-failures repeated-failures min-kept min-goodput "
     "goodput-attempts suspect-crashes service-failures service-period",
     "Hangs and limits": "hang-timeout hang-limits memory-limit malloc grace",
@@ -195,7 +200,8 @@ _COMMON = (
     "--workers",
     0,
     0,
-    "Train in several tasks on this machine: N workers beside the chief, which are told of each other by TF_CONFIG.",
+    "Train in several tasks: N workers beside the chief, which are told of each other by TF_CONFIG. On this machine, unless "
+    "--cluster has them on several.",
 )
 @_count("--ps", 0, 0, "Parameter servers of such a training.")
 @_count("--evaluators", 0, 0, "Evaluators of such a training, which read its checkpoints.")
@@ -217,6 +223,28 @@ _COMMON = (
     is_flag=True,
     help="Hold all tasks between two of their steps while the variables on parameter servers are captured, so that no snapshot mixes "
     "steps; at most 50 ms, and the time that the longest step under way takes. A snapshot for which that failed is marked as mixed.",
+)
+@click.option(
+    "--cluster",
+    type=click.Choice(CLUSTERS),
+    default="auto",
+    help="Whether this is one of several launches of the run, of one task each, and which. slurm: as srun has started them. tf-config: "
+    "as TF_CONFIG says. indexed-job: a pod of an indexed Job or a JobSet of Kubernetes. local: no, all tasks are this one's. auto: "
+    "what the environment has of these. The launch with the task whose state is saved coordinates the others.",
+)
+@_seconds(
+    "--peer-timeout",
+    "peer_timeout_s",
+    "10s",
+    "Silence of another machine's launch after which it counts as lost.",
+    least_s=1.0,
+)
+@_seconds(
+    "--coordinator-timeout",
+    "coordinator_timeout_s",
+    "300s",
+    "Time that all launches have to come, and that the others let their tasks run on after the coordinating one is lost.",
+    least_s=1.0,
 )
 @_count("--steps-total", 0, 0, "Steps of the whole training, for the status line; a StopAtStepHook tells by itself.")
 @click.option(
@@ -309,6 +337,7 @@ def command(
     preempt_every: float | None,
     preempt_grace: float,
     preempt_seed: int,
+    cluster: str,
     config: str | None,
     target: str,
     args: tuple[str, ...],
@@ -326,6 +355,10 @@ def command(
     if logdir is not None and begins_new:
         raise click.UsageError("--new makes a directory under runs/; with --logdir, name one that is not there yet")
     _check_tasks(settings)
+    tasks = list_tasks(settings["workers"], settings["ps"], settings["evaluators"], has_chief=settings["has_chief"])
+    placement = find_placement(cluster, os.environ, tasks if len(tasks) > 1 else ())
+    if placement is not None:
+        settings |= _place(placement, logdir, settings, has_faults=bool(fault or plan or preempt_every))
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
     told = LaunchSettings(**settings)
     told = msgspec.structs.replace(told, plan=aim_at_tasks(faults, told.tasks).encode())
@@ -339,8 +372,27 @@ def command(
     if TEMPLATE not in os.environ and not start.settings.tasks:  # else a fork of that is there sooner
         start = start_early(start, add_mark(without_manager(os.environ), logdir_hash(start.paths.logdir)))
     if call is None:
-        sys.exit(_watch(start))
-    call.after = partial(_watch, start)  # none of click's or main's business are its errors
+        sys.exit(_watch(start, placement))
+    call.after = partial(_watch, start, placement)  # none of click's or main's business are its errors
+
+
+def _place(placement: Placement, logdir: str | None, settings: dict[str, Any], *, has_faults: bool) -> dict[str, Any]:
+    """The settings that follow from having one task of the run; a usage error for what a run on several machines cannot do."""
+    if logdir is None:
+        raise click.UsageError(f"--logdir is needed: the {placement.ranks} launches of this run meet in it")
+    if is_remote(logdir):
+        raise click.UsageError(
+            f"{logdir} is not a directory: the launches of a run on several machines meet in their --logdir, which all must see"
+        )
+    if settings["detach"]:
+        raise click.UsageError("--detach would end this process, which its scheduler takes for the task")
+    if settings["consistent_snapshots"]:
+        raise click.UsageError("--consistent-snapshots is for tasks of one machine")
+    if has_faults:
+        raise click.UsageError("--fault, --plan and --preempt-every are for tasks of one machine")
+    count = Counter(task.role for task in placement.tasks)
+    roles = {"workers": count[WORKER], "ps": count[PS], "evaluators": count[EVALUATOR]}
+    return {**roles, "has_chief": CHIEF in placement.tasks}
 
 
 def _check_tasks(settings: dict[str, Any]) -> None:
@@ -361,13 +413,17 @@ def _check_tasks(settings: dict[str, Any]) -> None:
         )
 
 
-def _watch(start: Start) -> int:
-    """Becomes the watchdog; the exit code of the run."""
+def _watch(start: Start, placement: Placement | None = None) -> int:
+    """Becomes the watchdog, or a member that serves another machine's; the exit code of the run."""
     if not sys.flags.safe_path and safe_path():
         sys.path.pop(0)  # a file of the user's there must not stand for a library's
+    if placement is not None and not placement.coordinates:
+        from procsv.watchdog.member import run_member
+
+        return run_member(start, placement)
     from procsv.watchdog.main import run
 
-    return run(start)
+    return run(start, placement=placement)
 
 
 def make_start(

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from procsv import __version__
 from procsv.base import exit_codes
@@ -21,12 +20,13 @@ from procsv.base.clock import Clock
 from procsv.base.cluster import make_cluster
 from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG
+from procsv.base.placement import Placement
 from procsv.base.run.first_imports import first_imports
 from procsv.base.run.journal import read_journal
-from procsv.base.run.lease import Lease, find_place
 from procsv.base.run.loaded import command_of, leave_for_standby, take_earlier
 from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import logdir_hash, shorten_path
+from procsv.base.run.terms import withdraw_terms
 from procsv.base.service_table import SERVICES
 from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.processes import identify
@@ -44,14 +44,16 @@ from procsv.watchdog.core.actions import Quit
 from procsv.watchdog.core.goodput import Earlier
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.edge.acquire_run import Opened, Unwanted, open_run, remove_run
+from procsv.watchdog.edge.acquire_run import Opened, Unwanted, make_lease, open_run, remove_run
 from procsv.watchdog.edge.console import Console
-from procsv.watchdog.edge.environment import Environment
+from procsv.watchdog.edge.environment import Environment, RemoteTaskTable
 from procsv.watchdog.edge.event_hook import EventHook
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.faults.injector import Injector
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.log_growth import LogGrowth
+from procsv.watchdog.edge.members.forming import form, refuse_members
+from procsv.watchdog.edge.members.remote_tasks import NoRemoteTasks, RemoteTasks
 from procsv.watchdog.edge.observed.observed_program import ObservedProgram
 from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.post_mortem import PostMortem
@@ -75,16 +77,26 @@ def run(
     environment: Mapping[str, str] | None = None,
     observed: ObservedProgram | None = None,
     warm: WarmServices | None = None,
+    placement: Placement | None = None,
 ) -> int:
-    """Runs the run; the exit code of `procsv launch`.  `observed`: the trainer, where somebody else has started it."""
+    """Runs the run; the exit code of `procsv launch`.
+
+    `observed`: the trainer, where somebody else has started it.  `placement`: our own, where the run's other tasks are hosted by
+    other launches.
+    """
     template = Template.take(os.environ)
     early = EarlyTrainer(start.early_pid, start.early_fd) if start.early_pid else None
     clock, signals, ports = SystemClock(), Signals(start.settings.notice_signals), HeldPorts()
     console = Console(not start.settings.detach, has_status=not start.observes)  # else the program's own log says it
     try:
-        start, opened, adopted = _open(start, clock, signals, console, observed)
+        try:
+            start, opened, adopted = _open(start, clock, signals, console, observed)
+        except UserError as error:
+            if placement is not None:
+                refuse_members(start, placement, error)
+            raise
         start = msgspec.structs.replace(start, early_pid=0, early_fd=-1)  # nobody else's
-        start = _with_cluster(start, ports)
+        start, remote = _with_cluster(start, opened, placement, clock, signals, console, ports)
         waiter, variables = Waiter(), os.environ if environment is None else environment
         # What is none of the program's must not pass for it, where we were started from its tree ourselves.
         variables = remove_mark(variables, logdir_hash(start.paths.logdir))
@@ -92,7 +104,7 @@ def run(
         if not start.observes:
             variables = without_manager(variables)
         processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm, template, early)
-        return _run(start, opened, adopted, processes, clock, signals, console, manager)
+        return _run(start, opened, adopted, processes, clock, signals, console, manager, remote)
     except UserError as error:
         if observed is not None:
             observed.refuse(error)
@@ -125,7 +137,7 @@ def _open(
         start.settings.grace_s,
         wait,
         console.say,
-        _make_lease(start, what, clock.wall()),
+        make_lease(start, what, clock.wall()),
         group_readable=start.settings.group_readable,
         early_pid=start.early_pid,
     )
@@ -141,28 +153,34 @@ def _open(
     return start.with_logdir(str(opened.adopted)), opened, adopted
 
 
-def _with_cluster(start: Start, ports: HeldPorts) -> Start:
-    """`start` with the addresses of its tasks, and the one whose state is saved; unchanged if it has a trainer alone."""
+def _with_cluster(
+    start: Start,
+    opened: Opened,
+    placement: Placement | None,
+    clock: Clock,
+    signals: Signals,
+    console: Console,
+    ports: HeldPorts,
+) -> tuple[Start, RemoteTasks | NoRemoteTasks]:
+    """`start` with the addresses of its tasks, and the one whose state is saved; unchanged if it has a trainer alone.
+
+    With it, the launches that host its other tasks, once all have come.
+    """
+
+    def wait(seconds: float) -> None:
+        if signals.wait(seconds):
+            raise Unwanted(signals.take_requests()[0].source)
+
     tasks = start.settings.tasks
+    if placement is not None:
+        try:
+            return form(start, placement, clock, ports, wait, console.say)
+        except UserError:
+            remove_run(start.paths, opened, keep_memory=True)
+            raise
     if not tasks:
-        return start
-    return msgspec.structs.replace(start, chief=tasks[0], cluster=make_cluster(ports.hold(tasks)))
-
-
-def _make_lease(start: Start, what: str, wall_s: float) -> Lease:
-    try:
-        process = identify(start.observes or os.getpid())
-    except psutil.NoSuchProcess:
-        raise Unwanted("the program has ended") from None
-    return Lease(
-        run=start.run,
-        place=find_place(),
-        pid=process.pid,
-        started=process.started,
-        what=what,
-        since=wall_s,
-        renewed=wall_s,
-    )
+        return start, NoRemoteTasks()
+    return msgspec.structs.replace(start, chief=tasks[0], cluster=make_cluster(ports.hold(tasks))), NoRemoteTasks()
 
 
 def _knows_imports(start: Start) -> bool:
@@ -184,6 +202,7 @@ def _run(
     signals: Signals,
     console: Console,
     manager: ServiceManager,
+    remote: RemoteTasks | NoRemoteTasks,
 ) -> int:
     facts = Facts(start, identify(os.getpid()), clock.wall())
     settings = Settings(
@@ -195,11 +214,13 @@ def _run(
         knows_imports=_knows_imports(start),
         observes=start.observes > 0,
         tasks=start.settings.tasks or (start.chief,),
+        hosts=remote.host_of,
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
     held = HeldLogdir(start.paths, opened.lease, opened.heirs, clock, adopted)
-    environment = _build_environment(start, opened, held, core, processes, clock, signals, console, manager)
+    remote.listen(processes.waiter)
+    environment = _build_environment(start, opened, held, core, processes, clock, signals, console, manager, remote)
     reactor = Reactor(core, facts, environment)
     environment.records.append(
         "run_started",
@@ -213,6 +234,7 @@ def _run(
             "logdir": start.logdir,
             "first_incarnation": opened.first_incarnation,
             **({"tasks": tuple(map(str, settings.tasks))} if len(settings.tasks) > 1 else {}),
+            **({"hosts": {str(task): host for task, host in settings.hosts.items()}} if settings.hosts else {}),
             "seen_until": opened.seen_until,
             "asked_at": start.asked_at or None,
         },
@@ -253,6 +275,7 @@ def _build_environment(
     signals: Signals,
     console: Console,
     manager: ServiceManager,
+    remote: RemoteTaskTable,
 ) -> Environment:
     """The machine, as the event loop uses it."""
     paths, waiter = start.paths, processes.waiter
@@ -285,6 +308,7 @@ def _build_environment(
         make_injector=lambda reach: Injector(
             Plan.decode(start.settings.plan), paths, processes, reach, clock.monotonic()
         ),
+        remote=remote,
     )
 
 
@@ -302,6 +326,9 @@ def _leave(
     for task in core.tasks:
         environment.processes.clear_tree(task)
     environment.processes.close()
+    environment.remote.close(left.exit_code)
+    if start.is_spread:
+        withdraw_terms(start.paths, start.run)
     environment.records.write_run(last, durable=True)
     environment.records.close()
     is_pointless = bool(start.observes) and opened.heirs.is_deleted()  # no start will look for it

@@ -17,6 +17,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, NotPromoted, Promoted, Sight, StandbySaid, StopAsked
 from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, Sockets
+from procsv.watchdog.edge.members.remote_tasks import NoRemoteTasks
 
 
 class Child(Protocol):
@@ -49,7 +50,7 @@ class MachineInMemory(Generic[ChildT]):
     ) -> Environment:
         make = make_injector or (lambda reach: self)
         ports = (self,) * 11
-        return Environment(clock, self, self, sockets, *ports, make)
+        return Environment(clock, self, self, sockets, *ports, make, NoRemoteTasks())
 
     # -- for a subclass to say ---------------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:

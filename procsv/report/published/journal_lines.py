@@ -34,6 +34,7 @@ class RunStarted(Line, frozen=True, kw_only=True, tag="run_started"):
     logdir: str
     first_incarnation: int
     tasks: tuple[str, ...] | UnsetType = UNSET
+    hosts: dict[str, str] | UnsetType = UNSET
     seen_until: Seconds | None
     asked_at: Seconds | None
 
@@ -236,6 +237,13 @@ class CapturedByChief(Line, frozen=True, kw_only=True, tag="captured_by_chief"):
     why: str
 
 
+class MemberLost(Line, frozen=True, kw_only=True, tag="member_lost"):
+    """Nothing was heard of the launch that hosts this task, on another machine, for `silent` seconds: the task counts as dead."""
+
+    host: str
+    silent: Seconds
+
+
 class Held(Line, frozen=True, kw_only=True, tag="held"):
     """Whether the other tasks are held between two steps for a snapshot, where that has changed since the one before."""
 
@@ -329,6 +337,7 @@ JournalLine = (
     | PreemptNotice
     | Fault
     | CapturedByChief
+    | MemberLost
     | Held
     | SnapshotFailed
     | SnapshotsResumed

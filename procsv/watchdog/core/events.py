@@ -45,6 +45,7 @@ class Ended(msgspec.Struct, frozen=True):
     stacks: str = ""  # what faulthandler has written (of a service: to its log)
     oom: str = ""  # the kernel's evidence that it killed a process for lack of memory
     fault: str = ""  # of the plan, that has ended it
+    lost: str = ""  # why it is counted as dead: its machine is silent
     log: str = ""  # of a service, and how it ends
     last_lines: tuple[str, ...] = ()
 
@@ -168,6 +169,14 @@ class LogdirTaken(msgspec.Struct, frozen=True):
     by: str
 
 
+class MemberLost(msgspec.Struct, frozen=True):
+    """Nothing is heard of the machine that has this task."""
+
+    task: TaskId
+    host: str
+    silent_s: float
+
+
 class PreemptAsked(msgspec.Struct, frozen=True):
     """The trainer is to have this notice, and be killed when the grace is over; then it is started again."""
 
@@ -191,6 +200,7 @@ Event = (
     | PreemptAsked
     | LogdirAdopted
     | LogdirTaken
+    | MemberLost
     | StandbySaid
     | Promoted
     | NotPromoted

@@ -21,7 +21,8 @@ from procsv.base.cluster import PS
 from procsv.base.errors import ProcsvBug
 from procsv.base.grace import SERVICES_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TaskId
-from procsv.base.outcome import NO_STEP
+from procsv.base.outcome import NO_STEP, Exit
+from procsv.base.units import show_duration
 from procsv.ipc.messaging import messages
 from procsv.watchdog.core import actions, events, wording
 from procsv.watchdog.core.end_order import EndOrder, Request
@@ -46,7 +47,7 @@ class Core:
         self._out: list[actions.Action] = []
         self.standby = Standby(settings.launch.standby, self._out)
         self.tasks = {
-            task: TrainerSupervisor(task, first_incarnation, settings, rng, now_s, self.standby, self._out)
+            task: TrainerSupervisor(task, first_incarnation, settings, rng, now_s, self._standby_of(task), self._out)
             for task in settings.tasks
         }
         self.chief = self.tasks[settings.tasks[0]]  # its state is the one that is saved; its end ends the run
@@ -66,6 +67,10 @@ class Core:
         self._end_order = EndOrder(self.chief.task)
         self.saves = Saves()
         self.ground = Ground()
+
+    def _standby_of(self, task: TaskId) -> Standby:
+        """What starts are made from; a task of another machine starts cold, as far as is known here."""
+        return Standby("off", self._out) if task in self.settings.hosts else self.standby
 
     @property
     def is_ending(self) -> bool:
@@ -135,6 +140,8 @@ class Core:
                 self._out += [journal, actions.Say(wording.adopted(shown, saved_step)), actions.WriteRun()]
             case events.LogdirTaken(by):
                 self._logdir_taken(by, now_s)
+            case events.MemberLost(name, host, silent_s):
+                self._member_lost(self.tasks[name], host, silent_s, now_s)
             case events.RecycleAsked(why, by_hand, name):
                 for task in self._restartable(name):
                     task.recycle(why, by_hand, now_s)
@@ -371,6 +378,18 @@ class Core:
             self._out.append(actions.WriteRun())
             stateless = {name for name, task in self.tasks.items() if task.life.state in BEFORE_ITS_STATE}
             self._end_order.begin(Request(why, at_once=frozenset(stateless if service is self._keeper else ())), now_s)
+
+    def _member_lost(self, task: TrainerSupervisor, host: str, silent_s: float, now_s: float) -> None:
+        """Its task may live on, but counts no more: the run ends with what is saved, and a scheduler can start it again."""
+        fields = {"host": host, "silent": round(silent_s, 3)}
+        self._out.append(actions.Journal("member_lost", task.task, task.incarnation, fields))
+        why = f"nothing is heard of {host} for {show_duration(silent_s)}"
+        self._out.append(actions.Say(f"{why}, where {task.task} runs: the run stops", is_bad=True))
+        if not self.is_ending:
+            self._stop_asked(events.StopAsked(f"the loss of {host}", now=False), now_s)
+        if task.pid:
+            task.stop(True, why, now_s)  # first: nothing of it is started again
+            self._task_ended(task, events.Ended(task.task, task.incarnation, Exit(None, None), lost=why), now_s)
 
     def _logdir_taken(self, by: str, now_s: float) -> None:
         """Nothing more is written there: the program is ended as it is, and what it had in memory is of no use."""

@@ -241,6 +241,8 @@ class TrainerSupervisor:
             cause = Cause("completed", "its session has ended")
         if self._lost_peer:
             cause = blame_peer(cause, self._lost_why)
+        if ended.lost:
+            cause = Cause("lost-peer", ended.lost)
         kind = classify(ended.exit)
         if kind is Kind.DONE and self._serving_s is not None and not stopping:
             kind, cause = Kind.FAILURE, Cause("exit-code", str(ended.exit))  # others need its variables
@@ -250,7 +252,11 @@ class TrainerSupervisor:
         self._out.append(Journal("exited", self.task, self.incarnation, fields))
         self.snapshots.died(ended.memory_step, has_saved=kind in (Kind.DONE, Kind.CHECKPOINTED))
         self._attempt = self._end_attempt(ended, cause, kind, now_s)
-        if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED and not self._lost_peer:
+        if (
+            cause.word not in ("completed", "stopped")
+            and kind is not Kind.CHECKPOINTED
+            and not (self._lost_peer or ended.lost)
+        ):
             what = wording.sentence(cause.word, cause.evidence, self._own_step, serves=self._serving_s is not None)
             who = f"{self.task} {self.incarnation} (pid {self.pid})"
             sentence = f"{who} {what}"

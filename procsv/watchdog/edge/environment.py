@@ -19,7 +19,7 @@ from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
 from procsv.ipc.messaging.messages import Message, RunMetrics
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.core.events import Ended, NotPromoted, Promoted, Sight, StandbySaid, StopAsked
+from procsv.watchdog.core.events import Ended, Event, NotPromoted, Promoted, Sight, StandbySaid, StopAsked
 
 
 class Dead(msgspec.Struct, frozen=True):
@@ -199,6 +199,36 @@ class GroundPort(Protocol):
         """Makes a directory or our lock anew.  OSError or UserError if that does not go."""
 
 
+class RemoteTaskTable(Protocol):
+    """The tasks on other machines.  Orders for one on a machine that is lost come to nothing, and the task is told gone."""
+
+    @property
+    def refused(self) -> int: ...
+    def hosts(self, task: TaskId) -> bool:
+        """Whether `task` is another machine's."""
+
+    def start(self, task: TaskId, incarnation: int) -> None:
+        """Answered by Spawned or NotSpawned."""
+
+    def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
+    def kill_tree(self, task: TaskId, incarnation: int) -> None: ...
+    def clear_tree(self, task: TaskId, incarnation: int) -> None:
+        """Answered by TreeGone."""
+
+    def tell(self, task: TaskId, body: Message) -> None: ...
+    def hear(self) -> list[Event]:
+        """What has happened there since the last call."""
+
+    def keep_in_touch(self, now_s: float) -> None:
+        """Sends what is due."""
+
+    def beats(self) -> dict[TaskId, Heartbeat]: ...
+    def stopped(self) -> frozenset[TaskId]: ...
+    def usage(self, task: TaskId) -> Mapping[str, float | int]: ...
+    def close(self, exit_code: int) -> None:
+        """Tells all that the run is over, and how."""
+
+
 class FaultInjector(Protocol):
     def next_due_s(self, now_s: float) -> float | None: ...
     def inject_due_faults(self, now_s: float, step: int) -> None: ...
@@ -231,3 +261,4 @@ class Environment(msgspec.Struct, frozen=True):
     manager: ManagerPort
     log_growth: LogGrowthPort
     make_injector: Callable[[FaultReach], FaultInjector]
+    remote: RemoteTaskTable

@@ -19,10 +19,12 @@ from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging import messages
 from procsv.ipc.messaging.endpoint import ClientEndpoint, Received
+from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core import actions, events, wording
 from procsv.watchdog.core.ground import SOCKET
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.run import Core
+from procsv.watchdog.core.trainer import TrainerSupervisor
 from procsv.watchdog.edge.environment import Dead, Environment, FaultReach
 from procsv.watchdog.edge.event_hook import LAST_S_MAX
 from procsv.watchdog.edge.resources.memory import over_limit
@@ -43,7 +45,7 @@ class Reactor:
     def __init__(self, core: Core, facts: Facts, environment: Environment) -> None:
         self._core, self._facts, self._env = core, facts, environment
         self._clock, self._processes = environment.clock, environment.processes
-        self._sockets, self._heartbeats = environment.sockets, environment.heartbeats
+        self._sockets, self._heartbeats, self._remote = environment.sockets, environment.heartbeats, environment.remote
         self._paths = facts.start.paths
         self._asked: dict[TaskId, dict[int, messages.Message]] = {
             task: {} for task in core.services
@@ -76,6 +78,7 @@ class Reactor:
         for asked in self._env.signals.take_requests():
             self.handle(asked)
         self._hear()
+        self._hear_remote()
         self._look_at_tree()
         self._check_deadlines()
         self._injector.inject_due_faults(self._clock.monotonic(), self._core.chief.step)
@@ -112,6 +115,7 @@ class Reactor:
         self._env.event_hook.run_commands(now_s)
         for client in self._sockets.clients.values():
             self._greet(client)
+        self._remote.keep_in_touch(now_s)
         self._sockets.server.tick()
         self._sockets.server.forget(COMMAND_LINE, 2**31)  # each command is a peer of its own, and gone after its answer
         self._processes.reap_strays()
@@ -137,16 +141,23 @@ class Reactor:
         if core.standby.is_due(now_s):
             room = resources.room_for_standby(core.chief.pid, core.settings.launch.memory_limit)
         doing = {task: self._processes.doing(task) for task, service in core.services.items() if service.is_quiet}
-        stopped = frozenset(task for task in core.tasks if self._processes.is_stopped(task))
+        stopped = frozenset(task for task in core.tasks if self._processes.is_stopped(task)) | self._remote.stopped()
         activity = {
-            name: resources.tree_activity(task.pid) for name, task in core.tasks.items() if task.wants_activity(now_s)
+            name: resources.tree_activity(task.pid) for name, task in self._own_tasks() if task.wants_activity(now_s)
         }
         memory_step = self._env.post_mortem.snapshot_step(core.chief.task)
-        return events.Ticked(self._heartbeats.read(), memory_step, stopped, room, doing, activity)
+        return events.Ticked(self._read_beats(), memory_step, stopped, room, doing, activity)
+
+    def _read_beats(self) -> dict[TaskId, Heartbeat]:
+        return self._heartbeats.read() | self._remote.beats()
+
+    def _own_tasks(self) -> list[tuple[TaskId, TrainerSupervisor]]:
+        """Those of this machine."""
+        return [(name, task) for name, task in self._core.tasks.items() if not self._remote.hosts(name)]
 
     def _look_at_memory(self) -> None:
         limit = self._core.settings.launch.memory_limit
-        for name, task in self._core.tasks.items():
+        for name, task in self._own_tasks():
             used = self._env.resources.tree_rss(task.pid) if limit and task.life.state is State.RUNNING else 0
             if why := over_limit(used, limit):
                 self.handle(events.RecycleAsked(why, False, name))
@@ -217,6 +228,15 @@ class Reactor:
             if isinstance(event, events.NotPromoted):
                 self._heartbeats.drop(event.task)
                 self._env.log_growth.note_end(event.task, event.incarnation)
+            self.handle(event)
+
+    def _hear_remote(self) -> None:
+        for event in self._remote.hear():
+            match event:
+                case events.Spawned(task, incarnation):
+                    self._follow_log(task, incarnation)
+                case events.Ended(task, incarnation):
+                    self._env.log_growth.note_end(task, incarnation)
             self.handle(event)
 
     def _hear(self) -> None:
@@ -312,6 +332,16 @@ class Reactor:
         """Does it, in order; what a Spawn leads to is done before the action after it."""
         for action in todo:
             match action:
+                case actions.Spawn(task, incarnation) if self._remote.hosts(task):
+                    self._remote.start(task, incarnation)
+                case actions.Signal(task, incarnation, number) if self._remote.hosts(task):
+                    self._remote.signal(task, incarnation, number)
+                case actions.KillTree(task, incarnation) if self._remote.hosts(task):
+                    self._remote.kill_tree(task, incarnation)
+                case actions.ClearTree(task, incarnation) if self._remote.hosts(task):
+                    self._remote.clear_tree(task, incarnation)
+                case actions.Tell(task, body) if self._remote.hosts(task):
+                    self._remote.tell(task, body)
                 case actions.Spawn(task, incarnation, standby):
                     self._spawn(task, incarnation, standby)
                 case actions.Promote(number, task, incarnation):
@@ -365,11 +395,13 @@ class Reactor:
 
     def _status(self) -> dict[str, object]:
         usage = {
-            task: self._processes.usage(task) for task in (WATCHDOG, *self._core.tasks, STANDBY, *self._core.services)
+            task: self._remote.usage(task) if self._remote.hosts(task) else self._processes.usage(task)
+            for task in (WATCHDOG, *self._core.tasks, STANDBY, *self._core.services)
         }
         refused = self._sockets.server.refused + sum(client.refused for client in self._sockets.clients.values())
+        refused += self._remote.refused
         memory = self._env.resources.host_memory()
-        beats, now_s = self._heartbeats.read(), self._clock.monotonic()
+        beats, now_s = self._read_beats(), self._clock.monotonic()
         return status_object(self._run_file(), self._core, beats, usage, memory, refused, now_s)
 
     def close(self) -> RunFile:

@@ -8,7 +8,7 @@ from outside reaches 127.0.0.1.  Killed anywhere: the system lets go of them.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from procsv.base import exit_codes
 from procsv.base.cluster import needs_address
@@ -38,6 +38,29 @@ class HeldPorts:
                     exit_codes.LOGDIR_UNUSABLE,
                 ) from error
         return {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._sockets.items()}
+
+    def hold_own(self, task: TaskId, host: str, told: Mapping[TaskId, str] | None) -> dict[TaskId, str]:
+        """The same for the one task of this machine, whose port others must reach: any free one, or the one that `told` names for it.
+
+        `host`: by which they find this machine.  Nothing for a task that has no address.
+        """
+        if not needs_address(task):
+            return {}
+        port = int(told[task].rpartition(":")[2]) if told is not None else 0
+        self._sockets[task] = held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind(("", port))
+        except OSError as error:
+            self.close()
+            where = (
+                f"port {port}, which the cluster names for {task}, cannot be had" if port else "there is no free port"
+            )
+            raise UserError(
+                f"{where} on this machine: {error.strerror}; see who holds it with `ss -tan`",
+                exit_codes.LOGDIR_UNUSABLE,
+            ) from error
+        return {task: told[task] if told is not None else f"{host}:{held.getsockname()[1]}"}
 
     def close(self) -> None:
         for held in self._sockets.values():

@@ -1,0 +1,120 @@
+"""A member of a run on several machines: what it does of itself, beside what the coordinator orders.
+
+Pure.  member_loop.py tells it what happens, and does what it says.  As long as the coordinator is there, it decides; a member of which
+it is not heard lets its task go on, for so long that a scheduler can bring the coordinator back, and then ends it:
+
+    SERVING  -- silence --> ADRIFT -- heard of again --> SERVING
+    SERVING, ADRIFT -- told the end, or nothing to wait for --> LEAVING -- the task is gone --> GONE
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+
+import msgspec
+
+from procsv.base import exit_codes
+from procsv.base.errors import ProcsvBug
+from procsv.base.grace import TRAINER_SHARE
+from procsv.base.units import show_duration
+
+
+class State(Enum):
+    SERVING = auto()  # the coordinator decides
+    ADRIFT = auto()  # nothing is heard of it; the task goes on
+    LEAVING = auto()  # the task is asked to end, or killed
+    GONE = auto()
+
+
+class Event(Enum):
+    HEARD = auto()  # of the coordinator
+    SILENT = auto()  # for the peer timeout
+    ABANDONED = auto()  # for the coordinator timeout
+    TOLD_END = auto()  # the run is over
+    STOP = auto()  # a signal to this launch
+    LATE = auto()  # what was asked to end has not
+    TASK_GONE = auto()  # no process of the task is left
+
+
+class Act(Enum):
+    SAY_ADRIFT = auto()
+    SAY_BACK = auto()
+    TELL_NOTICE = auto()  # to the coordinator, which ends the run
+    ASK_TO_END = auto()  # the task, by SIGTERM
+    KILL = auto()
+    LEAVE = auto()
+
+
+_S, _E, _A = State, Event, Act
+
+TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[Act, ...]]] = {
+    (_S.SERVING, _E.HEARD): (_S.SERVING, ()),
+    (_S.SERVING, _E.SILENT): (_S.ADRIFT, (_A.SAY_ADRIFT,)),
+    (_S.SERVING, _E.ABANDONED): (_S.LEAVING, (_A.ASK_TO_END,)),
+    (_S.SERVING, _E.TOLD_END): (_S.LEAVING, (_A.KILL,)),
+    (_S.SERVING, _E.STOP): (_S.SERVING, (_A.TELL_NOTICE,)),
+    (_S.SERVING, _E.LATE): (_S.LEAVING, (_A.KILL,)),
+    (_S.ADRIFT, _E.HEARD): (_S.SERVING, (_A.SAY_BACK,)),
+    (_S.ADRIFT, _E.SILENT): (_S.ADRIFT, ()),
+    (_S.ADRIFT, _E.ABANDONED): (_S.LEAVING, (_A.ASK_TO_END,)),
+    (_S.ADRIFT, _E.TOLD_END): (_S.LEAVING, (_A.KILL,)),
+    (_S.ADRIFT, _E.STOP): (_S.LEAVING, (_A.ASK_TO_END,)),
+    (_S.ADRIFT, _E.LATE): (_S.LEAVING, (_A.KILL,)),
+    (_S.LEAVING, _E.HEARD): (_S.LEAVING, ()),
+    (_S.LEAVING, _E.SILENT): (_S.LEAVING, ()),
+    (_S.LEAVING, _E.ABANDONED): (_S.LEAVING, ()),
+    (_S.LEAVING, _E.TOLD_END): (_S.LEAVING, (_A.KILL,)),
+    (_S.LEAVING, _E.STOP): (_S.LEAVING, ()),
+    (_S.LEAVING, _E.LATE): (_S.LEAVING, (_A.KILL,)),
+    (_S.LEAVING, _E.TASK_GONE): (_S.GONE, (_A.LEAVE,)),
+}
+
+
+class MemberCore(msgspec.Struct):
+    """What one member decides.  Durations in seconds, times on its own monotonic clock."""
+
+    grace_s: float
+    peer_timeout_s: float
+    coordinator_timeout_s: float
+    coordinator: str  # its host, for people
+    heard_s: float
+    state: State = State.SERVING
+    exit_code: int = exit_codes.RESUMABLE
+    why: str = ""  # it leaves
+    late_s: float | None = None  # when what was asked to end is killed
+
+    def handle(self, event: Event, now_s: float) -> tuple[Act, ...]:
+        row = TRANSITIONS.get((self.state, event))
+        if row is None:
+            raise ProcsvBug(f"member: {event.name} in {self.state.name}")
+        if event is Event.HEARD:
+            self.heard_s = now_s
+        self.state, acts = row
+        if Act.ASK_TO_END in acts:
+            self.late_s = now_s + self.grace_s * TRAINER_SHARE
+            silent = (
+                f"nothing was heard of the coordinator on {self.coordinator} for {show_duration(now_s - self.heard_s)}"
+            )
+            self.why = self.why or silent
+        if Act.TELL_NOTICE in acts and self.late_s is None:
+            self.late_s = now_s + self.grace_s  # it ends the run within that; else it is of no use to wait for it
+        if Act.KILL in acts:
+            self.late_s = None
+        return acts
+
+    def told_end(self, exit_code: int, now_s: float) -> tuple[Act, ...]:
+        """The coordinator says that the run is over, and how."""
+        self.exit_code, self.why = exit_code, self.why or "the run is over"
+        return self.handle(Event.TOLD_END, now_s)
+
+    def check(self, now_s: float) -> tuple[Act, ...]:
+        """What the time calls for."""
+        if self.late_s is not None and now_s >= self.late_s:
+            return self.handle(Event.LATE, now_s)
+        silent_s = now_s - self.heard_s
+        if self.state in (State.SERVING, State.ADRIFT) and silent_s >= self.coordinator_timeout_s:
+            return self.handle(Event.ABANDONED, now_s)
+        if self.state is State.SERVING and silent_s >= self.peer_timeout_s:
+            return self.handle(Event.SILENT, now_s)
+        return ()

@@ -1,0 +1,110 @@
+"""The members of a run on several machines, as the coordinator sees them: who has joined, who is silent, and whose clock is how far off.
+
+Pure.  A member is the watchdog of one of the other machines, and hosts one task.  It is lost once nothing has been heard of it for
+`peer_timeout_s`; whether its machine is gone, cut off or frozen cannot be told from here, and makes no difference: what it hosts is
+not counted on any more.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from procsv.base.identity import TaskId
+from procsv.base.outcome import NO_STEP
+from procsv.ipc.shm.heartbeat import Heartbeat
+
+DRIFT_MAX = 5e-4  # of a clock that is being set right: the kernel slews it by no more (adjtimex(2))
+
+
+class OtherClock(msgspec.Struct):
+    """The monotonic clock of another machine, by what it says of the time in its messages.
+
+    The least difference that was seen is that of the message which travelled fastest; as clocks go apart, it counts for less with time.
+    """
+
+    ahead_s: float | None = None  # ours, of theirs
+    _seen_s: float = 0.0
+
+    def see(self, sent_s: float, now_s: float) -> None:
+        ahead_s = now_s - sent_s
+        if self.ahead_s is not None:
+            ahead_s = min(ahead_s, self.ahead_s + DRIFT_MAX * (now_s - self._seen_s))
+        self.ahead_s, self._seen_s = ahead_s, now_s
+
+    def here(self, theirs_s: float) -> float:
+        """That moment on our clock; the first message must have been seen."""
+        assert self.ahead_s is not None, "a time before any message"
+        return theirs_s + self.ahead_s
+
+
+class Member(msgspec.Struct):
+    """One other watchdog, from its joining on."""
+
+    number: int  # of the run, from 1 on: the coordinator is 0
+    task: TaskId
+    host: str
+    address: str  # of the task, for TensorFlow; "" of one that nobody speaks to
+    pid: int  # of the watchdog
+    heard_s: float
+    is_lost: bool = False
+    clock: OtherClock = msgspec.field(default_factory=OtherClock)
+    beat: Heartbeat | None = None  # of its task, on our clock
+    is_stopped: bool = False
+    usage: dict[str, float | int] = msgspec.field(default_factory=dict)
+
+    def put_on_our_clock(self, beat: Heartbeat | None) -> Heartbeat | None:
+        if beat is None:
+            return None
+        extended_s = self.clock.here(beat.extended_s) if beat.extended_s else 0.0
+        return msgspec.structs.replace(beat, beat_s=self.clock.here(beat.beat_s), extended_s=extended_s)
+
+    @property
+    def step(self) -> int:
+        return self.beat.step if self.beat is not None else NO_STEP
+
+
+class Membership:
+    """All members, by the tasks that they host."""
+
+    def __init__(self, expected: tuple[TaskId, ...], peer_timeout_s: float) -> None:
+        """`expected`: the tasks of the others."""
+        self.expected, self.by_task = expected, dict[TaskId, Member]()
+        self._timeout_s = peer_timeout_s
+
+    @property
+    def missing(self) -> tuple[TaskId, ...]:
+        """Tasks for which nobody has come yet."""
+        return tuple(task for task in self.expected if task not in self.by_task)
+
+    def why_refused(self, number: int, task: TaskId, ours: tuple[str, str], theirs: tuple[str, str]) -> str:
+        """Why who asks to host `task` may not; "" if it may.  `ours`, `theirs`: version of procsv, and what is run."""
+        if task not in self.expected:
+            return (
+                f"{task} is no task of this run, which has {', '.join(map(str, self.expected))} beside the coordinator"
+            )
+        if (here := self.by_task.get(task)) is not None and here.number != number:
+            return f"{task} is hosted by {here.host} (process {here.pid}) already: each task has one launch"
+        for what, our, their in zip(("procsv", "the command"), ours, theirs, strict=True):
+            if our != their:
+                return f"{what} of the coordinator is {our}, and here it is {their}: start all of them with the same"
+        return ""
+
+    def join(self, member: Member) -> None:
+        self.by_task[member.task] = member
+
+    def find(self, number: int) -> Member | None:
+        return next((member for member in self.by_task.values() if member.number == number), None)
+
+    def heard(self, member: Member, now_s: float) -> None:
+        member.heard_s = now_s
+
+    def newly_lost(self, now_s: float) -> list[Member]:
+        """Those that have been silent for too long since the last call; they stay lost."""
+        silent = [m for m in self.by_task.values() if not m.is_lost and now_s >= m.heard_s + self._timeout_s]
+        for member in silent:
+            member.is_lost, member.beat = True, None
+        return silent
+
+    def next_due_s(self) -> float | None:
+        """When one of them will have been silent for too long."""
+        return min((m.heard_s + self._timeout_s for m in self.by_task.values() if not m.is_lost), default=None)

@@ -1,0 +1,180 @@
+"""Forming a run on several machines: the coordinator says where it is, and waits until there is a launch for each task.
+
+Called by the watchdog's main once the logdir is ours, before anything is started.  Killed anywhere in here: the members find a term whose
+coordinator does not answer, and wait for the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from procsv import __version__
+from procsv.base import exit_codes
+from procsv.base.clock import Clock
+from procsv.base.cluster import make_cluster
+from procsv.base.errors import UserError
+from procsv.base.identity import WATCHDOG, TaskId
+from procsv.base.placement import Placement
+from procsv.base.run.terms import Term, forget_terms, write_term
+from procsv.base.units import show_duration
+from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer, told_port
+from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.member_messages import Join, Refused, Welcome
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Waiter, new_context
+from procsv.watchdog.core.membership import Member, Membership
+from procsv.watchdog.edge.members.own_host import own_host
+from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id
+from procsv.watchdog.edge.resources.held_ports import HeldPorts
+
+LOOK_S = 0.2  # for a signal, while nobody comes
+SAID_AFTER_S = 5.0  # then it is said who is missing
+REFUSED_S_MAX = 2.0  # for the members that have come to hear that there is no run
+
+Wait = Callable[[float], None]
+Say = Callable[[str], None]
+
+
+def form(
+    start: Start, placement: Placement, clock: Clock, ports: HeldPorts, wait: Wait, say: Say
+) -> tuple[Start, RemoteTasks]:
+    """The run's Start, with the addresses of all tasks, and the members that have come to host them.
+
+    `wait` raises where the run is not wanted any more.  UserError: not all have come; who has is told why there is no run.
+    """
+    forming = Forming(start, placement, clock)
+    try:
+        forming.publish()
+        forming.gather(wait, say)
+        return forming.finish(ports)
+    except UserError as error:
+        forming.refuse(error)
+        raise
+
+
+class Forming:
+    """The coordinator's server, from its term on."""
+
+    def __init__(self, start: Start, placement: Placement, clock: Clock) -> None:
+        self._start, self._placement, self._clock = start, placement, clock
+        others = tuple(task for task in placement.tasks if task != placement.task)
+        self.membership = Membership(others, start.settings.peer_timeout_s)
+        keys, self._client_keys = KeyPair.new(), KeyPair.new()
+        self._key = keys.public
+        me = Address(start.run, WATCHDOG, start.incarnation)
+        self.context = new_context()
+        self.server = TcpServer(self.context, told_port(), keys, self._client_keys.public, me, clock)
+        self._asked: dict[TaskId, Received] = {}  # who waits for an answer, by task
+
+    def publish(self) -> Term:
+        """Says in the logdir where we are.  UserError if nothing can be written there."""
+        term = Term(
+            scheduler=self._placement.scheduler,
+            run=self._start.run,
+            hosts=tuple(dict.fromkeys((own_host(), socket.getfqdn()))),
+            port=self.server.port,
+            server_key=self._key,
+            client_public=self._client_keys.public,
+            client_secret=self._client_keys.secret,
+        )
+        written = _write(self._start, term)
+        forget_terms(self._start.paths, written.number)
+        return written
+
+    def gather(self, wait: Wait, say: Say) -> None:
+        """Returns once there is a launch for each task.  `wait` raises where the run is not wanted any more."""
+        waiter, began_s, is_said = Waiter(), self._clock.monotonic(), False
+        waiter.add(self.server)
+        limit_s = self._start.settings.coordinator_timeout_s
+        while self.membership.missing:
+            waiter.wait(LOOK_S)
+            wait(0.0)
+            while (received := self.server.receive()) is not None:
+                self._hear(received)
+            self.server.tick()
+            waited_s = self._clock.monotonic() - began_s
+            missing = ", ".join(map(str, self.membership.missing))
+            if waited_s > limit_s:
+                raise UserError(
+                    f"no launch has come for {missing} within {show_duration(limit_s)}: see that all of them were started, name the "
+                    "same --logdir, and reach this machine (--coordinator-timeout sets how long to wait)",
+                    exit_codes.RESUMABLE,
+                )
+            if waited_s > SAID_AFTER_S and missing and not is_said:
+                is_said = True
+                say(f"waiting for the launches of {missing}")
+
+    def _hear(self, received: Received) -> None:
+        join = received.body
+        if not isinstance(join, Join):
+            self.server.acknowledge(received)
+            return
+        ours, theirs = (__version__, _shown(self._line)), (join.version, _shown(join.line))
+        if why := self.membership.why_refused(received.task.index, join.task, ours, theirs):
+            self.server.send_reliable(received.who, Refused(why, exit_codes.USAGE), re=received.seq)
+            return
+        now_s = self._clock.monotonic()
+        self.membership.join(Member(received.task.index, join.task, join.host, join.address, join.pid, now_s))
+        self._asked[join.task] = received
+
+    @property
+    def _line(self) -> tuple[str, ...]:
+        return (self._start.target, *self._start.args)
+
+    def finish(self, ports: HeldPorts) -> tuple[Start, RemoteTasks]:
+        """The run's Start, with the addresses of all tasks; the members are told, and begin to wait for orders."""
+        told = self._placement.addresses
+        own = ports.hold_own(self._placement.task, own_host(), told)
+        addresses = {m.task: m.address for m in self.membership.by_task.values() if m.address} | own
+        start = msgspec.structs.replace(
+            self._start,
+            chief=self._placement.task,
+            cluster=make_cluster(told if told is not None else addresses),
+            is_spread=True,
+        )
+        now_s = self._clock.monotonic()
+        for task, received in self._asked.items():
+            self.server.send_reliable(received.who, Welcome(start.text()), re=received.seq)
+            self.membership.heard(self.membership.by_task[task], now_s)
+        return start, RemoteTasks(self.context, self.server, self.membership, self._clock)
+
+    def refuse(self, error: UserError) -> None:
+        """Tells who has come, and who is still to come, that there is no run."""
+        for received in self._asked.values():
+            self.server.send_reliable(received.who, Refused(str(error), error.exit_code), re=received.seq)
+        refuse_members(self._start, self._placement, error)
+        numbers = [member.number for member in self.membership.by_task.values()]
+        waiter, deadline_s = Waiter(), self._clock.monotonic() + REFUSED_S_MAX
+        waiter.add(self.server)
+        while any(self.server.unsaid(member_id(number)) for number in numbers) and self._clock.monotonic() < deadline_s:
+            waiter.wait(LOOK_S)
+            while (heard := self.server.receive()) is not None:
+                self.server.acknowledge(heard)
+            self.server.tick()
+        self.server.close()
+        self.context.term()
+
+
+def refuse_members(start: Start, placement: Placement, error: UserError) -> None:
+    """Tells the members of this start of the job that there is no run, and why; where the logdir takes no file, they wait in vain."""
+    term = Term(scheduler=placement.scheduler, run=start.run, refused=str(error), exit_code=error.exit_code)
+    with contextlib.suppress(OSError):  # the error that we are here for is the one to be said
+        write_term(start.paths, term)
+
+
+def _write(start: Start, term: Term) -> Term:
+    try:
+        return write_term(start.paths, term)
+    except OSError as error:
+        raise UserError(
+            f"{start.paths.terms} cannot be written: {error.strerror or error}", exit_codes.LOGDIR_UNUSABLE
+        ) from error
+
+
+def _shown(line: tuple[str, ...]) -> str:
+    return shlex.join(line)

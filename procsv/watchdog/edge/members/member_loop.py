@@ -1,0 +1,187 @@
+"""A member's event loop: does what the coordinator orders with the task of this machine, and tells it all that happens.
+
+Made by member.py.  Decides nothing of the task: not even whether it is started again.  What it does by itself is in core/member.py.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from procsv.base.clock import Clock
+from procsv.base.grace import TRAINER_SHARE
+from procsv.base.identity import TaskId
+from procsv.ipc.messaging import member_messages as told
+from procsv.ipc.messaging import messages
+from procsv.ipc.messaging.codec import decode_body, encode_body
+from procsv.ipc.messaging.curve_transport import TcpClient
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.zmq_transport import Server, Waiter
+from procsv.watchdog.core.member import Act, Event, MemberCore, State
+from procsv.watchdog.edge.console import Console
+from procsv.watchdog.edge.environment import Dead
+from procsv.watchdog.edge.heartbeats import RunHeartbeats
+from procsv.watchdog.edge.post_mortem import PostMortem
+from procsv.watchdog.edge.processes import Processes
+from procsv.watchdog.edge.signals import Signals
+
+TICK_S = 0.5  # how often the task's heartbeat goes to the coordinator
+CLEAR_S = 0.02  # how often a dead task's tree is looked at until it is gone
+WAIT_S_MIN = 0.005
+HEARD_MAX = 1000  # messages at one socket in one turn
+
+
+class MemberLoop:
+    def __init__(
+        self,
+        core: MemberCore,
+        task: TaskId,
+        client: TcpClient,
+        server: Server,
+        processes: Processes,
+        heartbeats: RunHeartbeats,
+        post_mortem: PostMortem,
+        signals: Signals,
+        console: Console,
+        clock: Clock,
+        waiter: Waiter,
+    ) -> None:
+        self._core, self._task, self._client, self._server = core, task, client, server
+        self._processes, self._heartbeats, self._post_mortem = processes, heartbeats, post_mortem
+        self._signals, self._console, self._clock, self._waiter = signals, console, clock, waiter
+        self.incarnation = 0  # of the newest attempt
+        self._clearing = 0  # the attempt whose tree is being cleared; 0: none
+        self._tick_s = clock.monotonic()
+
+    def run(self) -> int:
+        """Serves until the run is over, or lost; the exit code."""
+        while self._core.state is not State.GONE:
+            self._waiter.wait(self._pause_s())
+            self.run_once()
+        return self._core.exit_code
+
+    def run_once(self) -> None:
+        """One round: hears all that has happened."""
+        for dead in self._processes.ended():
+            self._task_ended(dead)
+        self._hear_coordinator()
+        for asked in self._signals.take_requests():
+            self._core.why = self._core.why or asked.source
+            self._do(self._core.handle(Event.STOP, self._clock.monotonic()), asked.source, asked.now, asked.is_notice)
+        self._hear_task()
+        self._look_at_tree()
+        now_s = self._clock.monotonic()
+        self._do(self._core.check(now_s))
+        if now_s >= self._tick_s:
+            self._tick_s = now_s + TICK_S
+            self._client.tick()
+            self._server.tick()
+            self._processes.reap_strays()
+            self._send_beat(now_s)
+        if self._core.state is State.LEAVING and not self._processes.running and not self._clearing:
+            self._do(self._core.handle(Event.TASK_GONE, now_s))
+
+    def _pause_s(self) -> float:
+        dues = [self._tick_s, *(due for due in (self._core.late_s,) if due is not None)]
+        now_s = self._clock.monotonic()
+        return max(WAIT_S_MIN, min(CLEAR_S if self._clearing else TICK_S, min(dues) - now_s))
+
+    # -- the coordinator -----------------------------------------------------------------------------------
+    def _hear_coordinator(self) -> None:
+        if self._client.tick():
+            self._send_beat(self._clock.monotonic())
+        for _ in range(HEARD_MAX):
+            if (received := self._client.receive()) is None:
+                return
+            self._do(self._core.handle(Event.HEARD, self._clock.monotonic()))
+            self._heard(received)
+            self._client.acknowledge(received)
+
+    def _heard(self, received: Received) -> None:
+        match received.body:
+            case told.StartTask(task, incarnation):
+                self._start(task, incarnation)
+            case told.SignalTask(task, incarnation, number):
+                self._processes.signal(task, incarnation, number)
+            case told.KillTask(task, incarnation):
+                self._processes.kill_tree(task, incarnation)
+            case told.ClearTask(_, incarnation):
+                self._clearing = incarnation
+            case told.TellTask(task, body):
+                self._server.broadcast(decode_body(body), task)
+            case told.EndMember(exit_code):
+                self._do(self._core.told_end(exit_code, self._clock.monotonic()))
+            case _:
+                pass  # a beat, or an Ack
+
+    def _start(self, task: TaskId, incarnation: int) -> None:
+        if self._core.state is State.LEAVING:
+            self._client.send_reliable(told.TaskStarted(task, incarnation, 0, "this launch ends"))
+            return
+        try:
+            self._heartbeats.follow(task, incarnation)
+            pid = self._processes.spawn(task, incarnation, "")
+        except OSError as error:
+            self._heartbeats.drop(task)
+            self._client.send_reliable(told.TaskStarted(task, incarnation, 0, str(error)))
+            return
+        self.incarnation = incarnation
+        self._console.follow(self._processes.start.paths.log(task, incarnation))
+        self._client.send_reliable(told.TaskStarted(task, incarnation, pid))
+
+    def _send_beat(self, now_s: float) -> None:
+        beat = self._heartbeats.read().get(self._task)
+        stopped, usage = self._processes.is_stopped(self._task), dict(self._processes.usage(self._task))
+        self._client.send(told.MemberBeat(now_s, self._task, beat, stopped, usage))
+
+    # -- the task ------------------------------------------------------------------------------------------
+    def _task_ended(self, dead: Dead) -> None:
+        beat = self._heartbeats.drop(dead.task)
+        self._server.forget(dead.task, dead.incarnation)
+        ended = self._post_mortem.examine(dead, beat)
+        self._post_mortem.clear(dead)
+        words = (ended.exit, ended.beat, ended.words, ended.stacks, ended.oom)
+        self._client.send_reliable(told.TaskEnded(dead.task, dead.incarnation, *words, self._clock.monotonic()))
+
+    def _hear_task(self) -> None:
+        for _ in range(HEARD_MAX):
+            if (received := self._server.receive()) is None:
+                return
+            match received.body:
+                case messages.AdoptLogdir(logdir):
+                    start = self._processes.start
+                    error = "" if logdir == start.logdir else f"the run's logdir is {start.logdir}"
+                    self._server.send_reliable(received.who, messages.LogdirAdopted(error), re=received.seq)
+                case messages.StopRun() | messages.RestartTrainer() | messages.StatusRequest():
+                    self._server.acknowledge(received)  # commands speak to the coordinator, by run.json
+                case body:
+                    said = (received.task, received.incarnation, encode_body(body), self._clock.monotonic())
+                    self._client.send_reliable(told.TaskSaid(*said))
+                    self._server.acknowledge(received)
+
+    def _look_at_tree(self) -> None:
+        if self._clearing and self._processes.clear_tree(self._task):
+            self._client.send_reliable(told.TaskCleared(self._task, self._clearing))
+            self._clearing = 0
+
+    # -- what the core says --------------------------------------------------------------------------------
+    def _do(self, acts: tuple[Act, ...], source: str = "", now: bool = False, is_notice: bool = False) -> None:
+        for act in acts:
+            match act:
+                case Act.SAY_ADRIFT:
+                    limit = f"{self._core.coordinator_timeout_s:g} s"
+                    text = f"nothing is heard of the coordinator on {self._core.coordinator}; {self._task} goes on, for {limit} at most"
+                    self._console.say(text, is_bad=True)
+                case Act.SAY_BACK:
+                    self._console.say(f"the coordinator on {self._core.coordinator} is back")
+                case Act.TELL_NOTICE:
+                    self._client.send_reliable(told.MemberNotice(source, now, is_notice))
+                case Act.ASK_TO_END:
+                    self._console.say(f"{self._core.why}: ending {self._task}", is_bad=True)
+                    stop_s = self._processes.start.settings.grace_s * TRAINER_SHARE
+                    self._server.broadcast(messages.StopTraining(stop_s, "final", True), self._task)
+                    self._processes.signal(self._task, self.incarnation, signal.SIGTERM)
+                    self._processes.signal(self._task, self.incarnation, signal.SIGCONT)
+                case Act.KILL:
+                    self._processes.kill_tree(self._task, self.incarnation)
+                case Act.LEAVE:
+                    self._processes.clear_tree(self._task)

@@ -1,0 +1,221 @@
+"""The tasks on other machines, as the coordinator's event loop drives them: orders go out, and what comes back are the core's events.
+
+Used by event_loop.py, through environment.py.  Decides nothing but who is silent for too long (membership.py).  Orders to a member that
+is lost are not sent: what it hosts is told dead, and gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import zmq
+
+from procsv.base.clock import Clock
+from procsv.base.errors import PeerError
+from procsv.base.identity import TaskId
+from procsv.base.outcome import NO_STEP
+from procsv.ipc.messaging import member_messages as told
+from procsv.ipc.messaging.codec import decode_body, encode_body
+from procsv.ipc.messaging.curve_transport import TcpServer
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.messages import Body, FirstStepDone, Message
+from procsv.ipc.messaging.zmq_transport import Waiter
+from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.watchdog.core import events
+from procsv.watchdog.core.membership import Member, Membership
+
+HEARD_MAX = 1000  # messages in one turn of the loop; then everything else has its own
+BEAT_S = 1.0
+END_S_MAX = 5.0  # for the members to hear how the run has ended
+END_LOOK_S = 0.05
+
+
+def member_id(number: int) -> TaskId:
+    """Who that member is in messages."""
+    return TaskId("member", number)
+
+
+class RemoteTasks:
+    """All of them, by task."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], server: TcpServer, membership: Membership, clock: Clock
+    ) -> None:
+        self._context, self._server, self._members, self._clock = context, server, membership, clock
+        self._beat_s = 0.0
+        self._untold: list[events.Event] = []  # what follows by itself from the loss of a member
+
+    def listen(self, waiter: Waiter) -> None:
+        """Has the event loop wake up when a member says something."""
+        waiter.add(self._server)
+
+    @property
+    def host_of(self) -> dict[TaskId, str]:
+        return {task: member.host for task, member in self._members.by_task.items()}
+
+    # -- orders --------------------------------------------------------------------------------------------
+    def hosts(self, task: TaskId) -> bool:
+        """Whether `task` is another machine's."""
+        return task in self._members.by_task
+
+    def start(self, task: TaskId, incarnation: int) -> None:
+        if self._order(task, told.StartTask(task, incarnation)):
+            return
+        error = f"{self._members.by_task[task].host} is lost"
+        self._untold.append(events.NotSpawned(task, incarnation, error))
+
+    def signal(self, task: TaskId, incarnation: int, number: int) -> None:
+        self._order(task, told.SignalTask(task, incarnation, number))
+
+    def kill_tree(self, task: TaskId, incarnation: int) -> None:
+        self._order(task, told.KillTask(task, incarnation))
+
+    def clear_tree(self, task: TaskId, incarnation: int) -> None:
+        if not self._order(task, told.ClearTask(task, incarnation)):
+            self._untold.append(events.TreeGone(task, incarnation))
+
+    def tell(self, task: TaskId, body: Message) -> None:
+        self._order(task, told.TellTask(task, encode_body(body)))
+
+    def _order(self, task: TaskId, order: Message) -> bool:
+        """Sends it; False if there is nobody to send it to."""
+        member = self._members.by_task[task]
+        if not member.is_lost:
+            self._server.broadcast(order, member_id(member.number))
+        return not member.is_lost
+
+    # -- news ----------------------------------------------------------------------------------------------
+    def hear(self) -> list[events.Event]:
+        """What has happened on the other machines since the last call."""
+        heard, self._untold = self._untold, []
+        for _ in range(HEARD_MAX):
+            if (received := self._server.receive()) is None:
+                break
+            member = self._members.find(received.task.index)
+            if member is not None and not member.is_lost:
+                self._members.heard(member, self._clock.monotonic())
+                heard += self._heard_from(member, received)
+            self._server.acknowledge(received)
+        return heard + [self._lost(member) for member in self._members.newly_lost(self._clock.monotonic())]
+
+    def _heard_from(self, member: Member, received: Received) -> list[events.Event]:
+        now_s = self._clock.monotonic()
+        match received.body:
+            case told.MemberBeat() as beat:
+                member.clock.see(beat.sent_s, now_s)
+                member.beat = member.put_on_our_clock(beat.beat)
+                member.is_stopped, member.usage = beat.is_stopped, beat.usage
+            case told.TaskStarted(task, incarnation, pid, error):
+                if error:
+                    return [events.NotSpawned(task, incarnation, f"{error} (on {member.host})")]
+                return [events.Spawned(task, incarnation, pid)]
+            case told.TaskEnded() as ended:
+                return [self._ended(member, ended, now_s)]
+            case told.TaskCleared(task, incarnation):
+                return [events.TreeGone(task, incarnation)]
+            case told.TaskSaid() as said:
+                return self._said(member, said, now_s)
+            case told.MemberNotice(source, now, is_notice):
+                return [events.StopAsked(f"{source} on {member.host}", now, is_notice)]
+            case _:
+                pass  # a Join that was sent again
+        return []
+
+    def _ended(self, member: Member, ended: told.TaskEnded, now_s: float) -> events.Ended:
+        member.clock.see(ended.sent_s, now_s)
+        beat, member.beat = member.put_on_our_clock(ended.beat), None
+        words = (ended.exit, beat, ended.words, NO_STEP, ended.stacks, ended.oom)
+        return events.Ended(ended.task, ended.incarnation, *words)
+
+    def _said(self, member: Member, said: told.TaskSaid, now_s: float) -> list[events.Event]:
+        member.clock.see(said.sent_s, now_s)
+        try:
+            body: Body = decode_body(said.body)
+        except PeerError as error:
+            self._server.drop(str(error)[:60])
+            return []
+        if isinstance(body, FirstStepDone):
+            body = msgspec.structs.replace(body, ended_s=member.clock.here(body.ended_s))
+        return [events.Said(said.task, said.incarnation, body)]
+
+    def _lost(self, member: Member) -> events.MemberLost:
+        self._server.forget(member_id(member.number), 2**31)
+        silent_s = self._clock.monotonic() - member.heard_s
+        return events.MemberLost(member.task, member.host, silent_s)
+
+    def keep_in_touch(self, now_s: float) -> None:
+        """Sends what is due: our beats, and what was not acknowledged."""
+        self._server.tick()
+        if now_s < self._beat_s:
+            return
+        self._beat_s = now_s + BEAT_S
+        for who, peer in list(self._server.peers.items()):
+            member = self._members.find(peer.task.index) if peer.task is not None else None
+            if member is not None and not member.is_lost:
+                self._server.send(who, told.CoordinatorBeat())
+
+    # -- what is known of them -----------------------------------------------------------------------------
+    def beats(self) -> dict[TaskId, Heartbeat]:
+        return {task: m.beat for task, m in self._members.by_task.items() if m.beat is not None}
+
+    def stopped(self) -> frozenset[TaskId]:
+        return frozenset(task for task, m in self._members.by_task.items() if m.is_stopped and not m.is_lost)
+
+    def usage(self, task: TaskId) -> Mapping[str, float | int]:
+        return {"uptime": 0.0, "rss": 0, "cpu": 0.0, **self._members.by_task[task].usage}
+
+    @property
+    def refused(self) -> int:
+        """Messages that were not fit to be heard, and strangers who were not let in."""
+        return self._server.refused
+
+    # -- the end -------------------------------------------------------------------------------------------
+    def close(self, exit_code: int) -> None:
+        """Tells all members how the run has ended, and waits for them to have heard it, but not for long."""
+        for member in self._members.by_task.values():
+            if not member.is_lost:
+                self._server.broadcast(told.EndMember(exit_code), member_id(member.number))
+        waiter, deadline_s = Waiter(), self._clock.monotonic() + END_S_MAX
+        waiter.add(self._server)
+        while self._unsaid() and self._clock.monotonic() < deadline_s:
+            while (received := self._server.receive()) is not None:
+                self._server.acknowledge(received)
+            self._server.tick()
+            waiter.wait(END_LOOK_S)
+        self._server.close()
+        self._context.term()
+
+    def _unsaid(self) -> int:
+        return sum(self._server.unsaid(member_id(m.number)) for m in self._members.by_task.values() if not m.is_lost)
+
+
+class NoRemoteTasks:
+    """Of a run on one machine."""
+
+    refused = 0
+    host_of: Mapping[TaskId, str] = {}
+
+    def listen(self, waiter: Waiter) -> None: ...
+    def hosts(self, task: TaskId) -> bool:
+        return False
+
+    def start(self, task: TaskId, incarnation: int) -> None: ...
+    def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
+    def kill_tree(self, task: TaskId, incarnation: int) -> None: ...
+    def clear_tree(self, task: TaskId, incarnation: int) -> None: ...
+    def tell(self, task: TaskId, body: Message) -> None: ...
+    def hear(self) -> list[events.Event]:
+        return []
+
+    def keep_in_touch(self, now_s: float) -> None: ...
+    def beats(self) -> dict[TaskId, Heartbeat]:
+        return {}
+
+    def stopped(self) -> frozenset[TaskId]:
+        return frozenset()
+
+    def usage(self, task: TaskId) -> Mapping[str, float | int]:
+        return {}
+
+    def close(self, exit_code: int) -> None: ...

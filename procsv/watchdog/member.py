@@ -1,0 +1,152 @@
+"""A launch that is a member of a run on several machines, from its start to its exit code.
+
+Called by `procsv launch` where a scheduler has placed it beside others, and another of them has the task whose state is saved.  It has
+directories of its own, by the task: two members may be on one machine, and all see the same logdir.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from procsv.base.clock import Clock
+from procsv.base.errors import UserError
+from procsv.base.identity import WATCHDOG
+from procsv.base.placement import Placement
+from procsv.base.run.paths import logdir_hash
+from procsv.base.system.manager_variables import without_manager
+from procsv.base.system.system_clock import SystemClock
+from procsv.base.system.template import Template
+from procsv.base.system.tree_mark import remove_mark
+from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Server, Waiter
+from procsv.watchdog.core.member import MemberCore
+from procsv.watchdog.edge.acquire_run import Opened, Unwanted, make_lease, open_run, remove_run
+from procsv.watchdog.edge.console import Console
+from procsv.watchdog.edge.heartbeats import RunHeartbeats
+from procsv.watchdog.edge.members.joining import Joined, Joining
+from procsv.watchdog.edge.members.member_loop import MemberLoop
+from procsv.watchdog.edge.members.own_host import own_host
+from procsv.watchdog.edge.post_mortem import PostMortem
+from procsv.watchdog.edge.processes import Processes
+from procsv.watchdog.edge.resources.held_ports import HeldPorts
+from procsv.watchdog.edge.signals import Signals
+
+
+def run_member(start: Start, placement: Placement, environment: Mapping[str, str] | None = None) -> int:
+    """Serves the run's coordinator until the run is over; the exit code, which is the coordinator's."""
+    template = Template.take(os.environ)
+    clock, signals, ports = SystemClock(), Signals(start.settings.notice_signals), HeldPorts()
+    console = Console()
+    own = with_own_directories(start, placement)
+    variables = without_manager(
+        remove_mark(os.environ if environment is None else environment, logdir_hash(own.paths.logdir))
+    )
+    try:
+        opened = _open(own, placement, clock, signals, console)
+        try:
+            address = ports.hold_own(placement.task, own_host(), placement.addresses).get(placement.task, "")
+            joining = Joining(start, placement, address, clock)
+            try:
+                joined = joining.join(lambda seconds: _wait(signals, seconds), console.say)
+                return _serve(
+                    own, placement, opened, joined, joining.context, clock, signals, console, variables, template
+                )
+            finally:
+                joining.context.term()
+        finally:
+            remove_run(own.paths, opened, keep_memory=False)
+    except UserError as error:
+        console.say(str(error), is_bad=True)
+        return error.exit_code
+    finally:
+        ports.close()
+        console.finish()
+        signals.close()
+
+
+def with_own_directories(start: Start, placement: Placement) -> Start:
+    """`start` with the directories of this member: for its records in the logdir, for its sockets and locks, and for memory."""
+    task = str(placement.task)
+    name = hashlib.sha256(f"{start.run_dir}\n{task}".encode()).hexdigest()[:16]
+    home = start.paths.tasks / task
+    return msgspec.structs.replace(
+        start,
+        run_dir=str(Path(start.run_dir).parent / f"procsv-{os.getuid()}-{name}"),
+        shm_dir=str(Path(start.shm_dir).parent / f"procsv-{os.getuid()}-{name}-shm"),
+        home=str(home),
+        is_member=True,
+    )
+
+
+def _wait(signals: Signals, seconds: float) -> None:
+    if signals.wait(seconds):
+        raise Unwanted(signals.take_requests()[0].source)
+
+
+def _open(own: Start, placement: Placement, clock: Clock, signals: Signals, console: Console) -> Opened:
+    """Takes the directories of this member, once what an earlier one has left there has ended."""
+    return open_run(
+        own.paths,
+        clock,
+        own.settings.grace_s,
+        lambda seconds: _wait(signals, seconds),
+        console.say,
+        make_lease(own, f"procsv launch, {placement.task} of {own.target}", clock.wall()),
+        group_readable=own.settings.group_readable,
+    )
+
+
+def _serve(
+    own: Start,
+    placement: Placement,
+    opened: Opened,
+    joined: Joined,
+    context: zmq.Context[zmq.Socket[bytes]],
+    clock: Clock,
+    signals: Signals,
+    console: Console,
+    variables: Mapping[str, str],
+    template: Template | None,
+) -> int:
+    run = msgspec.convert(json.loads(joined.welcome.start), Start)
+    mine = {name: getattr(own, name) for name in ("run_dir", "shm_dir", "home", "is_member", "logdir")}
+    start, waiter = msgspec.structs.replace(run, **mine), Waiter()
+    processes = Processes(start, clock, Start.argv, variables, waiter, opened.heirs, None, None, template, None)
+    server = Server(context, start.paths.control_socket, Address(start.run, WATCHDOG, 1), clock)
+    heartbeats = RunHeartbeats(start.paths)
+    for thing in (signals.fd, server, joined.client):
+        waiter.add(thing)
+    settings, host = start.settings, joined.term.hosts[0]
+    core = MemberCore(
+        settings.grace_s, settings.peer_timeout_s, settings.coordinator_timeout_s, host, clock.monotonic()
+    )
+    loop = MemberLoop(
+        core,
+        placement.task,
+        joined.client,
+        server,
+        processes,
+        heartbeats,
+        PostMortem(start.paths),
+        signals,
+        console,
+        clock,
+        waiter,
+    )
+    console.say(f"{placement.task} on {own_host()}: serves the coordinator on {host}")
+    try:
+        return loop.run()
+    finally:
+        processes.kill_tree(placement.task, loop.incarnation)
+        processes.close()
+        heartbeats.close()
+        server.close()
+        joined.client.close()

@@ -1,0 +1,188 @@
+"""One launch a task, as on several machines: they are one run, with one journal, and end together."""
+
+from __future__ import annotations
+
+import signal
+import stat
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.launched import Launched, launched, procsv
+from tests.support.machines import Machines, machines
+
+pytestmark = pytest.mark.fault
+
+TASKS = ("chief", "worker.0", "ps.0")
+REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "20")
+STOPPED = dict.fromkeys(TASKS, 75)
+
+
+def programs(run: Machines) -> dict[str, psutil.Process]:
+    """The process of each task, once all run."""
+    chief = run.launches["chief"]
+    return {task: psutil.Process(chief.pid(task)) for task in TASKS}
+
+
+def wait_until_gone(processes: dict[str, psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(list(processes.values()), timeout=60)
+    assert not alive
+
+
+def says(launch: Launched, text: str) -> bool:
+    return text in launch.said()
+
+
+def test_a_task_that_dies_is_started_again_by_its_own_launch_and_the_others_train_on(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS, "--snapshot-secs", "0.2", target=REPLICAS) as run:
+        chief = run.launch_all()
+        for task in ("chief", "worker.0"):
+            chief.wait_event("ready", 1, task)
+        assert psutil.Process(chief.pid("worker.0")).ppid() == run.launches["worker.0"].process.pid
+        assert chief.events("run_started")[0]["hosts"].keys() == {"worker.0", "ps.0"}
+
+        chief.kill("worker.0")
+        chief.wait_event("ready", 2, "worker.0")
+        chief.kill("chief")
+        chief.wait_event("ready", 2, "chief")
+        assert [entry["source"] for entry in chief.events("recovered", "worker.0")] == ["chief", "chief"]
+        assert [entry["source"] for entry in chief.events("recovered", "chief")] == ["fresh", "alive"]
+        chief.kill("ps.0")
+        chief.wait_event("session_recovered", 1, "chief")
+        assert chief.events("session_recovered", "chief")[0]["source"] == "memory"
+        assert not chief.events("captured_by_chief"), "servers of other machines are not asked"
+        assert {row["task"]: row["host"] for row in chief.status()["tasks"]}["worker.0"] != ""
+
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.codes() == STOPPED
+        (stopped,) = chief.events("stopped")
+        assert stopped["durable_step"] == stopped["step"] > 0
+
+
+def test_the_end_of_the_chief_is_that_of_all_launches_and_its_code_theirs(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS) as run:
+        chief = run.launch_all()
+        tasks = programs(run)
+        (term,) = (run.logdir / "procsv" / "group").glob("term-*.json")
+        assert stat.S_IMODE(term.stat().st_mode) == 0o600
+        assert stat.S_IMODE(term.parent.stat().st_mode) == 0o700
+
+        (run.logdir / "end").touch()
+
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        wait_until_gone(tasks)
+        assert not term.exists(), "the keys of a run that is over are of no use to anybody"
+        logs = {path.name for path in (run.logdir / "procsv" / "logs").glob("*.1.log")}
+        assert {"chief.1.log", "worker.0.1.log", "ps.0.1.log"} <= logs
+        assert chief.events("run_completed")
+
+
+@pytest.mark.parametrize("task", ["chief", "worker.0"])
+def test_a_notice_to_any_launch_stops_the_whole_run(tmp_path: Path, task: str) -> None:
+    with machines(tmp_path, TASKS) as run:
+        chief = run.launch_all()
+        tasks = programs(run)
+
+        run.launches[task].process.send_signal(signal.SIGTERM)
+
+        assert run.codes() == STOPPED
+        wait_until_gone(tasks)
+        (stopped,) = chief.events("stopped")
+        assert stopped["source"].startswith("SIGTERM")
+        assert ("127.0.0.1" in stopped["source"]) == (task != "chief"), "another machine's is named"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_member_that_is_silent_is_lost_and_the_run_ends_for_its_scheduler_to_begin_again(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    with machines(tmp_path, TASKS, "--peer-timeout", "1", "--grace", "3") as run:
+        chief = run.launch_all()
+        tasks = programs(run)
+        member = run.launches["worker.0"]
+
+        member.process.send_signal(how)
+
+        (lost,) = chief.wait_event("member_lost")
+        assert (lost["role"], lost["silent"] >= 1.0) == ("worker.0", True)
+        assert [run.launches[task].wait_end() for task in ("chief", "ps.0")] == [75, 75]
+        (exited,) = chief.events("exited", "worker.0")
+        assert exited["cause"] == "lost-peer"
+        assert not chief.events("restarting")
+        if how == signal.SIGSTOP:  # thawed, it finds nobody, and is told to end
+            assert tasks["worker.0"].is_running()
+            member.process.send_signal(signal.SIGCONT)
+            member.process.send_signal(signal.SIGTERM)
+            assert member.wait_end() == 75
+        wait_until_gone(tasks)
+        (run.logdir / "end").touch()
+        again = run.launch_all()
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        assert len(again.events("run_started")) == 2
+
+
+def test_members_whose_coordinator_is_lost_let_their_tasks_run_on_for_a_while_and_then_end(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS, "--peer-timeout", "1", "--coordinator-timeout", "4", "--grace", "3") as run:
+        chief = run.launch_all()
+        tasks = programs(run)
+        members = [run.launches[task] for task in ("worker.0", "ps.0")]
+
+        chief.process.kill()
+
+        for member in members:
+            member.wait_for("word of it", partial(says, member, "nothing is heard of the coordinator"))
+        assert tasks["worker.0"].is_running()
+        assert [member.wait_end() for member in members] == [75, 75]
+        wait_until_gone(tasks)
+
+
+def test_a_second_set_of_launches_on_the_logdir_is_refused(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS) as run:
+        first = run.launch_all()
+        first.wait_event("spawned", 1, "worker.0")
+        others = dict(run.launches)
+
+        run.launch_all()
+
+        assert run.codes() == dict.fromkeys(TASKS, 73)
+        for launch in run.launches.values():
+            assert "is in use" in launch.said()
+        (run.logdir / "end").touch()
+        assert [launch.wait_end() for launch in others.values()] == [0, 0, 0]
+
+
+def test_a_launch_of_another_command_is_refused_and_says_what_differs(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS, "--coordinator-timeout", "60") as run:
+        chief = run.launch("chief")
+        run.launch("ps.0")
+        (tmp_path / "another.py").touch()
+
+        other = run.launch("worker.0", "another.py")
+
+        assert other.wait_end() == 2
+        assert "the command of the coordinator is train.py, and here it is another.py " in other.said()
+        run.launch("worker.0")  # in its place
+        chief.wait_event("spawned", 1, "worker.0")
+        (run.logdir / "end").touch()
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+
+
+def test_the_coordinator_says_who_has_not_come_and_ends_for_all(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS) as run:
+        run.launch("ps.0")
+        chief = run.launch("chief", "--coordinator-timeout", "2")
+
+        assert run.codes() == {"ps.0": 75, "chief": 75}
+        for launch in (chief, run.launches["ps.0"]):
+            assert "no launch has come for worker.0 within 2.0 s" in launch.said()
+
+
+def test_a_run_on_one_machine_listens_on_no_port(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import threading; threading.Event().wait()")
+    with launched(tmp_path / "run", "--workers", "1", "train.py", cwd=tmp_path) as run:
+        run.wait_event("spawned", 1, "worker.0")
+        watchdog = psutil.Process(run.process.pid)
+        for process in (watchdog, *watchdog.children(recursive=True)):
+            assert not [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]

@@ -1,0 +1,80 @@
+"""A run of several launches, one a task, as on several machines: real processes, told by TF_CONFIG who they are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from procsv.base.cluster import make_cluster
+from procsv.base.identity import TaskId
+from procsv.testing.run import start
+from procsv.watchdog.edge.resources.held_ports import HeldPorts
+from tests.support.launched import Launched
+from tests.support.published import check_journal
+
+WAITS = """
+import os, pathlib, threading
+print("I am", os.environ["PROCSV_TASK"], flush=True)
+end = pathlib.Path(os.environ["PROCSV_LOGDIR"]) / "end"
+while os.environ["PROCSV_TASK"] != "chief" or not end.exists():
+    threading.Event().wait(0.05)
+"""  # a program that trains nothing; its chief ends once somebody has made that file
+
+
+class Machines:
+    """The launches by their tasks; the first one's coordinates.  Each prints to a file of its own."""
+
+    def __init__(
+        self, directory: Path, tasks: Sequence[str], args: Sequence[str], variables: Mapping[str, str]
+    ) -> None:
+        self.logdir, self._args, self._env, self._directory = directory / "run", args, dict(variables), directory
+        self.tasks = [TaskId.parse(task) for task in tasks]
+        self._ports = HeldPorts()
+        self._cluster = make_cluster(self._ports.hold(self.tasks))
+        self._started: list[Launched] = []
+        self.launches: dict[str, Launched] = {}
+
+    def launch(self, task: str, *more: str) -> Launched:
+        """Starts that task's `procsv launch`; `more` goes before the other arguments."""
+        number = len(self._started)
+        place = self._directory / f"{task}.{number}"
+        place.symlink_to(self.logdir)  # a name of its own for what it prints
+        which = TaskId.parse(task)
+        config = {"cluster": self._cluster, "task": {"type": which.role, "index": which.index}}
+        env = {**self._env, "TF_CONFIG": json.dumps(config), "PROCSV_HOST": "127.0.0.1"}
+        launched = start(place, ["--standby", "off", *more, *self._args], env, self._directory)
+        self._started.append(launched)
+        self.launches[task] = launched
+        return launched
+
+    def launch_all(self) -> Launched:
+        """All of them, the coordinator last: it is no matter who comes first."""
+        for task in reversed(self.tasks):
+            self.launch(str(task))
+        return self.launches[str(self.tasks[0])]
+
+    def codes(self) -> dict[str, int]:
+        """The exit codes of the launches, once all have ended."""
+        return {task: launch.wait_end() for task, launch in self.launches.items()}
+
+    def end(self) -> None:
+        for launch in self._started:
+            launch.end()
+        self._ports.close()
+
+
+@contextlib.contextmanager
+def machines(
+    directory: Path, tasks: Sequence[str], *args: str, target: Sequence[str] = ("train.py",), **env: str
+) -> Iterator[Machines]:
+    """Launches of `target` (WAITS) with these options, which a test starts; ended, processes and all, with the block."""
+    (directory / "run").mkdir()
+    (directory / "train.py").write_text(WAITS)
+    made = Machines(directory, tasks, (*args, *target), env)
+    try:
+        yield made
+    finally:
+        made.end()
+    check_journal(made.logdir)

@@ -1,0 +1,46 @@
+"""A task whose machine is silent counts as dead: the run saves what it can, and is left for a scheduler to begin again."""
+
+from __future__ import annotations
+
+from procsv.base.cluster import CHIEF
+from procsv.base.identity import TaskId
+from procsv.watchdog.core.actions import Spawn
+from procsv.watchdog.core.events import MemberLost, Ticked
+from tests.watchdog.played import DONE, Played, journaled, said
+
+WORKER = TaskId("worker", 0)
+LOST = MemberLost(WORKER, "n2", 10.0)
+
+
+def test_it_ends_the_run_and_is_nobodys_failure() -> None:
+    played = Played(tasks=(CHIEF, WORKER))
+    out = played.tell(LOST)
+
+    (exited,) = journaled(out, "exited")
+    assert (exited["cause"], exited["evidence"]) == ("lost-peer", "nothing is heard of n2 for 10 s")
+    assert journaled(out, "member_lost") == [{"host": "n2", "silent": 10.0}]
+    assert not journaled(out, "restarting")
+    assert ("nothing is heard of n2 for 10 s, where worker.0 runs: the run stops", True) in said(out)
+    out += played.tell(Ticked())
+    assert not [action for action in out if isinstance(action, Spawn) and action.task == WORKER]
+    assert played.core.is_ending
+    assert played.core.tasks[WORKER].ends_run
+
+
+def test_during_a_stop_it_changes_nothing_but_that_it_is_not_waited_for() -> None:
+    played = Played(tasks=(CHIEF, WORKER))
+    played.stop()
+    source = played.core.stop_source
+
+    played.tell(LOST)
+
+    assert played.core.stop_source == source
+    played.end(CHIEF, DONE)
+    assert not played.core.tasks[WORKER].pid
+
+
+def test_one_that_has_ended_before_is_not_ended_again() -> None:
+    played = Played(tasks=(CHIEF, WORKER))
+    played.end(WORKER, DONE)
+
+    assert not journaled(played.tell(LOST), "exited")
