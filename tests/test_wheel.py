@@ -67,7 +67,8 @@ def test_the_wheel_has_every_module_of_the_tree_under_its_name_and_nothing_else(
         if not any(parent.is_symlink() for parent in file.parents)
     }
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names == expected | {"procsv/py.typed"}
+    templates = {f"procsv/examples/deploy/{name}" for name in ("job.yaml", "jobset.yaml")}
+    assert names == expected | templates | {"procsv/py.typed"}
 
 
 def test_the_metadata_names_author_and_licence_and_shows_readme_and_changelog(wheel: Path) -> None:

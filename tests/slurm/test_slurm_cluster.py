@@ -5,7 +5,8 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from tests.support.slurm import SlurmCluster, is_alive
+from tests.support.slurm import SlurmCluster
+from tests.support.sudden_end import is_alive
 
 pytestmark = pytest.mark.fault
 

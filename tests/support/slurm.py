@@ -23,6 +23,7 @@ import psutil
 
 from tests.support.launched import NEWS_S_MAX, environment
 from tests.support.programs import ROOT
+from tests.support.sudden_end import end_at_once, with_variable
 
 CONFIGURATION = Path(__file__).with_name("slurm.conf")
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
@@ -82,18 +83,9 @@ class SlurmCluster:
     def kill_node(self, number: int) -> set[int]:
         """Ends all processes of a node at one blow, as a power cut would: nobody is told.  Their pids."""
         daemon = self._daemons.pop(f"n{number}")
-        gone: dict[int, psutil.Process] = {}
-        while new := {process.pid: process for process in self._processes_of(number) if process.pid not in gone}:
-            for process in new.values():  # none of them is to see another's end, nor to have children meanwhile
-                with contextlib.suppress(psutil.Error):
-                    process.suspend()
-            gone |= new
-        for process in gone.values():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        gone = end_at_once(lambda: self._processes_of(number))
         daemon.wait()
-        self._wait_for(lambda: not any(map(is_alive, gone)), f"processes of n{number} go on")
-        return set(gone)
+        return gone
 
     def stop(self) -> None:
         """Ends all jobs and daemons, and removes their files."""
@@ -140,13 +132,8 @@ class SlurmCluster:
 
     def _processes_of(self, number: int) -> Iterator[psutil.Process]:
         """Its daemons have our mark; what they run for a job has the job's own environment, with the node's name."""
-        node, configuration = f"n{number}", self.environment["SLURM_CONF"]
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                said = process.environ()
-                in_job = said.get("SLURMD_NODENAME") == node and said.get("SLURM_CONF") == configuration
-                if said.get(NODE) == self._mark(number) or in_job:
-                    yield process
+        yield from with_variable(**{NODE: self._mark(number)})
+        yield from with_variable(SLURMD_NODENAME=f"n{number}", SLURM_CONF=self.environment["SLURM_CONF"])
 
     # -- jobs ------------------------------------------------------------------------------------------------
     def run(self, *argv: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -213,14 +200,6 @@ class SlurmCluster:
 
     def _tail(self, name: str) -> str:
         return (self.place / f"{name}.out").read_text(errors="replace")[-2000:]
-
-
-def is_alive(pid: int) -> bool:
-    """Whether the process still does anything; one that has ended may wait for its parent's word."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def hold_ports(held: contextlib.ExitStack) -> list[int]:

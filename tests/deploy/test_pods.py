@@ -1,0 +1,81 @@
+"""The command of the Job's manifest, by a stand-in for the kubelet, over a program that trains NumPy arrays.  No cluster has run it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from procsv.base import exit_codes
+from tests.support.kubelet_stand_in import DISRUPTED, Pod
+from tests.support.manifests import load_manifest
+
+pytestmark = pytest.mark.fault
+
+TRAIN = """
+import runpy, sys
+sys.argv[1:] = [{steps!r}, "0.01"]
+runpy.run_module("tests.support.numpy_training", run_name="__main__")
+"""
+JOB = load_manifest("job.yaml", "Job")
+
+
+def write_program(place: Path, steps: int) -> None:
+    (place / "train.py").write_text(TRAIN.format(steps=str(steps)))
+
+
+def durable_step(pod: Pod) -> int:
+    return int(pod.run.events("checkpoint_durable")[-1]["step"])
+
+
+def test_a_pod_that_is_deleted_saves_within_its_grace_and_the_next_one_resumes_and_completes(tmp_path: Path) -> None:
+    write_program(tmp_path, 10**6)
+    first = Pod(JOB, tmp_path)
+    first.run.wait_event("ready")
+    code = first.delete()
+    assert code == exit_codes.RESUMABLE
+    assert first.fate(code) == first.fate(code, DISRUPTED) == "replaced"
+    (stopped,) = first.run.events("stopped")
+    assert stopped["durable_step"] == stopped["step"] == durable_step(first) > 0
+
+    write_program(tmp_path, stopped["step"] + 10)
+    second = Pod(JOB, tmp_path)
+    code = second.wait_end()
+    assert (code, second.fate(code)) == (0, "complete"), second.run.said()
+    recovered = second.run.events("recovered")[-1]
+    assert (recovered["source"], recovered["step"]) == ("checkpoint", stopped["step"])
+
+
+def test_the_pod_after_a_lost_one_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    write_program(tmp_path, 10**6)
+    first = Pod(JOB, tmp_path)
+    first.run.wait_event("checkpoint_durable", count=2)
+    code = first.lose()
+    assert code == 128 + signal.SIGKILL
+    assert (first.fate(code), first.fate(code, DISRUPTED)) == ("replaced, and counted", "replaced")
+
+    saved = durable_step(first)
+    write_program(tmp_path, saved + 500)
+    second = Pod(JOB, tmp_path)
+    code = second.wait_end()
+    assert (code, second.fate(code)) == (0, "complete"), second.run.said()
+    recovered = second.run.events("recovered")[-1]
+    assert recovered["source"] == "checkpoint"
+    assert recovered["step"] >= saved  # the last one may have been on disk before it was told
+
+
+def test_a_command_that_cannot_work_ends_the_job(tmp_path: Path) -> None:
+    pod = Pod(JOB, tmp_path)  # there is no train.py
+    code = pod.wait_end()
+    assert (code, pod.fate(code)) == (exit_codes.USAGE, "job failed"), pod.run.said()
+
+
+def test_nothing_of_a_pod_outlives_it_but_what_is_on_its_claim(tmp_path: Path) -> None:
+    write_program(tmp_path, 10**6)
+    pod = Pod(JOB, tmp_path)
+    pod.run.wait_event("checkpoint_durable")
+    pod.lose()
+    assert not list(Path(os.environ["XDG_RUNTIME_DIR"]).iterdir())
+    assert (pod.run.logdir / "checkpoint").exists()
