@@ -19,7 +19,7 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.ipc.messaging.endpoint import Address, ServerEndpoint
-from procsv.ipc.messaging.zmq_transport import Client, ZmqEndpoint
+from procsv.ipc.messaging.zmq_transport import Client, Context, ZmqEndpoint
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks who may come in (its RFC 27)
 ZAP_FRAMES = 7  # of a question about a CURVE key: version, request, domain, address, identity, mechanism, key
@@ -47,7 +47,7 @@ class TcpServer(ZmqEndpoint, ServerEndpoint):
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
+        context: Context,
         port: int,
         keys: KeyPair,
         client_key: str,
@@ -108,7 +108,7 @@ class TcpClient(Client):
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
+        context: Context,
         address: str,
         keys: KeyPair,
         server_key: str,

@@ -94,6 +94,16 @@ class TellTask(Message, frozen=True):
     body: bytes  # (codec.py)
 
 
+class TellState(Message, frozen=True):
+    """Carries the checkpoint service's answer to what that attempt is to start from."""
+
+    contract = Contract(WATCHDOG, MEMBER)
+
+    task: TaskId
+    incarnation: int
+    body: bytes  # (codec.py)
+
+
 class EndMember(Message, frozen=True):
     """Tells that the run is over, and the exit code of all its members."""
 
@@ -153,6 +163,15 @@ class TaskSaid(Message, frozen=True):
     incarnation: int
     body: bytes  # (codec.py)
     sent_s: float
+
+
+class AskState(Message, frozen=True):
+    """Asks for the task what it is to start from, as that has asked its checkpoint service.  TellState follows, in time."""
+
+    contract = Contract(MEMBER, WATCHDOG)
+
+    task: TaskId
+    incarnation: int
 
 
 class MemberNotice(Message, frozen=True):

@@ -29,6 +29,8 @@ RECONNECT_MS = 20
 RECONNECT_MS_MAX = 500
 LINGER_MS_AT_CLOSE = 1000
 
+Context = zmq.Context[zmq.Socket[bytes]]
+
 
 class ZmqEndpoint(Endpoint):
     """An endpoint on a socket that never blocks."""
@@ -40,7 +42,7 @@ class ZmqEndpoint(Endpoint):
         """Those beside `socket` on which news may come."""
         return ()
 
-    def _open_socket(self, context: zmq.Context[zmq.Socket[bytes]], kind: int) -> None:
+    def _open_socket(self, context: Context, kind: int) -> None:
         self.socket = context.socket(kind)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDTIMEO, 0)
@@ -74,7 +76,7 @@ class ZmqEndpoint(Endpoint):
 class Server(ZmqEndpoint, ServerEndpoint):
     """A ROUTER bound to a unix socket in a directory of ours."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path, me: Address, clock: Clock) -> None:
+    def __init__(self, context: Context, path: Path, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
         self.path = path
         self._open_socket(context, zmq.ROUTER)
@@ -124,7 +126,7 @@ class Server(ZmqEndpoint, ServerEndpoint):
 class Client(ZmqEndpoint, ClientEndpoint):
     """A DEALER connected to a server; it may not be there yet, and may come and go."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], place: Path | str, me: Address, clock: Clock) -> None:
+    def __init__(self, context: Context, place: Path | str, me: Address, clock: Clock) -> None:
         """`place`: the server's socket file, or its endpoint in ZeroMQ's words."""
         super().__init__(me, clock)
         self._open_socket(context, zmq.DEALER)
@@ -198,5 +200,5 @@ class Waiter:
         return found
 
 
-def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+def new_context() -> Context:
     return zmq.Context(io_threads=1)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-import zmq
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
@@ -26,7 +25,7 @@ from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Server, Waiter
+from procsv.ipc.messaging.zmq_transport import Context, Server, Waiter
 from procsv.watchdog.core.member import MemberCore
 from procsv.watchdog.edge.acquire_run import Opened, Unwanted, make_lease, open_run, remove_run
 from procsv.watchdog.edge.console import Console
@@ -34,6 +33,7 @@ from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.joining import Joined, Joining
 from procsv.watchdog.edge.members.member_loop import MemberLoop
 from procsv.watchdog.edge.members.own_host import own_host
+from procsv.watchdog.edge.members.stand_in import StandIn
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
@@ -109,7 +109,7 @@ def _serve(
     placement: Placement,
     opened: Opened,
     joined: Joined,
-    context: zmq.Context[zmq.Socket[bytes]],
+    context: Context,
     clock: Clock,
     signals: Signals,
     console: Console,
@@ -121,8 +121,8 @@ def _serve(
     start, waiter = msgspec.structs.replace(run, **mine), Waiter()
     processes = Processes(start, clock, Start.argv, variables, waiter, opened.heirs, None, None, template, None)
     server = Server(context, start.paths.control_socket, Address(start.run, WATCHDOG, 1), clock)
-    heartbeats = RunHeartbeats(start.paths)
-    for thing in (signals.fd, server, joined.client):
+    stand_in, heartbeats = StandIn(context, start, clock), RunHeartbeats(start.paths)
+    for thing in (signals.fd, server, stand_in.server, joined.client):
         waiter.add(thing)
     settings, host = start.settings, joined.term.hosts[0]
     core = MemberCore(
@@ -133,6 +133,7 @@ def _serve(
         placement.task,
         joined.client,
         server,
+        stand_in,
         processes,
         heartbeats,
         PostMortem(start.paths),
@@ -149,4 +150,5 @@ def _serve(
         processes.close()
         heartbeats.close()
         server.close()
+        stand_in.close()
         joined.client.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.run import test_gang
 from tests.support.launched import Launched, launched, procsv
 from tests.support.machines import Machines, machines
 
@@ -59,6 +60,48 @@ def test_a_task_that_dies_is_started_again_by_its_own_launch_and_the_others_trai
         assert run.codes() == STOPPED
         (stopped,) = chief.events("stopped")
         assert stopped["durable_step"] == stopped["step"] > 0
+
+
+def test_a_task_of_another_machine_comes_back_from_a_standby_of_its_own(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS, "--standby", "warm", target=REPLICAS) as run:
+        chief = run.launch_all()
+        (ready,) = chief.wait_event("standby_ready", 1, "worker.0")
+        member = run.launches["worker.0"].process.pid
+        assert psutil.Process(ready["pid"]).ppid() == member
+
+        chief.kill("worker.0")
+
+        (promoted,) = chief.wait_event("promoted", 1, "worker.0")
+        chief.wait_event("ready", 2, "worker.0")
+        assert promoted["pid"] == chief.pid("worker.0")
+        assert (run.logdir / "procsv" / "logs" / "standby-worker.0.1.log").exists()
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.codes() == STOPPED
+        assert not psutil.pid_exists(ready["pid"])
+
+
+def test_tasks_that_train_in_step_begin_again_with_one_state_which_those_of_other_machines_read_from_the_logdir(
+    tmp_path: Path,
+) -> None:
+    gang = ("worker.0", "worker.1")
+    options = ("--workers", "2", "--no-chief", "--snapshot-secs", "0.2")
+    with machines(tmp_path, gang, *options, program=test_gang.PROGRAM) as run:
+        chief = run.launch_all()
+        chief.wait_event("gang_formed")
+        for generation, killed in enumerate(("worker.1", "worker.0"), 2):
+            before = chief.step()
+            chief.wait_step(before + 1)
+            chief.kill(killed)
+            chief.wait_event("gang_formed", generation)
+        (tmp_path / "open").touch()
+
+        assert run.codes() == dict.fromkeys(gang, 0)
+        first, *others = test_gang.variables_of(chief)
+        assert (bool(first), others) == (True, []), "both have the same bits"
+        ours, theirs = (chief.events("recovered", task) for task in gang)
+        assert [entry["source"] for entry in ours] == ["fresh", "memory", "memory"]
+        assert [entry["source"] for entry in theirs] == ["fresh", "checkpoint", "checkpoint"]
+        assert [entry["step"] for entry in theirs] == [entry["step"] for entry in ours]
 
 
 def test_the_end_of_the_chief_is_that_of_all_launches_and_its_code_theirs(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ class Machines:
         which = TaskId.parse(task)
         config = {"cluster": self._cluster, "task": {"type": which.role, "index": which.index}}
         env = {**self._env, "TF_CONFIG": json.dumps(config), "PROCSV_HOST": "127.0.0.1"}
-        launched = start(place, ["--standby", "off", *more, *self._args], env, self._directory)
+        standby = [] if "--standby" in self._args else ["--standby", "off"]
+        launched = start(place, [*standby, *more, *self._args], env, self._directory)
         self._started.append(launched)
         self.launches[task] = launched
         return launched
@@ -67,11 +68,16 @@ class Machines:
 
 @contextlib.contextmanager
 def machines(
-    directory: Path, tasks: Sequence[str], *args: str, target: Sequence[str] = ("train.py",), **env: str
+    directory: Path,
+    tasks: Sequence[str],
+    *args: str,
+    program: str = WAITS,
+    target: Sequence[str] = ("train.py",),
+    **env: str,
 ) -> Iterator[Machines]:
-    """Launches of `target` (WAITS) with these options, which a test starts; ended, processes and all, with the block."""
+    """Launches of `target` (`program`) with these options, which a test starts; ended, processes and all, with the block."""
     (directory / "run").mkdir()
-    (directory / "train.py").write_text(WAITS)
+    (directory / "train.py").write_text(program)
     made = Machines(directory, tasks, (*args, *target), env)
     try:
         yield made

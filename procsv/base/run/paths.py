@@ -20,7 +20,7 @@ import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
-from procsv.base.identity import TRAINER, TaskId, attempt_name
+from procsv.base.identity import STANDBY, TRAINER, TaskId, attempt_name
 from procsv.base.service_table import SERVICES
 from procsv.base.text import is_remote
 
@@ -94,7 +94,8 @@ class RunPaths(msgspec.Struct, frozen=True):
         return self.home / "staging"
 
     def log(self, task: TaskId, incarnation: int) -> Path:
-        return self.logs / f"{task}.{incarnation}.log"
+        name = f"{task}-{self.home.name}" if self.is_member and task == STANDBY else str(task)  # each machine has one
+        return self.logs / f"{name}.{incarnation}.log"
 
     # -- in the run directory ------------------------------------------------------------------------------
     @property

@@ -21,7 +21,7 @@ from procsv.base import exit_codes
 from procsv.base.cluster import STEPLESS
 from procsv.base.errors import UserError
 from procsv.base.grace import FORCED_SHARE, TRAINER_SHARE
-from procsv.base.identity import STANDBY, TRAINER, WATCHDOG
+from procsv.base.identity import CHECKPOINT, STANDBY, TRAINER, WATCHDOG
 from procsv.base.service_table import SERVICES
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.output import keep_output_going
@@ -72,7 +72,10 @@ def main() -> None:
         start = start if standby is None else standby.become_trainer()
         runtime = _make_runtime(start)
         _join_run(runtime, _catch_signals(start), start)
-    if start.settings.standby != "off" and start.is_chief:  # of several tasks the one that imports what training needs
+    has_standby = (
+        start.is_chief or start.is_member
+    )  # of several tasks of a machine, the one that imports what training needs
+    if start.settings.standby != "off" and has_standby:
         program = parse_target(start.target, Path.cwd()).module.partition(".")[0]
         ImportNews(runtime, start, recorder, program).begin()
     code = _run_target(runtime, start)
@@ -102,7 +105,7 @@ def _end_run(runtime: Runtime, start: Start) -> None:
 
 
 def _make_runtime(start: Start) -> Runtime:
-    services = () if start.is_member else tuple(SERVICES)
+    services = (CHECKPOINT,) if start.is_member else tuple(SERVICES)  # what stands for it there passes questions on
     runtime = Runtime(start.paths, (WATCHDOG, *services), start)
     set_current(runtime)
     return runtime

@@ -107,7 +107,7 @@ class Processes(msgspec.Struct):
             return self.list_child(task, incarnation, self.observed)
         paths = self.start.paths
         log = paths.log(task, incarnation)
-        prune_logs(paths.logs, task, log)
+        prune_logs(log)
         start = self._start(task, incarnation)
         fds: list[int] = [self._lifeline[0]]
         lock: FileLock | None = None
@@ -347,10 +347,10 @@ def _identity(process: psutil.Process) -> tuple[int, float]:
     return process.pid, process.create_time()
 
 
-def prune_logs(logs: Path, task: TaskId, new: Path) -> None:
-    """Keeps the newest logs of `task`, so that a run of weeks does not fill the disk."""
+def prune_logs(new: Path) -> None:
+    """Keeps the newest logs of the task that `new` is of, so that a run of weeks does not fill the disk."""
     with contextlib.suppress(OSError):
-        old = [path for path in logs.glob(f"{task}.*.log") if path != new]
+        old = [path for path in new.parent.glob(f"{new.name.rsplit('.', 2)[0]}.*.log") if path != new]
         old.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         total = 0
         for number, path in enumerate(old, start=2):  # the new one is the first

@@ -79,7 +79,7 @@ class StandbyLink:
             raise ProcessLookupError("it is gone")
         log_path, lock = paths.log(task, incarnation), processes.take_writer_lock(task, incarnation)
         try:
-            prune_logs(paths.logs, task, log_path)
+            prune_logs(log_path)
             log = open_record(log_path, os.O_WRONLY | os.O_APPEND)
             try:
                 start = processes.start

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.identity import TRAINER
 from procsv.base.run.logs import LINGER_S, LogFollower, last_lines, older_part
 from procsv.watchdog.edge.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
 from tests.support.fake_clock import FakeClock
@@ -112,14 +111,14 @@ def test_an_older_part_goes_with_its_log(tmp_path: Path) -> None:
     for number in range(LOGS_KEPT_MAX + 1):
         (tmp_path / f"trainer.{number}.log").touch()
         (tmp_path / f"trainer.{number}.log.1").touch()
-    prune_logs(tmp_path, TRAINER, tmp_path / "trainer.99.log")
+    prune_logs(tmp_path / "trainer.99.log")
     kept = {path.name for path in tmp_path.iterdir()}
     assert len(kept) == 2 * (LOGS_KEPT_MAX - 1)
     assert all(name in kept for name in (f"{other}.1" for other in kept if other.endswith(".log")))
 
     with older_part(next(tmp_path.glob("*.log"))).open("ab") as file:
         file.truncate(LOG_BYTES_MAX + 1)
-    prune_logs(tmp_path, TRAINER, tmp_path / "trainer.99.log")
+    prune_logs(tmp_path / "trainer.99.log")
     assert not [path for path in tmp_path.iterdir() if path.stat().st_size > LOG_BYTES_MAX]
 
 

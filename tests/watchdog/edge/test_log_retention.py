@@ -34,7 +34,7 @@ def test_the_newest_twenty_of_a_role_are_kept_and_the_others_roles_are_left_alon
     for number in range(1, 31):
         make(tmp_path, number)
     (tmp_path / "checkpoint.1.log").touch()
-    prune_logs(tmp_path, TRAINER, tmp_path / "trainer.31.log")
+    prune_logs(tmp_path / "trainer.31.log")
 
     assert LOGS_KEPT_MAX == 20
     assert kept(tmp_path) == list(range(12, 31))  # and the new one
@@ -44,7 +44,7 @@ def test_the_newest_twenty_of_a_role_are_kept_and_the_others_roles_are_left_alon
 def test_more_than_a_gibibyte_is_not_kept(tmp_path: Path) -> None:
     for number in range(1, 6):
         make(tmp_path, number, LOG_BYTES_MAX // 3)
-    prune_logs(tmp_path, TRAINER, tmp_path / "trainer.6.log")
+    prune_logs(tmp_path / "trainer.6.log")
 
     assert LOG_BYTES_MAX == 2**30
     assert kept(tmp_path) == [3, 4, 5]

@@ -141,7 +141,7 @@ class Forming:
         for task, received in self._asked.items():
             self.server.send_reliable(received.who, Welcome(start.text()), re=received.seq)
             self.membership.heard(self.membership.by_task[task], now_s)
-        return start, RemoteTasks(self.context, self.server, self.membership, self._clock)
+        return start, RemoteTasks(self.context, self.server, self.membership, start, self._clock)
 
     def refuse(self, error: UserError) -> None:
         """Tells who has come, and who is still to come, that there is no run."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-import zmq
-
 from procsv import __version__
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
@@ -21,7 +19,7 @@ from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import Join, Refused, Welcome
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Waiter
+from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.edge.members.own_host import can_be_found
 from procsv.watchdog.edge.members.remote_tasks import member_id
 
@@ -42,10 +40,10 @@ class Joining:
     def __init__(self, start: Start, placement: Placement, address: str, clock: Clock) -> None:
         """`address`: of our task, for TensorFlow."""
         self._start, self._placement, self._address, self._clock = start, placement, address, clock
-        self._context = zmq.Context(io_threads=1)
+        self._context = new_context()
 
     @property
-    def context(self) -> zmq.Context[zmq.Socket[bytes]]:
+    def context(self) -> Context:
         return self._context
 
     def join(self, wait: Callable[[float], None], say: Callable[[str], None]) -> Joined:

@@ -20,6 +20,8 @@ from procsv.watchdog.core.member import Act, Event, MemberCore, State
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
+from procsv.watchdog.edge.members.own_task import OwnTask
+from procsv.watchdog.edge.members.stand_in import StandIn
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.signals import Signals
@@ -37,6 +39,7 @@ class MemberLoop:
         task: TaskId,
         client: TcpClient,
         server: Server,
+        stand_in: StandIn,
         processes: Processes,
         heartbeats: RunHeartbeats,
         post_mortem: PostMortem,
@@ -45,10 +48,10 @@ class MemberLoop:
         clock: Clock,
         waiter: Waiter,
     ) -> None:
-        self._core, self._task, self._client, self._server = core, task, client, server
+        self._core, self._task, self._client, self._server, self._stand_in = core, task, client, server, stand_in
         self._processes, self._heartbeats, self._post_mortem = processes, heartbeats, post_mortem
         self._signals, self._console, self._clock, self._waiter = signals, console, clock, waiter
-        self.incarnation = 0  # of the newest attempt
+        self._own = OwnTask(task, processes, heartbeats, console, clock, client.send_reliable)
         self._clearing = 0  # the attempt whose tree is being cleared; 0: none
         self._tick_s = clock.monotonic()
 
@@ -61,8 +64,10 @@ class MemberLoop:
 
     def run_once(self) -> None:
         """One round: hears all that has happened."""
+        self._own.hear()  # first: what a standby has said before it died
         for dead in self._processes.ended():
-            self._task_ended(dead)
+            if self._own.has_ended(dead):
+                self._task_ended(dead)
         self._hear_coordinator()
         for asked in self._signals.take_requests():
             self._core.why = self._core.why or asked.source
@@ -71,10 +76,12 @@ class MemberLoop:
         self._look_at_tree()
         now_s = self._clock.monotonic()
         self._do(self._core.check(now_s))
+        self._own.check_deadlines(now_s)
         if now_s >= self._tick_s:
             self._tick_s = now_s + TICK_S
             self._client.tick()
             self._server.tick()
+            self._stand_in.server.tick()
             self._processes.reap_strays()
             self._send_beat(now_s)
         if self._core.state is State.LEAVING and not self._processes.running and not self._clearing:
@@ -98,8 +105,8 @@ class MemberLoop:
 
     def _heard(self, received: Received) -> None:
         match received.body:
-            case told.StartTask(task, incarnation):
-                self._start(task, incarnation)
+            case told.StartTask(_, incarnation):
+                self._start(incarnation)
             case told.SignalTask(task, incarnation, number):
                 self._processes.signal(task, incarnation, number)
             case told.KillTask(task, incarnation):
@@ -108,41 +115,42 @@ class MemberLoop:
                 self._clearing = incarnation
             case told.TellTask(task, body):
                 self._server.broadcast(decode_body(body), task)
+            case told.TellState(_, incarnation, body):
+                self._stand_in.tell(incarnation, decode_body(body))
             case told.EndMember(exit_code):
                 self._do(self._core.told_end(exit_code, self._clock.monotonic()))
             case _:
                 pass  # a beat, or an Ack
 
-    def _start(self, task: TaskId, incarnation: int) -> None:
+    def _start(self, incarnation: int) -> None:
         if self._core.state is State.LEAVING:
-            self._client.send_reliable(told.TaskStarted(task, incarnation, 0, "this launch ends"))
-            return
-        try:
-            self._heartbeats.follow(task, incarnation)
-            pid = self._processes.spawn(task, incarnation, "")
-        except OSError as error:
-            self._heartbeats.drop(task)
-            self._client.send_reliable(told.TaskStarted(task, incarnation, 0, str(error)))
-            return
-        self.incarnation = incarnation
-        self._console.follow(self._processes.start.paths.log(task, incarnation))
-        self._client.send_reliable(told.TaskStarted(task, incarnation, pid))
+            self._client.send_reliable(told.TaskStarted(self._task, incarnation, 0, "this launch ends"))
+        else:
+            self._own.start(incarnation)
 
     def _send_beat(self, now_s: float) -> None:
         beat = self._heartbeats.read().get(self._task)
         stopped, usage = self._processes.is_stopped(self._task), dict(self._processes.usage(self._task))
         self._client.send(told.MemberBeat(now_s, self._task, beat, stopped, usage))
 
+    @property
+    def incarnation(self) -> int:
+        """Of the newest attempt."""
+        return self._own.incarnation
+
     # -- the task ------------------------------------------------------------------------------------------
     def _task_ended(self, dead: Dead) -> None:
         beat = self._heartbeats.drop(dead.task)
         self._server.forget(dead.task, dead.incarnation)
+        self._stand_in.forget(dead.task, dead.incarnation)
         ended = self._post_mortem.examine(dead, beat)
         self._post_mortem.clear(dead)
         words = (ended.exit, ended.beat, ended.words, ended.stacks, ended.oom)
         self._client.send_reliable(told.TaskEnded(dead.task, dead.incarnation, *words, self._clock.monotonic()))
 
     def _hear_task(self) -> None:
+        for question in self._stand_in.hear():
+            self._client.send_reliable(question)
         for _ in range(HEARD_MAX):
             if (received := self._server.receive()) is None:
                 return
@@ -154,6 +162,8 @@ class MemberLoop:
                 case messages.StopRun() | messages.RestartTrainer() | messages.StatusRequest():
                     self._server.acknowledge(received)  # commands speak to the coordinator, by run.json
                 case body:
+                    if isinstance(body, messages.Loaded):
+                        self._own.has_loaded()
                     said = (received.task, received.incarnation, encode_body(body), self._clock.monotonic())
                     self._client.send_reliable(told.TaskSaid(*said))
                     self._server.acknowledge(received)
@@ -165,6 +175,8 @@ class MemberLoop:
 
     # -- what the core says --------------------------------------------------------------------------------
     def _do(self, acts: tuple[Act, ...], source: str = "", now: bool = False, is_notice: bool = False) -> None:
+        if self._core.state is State.LEAVING:
+            self._own.leave()
         for act in acts:
             match act:
                 case Act.SAY_ADRIFT:
@@ -182,6 +194,6 @@ class MemberLoop:
                     self._processes.signal(self._task, self.incarnation, signal.SIGTERM)
                     self._processes.signal(self._task, self.incarnation, signal.SIGCONT)
                 case Act.KILL:
-                    self._processes.kill_tree(self._task, self.incarnation)
+                    self._processes.kill_tree(self._task, self._own.incarnation)
                 case Act.LEAVE:
                     self._processes.clear_tree(self._task)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-import zmq
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
@@ -20,10 +19,12 @@ from procsv.ipc.messaging.codec import decode_body, encode_body
 from procsv.ipc.messaging.curve_transport import TcpServer
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import Body, FirstStepDone, Message
-from procsv.ipc.messaging.zmq_transport import Waiter
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Context, Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core import events
 from procsv.watchdog.core.membership import Member, Membership
+from procsv.watchdog.edge.members.questions import Questions
 
 HEARD_MAX = 1000  # messages in one turn of the loop; then everything else has its own
 BEAT_S = 1.0
@@ -39,16 +40,16 @@ def member_id(number: int) -> TaskId:
 class RemoteTasks:
     """All of them, by task."""
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], server: TcpServer, membership: Membership, clock: Clock
-    ) -> None:
+    def __init__(self, context: Context, server: TcpServer, membership: Membership, start: Start, clock: Clock) -> None:
         self._context, self._server, self._members, self._clock = context, server, membership, clock
+        self._questions = Questions(context, start, clock)
         self._beat_s = 0.0
         self._untold: list[events.Event] = []  # what follows by itself from the loss of a member
 
     def listen(self, waiter: Waiter) -> None:
         """Has the event loop wake up when a member says something."""
         waiter.add(self._server)
+        self._questions.listen(waiter)
 
     @property
     def host_of(self) -> dict[TaskId, str]:
@@ -97,6 +98,8 @@ class RemoteTasks:
                 self._members.heard(member, self._clock.monotonic())
                 heard += self._heard_from(member, received)
             self._server.acknowledge(received)
+        for task, incarnation, answer in self._questions.hear():
+            self._order(task, told.TellState(task, incarnation, encode_body(answer)))
         return heard + [self._lost(member) for member in self._members.newly_lost(self._clock.monotonic())]
 
     def _heard_from(self, member: Member, received: Received) -> list[events.Event]:
@@ -116,6 +119,8 @@ class RemoteTasks:
                 return [events.TreeGone(task, incarnation)]
             case told.TaskSaid() as said:
                 return self._said(member, said, now_s)
+            case told.AskState(task, incarnation):
+                self._questions.ask(task, incarnation)
             case told.MemberNotice(source, now, is_notice):
                 return [events.StopAsked(f"{source} on {member.host}", now, is_notice)]
             case _:
@@ -124,6 +129,7 @@ class RemoteTasks:
 
     def _ended(self, member: Member, ended: told.TaskEnded, now_s: float) -> events.Ended:
         member.clock.see(ended.sent_s, now_s)
+        self._questions.forget(ended.task)
         beat, member.beat = member.put_on_our_clock(ended.beat), None
         words = (ended.exit, beat, ended.words, NO_STEP, ended.stacks, ended.oom)
         return events.Ended(ended.task, ended.incarnation, *words)
@@ -141,6 +147,7 @@ class RemoteTasks:
 
     def _lost(self, member: Member) -> events.MemberLost:
         self._server.forget(member_id(member.number), 2**31)
+        self._questions.forget(member.task)
         silent_s = self._clock.monotonic() - member.heard_s
         return events.MemberLost(member.task, member.host, silent_s)
 
@@ -183,6 +190,7 @@ class RemoteTasks:
                 self._server.acknowledge(received)
             self._server.tick()
             waiter.wait(END_LOOK_S)
+        self._questions.close()
         self._server.close()
         self._context.term()
 

@@ -1,0 +1,60 @@
+"""Questions that tasks of other machines ask the checkpoint service of this one, by a connection of their own each.
+
+Used by remote_tasks.py.  The service takes them for the tasks themselves; what it says beside the answer is for nobody.
+"""
+
+from __future__ import annotations
+
+from procsv.base.clock import Clock
+from procsv.base.identity import CHECKPOINT, TaskId
+from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.messages import Restore, RestoreFrom
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Client, Context, Waiter
+
+
+class Questions:
+    """The open ones, by task."""
+
+    def __init__(self, context: Context, start: Start, clock: Clock) -> None:
+        self._context, self._start, self._clock = context, start, clock
+        self._waiter: Waiter | None = None
+        self._open: dict[TaskId, Client] = {}
+
+    def listen(self, waiter: Waiter) -> None:
+        self._waiter = waiter
+
+    def ask(self, task: TaskId, incarnation: int) -> None:
+        """Asks what that attempt is to start from, of what is on disk; instead of what the task has asked before."""
+        self.forget(task)
+        me = Address(self._start.run, task, incarnation)
+        client = Client(self._context, self._start.paths.service_socket(CHECKPOINT), me, self._clock)
+        client.send_reliable(Restore(durable_only=True))
+        self._open[task] = client
+        if self._waiter is not None:
+            self._waiter.add(client)
+
+    def hear(self) -> list[tuple[TaskId, int, RestoreFrom]]:
+        """Who has an answer, which attempt of it, and the answer."""
+        answers: list[tuple[TaskId, int, RestoreFrom]] = []
+        for task, client in self._open.items():
+            client.tick()
+            while (received := client.receive()) is not None:
+                client.acknowledge(received)
+                if isinstance(received.body, RestoreFrom):
+                    answers.append((task, client.me.incarnation, received.body))
+        for task, _, _ in answers:
+            self.forget(task)
+        return answers
+
+    def forget(self, task: TaskId) -> None:
+        """Nobody waits for the answer any more."""
+        if (client := self._open.pop(task, None)) is None:
+            return
+        if self._waiter is not None:
+            self._waiter.remove(client)
+        client.close()
+
+    def close(self) -> None:
+        for task in list(self._open):
+            self.forget(task)
