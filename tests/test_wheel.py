@@ -67,7 +67,7 @@ def test_the_wheel_has_every_module_of_the_tree_under_its_name_and_nothing_else(
         if not any(parent.is_symlink() for parent in file.parents)
     }
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    templates = {f"procsv/examples/deploy/{name}" for name in ("job.yaml", "jobset.yaml")}
+    templates = {f"procsv/examples/deploy/{name}" for name in ("job.yaml", "jobset.yaml", "slurm.sbatch")}
     assert names == expected | templates | {"procsv/py.typed"}
 
 

@@ -133,7 +133,10 @@ class SlurmCluster:
     def _processes_of(self, number: int) -> Iterator[psutil.Process]:
         """Its daemons have our mark; what they run for a job has the job's own environment, with the node's name."""
         yield from with_variable(**{NODE: self._mark(number)})
-        yield from with_variable(SLURMD_NODENAME=f"n{number}", SLURM_CONF=self.environment["SLURM_CONF"])
+        for process in with_variable(SLURMD_NODENAME=f"n{number}", SLURM_CONF=self.environment["SLURM_CONF"]):
+            yield process
+            with contextlib.suppress(psutil.Error):  # who watches it for Slurm has written over its own environment
+                yield from (parent for parent in process.parents() if parent.name() == "slurmstepd")
 
     # -- jobs ------------------------------------------------------------------------------------------------
     def run(self, *argv: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -183,11 +186,17 @@ class SlurmCluster:
         return self.describe_job(job)
 
     def start_requeued(self, job: str) -> None:
-        """Waits until a job is requeued, and spares it the two minutes that Slurm then has it wait."""
-        self._wait_for(lambda: self.describe_job(job).get("Reason") == "BeginTime", f"job {job} is not requeued")
-        # Not `now`: within the second of its requeue the nodes refuse whatever has the job's number, and it fails.
-        update = self.run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
-        assert update.returncode == 0, update.stderr
+        """Waits until a job is requeued for the first time, and spares it the two minutes that it then has to wait, if it has."""
+
+        def is_requeued() -> bool:
+            said = self.describe_job(job)
+            return said["Restarts"] != "0" and said["JobState"] not in ("COMPLETING", "REQUEUED")
+
+        self._wait_for(is_requeued, f"job {job} is not requeued")
+        if self.describe_job(job)["Reason"] == "BeginTime":
+            # Not `now`: within the second of its requeue the nodes refuse whatever has the job's number, and it fails.
+            update = self.run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+            assert update.returncode == 0, update.stderr
 
     def _wait_for(self, is_so: Callable[[], bool], otherwise: str, limit_s: float = NEWS_S_MAX) -> None:
         until_s, pause = time.monotonic() + limit_s, threading.Event()
