@@ -113,7 +113,7 @@ class EndMember(Message, frozen=True):
 
 
 class CoordinatorBeat(Message, frozen=True):
-    """Says, each second, that the coordinator is there."""
+    """Says, again and again, that the coordinator is there."""
 
     contract = Contract(WATCHDOG, MEMBER, is_reliable=False)
 
@@ -185,7 +185,7 @@ class MemberNotice(Message, frozen=True):
 
 
 class MemberBeat(Message, frozen=True):
-    """Says, each second, how the member's task is."""
+    """Says, again and again, how the member's task is."""
 
     contract = Contract(MEMBER, WATCHDOG, is_reliable=False)
 

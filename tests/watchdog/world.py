@@ -359,7 +359,7 @@ class ScriptedSockets:
     def has_news(self) -> bool:
         return bool(self.server.news or any(client.news for client in self.clients.values()))
 
-    def wait_for_news(self, timeout_s: float) -> None:
+    def wait_for_news(self, timeout_s: float) -> list[object]:
         raise AssertionError("time moves in World.advance alone")
 
     def restore_server(self) -> None:

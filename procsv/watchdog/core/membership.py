@@ -13,7 +13,13 @@ from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP
 from procsv.ipc.shm.heartbeat import Heartbeat
 
+BEAT_S_MAX = 2.0  # from one beat of a member, and of the coordinator, to the next
+BEATS_MISSED = 5  # at least, until one counts as lost
 DRIFT_MAX = 5e-4  # of a clock that is being set right: the kernel slews it by no more (adjtimex(2))
+
+
+def beat_interval_s(peer_timeout_s: float) -> float:
+    return min(BEAT_S_MAX, peer_timeout_s / BEATS_MISSED)
 
 
 class OtherClock(msgspec.Struct):

@@ -76,7 +76,9 @@ class Sockets(Protocol):
     def server(self) -> ServerEndpoint: ...
     @property
     def clients(self) -> Mapping[TaskId, ClientEndpoint]: ...
-    def wait_for_news(self, timeout_s: float) -> None: ...
+    def wait_for_news(self, timeout_s: float) -> list[object]:
+        """The things with news; empty after `timeout_s`."""
+
     def restore_server(self) -> None:
         """Binds the control socket again, of which the file is gone.  OSError or UserError if that does not go."""
 
@@ -218,6 +220,9 @@ class RemoteTaskTable(Protocol):
     def tell(self, task: TaskId, body: Message) -> None: ...
     def hear(self) -> list[Event]:
         """What has happened there since the last call."""
+
+    def hears_beats_alone(self, woken: list[object]) -> bool:
+        """Whether that is all there is to hear: `woken` has news.  What else has come is kept for `hear`."""
 
     def keep_in_touch(self, now_s: float) -> None:
         """Sends what is due."""

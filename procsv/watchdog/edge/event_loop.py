@@ -62,9 +62,17 @@ class Reactor:
         """Runs the run to its end; how it is to be left."""
         self.start()
         while (quit := self.result) is None:
-            self._sockets.wait_for_news(self.pause_s())
+            self._wait()
             self.run_once()
         return quit
+
+    def _wait(self) -> None:
+        """Until something has happened, or is due.  Beats of other machines, which come all the time, are heard by the way."""
+        left_s = self.pause_s()
+        until_s = self._clock.monotonic() + left_s
+        while self._remote.hears_beats_alone(self._sockets.wait_for_news(left_s)):
+            if (left_s := until_s - self._clock.monotonic()) <= 0.0:
+                return
 
     def start(self) -> None:
         self._write_run()  # whoever hears that the run has begun finds it

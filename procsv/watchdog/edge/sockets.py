@@ -22,8 +22,9 @@ class RunSockets:
         for client in self.clients.values():
             waiter.add(client)
 
-    def wait_for_news(self, timeout_s: float) -> None:
-        self._waiter.wait(timeout_s)
+    def wait_for_news(self, timeout_s: float) -> list[object]:
+        """The things with news; empty after `timeout_s`."""
+        return self._waiter.wait(timeout_s)
 
     def restore_server(self) -> None:
         """Binds the control socket again, of which the file is gone.  OSError or UserError if that does not go."""

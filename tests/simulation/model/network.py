@@ -196,7 +196,7 @@ class SimSockets:
     def wants_tick(self) -> bool:
         return any(client.wants_tick for client in self.clients.values())
 
-    def wait_for_news(self, timeout_s: float) -> None:
+    def wait_for_news(self, timeout_s: float) -> list[object]:
         raise AssertionError("in the simulation nothing waits: processes are woken")
 
     def restore_server(self) -> None:

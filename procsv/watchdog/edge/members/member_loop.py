@@ -17,6 +17,7 @@ from procsv.ipc.messaging.curve_transport import TcpClient
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
 from procsv.watchdog.core.member import Act, Event, MemberCore, State
+from procsv.watchdog.core.membership import beat_interval_s
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
@@ -26,8 +27,9 @@ from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.signals import Signals
 
-TICK_S = 0.5  # how often the task's heartbeat goes to the coordinator
+TICK_S = 0.5  # the longest that it sleeps
 CLEAR_S = 0.02  # how often a dead task's tree is looked at until it is gone
+SLACK = 1.5  # a beat of ours follows the coordinator's; without that, it comes a little later
 WAIT_S_MIN = 0.005
 HEARD_MAX = 1000  # messages at one socket in one turn
 
@@ -53,7 +55,8 @@ class MemberLoop:
         self._signals, self._console, self._clock, self._waiter = signals, console, clock, waiter
         self._own = OwnTask(task, processes, heartbeats, console, clock, client.send_reliable)
         self._clearing = 0  # the attempt whose tree is being cleared; 0: none
-        self._tick_s = clock.monotonic()
+        self._tick_s = self._beat_s = clock.monotonic()
+        self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
 
     def run(self) -> int:
         """Serves until the run is over, or lost; the exit code."""
@@ -83,12 +86,13 @@ class MemberLoop:
             self._server.tick()
             self._stand_in.server.tick()
             self._processes.reap_strays()
+        if now_s >= self._beat_s:
             self._send_beat(now_s)
         if self._core.state is State.LEAVING and not self._processes.running and not self._clearing:
             self._do(self._core.handle(Event.TASK_GONE, now_s))
 
     def _pause_s(self) -> float:
-        dues = [self._tick_s, *(due for due in (self._core.late_s,) if due is not None)]
+        dues = [self._tick_s, self._beat_s, *(due for due in (self._core.late_s,) if due is not None)]
         now_s = self._clock.monotonic()
         return max(WAIT_S_MIN, min(CLEAR_S if self._clearing else TICK_S, min(dues) - now_s))
 
@@ -115,12 +119,14 @@ class MemberLoop:
                 self._clearing = incarnation
             case told.TellTask(task, body):
                 self._server.broadcast(decode_body(body), task)
+            case told.CoordinatorBeat():
+                self._send_beat(self._clock.monotonic())  # all members at once: it is awake, and hears them in one turn
             case told.TellState(_, incarnation, body):
                 self._stand_in.tell(incarnation, decode_body(body))
             case told.EndMember(exit_code):
                 self._do(self._core.told_end(exit_code, self._clock.monotonic()))
             case _:
-                pass  # a beat, or an Ack
+                pass  # an Ack
 
     def _start(self, incarnation: int) -> None:
         if self._core.state is State.LEAVING:
@@ -129,6 +135,7 @@ class MemberLoop:
             self._own.start(incarnation)
 
     def _send_beat(self, now_s: float) -> None:
+        self._beat_s = now_s + SLACK * self._beat_interval_s
         beat = self._heartbeats.read().get(self._task)
         stopped, usage = self._processes.is_stopped(self._task), dict(self._processes.usage(self._task))
         self._client.send(told.MemberBeat(now_s, self._task, beat, stopped, usage))

@@ -23,11 +23,10 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core import events
-from procsv.watchdog.core.membership import Member, Membership
+from procsv.watchdog.core.membership import Member, Membership, beat_interval_s
 from procsv.watchdog.edge.members.questions import Questions
 
 HEARD_MAX = 1000  # messages in one turn of the loop; then everything else has its own
-BEAT_S = 1.0
 END_S_MAX = 5.0  # for the members to hear how the run has ended
 END_LOOK_S = 0.05
 
@@ -43,7 +42,7 @@ class RemoteTasks:
     def __init__(self, context: Context, server: TcpServer, membership: Membership, start: Start, clock: Clock) -> None:
         self._context, self._server, self._members, self._clock = context, server, membership, clock
         self._questions = Questions(context, start, clock)
-        self._beat_s = 0.0
+        self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
         self._untold: list[events.Event] = []  # what follows by itself from the loss of a member
 
     def listen(self, waiter: Waiter) -> None:
@@ -102,6 +101,13 @@ class RemoteTasks:
             self._order(task, told.TellState(task, incarnation, encode_body(answer)))
         return heard + [self._lost(member) for member in self._members.newly_lost(self._clock.monotonic())]
 
+    def hears_beats_alone(self, woken: list[object]) -> bool:
+        """Whether `woken`, the things with news, are we, and have nothing to tell; else that is told by `hear`."""
+        if woken != [self._server]:
+            return False
+        self._untold = self.hear()
+        return not self._untold
+
     def _heard_from(self, member: Member, received: Received) -> list[events.Event]:
         now_s = self._clock.monotonic()
         match received.body:
@@ -156,7 +162,7 @@ class RemoteTasks:
         self._server.tick()
         if now_s < self._beat_s:
             return
-        self._beat_s = now_s + BEAT_S
+        self._beat_s = now_s + self._beat_interval_s
         for who, peer in list(self._server.peers.items()):
             member = self._members.find(peer.task.index) if peer.task is not None else None
             if member is not None and not member.is_lost:
@@ -215,6 +221,9 @@ class NoRemoteTasks:
     def tell(self, task: TaskId, body: Message) -> None: ...
     def hear(self) -> list[events.Event]:
         return []
+
+    def hears_beats_alone(self, woken: list[object]) -> bool:
+        return False
 
     def keep_in_touch(self, now_s: float) -> None: ...
     def beats(self) -> dict[TaskId, Heartbeat]:
