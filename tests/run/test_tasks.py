@@ -131,16 +131,30 @@ def test_row_59_each_task_of_one_launch_is_killed_or_frozen_and_comes_back_at_it
         assert [len(words.split(",")) for words in hosts[5:]] == [1, 2, 1]
 
 
-def test_the_example_of_several_tasks_trains_on_through_kills_and_ends(tmp_path: Path) -> None:
+def test_row_59_the_example_of_several_tasks_trains_on_through_kills_of_the_chief_also_at_its_last_step_and_ends(
+    tmp_path: Path,
+) -> None:
     tasks = ("--workers", "1", "--ps", "1", "--evaluators", "1")
-    options = ("--steps", "1500", "--step-ms", "5", "--save-model-secs", "1")
-    with launched(tmp_path / "run", *tasks, "procsv.examples.replicas", *options, standby=None) as run:
+    options = ("--steps", "2500", "--step-ms", "5", "--save-model-secs", "1")
+    dies = "trainer.capture@3=kill"  # no other task has a third start
+    with launched(
+        tmp_path / "run", *tasks, "procsv.examples.replicas", *options, standby=None, PROCSV_FAILPOINTS=dies
+    ) as run:
         run.wait_event("ready", 1, "chief")
         run.wait_for("an evaluation", lambda: "test accuracy" in text_of(run, "evaluator.0"))
         wait_for_steps(run)
         run.kill("chief")
         run.wait_event("ready", 2, "chief")
         assert run.events("recovered", "chief")[1]["source"] == "alive"
+
+        run.kill("chief", signal.SIGSTOP)  # so the worker makes the last step, and nobody has captured it
+        run.wait_event("exited", 1, "worker.0")
+        run.kill("chief")
         run.assert_completed()
-        assert run.events("run_completed")[0]["step"] >= 1500
+        assert [entry["signal"] for entry in run.events("exited", "chief")] == ["SIGKILL"] * 3 + [None]
+        assert len(run.events("recovered", "chief")) == 2, "no step is made twice"
+        (completed,) = run.events("run_completed")
+        assert completed["step"] >= 2500
+        assert run.events("checkpoint_durable")[-1]["step"] == completed["step"]
     assert {entry["cause"] for entry in run.events("exited", "ps.0")} == {"stopped"}
+    assert len(run.events("spawned", "worker.0")) == 1

@@ -187,7 +187,10 @@ class MonitoredController(SessionController):
             )
         training = self.start_session(session, lost=self._lost)
         is_resumed = training.origin.source != "fresh"
-        self.saved_step = training.first_step if is_resumed else NOT_SAVED
+        is_saved = (
+            is_resumed and training.origin.source != "alive"
+        )  # of a living model, nobody may have captured the last
+        self.saved_step = training.first_step if is_saved else NOT_SAVED
         self._resumed_at = training.first_step if is_resumed and not is_anew else None
         if is_resumed and self.runtime.sessions_begun == 1 and self.runtime.observer is None:
             self._go_on_counting()
