@@ -5,8 +5,8 @@ from __future__ import annotations
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
 from procsv.watchdog.core.actions import Spawn
-from procsv.watchdog.core.events import MemberLost, Ticked
-from tests.watchdog.played import DONE, Played, journaled, said
+from procsv.watchdog.core.events import MemberLost, NotSpawned, Ticked, TreeGone
+from tests.watchdog.played import DONE, KILLED, Played, journaled, said
 
 WORKER = TaskId("worker", 0)
 LOST = MemberLost(WORKER, "n2", 10.0)
@@ -44,3 +44,18 @@ def test_one_that_has_ended_before_is_not_ended_again() -> None:
     played.end(WORKER, DONE)
 
     assert not journaled(played.tell(LOST), "exited")
+
+
+def test_one_whose_start_was_ordered_or_whose_remains_were_being_cleared_away_holds_up_nothing() -> None:
+    for is_clearing in (False, True):
+        played = Played(tasks=(CHIEF, WORKER))
+        played.end(WORKER, KILLED)
+        if is_clearing:
+            out = played.tell(LOST, TreeGone(WORKER, 1))
+        else:
+            spawned = [a for a in played.tell(TreeGone(WORKER, 1), Ticked()) if isinstance(a, Spawn)]
+            assert [(spawn.task, spawn.incarnation) for spawn in spawned] == [(WORKER, 2)]
+            out = played.tell(NotSpawned(WORKER, 2, "n2 is lost"), LOST)
+        out += played.tick(200.0)
+        assert not [action for action in out if isinstance(action, Spawn) and action.task == WORKER]
+        assert played.core.tasks[WORKER].ends_run

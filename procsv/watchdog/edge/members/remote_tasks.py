@@ -44,6 +44,10 @@ class RemoteTasks:
         self._questions = Questions(context, start, clock)
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
         self._untold: list[events.Event] = []  # what follows by itself from the loss of a member
+        self._starting: dict[
+            TaskId, int
+        ] = {}  # attempts whose start, and whose clearing away, is ordered and not answered
+        self._clearing: dict[TaskId, int] = {}
 
     def listen(self, waiter: Waiter) -> None:
         """Has the event loop wake up when a member says something."""
@@ -61,9 +65,12 @@ class RemoteTasks:
 
     def start(self, task: TaskId, incarnation: int) -> None:
         if self._order(task, told.StartTask(task, incarnation)):
-            return
-        error = f"{self._members.by_task[task].host} is lost"
-        self._untold.append(events.NotSpawned(task, incarnation, error))
+            self._starting[task] = incarnation
+        else:
+            self._untold.append(self._not_spawned(task, incarnation))
+
+    def _not_spawned(self, task: TaskId, incarnation: int) -> events.NotSpawned:
+        return events.NotSpawned(task, incarnation, f"{self._members.by_task[task].host} is lost")
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
         self._order(task, told.SignalTask(task, incarnation, number))
@@ -72,7 +79,9 @@ class RemoteTasks:
         self._order(task, told.KillTask(task, incarnation))
 
     def clear_tree(self, task: TaskId, incarnation: int) -> None:
-        if not self._order(task, told.ClearTask(task, incarnation)):
+        if self._order(task, told.ClearTask(task, incarnation)):
+            self._clearing[task] = incarnation
+        else:
             self._untold.append(events.TreeGone(task, incarnation))
 
     def tell(self, task: TaskId, body: Message) -> None:
@@ -99,7 +108,9 @@ class RemoteTasks:
             self._server.acknowledge(received)
         for task, incarnation, answer in self._questions.hear():
             self._order(task, told.TellState(task, incarnation, encode_body(answer)))
-        return heard + [self._lost(member) for member in self._members.newly_lost(self._clock.monotonic())]
+        for member in self._members.newly_lost(self._clock.monotonic()):
+            heard += self._lost(member)
+        return heard
 
     def hears_beats_alone(self, woken: list[object]) -> bool:
         """Whether `woken`, the things with news, are we, and have nothing to tell; else that is told by `hear`."""
@@ -116,12 +127,14 @@ class RemoteTasks:
                 member.beat = member.put_on_our_clock(beat.beat)
                 member.is_stopped, member.usage = beat.is_stopped, beat.usage
             case told.TaskStarted(task, incarnation, pid, error):
+                self._starting.pop(task, None)
                 if error:
                     return [events.NotSpawned(task, incarnation, f"{error} (on {member.host})")]
                 return [events.Spawned(task, incarnation, pid)]
             case told.TaskEnded() as ended:
                 return [self._ended(member, ended, now_s)]
             case told.TaskCleared(task, incarnation):
+                self._clearing.pop(task, None)
                 return [events.TreeGone(task, incarnation)]
             case told.TaskSaid() as said:
                 return self._said(member, said, now_s)
@@ -151,11 +164,18 @@ class RemoteTasks:
             body = msgspec.structs.replace(body, ended_s=member.clock.here(body.ended_s))
         return [events.Said(said.task, said.incarnation, body)]
 
-    def _lost(self, member: Member) -> events.MemberLost:
+    def _lost(self, member: Member) -> list[events.Event]:
+        """What is known of a member with its loss: nothing that it was ordered will be answered."""
         self._server.forget(member_id(member.number), 2**31)
         self._questions.forget(member.task)
         silent_s = self._clock.monotonic() - member.heard_s
-        return events.MemberLost(member.task, member.host, silent_s)
+        task, what = member.task, list[events.Event]()
+        if (incarnation := self._starting.pop(task, None)) is not None:
+            what.append(self._not_spawned(task, incarnation))
+        what.append(events.MemberLost(task, member.host, silent_s))
+        if (incarnation := self._clearing.pop(task, None)) is not None:
+            what.append(events.TreeGone(task, incarnation))
+        return what
 
     def keep_in_touch(self, now_s: float) -> None:
         """Sends what is due: our beats, and what was not acknowledged."""

@@ -1,0 +1,69 @@
+"""Orders to a machine that is lost are answered by its loss, so that nothing waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from procsv.base.identity import WATCHDOG, TaskId
+from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer
+from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import new_context
+from procsv.watchdog.core.events import MemberLost, NotSpawned, TreeGone
+from procsv.watchdog.core.membership import Member, Membership
+from procsv.watchdog.edge.members.remote_tasks import RemoteTasks
+from tests.support.fake_clock import FakeClock
+
+WORKER, TIMEOUT_S = TaskId("worker", 0), 10.0
+
+
+class Remote:
+    def __init__(self, directory: Path) -> None:
+        self.clock, context = FakeClock(), new_context()
+        keys, me = KeyPair.new(), Address("run", WATCHDOG, 1)
+        server = TcpServer(context, 0, keys, KeyPair.new().public, me, self.clock)
+        members = Membership((WORKER,), TIMEOUT_S)
+        members.join(Member(1, WORKER, "n2", "", 7, self.clock.monotonic()))
+        start = Start(WATCHDOG, "run", 1, str(directory), str(directory), str(directory))
+        self.tasks = RemoteTasks(context, server, members, start, self.clock)
+
+    def close(self) -> None:
+        self.tasks.close(0)
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[Remote]:
+    with closing(Remote(tmp_path)) as made:
+        yield made
+
+
+def test_an_open_start_has_failed_before_the_loss_is_told(remote: Remote) -> None:
+    remote.tasks.start(WORKER, 3)
+    assert remote.tasks.hear() == []
+
+    remote.clock.advance(TIMEOUT_S)
+
+    assert remote.tasks.hear() == [NotSpawned(WORKER, 3, "n2 is lost"), MemberLost(WORKER, "n2", TIMEOUT_S)]
+
+
+def test_what_was_being_cleared_away_is_gone_after_the_loss_is_told(remote: Remote) -> None:
+    remote.tasks.clear_tree(WORKER, 2)
+
+    remote.clock.advance(TIMEOUT_S)
+
+    assert remote.tasks.hear() == [MemberLost(WORKER, "n2", TIMEOUT_S), TreeGone(WORKER, 2)]
+
+
+def test_orders_after_the_loss_come_to_nothing_at_once(remote: Remote) -> None:
+    remote.clock.advance(TIMEOUT_S)
+    remote.tasks.hear()
+
+    remote.tasks.start(WORKER, 4)
+    remote.tasks.clear_tree(WORKER, 4)
+
+    assert remote.tasks.hear() == [NotSpawned(WORKER, 4, "n2 is lost"), TreeGone(WORKER, 4)]
+    assert remote.tasks.beats() == {}
