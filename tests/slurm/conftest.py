@@ -16,7 +16,10 @@ def slurm(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
         pytest.skip(why)
     cluster = SlurmCluster(getattr(request, "param", 4))
     try:
-        cluster.start()
+        try:
+            cluster.start()
+        except (AssertionError, TimeoutError) as why:  # a container may not let its daemons do what they have to
+            pytest.skip(f"Slurm is installed, and does not start on this machine: {why}")
         yield cluster
     finally:
         cluster.stop()
