@@ -10,6 +10,7 @@ import os
 import random
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -44,7 +45,7 @@ from procsv.watchdog.core.actions import Quit
 from procsv.watchdog.core.goodput import Earlier
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.edge.acquire_run import Opened, Unwanted, make_lease, open_run, remove_run
+from procsv.watchdog.edge.acquire_run import Opened, Unwanted, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Environment, RemoteTaskTable
 from procsv.watchdog.edge.event_hook import EventHook
@@ -127,8 +128,7 @@ def _open(
     def wait(seconds: float) -> None:
         if observed is not None and observed.wait(seconds):
             raise Unwanted("the program has ended")
-        if signals.wait(seconds if observed is None else 0.0):
-            raise Unwanted(signals.take_requests()[0].source)
+        wait_unless_stopped(signals, seconds if observed is None else 0.0)
 
     what = f"{'python' if start.observes else 'procsv launch'} {shlex.join((start.target, *start.args))}"
     opened = open_run(
@@ -166,15 +166,10 @@ def _with_cluster(
 
     With it, the launches that host its other tasks, once all have come.
     """
-
-    def wait(seconds: float) -> None:
-        if signals.wait(seconds):
-            raise Unwanted(signals.take_requests()[0].source)
-
     tasks = start.settings.tasks
     if placement is not None:
         try:
-            return form(start, placement, clock, ports, wait, console.say)
+            return form(start, placement, clock, ports, partial(wait_unless_stopped, signals), console.say)
         except UserError:
             remove_run(start.paths, opened, keep_memory=True)
             raise

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,7 @@ from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Server, Waiter
 from procsv.watchdog.core.member import MemberCore
-from procsv.watchdog.edge.acquire_run import Opened, Unwanted, make_lease, open_run, remove_run
+from procsv.watchdog.edge.acquire_run import Opened, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.joining import Joined, Joining
@@ -40,22 +41,20 @@ from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.signals import Signals
 
 
-def run_member(start: Start, placement: Placement, environment: Mapping[str, str] | None = None) -> int:
+def run_member(start: Start, placement: Placement) -> int:
     """Serves the run's coordinator until the run is over; the exit code, which is the coordinator's."""
     template = Template.take(os.environ)
     clock, signals, ports = SystemClock(), Signals(start.settings.notice_signals), HeldPorts()
     console = Console()
     own = with_own_directories(start, placement)
-    variables = without_manager(
-        remove_mark(os.environ if environment is None else environment, logdir_hash(own.paths.logdir))
-    )
+    variables = without_manager(remove_mark(os.environ, logdir_hash(own.paths.logdir)))
     try:
         opened = _open(own, placement, clock, signals, console)
         try:
             address = ports.hold_own(placement.task, own_host(), placement.addresses).get(placement.task, "")
             joining = Joining(start, placement, address, clock)
             try:
-                joined = joining.join(lambda seconds: _wait(signals, seconds), console.say)
+                joined = joining.join(partial(wait_unless_stopped, signals), console.say)
                 return _serve(
                     own, placement, opened, joined, joining.context, clock, signals, console, variables, template
                 )
@@ -86,18 +85,13 @@ def with_own_directories(start: Start, placement: Placement) -> Start:
     )
 
 
-def _wait(signals: Signals, seconds: float) -> None:
-    if signals.wait(seconds):
-        raise Unwanted(signals.take_requests()[0].source)
-
-
 def _open(own: Start, placement: Placement, clock: Clock, signals: Signals, console: Console) -> Opened:
     """Takes the directories of this member, once what an earlier one has left there has ended."""
     return open_run(
         own.paths,
         clock,
         own.settings.grace_s,
-        lambda seconds: _wait(signals, seconds),
+        partial(wait_unless_stopped, signals),
         console.say,
         make_lease(own, f"procsv launch, {placement.task} of {own.target}", clock.wall()),
         group_readable=own.settings.group_readable,

@@ -40,6 +40,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.watchdog.edge.resources.adopted_logdir import refuse_if_adopted
 from procsv.watchdog.edge.resources.logdir_lease import in_use, take_lease
 from procsv.watchdog.edge.resources.orphans import Orphans
+from procsv.watchdog.edge.signals import Signals
 
 LEFTOVER_MARGIN_S = 15.0  # beyond the grace: the services of a dead run tidy up after its trainer
 TIDYING_S_MAX = 10.0  # the last service of a dead run removes some files
@@ -328,6 +329,12 @@ def _last_incarnation(paths: RunPaths, before: RunFile | None) -> int:
         with contextlib.suppress(OSError):
             numbers += [int(m[1]) for path in directory.iterdir() if (m := re.fullmatch(pattern, path.name))]
     return max(numbers)
+
+
+def wait_unless_stopped(signals: Signals, seconds: float) -> None:
+    """Waits that long; Unwanted if a signal comes meanwhile."""
+    if signals.wait(seconds):
+        raise Unwanted(signals.take_requests()[0].source)
 
 
 class Unwanted(UserError):

@@ -29,7 +29,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context
 from procsv.watchdog.core.membership import Member, Membership
 from procsv.watchdog.edge.members.own_host import own_host
-from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id
+from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id, wait_until_heard
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 
 LOOK_S = 0.2  # for a signal, while nobody comes
@@ -148,14 +148,8 @@ class Forming:
         for received in self._asked.values():
             self.server.send_reliable(received.who, Refused(str(error), error.exit_code), re=received.seq)
         refuse_members(self._start, self._placement, error)
-        numbers = [member.number for member in self.membership.by_task.values()]
-        waiter, deadline_s = Waiter(), self._clock.monotonic() + REFUSED_S_MAX
-        waiter.add(self.server)
-        while any(self.server.unsaid(member_id(number)) for number in numbers) and self._clock.monotonic() < deadline_s:
-            waiter.wait(LOOK_S)
-            while (heard := self.server.receive()) is not None:
-                self.server.acknowledge(heard)
-            self.server.tick()
+        told = [member_id(member.number) for member in self.membership.by_task.values()]
+        wait_until_heard(self.server, told, self._clock, REFUSED_S_MAX)
         self.server.close()
         self.context.term()
 

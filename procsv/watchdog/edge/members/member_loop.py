@@ -201,6 +201,6 @@ class MemberLoop:
                     self._processes.signal(self._task, self.incarnation, signal.SIGTERM)
                     self._processes.signal(self._task, self.incarnation, signal.SIGCONT)
                 case Act.KILL:
-                    self._processes.kill_tree(self._task, self._own.incarnation)
+                    self._processes.kill_tree(self._task, self.incarnation)
                 case Act.LEAVE:
                     self._processes.clear_tree(self._task)

@@ -36,6 +36,17 @@ def member_id(number: int) -> TaskId:
     return TaskId("member", number)
 
 
+def wait_until_heard(server: TcpServer, members: list[TaskId], clock: Clock, limit_s: float) -> None:
+    """Returns once those have acknowledged all that they were told, or `limit_s` later; what they say is not heard any more."""
+    waiter, deadline_s = Waiter(), clock.monotonic() + limit_s
+    waiter.add(server)
+    while any(map(server.unsaid, members)) and clock.monotonic() < deadline_s:
+        while (received := server.receive()) is not None:
+            server.acknowledge(received)
+        server.tick()
+        waiter.wait(END_LOOK_S)
+
+
 class RemoteTasks:
     """All of them, by task."""
 
@@ -44,10 +55,8 @@ class RemoteTasks:
         self._questions = Questions(context, start, clock)
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
         self._untold: list[events.Event] = []  # what follows by itself from the loss of a member
-        self._starting: dict[
-            TaskId, int
-        ] = {}  # attempts whose start, and whose clearing away, is ordered and not answered
-        self._clearing: dict[TaskId, int] = {}
+        # The attempts whose start, and whose clearing away, is ordered and not answered.
+        self._starting, self._clearing = dict[TaskId, int](), dict[TaskId, int]()
 
     def listen(self, waiter: Waiter) -> None:
         """Has the event loop wake up when a member says something."""
@@ -206,22 +215,13 @@ class RemoteTasks:
     # -- the end -------------------------------------------------------------------------------------------
     def close(self, exit_code: int) -> None:
         """Tells all members how the run has ended, and waits for them to have heard it, but not for long."""
-        for member in self._members.by_task.values():
-            if not member.is_lost:
-                self._server.broadcast(told.EndMember(exit_code), member_id(member.number))
-        waiter, deadline_s = Waiter(), self._clock.monotonic() + END_S_MAX
-        waiter.add(self._server)
-        while self._unsaid() and self._clock.monotonic() < deadline_s:
-            while (received := self._server.receive()) is not None:
-                self._server.acknowledge(received)
-            self._server.tick()
-            waiter.wait(END_LOOK_S)
+        there = [member_id(member.number) for member in self._members.by_task.values() if not member.is_lost]
+        for who in there:
+            self._server.broadcast(told.EndMember(exit_code), who)
+        wait_until_heard(self._server, there, self._clock, END_S_MAX)
         self._questions.close()
         self._server.close()
         self._context.term()
-
-    def _unsaid(self) -> int:
-        return sum(self._server.unsaid(member_id(m.number)) for m in self._members.by_task.values() if not m.is_lost)
 
 
 class NoRemoteTasks:
