@@ -290,6 +290,11 @@ def test_a_hot_standby_has_run_the_program_up_to_its_session(tmp_path: Path, und
         run.kill("trainer")
         run.wait_event("ready", 2)
         assert [entry["pid"] for entry in run.events("promoted")] == [ready["pid"]] == [run.pid("trainer")]
+
+        again = run.wait_event("standby_ready", 2)[-1]  # the next one is made by what the promoted one has imported
+        run.kill("trainer")
+        run.wait_event("ready", 3)
+        assert [entry["pid"] for entry in run.events("promoted")] == [ready["pid"], again["pid"]]
         for step in (100, 200, 300, 400):
             let_go(tmp_path, step)
         assert run.wait_end() == 0

@@ -66,7 +66,8 @@ def main() -> None:
         recorder.changes = standby.prepare()
     recorder.start_recording()
     if standby is not None and start.settings.standby == "hot":
-        runtime, signals = _make_runtime(standby.run_ahead()), _catch_signals(start)
+        start = standby.run_ahead()
+        runtime, signals = _make_runtime(start), _catch_signals(start)
         runtime.gate = lambda: _join_run(runtime, signals, standby.become_trainer())
     else:
         start = start if standby is None else standby.become_trainer()
