@@ -112,6 +112,15 @@ class EndMember(Message, frozen=True):
     exit_code: int
 
 
+class MoveMember(Message, frozen=True):
+    """Tells that the run has ended for the loss of a machine, and begins again at once: this launch is to do so with that task."""
+
+    contract = Contract(WATCHDOG, MEMBER)
+
+    task: TaskId  # or its own name, if it still has none
+    spares: tuple[TaskId, ...]  # the launches that have none
+
+
 class CoordinatorBeat(Message, frozen=True):
     """Says, again and again, that the coordinator is there."""
 

@@ -13,6 +13,7 @@ from procsv.base.identity import TaskId
 
 CHIEF = TaskId("chief")
 EVALUATOR, PS, WORKER = "evaluator", "ps", "worker"
+SPARE = "spare"  # no task: a launch that is to take over one of a machine that is lost
 STEPLESS = frozenset({PS, EVALUATOR})  # roles of tasks that make no steps
 
 Cluster = Mapping[
@@ -33,8 +34,12 @@ def role_of(name: str) -> str:
 
 
 def needs_address(task: TaskId) -> bool:
-    """Whether others speak to it: an evaluator only reads files."""
-    return task.role != EVALUATOR
+    """Whether others speak to it: an evaluator only reads files, and a spare launch has no task yet."""
+    return task.role not in (EVALUATOR, SPARE)
+
+
+def list_spares(count: int) -> tuple[TaskId, ...]:
+    return tuple(TaskId(SPARE, index) for index in range(count))
 
 
 def make_cluster(addresses: Mapping[TaskId, str]) -> dict[str, list[str]]:

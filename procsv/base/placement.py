@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from procsv.base.cluster import CHIEF, EVALUATOR, PS, WORKER, list_tasks, needs_address
+from procsv.base.cluster import CHIEF, EVALUATOR, PS, SPARE, WORKER, list_spares, list_tasks, needs_address
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.base.schedulers import indexed_job, slurm, tf_config
@@ -20,21 +20,28 @@ from procsv.base.units import show_count
 
 Kind = Literal["slurm", "tf-config", "indexed-job"]
 CLUSTERS = ("auto", "local", *get_args(Kind))  # what --cluster can be told
+MOVED = "PROCSV_MOVED"  # in the environment of a launch that has begun again: a Move
+_WHY_NO_SPARES = {
+    "local": "all tasks are this launch's here",
+    "indexed-job": "Kubernetes puts a new pod in the place of a lost one",
+}
 
 Tasks = tuple[TaskId, ...]
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch of several, each of which has one task.  All but `rank`, `task` and `host` is the same in all of them.
+    """One launch of several, each of which has one task, or none as yet.  All but `rank`, `launch`, `task` and `host` is the same in all of them.
 
     Two launches may be on one host.
     """
 
     kind: Kind
-    rank: int  # of the task, in `tasks`
+    rank: int  # of the launch, in `tasks` and `spares` as they were at first
     ranks: int
-    task: TaskId
+    launch: TaskId  # the task that the scheduler gave it, and its name from then on
+    task: TaskId  # the one that it has now: another one once it has taken over that of a machine that was lost
     tasks: Tasks  # of the run, in the order of list_tasks: the first one's launch coordinates
+    spares: Tasks = ()  # the launches that have none yet
     scheduler: str  # identity of this start of the run by its scheduler: what has another one is not of it
     host: str  # as the scheduler names it.  Slurm's names of nodes need not resolve: members say themselves where they are
     addresses: (
@@ -50,15 +57,49 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         return self.rank == 0
 
 
-def find_placement(cluster: str, environment: Mapping[str, str], tasks: Tasks) -> Placement | None:
+class Move(msgspec.Struct, frozen=True):
+    """What a launch is told of the run that follows one in which a machine was lost."""
+
+    scheduler: str
+    task: TaskId
+    spares: Tasks  # that are left
+
+    def apply(self, placement: Placement) -> Placement:
+        """`placement` with the task that the launch has now.  The others' addresses are new, as those of the lost one are."""
+        if placement.scheduler != self.scheduler:
+            raise UserError(
+                f"{MOVED} is of another start of the run ({self.scheduler}): it is procsv's own, do not set it"
+            )
+        return msgspec.structs.replace(placement, task=self.task, spares=self.spares, addresses=None)
+
+
+class BeginAgain(Exception):
+    """All launches of the run are to begin again, this one as `move` says.  Raised once nothing of the run before is left."""
+
+    def __init__(self, move: Move) -> None:
+        super().__init__(str(move.task))
+        self.move = move
+
+
+def find_placement(cluster: str, environment: Mapping[str, str], tasks: Tasks, spares: int = 0) -> Placement | None:
     """Place of the launch with this environment; None: it has all tasks itself.
 
-    `cluster`: one of CLUSTERS.  `tasks`: those of --workers, --ps and --evaluators, none where none of these was given.
-    UserError: the environment does not say what `cluster` needs, or not what `tasks` says.
+    `cluster`: one of CLUSTERS.  `tasks`: those of --workers, --ps and --evaluators, none where none of these was given.  `spares`:
+    launches beside those of the tasks.  UserError: the environment does not say what `cluster` needs, or not what `tasks` says.
     """
-    reader = _READERS.get(_detect(environment, tasks) if cluster == "auto" else cluster)
-    placement = reader(environment, tasks) if reader is not None else None
-    return placement if placement is not None and placement.ranks > 1 else None
+    kind = _detect(environment, tasks) if cluster == "auto" else cluster
+    reader = _READERS.get(kind)
+    if spares and kind not in ("slurm", "tf-config"):
+        raise UserError(f"--spare-nodes is for launches by srun, or by hand with TF_CONFIG; {_WHY_NO_SPARES[kind]}")
+    placement = reader(environment, tasks, spares) if reader is not None else None
+    if placement is None or placement.ranks <= 1:
+        return None
+    if spares and len(placement.tasks) == 1:
+        raise UserError(
+            "--spare-nodes is for a run of several tasks: the launch of a single one has nobody to tell of its loss"
+        )
+    told = environment.get(MOVED)
+    return msgspec.json.decode(told, type=Move).apply(placement) if told else placement
 
 
 def _detect(environment: Environment, tasks: Tasks) -> str:
@@ -73,20 +114,24 @@ def _detect(environment: Environment, tasks: Tasks) -> str:
     return "indexed-job" if indexed_job.says_a_task(environment) else "local"
 
 
-def _place_in_step(environment: Environment, tasks: Tasks) -> Placement:
+def _place_in_step(environment: Environment, tasks: Tasks, spares: int) -> Placement:
     step = slurm.read_step(environment)
     asked = tasks or (CHIEF,)
-    if step.ranks != len(asked):
+    everyone = asked + list_spares(spares)
+    if step.ranks != len(everyone):
+        beside = f" and --spare-nodes {spares} beside them" if spares else ""
         raise UserError(
-            f"the step has {show_count(step.ranks, 'task')}, {_said(tasks)} {len(asked)} ({_count(asked)}): "
-            f"start it with srun --ntasks={len(asked)}, or change --workers, --ps and --evaluators"
+            f"the step has {show_count(step.ranks, 'task')}, {_said(tasks)} {len(asked)} ({_count(asked)}){beside}: "
+            f"start it with srun --ntasks={len(everyone)}, or change --workers, --ps and --evaluators"
         )
     return Placement(
         kind="slurm",
         rank=step.rank,
         ranks=step.ranks,
-        task=asked[step.rank],
+        launch=everyone[step.rank],
+        task=everyone[step.rank],
         tasks=asked,
+        spares=list_spares(spares),
         scheduler=step.identity,
         host=step.node,
         addresses=None,
@@ -94,10 +139,15 @@ def _place_in_step(environment: Environment, tasks: Tasks) -> Placement:
     )
 
 
-def _place_in_cluster(environment: Environment, tasks: Tasks) -> Placement:
+def _place_in_cluster(environment: Environment, tasks: Tasks, spares: int) -> Placement:
     member = tf_config.read_member(environment)
     addresses, port = member.addresses, read_port(environment, "PROCSV_PORT")
-    everyone = _tasks_of_cluster(addresses, tasks)
+    asked = _tasks_of_cluster(addresses, tasks)
+    everyone = asked + list_spares(spares)
+    if member.task.role == SPARE and member.task not in everyone:
+        raise UserError(
+            f"TF_CONFIG makes this {member.task}: give --spare-nodes {member.task.index + 1} to all launches of the run"
+        )
     if member.task not in everyone:  # an evaluator: no cluster has them, so the others would not know of it
         raise UserError(
             f"TF_CONFIG makes this {member.task}, and clusters do not say how many evaluators there are: "
@@ -108,8 +158,10 @@ def _place_in_cluster(environment: Environment, tasks: Tasks) -> Placement:
         kind="tf-config",
         rank=everyone.index(member.task),
         ranks=len(everyone),
+        launch=member.task,
         task=member.task,
-        tasks=everyone,
+        tasks=asked,
+        spares=list_spares(spares),
         scheduler=member.identity,
         host=hosts.get(member.task) or environment.get("HOSTNAME", ""),
         addresses=addresses,
@@ -131,7 +183,7 @@ def _tasks_of_cluster(addresses: Mapping[TaskId, str], asked: Tasks) -> Tasks:
     return found
 
 
-def _place_in_jobset(environment: Environment, tasks: Tasks) -> Placement:
+def _place_in_jobset(environment: Environment, tasks: Tasks, spares: int) -> Placement:
     pod = indexed_job.read_pod(environment)
     everyone = tasks or (CHIEF,)
     if pod.task not in everyone:
@@ -143,7 +195,8 @@ def _place_in_jobset(environment: Environment, tasks: Tasks) -> Placement:
     return Placement(
         kind="indexed-job",
         rank=everyone.index(pod.task),
-        ranks=len(everyone),
+        ranks=len(everyone) + spares,
+        launch=pod.task,
         task=pod.task,
         tasks=everyone,
         scheduler=pod.identity,
@@ -153,7 +206,7 @@ def _place_in_jobset(environment: Environment, tasks: Tasks) -> Placement:
     )
 
 
-_READERS: dict[str, Callable[[Environment, Tasks], Placement]] = {
+_READERS: dict[str, Callable[[Environment, Tasks, int], Placement]] = {
     "slurm": _place_in_step,
     "tf-config": _place_in_cluster,
     "indexed-job": _place_in_jobset,

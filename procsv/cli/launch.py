@@ -21,7 +21,7 @@ import msgspec
 from procsv.base.cluster import CHIEF, EVALUATOR, PS, WORKER, list_tasks
 from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
-from procsv.base.placement import CLUSTERS, Placement, find_placement
+from procsv.base.placement import CLUSTERS, MOVED, BeginAgain, Placement, find_placement
 from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, logdir_hash
 from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.target import find_target
@@ -66,7 +66,7 @@ procsv launch --fault 'kill trainer at step 50' train.py
 _GROUPS = {
     "Run": "logdir map-logdir new drop-in snapshot-secs standby steps-total detach log-limit group-readable config help help-all",
     "Several tasks": "workers ps evaluators chief restart consistent-snapshots",
-    "Several machines": "cluster peer-timeout coordinator-timeout",
+    "Several machines": "cluster spare-nodes peer-timeout coordinator-timeout",
     "Restarts": "max-failures backoff early-failures same-failures repeated-failures min-kept min-goodput "
     "goodput-attempts suspect-crashes service-failures service-period",
     "Hangs and limits": "hang-timeout hang-limits memory-limit malloc grace",
@@ -232,6 +232,12 @@ _COMMON = (
     "as TF_CONFIG says. indexed-job: a pod of an indexed Job or a JobSet of Kubernetes. local: no, all tasks are this one's. auto: "
     "what the environment has of these. The launch with the task whose state is saved coordinates the others.",
 )
+@_count(
+    "--spare-nodes",
+    0,
+    0,
+    "Launches that stand by beside those of the tasks: when a machine is lost, one of them takes its task over, and all begin again.",
+)
 @_seconds(
     "--peer-timeout",
     "peer_timeout_s",
@@ -338,6 +344,7 @@ def command(
     preempt_grace: float,
     preempt_seed: int,
     cluster: str,
+    spare_nodes: int,
     config: str | None,
     target: str,
     args: tuple[str, ...],
@@ -356,7 +363,8 @@ def command(
         raise click.UsageError("--new makes a directory under runs/; with --logdir, name one that is not there yet")
     _check_tasks(settings)
     tasks = list_tasks(settings["workers"], settings["ps"], settings["evaluators"], has_chief=settings["has_chief"])
-    placement = find_placement(cluster, os.environ, tasks if len(tasks) > 1 else ())
+    placement = find_placement(cluster, os.environ, tasks if len(tasks) > 1 or spare_nodes else (), spare_nodes)
+    os.environ.pop(MOVED, None)  # of no other launch
     if placement is not None:
         settings |= _place(placement, logdir, settings, has_faults=bool(fault or plan or preempt_every))
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
@@ -417,13 +425,24 @@ def _watch(start: Start, placement: Placement | None = None) -> int:
     """Becomes the watchdog, or a member that serves another machine's; the exit code of the run."""
     if not sys.flags.safe_path and safe_path():
         sys.path.pop(0)  # a file of the user's there must not stand for a library's
-    if placement is not None and not placement.coordinates:
-        from procsv.watchdog.member import run_member
+    try:
+        if placement is not None and not placement.coordinates:
+            from procsv.watchdog.member import run_member
 
-        return run_member(start, placement)
-    from procsv.watchdog.main import run
+            return run_member(start, placement)
+        from procsv.watchdog.main import run
 
-    return run(start, placement=placement)
+        return run(start, placement=placement)
+    except BeginAgain as again:
+        return _begin_again(again)
+
+
+def _begin_again(again: BeginAgain) -> int:
+    """The same command in the same process, to which a scheduler has given its place.  Killed before: as a machine that is lost."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    told = {MOVED: msgspec.json.encode(again.move).decode()}
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **told})
 
 
 def make_start(

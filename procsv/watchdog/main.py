@@ -20,8 +20,8 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.cluster import make_cluster
 from procsv.base.errors import UserError
-from procsv.base.identity import SUMMARY, WATCHDOG
-from procsv.base.placement import Placement
+from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
+from procsv.base.placement import BeginAgain, Move, Placement
 from procsv.base.run.first_imports import first_imports
 from procsv.base.run.journal import read_journal
 from procsv.base.run.loaded import command_of, leave_for_standby, take_earlier
@@ -80,7 +80,7 @@ def run(
     warm: WarmServices | None = None,
     placement: Placement | None = None,
 ) -> int:
-    """Runs the run; the exit code of `procsv launch`.
+    """Runs the run; the exit code of `procsv launch`.  BeginAgain: a machine was lost, and another one has its place.
 
     `observed`: the trainer, where somebody else has started it.  `placement`: our own, where the run's other tasks are hosted by
     other launches.
@@ -105,7 +105,7 @@ def run(
         if not start.observes:
             variables = without_manager(variables)
         processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm, template, early)
-        return _run(start, opened, adopted, processes, clock, signals, console, manager, remote)
+        exit_code, spares = _run(start, opened, adopted, processes, clock, signals, console, manager, remote)
     except UserError as error:
         if observed is not None:
             observed.refuse(error)
@@ -118,6 +118,9 @@ def run(
         ports.close()
         console.finish()
         signals.close()
+    if placement is not None and spares is not None:
+        raise BeginAgain(Move(placement.scheduler, placement.task, spares))
+    return exit_code
 
 
 def _open(
@@ -198,7 +201,8 @@ def _run(
     console: Console,
     manager: ServiceManager,
     remote: RemoteTasks | NoRemoteTasks,
-) -> int:
+) -> tuple[int, tuple[TaskId, ...] | None]:
+    """The exit code; and the launches that have no task then, where all of them begin again."""
     facts = Facts(start, identify(os.getpid()), clock.wall())
     settings = Settings(
         start.settings,
@@ -230,6 +234,7 @@ def _run(
             "first_incarnation": opened.first_incarnation,
             **({"tasks": tuple(map(str, settings.tasks))} if len(settings.tasks) > 1 else {}),
             **({"hosts": {str(task): host for task, host in settings.hosts.items()}} if settings.hosts else {}),
+            **({"spare_hosts": remote.spare_hosts} if remote.spare_hosts else {}),
             "seen_until": opened.seen_until,
             "asked_at": start.asked_at or None,
         },
@@ -243,12 +248,14 @@ def _run(
         for line in wording.greet(__version__, where, adopted_to, memory_step, opened.saved_step):
             console.say(line)
     left = reactor.run()
-    _leave(core, start, opened, held, reactor, environment, left)
-    if not start.observes:
+    spares = _leave(core, start, opened, held, reactor, environment, left)
+    if spares is not None:
+        console.say(wording.moves(core.chief.durable_step))
+    elif not start.observes:
         _say_goodbye(core, left, console, start)
     elif left.exit_code not in (exit_codes.DONE, exit_codes.RESUMABLE) and not start.home and start.paths.home.is_dir():
         console.say(f"report of the crash: {start.paths.crashes}; journal: {start.paths.journal}")
-    return left.exit_code
+    return left.exit_code, spares
 
 
 def _read_earlier(start: Start, opened: Opened, wall_s: float) -> Earlier:
@@ -315,13 +322,16 @@ def _leave(
     reactor: Reactor,
     environment: Environment,
     left: Quit,
-) -> None:
-    """Nothing of the run stays but what is in the logdir.  Killed at any line: the next launch clears the rest."""
+) -> tuple[TaskId, ...] | None:
+    """Nothing of the run stays but what is in the logdir.  Killed at any line: the next launch clears the rest.
+
+    The launches that have no task then, where all of them begin again; None: they do not.
+    """
     last = reactor.close()
     for task in core.tasks:
         environment.processes.clear_tree(task)
     environment.processes.close()
-    environment.remote.close(left.exit_code)
+    spares = environment.remote.close(left.exit_code, left.moves)
     if start.is_spread:
         withdraw_terms(start.paths, start.run)
     environment.records.write_run(last, durable=True)
@@ -329,6 +339,7 @@ def _leave(
     is_pointless = bool(start.observes) and opened.heirs.is_deleted()  # no start will look for it
     held.let_go()
     remove_run(start.paths, opened, left.keep_memory and not is_pointless)
+    return spares
 
 
 def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None:

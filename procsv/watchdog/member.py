@@ -16,9 +16,10 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.clock import Clock
+from procsv.base.cluster import SPARE
 from procsv.base.errors import UserError
 from procsv.base.identity import WATCHDOG
-from procsv.base.placement import Placement
+from procsv.base.placement import BeginAgain, Move, Placement
 from procsv.base.run.paths import logdir_hash
 from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.system_clock import SystemClock
@@ -42,7 +43,10 @@ from procsv.watchdog.edge.signals import Signals
 
 
 def run_member(start: Start, placement: Placement) -> int:
-    """Serves the run's coordinator until the run is over; the exit code, which is the coordinator's."""
+    """Serves the run's coordinator until the run is over; the exit code, which is the coordinator's.
+
+    BeginAgain: the run has lost a machine, and this launch is to begin again.
+    """
     template = Template.take(os.environ)
     clock, signals, ports = SystemClock(), Signals(start.settings.notice_signals), HeldPorts()
     console = Console()
@@ -73,9 +77,9 @@ def run_member(start: Start, placement: Placement) -> int:
 
 def with_own_directories(start: Start, placement: Placement) -> Start:
     """`start` with the directories of this member: for its records in the logdir, for its sockets and locks, and for memory."""
-    task = str(placement.task)
-    name = hashlib.sha256(f"{start.run_dir}\n{task}".encode()).hexdigest()[:16]
-    home = start.paths.tasks / task
+    launch = str(placement.launch)  # whose task it has by now: who had that may only be cut off, and go on
+    name = hashlib.sha256(f"{start.run_dir}\n{launch}".encode()).hexdigest()[:16]
+    home = start.paths.tasks / launch
     return msgspec.structs.replace(
         start,
         run_dir=str(Path(start.run_dir).parent / f"procsv-{os.getuid()}-{name}"),
@@ -136,9 +140,15 @@ def _serve(
         clock,
         waiter,
     )
-    console.say(f"{placement.task} on {own_host()}: serves the coordinator on {host}")
+    what = "no task yet; " if placement.task.role == SPARE else ""
+    console.say(f"{placement.task} on {own_host()}: {what}serves the coordinator on {host}")
     try:
-        return loop.run()
+        exit_code = loop.run()
+        if loop.moves_to is not None:
+            task, spares = loop.moves_to
+            console.say(f"{task} on {own_host()}: begins again, as a machine was lost")
+            raise BeginAgain(Move(placement.scheduler, task, spares))
+        return exit_code
     finally:
         processes.kill_tree(placement.task, loop.incarnation)
         processes.close()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from procsv.base import exit_codes
 from procsv.base.cluster import list_tasks, make_cluster, needs_address, task_environment
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
-from procsv.base.placement import CLUSTERS, Placement, find_placement
+from procsv.base.placement import CLUSTERS, MOVED, Move, Placement, find_placement
 
 CHIEF, WORKER, OTHER, PS, EVALUATOR = map(TaskId.parse, ("chief", "worker.0", "worker.1", "ps.0", "evaluator.0"))
 GROUP = list_tasks(2, 1, 0)
@@ -115,6 +117,39 @@ def test_the_refusal_of_a_step_names_the_options_and_what_they_make() -> None:
     )
     assert "--workers 2 --no-chief make 2 (2 workers)" in refusal(in_step(1, 3), list_tasks(2, 0, 0, has_chief=False))
     assert "--evaluators 1 makes 2 (1 chief, 1 evaluator)" in refusal(in_step(1, 3), list_tasks(0, 0, 1))
+
+
+def test_the_last_ranks_of_a_step_with_spare_nodes_have_no_task() -> None:
+    placements = [find_placement("auto", in_step(rank, 6), GROUP, 2) for rank in range(6)]
+    assert [str(p.task) for p in placements if p] == ["chief", "worker.0", "worker.1", "ps.0", "spare.0", "spare.1"]
+    assert {(p.tasks, tuple(map(str, p.spares))) for p in placements if p} == {(GROUP, ("spare.0", "spare.1"))}
+    with pytest.raises(
+        UserError, match=r"make 4 \(1 chief, 2 workers, 1 ps\) and --spare-nodes 1 beside them.*--ntasks=5"
+    ):
+        find_placement("auto", in_step(1, 4), GROUP, 1)
+
+
+def test_spare_nodes_are_refused_where_nothing_could_take_the_place_of_anything() -> None:
+    for environment, tasks, cluster, why in (
+        ({}, GROUP, "auto", "all tasks are this launch's here"),
+        (in_step(0, 4), GROUP, "local", "all tasks are this launch's here"),
+        (in_pod(CHIEF), GROUP, "auto", "Kubernetes puts a new pod in the place of a lost one"),
+        (in_step(0, 2), (CHIEF,), "slurm", "for a run of several tasks"),
+        (in_cluster(CLUSTER, "spare", 1), (), "auto", "TF_CONFIG makes this spare.1: give --spare-nodes 2"),
+    ):
+        with pytest.raises(UserError, match=re.escape(why)):
+            find_placement(cluster, environment, tasks, 1)
+
+
+def test_a_launch_that_begins_again_has_the_task_that_it_was_told_and_its_own_name() -> None:
+    move = Move("slurm:2.0.0", OTHER, (TaskId("spare", 1),))
+    environment = in_step(4, 6, **{MOVED: msgspec.json.encode(move).decode()})
+    placement = find_placement("auto", environment, GROUP, 2)
+    assert placement is not None
+    assert (placement.rank, str(placement.launch), placement.task) == (4, "spare.0", OTHER)
+    assert (placement.tasks, placement.spares) == (GROUP, (TaskId("spare", 1),))
+    with pytest.raises(UserError, match="PROCSV_MOVED is of another start of the run"):
+        find_placement("auto", environment | {"SLURM_RESTART_COUNT": "1"}, GROUP, 2)
 
 
 def test_a_batch_script_a_lone_process_and_a_step_of_single_trainings_are_local() -> None:

@@ -166,6 +166,65 @@ def test_a_member_that_is_silent_is_lost_and_the_run_ends_for_its_scheduler_to_b
         assert len(again.events("run_started")) == 2
 
 
+@pytest.mark.parametrize("lost", ["worker.0", "ps.0"])
+def test_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all_begin_again(
+    tmp_path: Path, lost: str
+) -> None:
+    options = ("--spare-nodes", "1", "--peer-timeout", "1", "--grace", "10", "--snapshot-secs", "0.2")
+    with machines(tmp_path, (*TASKS, "spare.0"), *options, target=REPLICAS) as run:
+        chief = run.launch_all()
+        chief.wait_event("ready", 1, "chief")
+        assert chief.events("run_started")[0]["spare_hosts"] == ["127.0.0.1"]
+        chief.wait_step(20)
+        silent = run.launches[lost]
+
+        silent.process.send_signal(signal.SIGSTOP)
+        chief.kill(lost)  # as all that runs on that machine: here it would be in the way of what follows
+
+        chief.wait_event("ready", 2, "chief")
+        (began,) = chief.events("member_lost")
+        (stopped,) = chief.events("stopped")
+        again = chief.events("recovered", "chief")[-1]
+        assert (began["role"], began["spare"]) == (lost, "127.0.0.1")
+        assert stopped["source"] == "the loss of 127.0.0.1"
+        assert (again["source"], again["step"]) == ("checkpoint", stopped["durable_step"])
+        assert again["step"] > 0
+        assert "spare_hosts" not in chief.events("run_started")[1]
+        assert psutil.Process(chief.pid(lost)).ppid() == run.launches["spare.0"].process.pid
+
+        silent.process.send_signal(signal.SIGCONT)  # it finds nobody, and disturbs nobody
+        silent.wait_for("word of it", partial(says, silent, "nothing is heard of the coordinator"))
+        silent.process.send_signal(signal.SIGTERM)
+        assert silent.wait_end() == 75
+        before = chief.step()
+        chief.wait_step(before + 20)
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.codes() == {**STOPPED, "spare.0": 75}
+
+
+@pytest.mark.parametrize("is_needed", [False, True])
+def test_a_spare_launch_that_is_lost_itself_takes_over_nothing(tmp_path: Path, is_needed: bool) -> None:
+    with machines(tmp_path, (*TASKS, "spare.0"), "--spare-nodes", "1", "--peer-timeout", "1", "--grace", "3") as run:
+        chief = run.launch_all()
+        programs(run)
+        frozen = ["spare.0", *(["worker.0"] if is_needed else [])]
+        run.launches["spare.0"].process.send_signal(signal.SIGSTOP)
+        chief.wait_event("spare_lost")
+        if is_needed:
+            run.launches["worker.0"].process.send_signal(signal.SIGSTOP)
+            (lost,) = chief.wait_event("member_lost")
+            assert lost["spare"] == ""
+        (run.logdir / "end").touch()
+
+        left = [launch for task, launch in run.launches.items() if task not in frozen]
+        assert {launch.wait_end() for launch in left} == {75 if is_needed else 0}
+        assert len(chief.events("run_started")) == 1
+        for task in frozen:
+            run.launches[task].process.send_signal(signal.SIGCONT)
+            run.launches[task].process.send_signal(signal.SIGTERM)
+            assert run.launches[task].wait_end() == 75
+
+
 def test_members_whose_coordinator_is_lost_let_their_tasks_run_on_for_a_while_and_then_end(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, "--peer-timeout", "1", "--coordinator-timeout", "4", "--grace", "3") as run:
         chief = run.launch_all()

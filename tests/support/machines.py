@@ -30,7 +30,7 @@ class Machines:
         self, directory: Path, tasks: Sequence[str], args: Sequence[str], variables: Mapping[str, str]
     ) -> None:
         self.logdir, self._args, self._env, self._directory = directory / "run", args, dict(variables), directory
-        self.tasks = [TaskId.parse(task) for task in tasks]
+        self.tasks = [TaskId.parse(task) for task in tasks]  # launches without one are among them, as spare.0
         self._ports = HeldPorts()
         self._cluster = make_cluster(self._ports.hold(self.tasks))
         self._started: list[Launched] = []

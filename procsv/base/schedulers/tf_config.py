@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from procsv.base.cluster import CHIEF, EVALUATOR, PS, WORKER, Cluster
+from procsv.base.cluster import CHIEF, EVALUATOR, PS, SPARE, WORKER, Cluster
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.base.json_data import decode_json
@@ -39,7 +39,7 @@ class _Config(msgspec.Struct, frozen=True):
 class Member(msgspec.Struct, frozen=True):
     """One task's view of a cluster that has been checked."""
 
-    task: TaskId  # with an address in the cluster, unless it is an evaluator
+    task: TaskId  # with an address in the cluster, unless it is an evaluator or a spare launch
     cluster: Cluster
 
     @property
@@ -102,12 +102,12 @@ def _faults_of_cluster(cluster: Cluster) -> Iterator[str]:
 
 
 def _faults_of_task(task: _Task, cluster: Cluster) -> Iterator[str]:
-    if task.type not in _ROLES:
+    if task.type not in (*_ROLES, SPARE):
         yield f"a task of the type {task.type!r}, and procsv knows {', '.join(_ROLES)}"
     index = str(task.index)
     if not (index.isascii() and index.isdecimal()):
         yield f"a task with the index {index!r}, and indexes count from 0"
-    elif task.type != EVALUATOR and int(index) >= len(cluster.get(task.type, ())):
+    elif task.type not in (EVALUATOR, SPARE) and int(index) >= len(cluster.get(task.type, ())):
         yield f"{task.type} {index} for its task, and no address of it in its cluster ({_show(cluster)})"
 
 

@@ -35,6 +35,7 @@ class RunStarted(Line, frozen=True, kw_only=True, tag="run_started"):
     first_incarnation: int
     tasks: tuple[str, ...] | UnsetType = UNSET
     hosts: dict[str, str] | UnsetType = UNSET
+    spare_hosts: list[str] | UnsetType = UNSET
     seen_until: Seconds | None
     asked_at: Seconds | None
 
@@ -242,6 +243,14 @@ class MemberLost(Line, frozen=True, kw_only=True, tag="member_lost"):
 
     host: str
     silent: Seconds
+    spare: str = ""  # the host that takes the task over, when all begin again; "": the run stops
+
+
+class SpareLost(Line, frozen=True, kw_only=True, tag="spare_lost"):
+    """Nothing was heard of a launch that has no task, on another machine, for `silent` seconds: it takes over none."""
+
+    host: str
+    silent: Seconds
 
 
 class Held(Line, frozen=True, kw_only=True, tag="held"):
@@ -338,6 +347,7 @@ JournalLine = (
     | Fault
     | CapturedByChief
     | MemberLost
+    | SpareLost
     | Held
     | SnapshotFailed
     | SnapshotsResumed

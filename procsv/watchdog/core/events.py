@@ -175,6 +175,15 @@ class MemberLost(msgspec.Struct, frozen=True):
     task: TaskId
     host: str
     silent_s: float
+    spare: str = ""  # the host that can take its task over; "": there is none
+
+
+class SpareLost(msgspec.Struct, frozen=True):
+    """Nothing is heard of a machine that has no task yet."""
+
+    name: TaskId
+    host: str
+    silent_s: float
 
 
 class PreemptAsked(msgspec.Struct, frozen=True):
@@ -201,6 +210,7 @@ Event = (
     | LogdirAdopted
     | LogdirTaken
     | MemberLost
+    | SpareLost
     | StandbySaid
     | Promoted
     | NotPromoted

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from procsv.base.cluster import SPARE
 from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP
 from procsv.ipc.shm.heartbeat import Heartbeat
@@ -47,7 +48,7 @@ class Member(msgspec.Struct):
     """One other watchdog, from its joining on."""
 
     number: int  # of the run, from 1 on: the coordinator is 0
-    task: TaskId
+    task: TaskId  # or the name of a launch that has none
     host: str
     address: str  # of the task, for TensorFlow; "" of one that nobody speaks to
     pid: int  # of the watchdog
@@ -73,9 +74,33 @@ class Membership:
     """All members, by the tasks that they host."""
 
     def __init__(self, expected: tuple[TaskId, ...], peer_timeout_s: float) -> None:
-        """`expected`: the tasks of the others."""
+        """`expected`: the tasks of the others, and the launches that have none yet."""
         self.expected, self.by_task = expected, dict[TaskId, Member]()
         self._timeout_s = peer_timeout_s
+
+    @property
+    def with_tasks(self) -> dict[TaskId, Member]:
+        return {task: member for task, member in self.by_task.items() if task.role != SPARE}
+
+    @property
+    def spares(self) -> list[Member]:
+        """Those that could take over a task, in the order in which they do."""
+        return [
+            self.by_task[name] for name in sorted(self.by_task) if name.role == SPARE and not self.by_task[name].is_lost
+        ]
+
+    def moves(self) -> dict[TaskId, Member] | None:
+        """Who has which task after what was lost: each task's launch if it is there, else a spare one; None if they are too few.
+
+        The spares that are left follow, by their names.
+        """
+        spares = self.spares
+        found = dict[TaskId, Member]()
+        for task, member in self.with_tasks.items():
+            if member.is_lost and not spares:
+                return None
+            found[task] = spares.pop(0) if member.is_lost else member
+        return found | {member.task: member for member in spares}
 
     @property
     def missing(self) -> tuple[TaskId, ...]:

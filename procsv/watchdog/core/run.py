@@ -56,6 +56,7 @@ class Core:
         self.stop_source = ""  # who asked for the end; set before anything is done about it
         self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
         self.is_taken = False  # the logdir, by another machine
+        self.moves = False  # it ends to begin again at once, on the machines that are left
         self.exit_code: int | None = None
         self.settled_step = NO_STEP
         self._stop_s = 0.0
@@ -140,8 +141,12 @@ class Core:
                 self._out += [journal, actions.Say(wording.adopted(shown, saved_step)), actions.WriteRun()]
             case events.LogdirTaken(by):
                 self._logdir_taken(by, now_s)
-            case events.MemberLost(name, host, silent_s):
-                self._member_lost(self.tasks[name], host, silent_s, now_s)
+            case events.MemberLost():
+                self._member_lost(self.tasks[event.task], event, now_s)
+            case events.SpareLost(name, host, silent_s):
+                journal = actions.Journal("spare_lost", name, 1, {"host": host, "silent": round(silent_s, 3)})
+                text = wording.spare_lost(host, silent_s)
+                self._out += [journal, actions.Say(text, is_bad=True), actions.WriteRun()]
             case events.RecycleAsked(why, by_hand, name):
                 for task in self._restartable(name):
                     task.recycle(why, by_hand, now_s)
@@ -339,8 +344,9 @@ class Core:
                 sights = tuple(sight for sight in sights if sight.owner != service.task)
         self._out += self.ground.look(sights, now_s)
 
-    def _stop_asked(self, event: events.StopAsked, now_s: float) -> None:
-        again = bool(self.stop_source)
+    def _stop_asked(self, event: events.StopAsked, now_s: float, killed: frozenset[TaskId] = frozenset()) -> None:
+        """`killed`: those that are not asked first."""
+        again, self.moves = bool(self.stop_source), False
         self.stop_source = self.stop_source or event.source
         if not again:
             self._stop_s = now_s
@@ -357,7 +363,7 @@ class Core:
             self._end_s = min(self._end_s, self._services_end_s(now_s))
         elif event.now or not again:
             why = f"{event.source} asked for an end at once" if event.now else event.source
-            at_once = frozenset(self.tasks) if event.now else frozenset[TaskId]()
+            at_once = frozenset(self.tasks) if event.now else killed
             self._end_order.begin(Request(why, "preempt" if event.is_notice else "final", at_once), now_s)
 
     def _service_lost(self, service: ServiceSupervisor, why: str, now_s: float, last_lines: tuple[str, ...]) -> None:
@@ -379,17 +385,28 @@ class Core:
             stateless = {name for name, task in self.tasks.items() if task.life.state in BEFORE_ITS_STATE}
             self._end_order.begin(Request(why, at_once=frozenset(stateless if service is self._keeper else ())), now_s)
 
-    def _member_lost(self, task: TrainerSupervisor, host: str, silent_s: float, now_s: float) -> None:
-        """Its task may live on, but counts no more: the run ends with what is saved, and a scheduler can start it again."""
-        fields = {"host": host, "silent": round(silent_s, 3)}
+    def _member_lost(self, task: TrainerSupervisor, lost: events.MemberLost, now_s: float) -> None:
+        """Its task may live on, but counts no more: the run ends with what is saved.
+
+        It begins again where a spare machine has its place, and else when its scheduler starts it.
+        """
+        fields = {"host": lost.host, "silent": round(lost.silent_s, 3), "spare": lost.spare}
         self._out.append(actions.Journal("member_lost", task.task, task.incarnation, fields))
-        why = f"nothing is heard of {host} for {show_duration(silent_s)}"
-        self._out.append(actions.Say(f"{why}, where {task.task} runs: the run stops", is_bad=True))
+        why = f"nothing is heard of {lost.host} for {show_duration(lost.silent_s)}"
+        follows = f"all begin again, with {lost.spare} in its place" if lost.spare else "the run stops"
+        self._out.append(actions.Say(f"{why}, where {task.task} runs: {follows}", is_bad=True))
         if not self.is_ending:
-            self._stop_asked(events.StopAsked(f"the loss of {host}", now=False), now_s)
+            at_once = self._need_no_time(task.task) if lost.spare else frozenset[TaskId]()
+            self._stop_asked(events.StopAsked(f"the loss of {lost.host}", now=False), now_s, at_once)
+            self.moves = bool(lost.spare)
         if task.pid:
             task.stop(True, why, now_s)  # first: nothing of it is started again
             self._task_ended(task, events.Ended(task.task, task.incarnation, Exit(None, None), lost=why), now_s)
+
+    def _need_no_time(self, lost: TaskId) -> frozenset[TaskId]:
+        """Those that have nothing to save where all begin again: all, if the chief can end no step without `lost`."""
+        is_stuck = lost.role == PS or lost in self.gang.members
+        return frozenset(task for task in self.tasks if is_stuck or not (task == self.chief.task or task.role == PS))
 
     def _logdir_taken(self, by: str, now_s: float) -> None:
         """Nothing more is written there: the program is ended as it is, and what it had in memory is of no use."""
@@ -520,7 +537,8 @@ class Core:
             source = self.stop_source or "the program itself"
             stopped = {"step": task.step, "durable_step": task.durable_step, "source": source}
             self._out.append(actions.Journal("stopped", task.task, task.incarnation, stopped))
-        self._out.append(actions.Quit(self.exit_code, keep_memory=bool(task.unsaved) and not self.is_taken))
+        moves = self.moves and self.exit_code == exit_codes.RESUMABLE
+        self._out.append(actions.Quit(self.exit_code, bool(task.unsaved) and not self.is_taken, moves))
 
     def _why_failed(self) -> str:
         """Why the run ends with exit code 70; "" if it does not."""

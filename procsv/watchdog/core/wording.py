@@ -167,6 +167,15 @@ def left_behind(processes: list[str]) -> str:
     return f"the program has ended, and with it what it had left running: {', '.join(processes)}. Have it wait for its children"
 
 
+def spare_lost(host: str, silent_s: float) -> str:
+    return f"nothing is heard of {host} for {show_duration(silent_s)}, which has no task: it takes over none"
+
+
+def moves(durable_step: int) -> str:
+    """The run has ended for want of a machine, and begins again on those that are left."""
+    return f"beginning again{f' from step {durable_step}' if durable_step >= 0 else ''}, on the machines that are left"
+
+
 def stopped(step: int, durable_step: int, *, deletes_logdir: bool, has_session: bool) -> str:
     """The run has ended before the program.  `deletes_logdir`: the program has done so in this run."""
     if durable_step < 0:

@@ -230,8 +230,8 @@ class RemoteTaskTable(Protocol):
     def beats(self) -> dict[TaskId, Heartbeat]: ...
     def stopped(self) -> frozenset[TaskId]: ...
     def usage(self, task: TaskId) -> Mapping[str, float | int]: ...
-    def close(self, exit_code: int) -> None:
-        """Tells all that the run is over, and how."""
+    def close(self, exit_code: int, moves: bool = False) -> tuple[TaskId, ...] | None:
+        """Tells all that the run is over, and how; or, with `moves`, to begin again, and returns who has no task then."""
 
 
 class FaultInjector(Protocol):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.actions import Spawn
-from procsv.watchdog.core.events import MemberLost, NotSpawned, Ticked, TreeGone
-from tests.watchdog.played import DONE, KILLED, Played, journaled, said
+from procsv.watchdog.core.events import MemberLost, NotSpawned, SpareLost, Ticked, TreeGone
+from tests.watchdog.played import DONE, KILLED, Played, journaled, killed, said
 
-WORKER = TaskId("worker", 0)
+WORKER, OTHER = TaskId("worker", 0), TaskId("worker", 1)
 LOST = MemberLost(WORKER, "n2", 10.0)
 
 
@@ -18,7 +19,7 @@ def test_it_ends_the_run_and_is_nobodys_failure() -> None:
 
     (exited,) = journaled(out, "exited")
     assert (exited["cause"], exited["evidence"]) == ("lost-peer", "nothing is heard of n2 for 10 s")
-    assert journaled(out, "member_lost") == [{"host": "n2", "silent": 10.0}]
+    assert journaled(out, "member_lost") == [{"host": "n2", "silent": 10.0, "spare": ""}]
     assert not journaled(out, "restarting")
     assert ("nothing is heard of n2 for 10 s, where worker.0 runs: the run stops", True) in said(out)
     out += played.tell(Ticked())
@@ -37,6 +38,51 @@ def test_during_a_stop_it_changes_nothing_but_that_it_is_not_waited_for() -> Non
     assert played.core.stop_source == source
     played.end(CHIEF, DONE)
     assert not played.core.tasks[WORKER].pid
+
+
+def test_one_whose_place_another_machine_can_take_ends_the_run_to_begin_it_again() -> None:
+    played = Played(tasks=(CHIEF, WORKER))
+
+    out = played.tell(MemberLost(WORKER, "n2", 10.0, "n3"))
+
+    assert journaled(out, "member_lost") == [{"host": "n2", "silent": 10.0, "spare": "n3"}]
+    text = "nothing is heard of n2 for 10 s, where worker.0 runs: all begin again, with n3 in its place"
+    assert (text, True) in said(out)
+    assert played.core.moves
+    assert played.core.is_ending
+
+
+def test_where_all_begin_again_only_those_are_waited_for_that_the_chief_needs_to_save() -> None:
+    server = TaskId("ps", 0)
+    for lost, is_gang, killed_at_once in (
+        (OTHER, False, {WORKER}),
+        (server, False, {CHIEF, WORKER, OTHER}),
+        (OTHER, True, {CHIEF, WORKER}),
+    ):
+        tasks = (CHIEF, WORKER, OTHER) if is_gang else (CHIEF, WORKER, OTHER, server)
+        played = Played(tasks=tasks, launch=LaunchSettings(restart="gang" if is_gang else "task"))
+        out = played.tell(MemberLost(lost, "n2", 10.0, "n3"), Ticked())
+        assert set(killed(out)) - {lost} == killed_at_once, (lost, is_gang)
+
+
+def test_a_stop_that_somebody_asks_for_before_or_after_the_loss_of_a_machine_is_the_end() -> None:
+    for is_before in (True, False):
+        played = Played(tasks=(CHIEF, WORKER))
+        for asks in (is_before, not is_before):
+            if asks:
+                played.stop()
+            else:
+                played.tell(MemberLost(WORKER, "n2", 10.0, "n3"))
+        assert not played.core.moves
+
+
+def test_the_loss_of_a_machine_without_a_task_is_told_and_ends_nothing() -> None:
+    played = Played(tasks=(CHIEF, WORKER))
+
+    out = played.tell(SpareLost(TaskId("spare", 0), "n4", 10.0))
+
+    assert journaled(out, "spare_lost") == [{"host": "n4", "silent": 10.0}]
+    assert not played.core.is_ending
 
 
 def test_one_that_has_ended_before_is_not_ended_again() -> None:

@@ -64,6 +64,25 @@ def test_silence_for_the_timeout_loses_a_member_once_and_for_all(members: Member
     assert members.next_due_s() == 5.0 + TIMEOUT_S
 
 
+def test_spare_launches_take_over_the_tasks_of_those_that_are_lost_for_as_long_as_there_are_any() -> None:
+    spares = TaskId("spare", 0), TaskId("spare", 1)
+    members = Membership((WORKER, PS, *spares), TIMEOUT_S)
+    for number, task in enumerate((PS, WORKER, *reversed(spares)), 1):
+        members.join(_member(task, number))
+
+    def places() -> dict[str, int] | None:
+        moves = members.moves()
+        return None if moves is None else {str(task): member.number for task, member in moves.items()}
+
+    assert places() == {"ps.0": 1, "worker.0": 2, "spare.0": 4, "spare.1": 3}
+    members.by_task[WORKER].is_lost = True
+    assert places() == {"ps.0": 1, "worker.0": 4, "spare.1": 3}
+    members.by_task[spares[0]].is_lost = True
+    assert places() == {"ps.0": 1, "worker.0": 3}
+    members.by_task[PS].is_lost = True
+    assert places() is None
+
+
 def test_heartbeats_are_put_on_our_clock_by_the_message_that_travelled_fastest() -> None:
     member = _member()
     for sent_s, heard_s in ((100.0, 1100.5), (101.0, 1101.1), (102.0, 1102.9)):

@@ -63,7 +63,7 @@ class Forming:
     def __init__(self, start: Start, placement: Placement, clock: Clock) -> None:
         self._start, self._placement, self._clock = start, placement, clock
         others = tuple(task for task in placement.tasks if task != placement.task)
-        self.membership = Membership(others, start.settings.peer_timeout_s)
+        self.membership = Membership(others + placement.spares, start.settings.peer_timeout_s)
         keys, self._client_keys = KeyPair.new(), KeyPair.new()
         self._key = keys.public
         me = Address(start.run, WATCHDOG, start.incarnation)

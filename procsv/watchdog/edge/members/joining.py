@@ -20,7 +20,7 @@ from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import Join, Refused, Welcome
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
-from procsv.watchdog.edge.members.own_host import can_be_found
+from procsv.watchdog.edge.members.own_host import can_be_found, own_host
 from procsv.watchdog.edge.members.remote_tasks import member_id
 
 LOOK_S = 0.1  # how often the logdir is looked at for a term
@@ -105,4 +105,6 @@ class Joining:
 
     def _question(self) -> Join:
         line = (self._start.target, *self._start.args)
-        return Join(self._placement.task, self._placement.host, self._address, __version__, line, os.getpid())
+        return Join(
+            self._placement.task, self._placement.host or own_host(), self._address, __version__, line, os.getpid()
+        )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 
+from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import TaskId
@@ -57,6 +58,7 @@ class MemberLoop:
         self._clearing = 0  # the attempt whose tree is being cleared; 0: none
         self._tick_s = self._beat_s = clock.monotonic()
         self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
+        self.moves_to: tuple[TaskId, tuple[TaskId, ...]] | None = None  # what it begins again with
 
     def run(self) -> int:
         """Serves until the run is over, or lost; the exit code."""
@@ -125,6 +127,9 @@ class MemberLoop:
                 self._stand_in.tell(incarnation, decode_body(body))
             case told.EndMember(exit_code):
                 self._do(self._core.told_end(exit_code, self._clock.monotonic()))
+            case told.MoveMember(task, spares):
+                self.moves_to = task, spares
+                self._do(self._core.told_end(exit_codes.RESUMABLE, self._clock.monotonic()))
             case _:
                 pass  # an Ack
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from procsv.base.clock import Clock
+from procsv.base.cluster import SPARE
 from procsv.base.errors import PeerError
 from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP
@@ -65,7 +66,11 @@ class RemoteTasks:
 
     @property
     def host_of(self) -> dict[TaskId, str]:
-        return {task: member.host for task, member in self._members.by_task.items()}
+        return {task: member.host for task, member in self._members.with_tasks.items()}
+
+    @property
+    def spare_hosts(self) -> tuple[str, ...]:
+        return tuple(member.host for member in self._members.spares)
 
     # -- orders --------------------------------------------------------------------------------------------
     def hosts(self, task: TaskId) -> bool:
@@ -179,9 +184,13 @@ class RemoteTasks:
         self._questions.forget(member.task)
         silent_s = self._clock.monotonic() - member.heard_s
         task, what = member.task, list[events.Event]()
+        if task.role == SPARE:
+            return [events.SpareLost(task, member.host, silent_s)]
         if (incarnation := self._starting.pop(task, None)) is not None:
             what.append(self._not_spawned(task, incarnation))
-        what.append(events.MemberLost(task, member.host, silent_s))
+        moves = self._members.moves()
+        spare = moves[task].host if moves is not None else ""
+        what.append(events.MemberLost(task, member.host, silent_s, spare))
         if (incarnation := self._clearing.pop(task, None)) is not None:
             what.append(events.TreeGone(task, incarnation))
         return what
@@ -199,10 +208,10 @@ class RemoteTasks:
 
     # -- what is known of them -----------------------------------------------------------------------------
     def beats(self) -> dict[TaskId, Heartbeat]:
-        return {task: m.beat for task, m in self._members.by_task.items() if m.beat is not None}
+        return {task: m.beat for task, m in self._members.with_tasks.items() if m.beat is not None}
 
     def stopped(self) -> frozenset[TaskId]:
-        return frozenset(task for task, m in self._members.by_task.items() if m.is_stopped and not m.is_lost)
+        return frozenset(task for task, m in self._members.with_tasks.items() if m.is_stopped and not m.is_lost)
 
     def usage(self, task: TaskId) -> Mapping[str, float | int]:
         return {"uptime": 0.0, "rss": 0, "cpu": 0.0, **self._members.by_task[task].usage}
@@ -213,11 +222,22 @@ class RemoteTasks:
         return self._server.refused
 
     # -- the end -------------------------------------------------------------------------------------------
-    def close(self, exit_code: int) -> None:
-        """Tells all members how the run has ended, and waits for them to have heard it, but not for long."""
-        there = [member_id(member.number) for member in self._members.by_task.values() if not member.is_lost]
-        for who in there:
-            self._server.broadcast(told.EndMember(exit_code), who)
+    def close(self, exit_code: int, moves: bool = False) -> tuple[TaskId, ...] | None:
+        """Tells all members how the run has ended, and waits for them to have heard it, but not for long.
+
+        `moves`: they are to begin again, and who has no task then is returned; None: they are not, or are too few.
+        """
+        places = self._members.moves() if moves else None
+        spares = tuple(name for name in places or () if name.role == SPARE)
+        task_of = {member.number: task for task, member in (places or {}).items()}
+        there = [member for member in self._members.by_task.values() if not member.is_lost]
+        for member in there:
+            moved = told.MoveMember(task_of[member.number], spares) if places is not None else None
+            self._server.broadcast(moved or told.EndMember(exit_code), member_id(member.number))
+        self._end([member_id(member.number) for member in there])
+        return spares if places is not None else None
+
+    def _end(self, there: list[TaskId]) -> None:
         wait_until_heard(self._server, there, self._clock, END_S_MAX)
         self._questions.close()
         self._server.close()
@@ -229,6 +249,7 @@ class NoRemoteTasks:
 
     refused = 0
     host_of: Mapping[TaskId, str] = {}
+    spare_hosts: tuple[str, ...] = ()
 
     def listen(self, waiter: Waiter) -> None: ...
     def hosts(self, task: TaskId) -> bool:
@@ -255,4 +276,4 @@ class NoRemoteTasks:
     def usage(self, task: TaskId) -> Mapping[str, float | int]:
         return {}
 
-    def close(self, exit_code: int) -> None: ...
+    def close(self, exit_code: int, moves: bool = False) -> tuple[TaskId, ...] | None: ...
