@@ -165,8 +165,8 @@ class EagerController:
     def end_training(self) -> None:
         training, self.training = self.training, None
         if training is not None:
-            training.boundary.leave_steps()
             training.end_training()
+            training.boundary.leave_steps()  # not before: in the middle of a step, what is due would be captured
             self.runtime.phase = Phase.IDLE  # what the program does from here on may take any time
 
     def leave_run(self) -> None:

@@ -13,6 +13,8 @@ import procsv
 from procsv.base.errors import UserError
 from procsv.base.run.manifest import STATE_FILE
 from procsv.training.eager.controller import seconds_of
+from procsv.training.snapshots.snapshot_queue import SnapshotQueue
+from procsv.training.snapshots.snapshotter import Snapshotter
 
 
 class Counting:
@@ -102,6 +104,38 @@ def test_an_error_in_the_block_saves_nothing_that_may_be_half_a_step(directory: 
         fail()
     assert tf.train.latest_checkpoint(str(directory)) == f"{directory}/ckpt-1"
     assert tf.train.load_variable(f"{directory}/ckpt-1", "v/.ATTRIBUTES/VARIABLE_VALUE") == 4
+
+
+def test_a_snapshot_that_is_due_when_a_step_fails_is_not_of_the_middle_of_that_step(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, miss, close = threading.Event(), SnapshotQueue.missed, Snapshotter.close
+
+    def miss_and_tell(queue: SnapshotQueue, now_s: float) -> None:
+        miss(queue, now_s)
+        looked.set()
+
+    def close_after_a_look(snapshotter: Snapshotter) -> None:
+        looked.clear()
+        assert looked.wait(60), "what is due is looked for again and again"
+        close(snapshotter)
+
+    monkeypatch.setattr(SnapshotQueue, "missed", miss_and_tell)
+    monkeypatch.setattr(Snapshotter, "close", close_after_a_look)
+    counting = Counting(directory, snapshot_secs=0.05)
+
+    def fail() -> None:
+        with counting.manager as manager:
+            manager.restore_or_initialize()
+            counting.train(2)
+            manager.save()
+            counting.v.assign(-1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    newest = tf.train.latest_checkpoint(str(directory))
+    assert tf.train.load_variable(newest, "v/.ATTRIBUTES/VARIABLE_VALUE") == 4
 
 
 def test_a_save_is_of_its_moment_though_training_goes_on_at_once(directory: Path) -> None:
