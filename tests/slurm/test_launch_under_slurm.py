@@ -49,10 +49,11 @@ class Training:
         self._path = f"{tools}:{slurm.environment['PATH']}"
         (slurm.place / "train.py").write_text(PROGRAM)
 
-    def submit(self, steps: int, *options: str) -> str:
+    def submit(self, steps: int, *options: str, spares: int = 0) -> str:
         """The number of a job that trains to that step."""
         self.train_to(steps)
         variables = {"PATH": self._path, "LOGDIR": str(self.logdir), "PROCSV_HOST": "127.0.0.1"}
+        variables["SPARES"] = str(spares)
         options = ("--cpus-per-task=1", "--time=10", *options)
         return self.slurm.submit(DEPLOY / "slurm.sbatch", *options, **variables)
 
@@ -168,6 +169,32 @@ def test_a_job_that_loses_a_node_saves_and_resumes_on_those_that_are_left(
     training.wait_all_run(job)
     slurm.kill_node(3)
     check_resumes(training, job)
+
+
+@pytest.mark.parametrize("slurm", [5], indirect=True)
+def test_a_job_that_loses_a_node_and_has_a_spare_one_begins_again_in_its_allocation_and_completes(
+    slurm: SlurmCluster, training: Training
+) -> None:
+    job = training.submit(ENDLESS, "--nodes=5", "--ntasks=5", spares=1)
+    training.wait_all_run(job)
+    assert training.events("run_started")[0]["spare_hosts"] == ["n5"]
+
+    slurm.kill_node(3)
+
+    (lost,) = training.wait_event(job, "member_lost")
+    training.wait_event(job, "run_started", 2)
+    training.wait_all_run(job, 2)
+    assert (lost["role"], lost["host"], lost["spare"]) == ("worker.1", "n3", "n5")
+    assert training.events("run_started")[1]["hosts"]["worker.1"] == "n5"
+    (stopped,) = training.events("stopped")
+    assert training.events("recovered", "chief")[-1]["step"] == stopped["durable_step"] == stopped["step"]
+    training.train_to(stopped["step"] + 10)
+    psutil.Process(training.events("spawned", "chief")[-1]["pid"]).kill()  # it reads anew how far to train
+    training.assert_completes(job)
+    assert slurm.describe_job(job)["Restarts"] == "0"
+    slurm.start_node(3)  # Slurm waits for it with the end of the job
+    (left,) = find_paths(training.logdir).run_dir.parent.glob("procsv-*/worker.1.1.heartbeat")  # the memory of the lost node
+    shutil.rmtree(left.parent)
 
 
 def test_a_job_that_loses_the_chiefs_node_and_its_script_resumes_from_the_newest_checkpoint(
