@@ -165,11 +165,13 @@ def show_step(step: int) -> str:
 
 
 def task_table(tasks: Sequence[dict[str, Any]], show_cell: Callable[[str], RenderableType]) -> Table:
-    """One row for each task of a run that has several."""
-    numbers = ("attempt", "restarts", "steps/s")
-    table = make_table(("task", "state", *numbers, "waits for", "last exit"), right=numbers)
-    for task in tasks:
-        table.add_row(*map(show_cell, task_row(task)))
+    """One row for each task of a run that has several; with its host where there are several of these."""
+    numbers, hosts = ("attempt", "restarts", "steps/s"), [task["host"] or "" for task in tasks]
+    where = ("host",) if any(hosts) else ()
+    table = make_table(("task", *where, "state", *numbers, "waits for", "last exit"), right=numbers)
+    for task, host in zip(tasks, hosts, strict=True):
+        name, *more = task_row(task)
+        table.add_row(*map(show_cell, (name, *([host] if where else []), *more)))
     return table
 
 

@@ -214,6 +214,7 @@ def _run(
         observes=start.observes > 0,
         tasks=start.settings.tasks or (start.chief,),
         hosts=remote.host_of,
+        host=remote.host,
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
@@ -233,7 +234,7 @@ def _run(
             "logdir": start.logdir,
             "first_incarnation": opened.first_incarnation,
             **({"tasks": tuple(map(str, settings.tasks))} if len(settings.tasks) > 1 else {}),
-            **({"hosts": {str(task): host for task, host in settings.hosts.items()}} if settings.hosts else {}),
+            **({"hosts": {str(task): settings.host_of(task) for task in settings.tasks}} if settings.host else {}),
             **({"spare_hosts": remote.spare_hosts} if remote.spare_hosts else {}),
             "seen_until": opened.seen_until,
             "asked_at": start.asked_at or None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import stat
 from functools import partial
@@ -42,7 +43,7 @@ def test_a_task_that_dies_is_started_again_by_its_own_launch_and_the_others_trai
         for task in ("chief", "worker.0"):
             chief.wait_event("ready", 1, task)
         assert psutil.Process(chief.pid("worker.0")).ppid() == run.launches["worker.0"].process.pid
-        assert chief.events("run_started")[0]["hosts"].keys() == {"worker.0", "ps.0"}
+        assert chief.events("run_started")[0]["hosts"] == dict.fromkeys(TASKS, "127.0.0.1")
 
         chief.kill("worker.0")
         chief.wait_event("ready", 2, "worker.0")
@@ -54,7 +55,12 @@ def test_a_task_that_dies_is_started_again_by_its_own_launch_and_the_others_trai
         chief.wait_event("session_recovered", 1, "chief")
         assert chief.events("session_recovered", "chief")[0]["source"] == "memory"
         assert not chief.events("captured_by_chief"), "servers of other machines are not asked"
-        assert {row["task"]: row["host"] for row in chief.status()["tasks"]}["worker.0"] != ""
+        assert [row["host"] for row in chief.status()["tasks"]] == ["127.0.0.1"] * 3
+        shown = procsv("status", str(run.logdir)).stdout
+        assert len(re.findall(r"^(?:chief|worker\.0|ps\.0) +127\.0\.0\.1 ", shown, re.MULTILINE)) == 3
+        logs = procsv("logs", str(run.logdir), "--node", "127.0.0.1").stdout
+        assert {line.split()[0] for line in logs.splitlines() if "│" in line} >= {"chief", "worker.0"}
+        assert "its machines are 127.0.0.1" in procsv("logs", str(run.logdir), "--node", "n7").stderr
 
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.codes() == STOPPED

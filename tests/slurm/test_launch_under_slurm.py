@@ -18,7 +18,7 @@ import pytest
 
 from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import find_paths
-from tests.support.launched import NEWS_S_MAX
+from tests.support.launched import NEWS_S_MAX, procsv
 from tests.support.manifests import DEPLOY
 from tests.support.slurm import SlurmCluster
 
@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.slow]
 TASKS = ("chief", "worker.0", "worker.1", "ps.0")
 PROGRAM = """
 import os, pathlib, runpy, sys, threading
+print("I am", os.environ["PROCSV_TASK"], flush=True)
 if os.environ["PROCSV_TASK"] != "chief":
     threading.Event().wait()
 sys.argv[1:] = [pathlib.Path("steps").read_text(), "0.01"]
@@ -177,7 +178,12 @@ def test_a_job_that_loses_a_node_and_has_a_spare_one_begins_again_in_its_allocat
 ) -> None:
     job = training.submit(ENDLESS, "--nodes=5", "--ntasks=5", spares=1)
     training.wait_all_run(job)
-    assert training.events("run_started")[0]["spare_hosts"] == ["n5"]
+    (began,) = training.events("run_started")
+    assert began["hosts"] == {task: f"n{number}" for number, task in enumerate(TASKS, 1)}
+    assert began["spare_hosts"] == ["n5"]
+    read = {node: procsv("logs", str(training.logdir), "--node", node) for node in ("n1", "n2", "n7")}
+    assert ["chief" in read[node].stdout for node in ("n1", "n2")] == [True, False]
+    assert "no task of this run is on 'n7': its machines are n1, n2, n3, n4" in read["n7"].stderr
 
     slurm.kill_node(3)
 
@@ -193,7 +199,9 @@ def test_a_job_that_loses_a_node_and_has_a_spare_one_begins_again_in_its_allocat
     training.assert_completes(job)
     assert slurm.describe_job(job)["Restarts"] == "0"
     slurm.start_node(3)  # Slurm waits for it with the end of the job
-    (left,) = find_paths(training.logdir).run_dir.parent.glob("procsv-*/worker.1.1.heartbeat")  # the memory of the lost node
+    (left,) = find_paths(training.logdir).run_dir.parent.glob(
+        "procsv-*/worker.1.1.heartbeat"
+    )  # the memory of the lost node
     shutil.rmtree(left.parent)
 
 

@@ -19,7 +19,7 @@ from procsv.cli.directory import directory_argument
 from procsv.cli.logs.attempt_log import AttemptLog
 from procsv.cli.logs.output import Output
 from procsv.cli.logs.print_order import order_of_printing
-from procsv.cli.logs.role_logs import RoleLogs, list_roles
+from procsv.cli.logs.role_logs import RoleLogs, list_roles, list_roles_on
 from procsv.cli.query import find_run
 from procsv.cli.usage.completion import complete_roles
 from procsv.cli.values import Duration
@@ -49,6 +49,9 @@ POLL_S = 0.2
     shell_complete=complete_roles,
     help="trainer or a task such as worker.1, standby, checkpoint, summary, or watchdog (with --detach).",
 )
+@click.option(
+    "--node", metavar="HOST", help="Show the tasks that this machine has, of a run on several, as --all does."
+)
 @click.option("--all", "is_all", is_flag=True, help="Show all roles together as they printed, each line with its role.")
 def command(
     directory: str,
@@ -57,6 +60,7 @@ def command(
     since_s: float | None,
     attempt: int | None,
     role: str | None,
+    node: str | None,
     is_all: bool,
 ) -> None:
     """Show what the newest process of a role has printed.
@@ -65,9 +69,12 @@ def command(
     """
     if attempt is not None and (follow or since_s is not None):
         raise click.UsageError("--attempt shows one attempt; leave out --follow and --since")
+    if node is not None and role is not None:
+        raise click.UsageError("--node shows all tasks of a machine, and --role one task: give one of them")
     run = find_run(directory)
-    role = role or run.task
-    all_logs = [RoleLogs(run, one, is_marked=is_all) for one in (list_roles(run) if is_all else [role])]
+    role, is_all = role or run.task, is_all or node is not None
+    roles = list_roles(run) if node is None else list_roles_on(run, node)
+    all_logs = [RoleLogs(run, one, is_marked=is_all) for one in (roles if is_all else [role])]
     chosen = {logs: _choose(logs, since_s, attempt) for logs in all_logs}
     if not any(chosen.values()):
         _complain(run, all_logs[0] if all_logs else RoleLogs(run, role), role, attempt, since_s)

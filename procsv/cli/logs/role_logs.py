@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 
+from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
+from procsv.base.run.journal import read_journal
 from procsv.base.run.logs import list_numbers, newest_number, older_part
 from procsv.base.run.run_file import RunFile
 from procsv.cli.logs.attempt_log import AttemptLog
@@ -18,6 +20,17 @@ from procsv.cli.logs.print_order import Part, Printed
 def list_roles(run: RunFile) -> list[str]:
     """The roles of which there is a log."""
     return sorted({path.name.rsplit(".", 2)[0] for path in run.paths.logs.glob("*.*.log")})
+
+
+def list_roles_on(run: RunFile, host: str) -> list[str]:
+    """Those of the tasks that this machine has, in the newest launch; UserError if it has none."""
+    started = [entry for entry in read_journal(run.paths.journal) if entry["event"] == "run_started"]
+    hosts = started[-1].get("hosts", {}) if started else {}
+    found = [role for role in list_roles(run) if hosts.get(role.removeprefix("standby-")) == host]
+    if not found:
+        there = f"its machines are {', '.join(sorted(set(hosts.values())))}" if hosts else "it is on one machine"
+        raise UserError(f"no task of this run is on {host!r}: {there}")
+    return found
 
 
 class RoleLogs:

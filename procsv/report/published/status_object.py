@@ -29,6 +29,7 @@ class TaskStatus(Struct, frozen=True, kw_only=True):
     """One task of a run that has several; without a pid it is not there now."""
 
     task: str
+    host: Annotated[str, Meta(description="its machine, where a run has several")] | None
     state: str
     phase: str
     pid: int | None

@@ -25,4 +25,9 @@ class Settings(msgspec.Struct, frozen=True):
     observes: bool = False  # the program was started by somebody else: it is neither ended nor started again
     tasks: tuple[TaskId, ...] = (TRAINER,)  # the first is the chief: its state is the one that is saved
     hosts: Mapping[TaskId, str] = msgspec.field(default_factory=dict)  # of the tasks that run on other machines
+    host: str = ""  # this machine, where there are others
     services: Mapping[TaskId, ServiceSpec] = msgspec.field(default_factory=lambda: SERVICES)
+
+    def host_of(self, task: TaskId) -> str:
+        """The machine that a task is on; "" where all are on one."""
+        return self.hosts.get(task, self.host)

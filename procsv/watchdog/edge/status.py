@@ -105,7 +105,7 @@ def _task_object(core: Core, task: TrainerSupervisor, beat: Heartbeat | None, no
     awaited = core.awaited_by(task.task, now_s)
     return {
         "task": str(task.task),
-        "host": core.settings.hosts.get(task.task),
+        "host": core.settings.host_of(task.task) or None,
         "state": _state(task, now_s),
         "phase": _phase(beat),
         "pid": task.pid or None,

@@ -141,7 +141,8 @@ class Forming:
         for task, received in self._asked.items():
             self.server.send_reliable(received.who, Welcome(start.text()), re=received.seq)
             self.membership.heard(self.membership.by_task[task], now_s)
-        return start, RemoteTasks(self.context, self.server, self.membership, start, self._clock)
+        host = self._placement.host or own_host()
+        return start, RemoteTasks(self.context, self.server, self.membership, start, self._clock, host)
 
     def refuse(self, error: UserError) -> None:
         """Tells who has come, and who is still to come, that there is no run."""

@@ -51,7 +51,11 @@ def wait_until_heard(server: TcpServer, members: list[TaskId], clock: Clock, lim
 class RemoteTasks:
     """All of them, by task."""
 
-    def __init__(self, context: Context, server: TcpServer, membership: Membership, start: Start, clock: Clock) -> None:
+    def __init__(
+        self, context: Context, server: TcpServer, membership: Membership, start: Start, clock: Clock, host: str = ""
+    ) -> None:
+        """`host`: this machine's name, for people."""
+        self.host = host
         self._context, self._server, self._members, self._clock = context, server, membership, clock
         self._questions = Questions(context, start, clock)
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
@@ -248,6 +252,7 @@ class NoRemoteTasks:
     """Of a run on one machine."""
 
     refused = 0
+    host = ""
     host_of: Mapping[TaskId, str] = {}
     spare_hosts: tuple[str, ...] = ()
 
