@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from procsv.base.clock import Clock
-from procsv.base.identity import TaskId
+from procsv.base.identity import PROGRAM_ROLES, TaskId
 from procsv.base.json_data import decode_json, encode_json
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.records import make_record_dir, open_record
@@ -121,3 +121,14 @@ def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[dic
         except msgspec.DecodeError:
             if damaged is not None:
                 damaged.append(line)
+
+
+def read_program_pids(path: Path, of_last_launch: bool = False) -> set[int]:
+    """The pids that the run has given to its programs; none if there is no journal."""
+    pids = set[int]()
+    for line in read_journal(path):
+        if line["event"] == "run_started" and of_last_launch:
+            pids.clear()
+        elif line["event"] == "spawned" and line["role"].partition(".")[0] in PROGRAM_ROLES and line.get("pid"):
+            pids.add(line["pid"])
+    return pids

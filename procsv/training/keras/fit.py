@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from procsv.base import exit_codes
-from procsv.base.identity import PROGRAM_ROLES
-from procsv.base.run.journal import read_journal
+from procsv.base.run.journal import read_program_pids
 from procsv.ipc.messaging.messages import Durable
 from procsv.training.eager.controller import EagerController
 from procsv.training.keras import private, private_epochs
@@ -129,13 +128,8 @@ class Fit:
         self._logged.go_on()
         self._found_end = found.place if found.place["over"] else None
         self._make_source().put_back(found)
-        self._logged.remove_repeated(found.place["callbacks"], self._read_pids)
+        self._logged.remove_repeated(found.place["callbacks"], lambda: read_program_pids(self._runtime.paths.journal))
         self._progress.put_back(found.place)
-
-    def _read_pids(self) -> set[int]:
-        """Of all trainers that this run has had."""
-        started = (line for line in read_journal(self._runtime.paths.journal) if line["event"] == "spawned")
-        return {line["pid"] for line in started if line["role"].partition(".")[0] in PROGRAM_ROLES and line.get("pid")}
 
     # -- steps -----------------------------------------------------------------------------------------------
     def end_batch(self, batch: int) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.identity import TRAINER, WATCHDOG
-from procsv.base.run.journal import Journal, read_journal
+from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG, TaskId
+from procsv.base.run.journal import Journal, read_journal, read_program_pids
 from tests.support.fake_clock import FakeClock
 from tests.support.programs import running
 
@@ -42,6 +42,19 @@ def test_a_line_carries_time_event_role_incarnation_and_its_own_fields(path: Pat
 
 def test_no_journal_reads_as_an_empty_one(path: Path) -> None:
     assert list(read_journal(path)) == []
+
+
+def test_the_pids_of_programs_are_those_of_all_launches_or_of_the_last(path: Path) -> None:
+    assert read_program_pids(path) == set()
+    journal = Journal(path, FakeClock())
+    for first in (10, 20):
+        journal.append("run_started", WATCHDOG, 1, pid=first)
+        for number, task in enumerate((CHECKPOINT, TRAINER, TaskId("worker", 1)), first + 1):
+            journal.append("spawned", task, 1, pid=number)
+        journal.append("spawned", TRAINER, 2, pid=None)
+    journal.close()
+    assert read_program_pids(path) == {12, 13, 22, 23}
+    assert read_program_pids(path, of_last_launch=True) == {22, 23}
 
 
 def test_what_was_written_stays_when_it_is_opened_again(path: Path) -> None:

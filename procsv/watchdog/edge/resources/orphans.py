@@ -12,8 +12,7 @@ import signal
 from collections.abc import Callable
 
 from procsv.base.clock import Clock
-from procsv.base.identity import PROGRAM_ROLES
-from procsv.base.run.journal import read_journal
+from procsv.base.run.journal import read_program_pids
 from procsv.base.run.paths import RunPaths, logdir_hash
 from procsv.base.system.processes import ExternalProcess
 from procsv.base.system.tree_mark import find_marked
@@ -45,7 +44,7 @@ class Orphans:
             return []  # the logdir is another run's, too
         marked = find_marked(logdir_hash(self._paths.logdir), {self._early_pid})
         try:
-            programs = self._programs() if marked else set()
+            programs = read_program_pids(self._paths.journal, of_last_launch=True) if marked else set()
             self.has_program = any(one.pid in programs or (not programs and _is_leader(one.pid)) for one in marked)
             if marked and (is_late or not self.has_program) and _are_all_of(marked, heirs()):
                 self._end(marked)
@@ -65,16 +64,6 @@ class Orphans:
         for one in orphans:
             if now_s - self._told[one.pid] > KILL_S:
                 one.signal_tree(signal.SIGKILL)
-
-    def _programs(self) -> set[int]:
-        """The pids that the run before has given to its programs; none if its journal is lost."""
-        pids = set[int]()
-        for line in read_journal(self._paths.journal):
-            if line["event"] == "run_started":
-                pids.clear()
-            elif line["event"] == "spawned" and line["role"].partition(".")[0] in PROGRAM_ROLES and line.get("pid"):
-                pids.add(line["pid"])
-        return pids
 
 
 def _are_all_of(marked: list[ExternalProcess], heirs: list[int] | None) -> bool:
