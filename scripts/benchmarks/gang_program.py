@@ -3,7 +3,7 @@
     procsv launch --workers 2 --no-chief … scripts.benchmarks.gang_program --arm procsv --marks PREFIX …
     while ! TF_CONFIG=… python -m scripts.benchmarks.gang_program --arm monitored --logdir DIR --marks PREFIX …; do :; done
 
-Started by group_runs.py.  Marks and options are those of group_program.py.  With TensorFlow's own CheckpointManager each task saves
+Started by group_runs.py.  Marks and options are by group_task.py.  With TensorFlow's own CheckpointManager each task saves
 after the same steps, as it asks for: the first one into the directory that counts.
 """
 
@@ -16,13 +16,13 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from scripts.benchmarks.group_program import mark, open_marks, parse, read_task
+from scripts.benchmarks.group_task import GroupTask, parse
 from scripts.benchmarks.model import BYTES_PER_ELEMENT, BYTES_PER_MB, WORK_SIZE, Session, Tensor
 
 
 def main() -> None:
-    args, (role, index, _) = parse(), read_task()
-    marks = open_marks(args.marks, role, index)
+    args = parse()
+    task = GroupTask.open(args.marks)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     elements = max(1, int(args.mb * BYTES_PER_MB / BYTES_PER_ELEMENT / args.variables))
     with strategy.scope():
@@ -39,11 +39,11 @@ def main() -> None:
 
     train = tf.function(lambda: strategy.run(update))
     checkpoint = tf.train.Checkpoint(step=step, weights=weights)
-    after_step, pause = _keep(args, checkpoint, step, index), threading.Event()
+    after_step, pause = _keep(args, checkpoint, step, task.index), threading.Event()
     while after_step():
         train()
         step.assign_add(1)
-        mark(marks, int(step))
+        task.mark(int(step))
         pause.wait(args.pause_s)
 
 

@@ -27,6 +27,7 @@ from scripts.benchmarks.group_runs import (
     WORKER,
     Group,
     group_running,
+    program_args,
 )
 from scripts.benchmarks.processes import END_S_MAX
 from scripts.benchmarks.runs import status_of
@@ -79,18 +80,7 @@ def measure(settings: Settings) -> Table:
     table = Table(
         "group", f"A chief, two workers, a server; {MB:g} MB on the server; each task killed in turn", COLUMNS
     )
-    args = [
-        "--mb",
-        f"{MB}",
-        "--variables",
-        "10",
-        "--work",
-        f"{WORK}",
-        "--pause-s",
-        f"{PAUSE_S}",
-        "--save-s",
-        f"{SAVE_S}",
-    ]
+    args = program_args(mb=MB, variables=10, work=WORK, pause_s=PAUSE_S, save_s=SAVE_S)
     found: dict[Arm, Found] = defaultdict(Found)
     repeats, chance = settings.repeats_or(usual=3), Random(3)
     for repeat in range(repeats):

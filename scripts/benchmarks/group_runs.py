@@ -120,6 +120,11 @@ class Group:
         return TrialFailed("\n".join([f"{self.arm}: {what}", *(f"-- {log.name}\n{tail(log)}" for log in logs)]))
 
 
+def program_args(**options: object) -> list[str]:
+    """What a program is told: `pause_s=0.02` is `--pause-s 0.02`."""
+    return [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+
+
 @contextlib.contextmanager
 def group_running(kind: Kind, arm: Arm, args: list[str], options: tuple[str, ...] = ()) -> Iterator[Group]:
     """Tasks that train.  `options` are of `procsv launch`, beside those of `kind`."""

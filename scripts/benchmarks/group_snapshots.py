@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table
-from scripts.benchmarks.group_runs import CHIEF, OTHER, SERVER, WORKER, Group, Kind, group_running
+from scripts.benchmarks.group_runs import CHIEF, OTHER, SERVER, WORKER, Group, Kind, group_running, program_args
 from scripts.benchmarks.processes import END_S_MAX
 from scripts.benchmarks.settings import Settings
 
@@ -58,8 +58,8 @@ def measure(settings: Settings) -> Table:
     settings.say(f"group-snapshots: {rounds} rounds of {len(NAMES)} snapshots")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found"
-        args = ["--found", str(file), "--mb", f"{mb}", "--variables", f"{VARIABLES}", "--pause-s", f"{PAUSE_S}"]
-        with group_running(TASKS, "procsv", [*args, "--rounds", str(rounds)]) as group:
+        args = program_args(found=file, mb=mb, variables=VARIABLES, pause_s=PAUSE_S, rounds=rounds)
+        with group_running(TASKS, "procsv", args) as group:
             deadline_s = time.monotonic() + RUN_S_MAX
             while group.process.poll() is None and time.monotonic() < deadline_s:
                 group.listen(LISTEN_S)

@@ -3,7 +3,7 @@
     procsv launch --workers 2 --ps 1 --consistent-snapshots … scripts.benchmarks.group_snapshots_program --marks PREFIX --found FILE …
 
 Started by group_runs.py for group_snapshots.py.  Every step adds one to every element of what lies on the server, where it lies.  Workers
-mark each step, as in group_program.py; the chief writes a line of JSON for each snapshot into FILE, and ends after the last.
+mark each step, by group_task.py; the chief writes a line of JSON for each snapshot into FILE, and ends after the last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import procsv
 from procsv.training.runtime.context import current
 from procsv.training.snapshots.snapshot_queue import Record, SnapshotRequest
 from procsv.training.snapshots.snapshot_state import State
-from scripts.benchmarks.group_program import mark, open_marks, read_task
+from scripts.benchmarks.group_task import GroupTask, make_parser
 from scripts.benchmarks.model import BYTES_PER_ELEMENT, BYTES_PER_MB, Session, Tensor
 
 tf1 = tf.compat.v1
@@ -75,34 +75,25 @@ class KeepSession(tf1.train.SessionRunHook):  # type: ignore[name-defined, misc]
 
 
 def main() -> None:
-    args, (role, index, addresses) = parse(), read_task()
-    marks = open_marks(args.marks, role, index)
-    tf1.disable_eager_execution()
-    cluster = tf1.train.ClusterSpec(addresses)
-    server = tf1.train.Server(cluster, job_name=role, task_index=index)
-    if role == "ps":
-        mark(marks, 0)
-        server.join()  # until it is ended
+    args = _parse()
+    task = GroupTask.open(args.marks)
+    server, _ = task.serve()
     train, saver, keep = build(args.mb, args.variables), tf1.train.Saver(max_to_keep=1), KeepSession()
     session = procsv.MonitoredTrainingSession(
         server.target,
-        is_chief=role == "chief",
         checkpoint_dir=os.environ["PROCSV_LOGDIR"],
         hooks=[keep],
         save_checkpoint_secs=3600,
-        save_summaries_steps=None,
-        save_summaries_secs=None,
-        log_step_count_steps=None,
-        config=tf1.ConfigProto(device_filters=["/job:ps", f"/job:{role}/task:{index}"], device_count={"GPU": 0}),
+        **task.session_options(),
     )
     pause = threading.Event()
 
     def step() -> None:
-        mark(marks, int(session.run(train)))
+        task.mark(int(session.run(train)))
         pause.wait(args.pause_s)
 
     with session:
-        if role != "chief":
+        if task.role != "chief":
             while not session.should_stop():
                 step()
             return
@@ -144,14 +135,9 @@ def train_for(step: Callable[[], None], seconds: float) -> None:
         step()
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--arm", required=True)
-    parser.add_argument("--marks", required=True)
+def _parse() -> argparse.Namespace:
+    parser = make_parser()
     parser.add_argument("--found", required=True)
-    parser.add_argument("--mb", type=float, required=True)
-    parser.add_argument("--variables", type=int, required=True)
-    parser.add_argument("--pause-s", type=float, required=True)
     parser.add_argument("--rounds", type=int, required=True)
     return parser.parse_args()
 
