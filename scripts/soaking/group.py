@@ -12,46 +12,41 @@ from pathlib import Path
 
 from scripts.soaking.watch import find_live
 from tests.support.launched import Launched, launched, procsv
+from tests.support.replicas import JOIN, SERVER, TASK, monitored
 
 STEP_LIMIT_S = 20  # of a step; the worker's takes a quarter of it, a pause of the chief's half
 OPTIONS = ("--workers", "2", "--ps", "2", "--evaluators", "1", "--drop-in", "--hang-timeout", str(STEP_LIMIT_S))
 TASKS = ("chief", "worker.0", "worker.1", "ps.0", "ps.1", "evaluator.0")
 LOOK_S = 5.0
 
-PROGRAM = f"""
-import json, os, sys, threading, time
-import tensorflow.compat.v1 as tf
-
-tf.disable_v2_behavior()
-config = json.loads(os.environ["TF_CONFIG"])
-role, index, pause = config["task"]["type"], config["task"]["index"], threading.Event()
+PROGRAM = (
+    TASK
+    + """
+import time
 while role == "evaluator":
     tf.train.latest_checkpoint(os.environ["PROCSV_LOGDIR"])
     pause.wait(75.0)
-cluster = tf.train.ClusterSpec(config["cluster"])
-server = tf.train.Server(cluster, job_name=role, task_index=index)
-if role == "ps":
-    server.join()
-own = f"/job:{{role}}/task:{{index}}"
+"""
+    + SERVER
+    + JOIN
+    + """
 with tf.device("/job:ps/task:0"):
     step = tf.train.get_or_create_global_step()
     weights = tf.get_variable("weights", [100000], initializer=tf.zeros_initializer(), use_resource=True)
     train = tf.group(tf.assign_add(weights, tf.ones([100000])), tf.assign_add(step, 1))
-with tf.train.MonitoredTrainingSession(
-    server.target,
-    is_chief=role == "chief",
-    checkpoint_dir=os.environ["PROCSV_LOGDIR"],
-    save_checkpoint_secs=30,
-    config=tf.ConfigProto(device_filters=["/job:ps", own]),
-) as session:
-    begun_s = stood_s = time.monotonic()
-    while not session.should_stop():
-        session.run(train)
-        pause.wait({STEP_LIMIT_S / 4} if (role, index) == ("worker", 1) else 0.05)
-        if role == "chief" and time.monotonic() > stood_s + 60.0:
-            pause.wait({STEP_LIMIT_S / 2})
-            stood_s = time.monotonic()
+stood_s = time.monotonic()
 """
+    + monitored(
+        f"""
+session.run(train)
+pause.wait({STEP_LIMIT_S / 4} if (role, index) == ("worker", 1) else 0.05)
+if is_chief and time.monotonic() > stood_s + 60.0:
+    pause.wait({STEP_LIMIT_S / 2})
+    stood_s = time.monotonic()
+""",
+        save_checkpoint_secs=30,
+    )
+)
 
 
 def soak_by_group(place: Path, minutes: float) -> list[str]:

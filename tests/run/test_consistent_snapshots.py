@@ -11,29 +11,24 @@ import pytest
 import tensorflow as tf
 
 from tests.support.launched import Launched, launched, procsv
+from tests.support.replicas import JOIN, SERVER, TASK, monitored
 
 pytestmark = pytest.mark.fault
 
 # Each step adds one to both variables and then to the step; worker.1 stands between the two as long as the file `slow` is there.
-PROGRAM = """
-import json, os, pathlib, threading
+PROGRAM = (
+    TASK
+    + SERVER
+    + JOIN
+    + """
+import pathlib
 import numpy as np
-import tensorflow.compat.v1 as tf
-
-tf.disable_v2_behavior()
-config = json.loads(os.environ["TF_CONFIG"])
-role, index = config["task"]["type"], config["task"]["index"]
-cluster = tf.train.ClusterSpec(config["cluster"])
-server = tf.train.Server(cluster, job_name=role, task_index=index)
-if role == "ps":
-    server.join()
 
 def wait():
     while os.environ["PROCSV_TASK"] == "worker.1" and pathlib.Path("slow").exists():
-        threading.Event().wait(0.01)
+        pause.wait(0.01)
     return np.int64(0)
 
-own = f"/job:{role}/task:{index}"
 zeros = tf.zeros_initializer()
 with tf.device("/job:ps/task:0"):
     step = tf.train.get_or_create_global_step()
@@ -47,17 +42,9 @@ with tf.device(own):
         added = tf.assign_add(second, tf.ones([100_000]))
     with tf.control_dependencies([added]):
         train = tf.assign_add(step, 1, use_locking=True)
-with tf.train.MonitoredTrainingSession(
-    server.target,
-    is_chief=role == "chief",
-    checkpoint_dir=os.environ["PROCSV_LOGDIR"],
-    save_checkpoint_secs=1,
-    config=tf.ConfigProto(device_filters=["/job:ps", own]),
-) as session:
-    while not session.should_stop():
-        session.run(train)
-        threading.Event().wait(0.01)
 """
+    + monitored("session.run(train)\npause.wait(0.01)", save_checkpoint_secs=1)
+)
 
 
 def saved(run: Launched) -> list[tuple[bool, set[float]]]:

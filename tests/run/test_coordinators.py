@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import Launched, launched
+from tests.support.launched import launched
+from tests.support.replicas import JOIN, SERVER, TASK, monitored, text_of
 
 pytestmark = pytest.mark.fault
 
@@ -52,18 +53,11 @@ assert float(weights[0]) == int(step)
 print("all steps", int(step), flush=True)
 """
 
-SYNC = """
-import json, os, threading
-import tensorflow.compat.v1 as tf
-
-tf.disable_v2_behavior()
-config = json.loads(os.environ["TF_CONFIG"])
-role, index = config["task"]["type"], config["task"]["index"]
-cluster = tf.train.ClusterSpec(config["cluster"])
-server = tf.train.Server(cluster, job_name=role, task_index=index)
-if role == "ps":
-    server.join()
-own = f"/job:{role}/task:{index}"
+SYNC = (
+    TASK
+    + SERVER
+    + JOIN
+    + """
 with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own)):
     step = tf.train.get_or_create_global_step()
     weights = tf.get_variable("weights", [1000], initializer=tf.ones_initializer(), use_resource=False)
@@ -71,33 +65,17 @@ with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own
         tf.train.GradientDescentOptimizer(1e-4), replicas_to_aggregate=2, total_num_replicas=2
     )
     train = optimizer.minimize(tf.reduce_sum(tf.square(weights)), global_step=step)
-with tf.train.MonitoredTrainingSession(
-    server.target,
-    is_chief=role == "chief",
-    checkpoint_dir=os.environ["PROCSV_LOGDIR"],
-    hooks=[optimizer.make_session_run_hook(role == "chief")],
-    save_checkpoint_secs=600,
-    config=tf.ConfigProto(device_filters=["/job:ps", own]),
-) as session:
-    while not session.should_stop():
-        session.run(train)
-        threading.Event().wait(0.02)
 """
+    + monitored(hooks="[optimizer.make_session_run_hook(is_chief)]")
+)
 
 # The shape of slim's learning.train: a Supervisor, its standard services started by the chief, whose loop ends by a condition of its own
 # and saves once more; begun anew where a session is aborted.
-SLIM = """
-import json, os, threading
-import tensorflow.compat.v1 as tf
-
-tf.disable_v2_behavior()
-config = json.loads(os.environ["TF_CONFIG"])
-role, index = config["task"]["type"], config["task"]["index"]
-cluster = tf.train.ClusterSpec(config["cluster"])
-server = tf.train.Server(cluster, job_name=role, task_index=index)
-if role == "ps":
-    server.join()
-own, is_chief = f"/job:{role}/task:{index}", role == "chief"
+SLIM = (
+    TASK
+    + SERVER
+    + JOIN
+    + """
 with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own)):
     step = tf.train.get_or_create_global_step()
     weights = tf.get_variable("weights", [1000], initializer=tf.zeros_initializer(), use_resource=True)
@@ -119,16 +97,13 @@ while should_retry:
             while not sv.should_stop():
                 if session.run(train) >= 600:
                     sv.stop(threads, close_summary_writer=True)
-                threading.Event().wait(0.02)
+                pause.wait(0.02)
             if is_chief:
                 sv.saver.save(session, sv.save_path, global_step=sv.global_step)
     except tf.errors.AbortedError:
         should_retry = True
 """
-
-
-def text_of(run: Launched, task: str) -> str:
-    return "\n".join(log.read_text() for log in sorted((run.logdir / "procsv" / "logs").glob(f"{task}.*.log")))
+)
 
 
 def test_a_coordinator_loses_a_worker_and_a_server_and_comes_to_its_end(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from procsv.training.managed.living_model import WholeMark
 from tests.support.launched import Launched, launched, procsv
+from tests.support.replicas import memory_step
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault
@@ -109,10 +109,6 @@ def cluster(tmp_path: Path) -> Iterator[tuple[Launched, tuple[str, str]]]:
         assert "SIGKILL, sender unknown, while it served" in server.said()
         assert not server.events("hang_suspected")
         assert "asked to stop (preempt): the server ends" in server.said()
-
-
-def memory_step(run: Launched) -> int:
-    return int(json.loads((run.logdir / "procsv" / "run.json").read_text())["memory_step"])
 
 
 @pytest.mark.parametrize("api", ["supervisor", "monitored"])

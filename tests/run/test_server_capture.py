@@ -10,19 +10,14 @@ import pytest
 import tensorflow as tf
 
 from tests.support.launched import Launched, launched, procsv
+from tests.support.replicas import JOIN, SERVER, TASK, monitored, wait_for_memory
 
 pytestmark = pytest.mark.fault
 
-PROGRAM = """
-import json, os, sys, threading
-import numpy as np
-import tensorflow.compat.v1 as tf
-
-tf.disable_v2_behavior()
-config = json.loads(os.environ["TF_CONFIG"])
-role, index = config["task"]["type"], config["task"]["index"]
-cluster = tf.train.ClusterSpec(config["cluster"])
-server = tf.train.Server(cluster, job_name=role, task_index=index)
+PROGRAM = (
+    TASK
+    + SERVER
+    + """
 if role == "ps":
     def refuse(order):
         raise ValueError("not today")
@@ -31,7 +26,9 @@ if role == "ps":
         script_ops._py_funcs._funcs.clear()
     if "forgets" in sys.argv:
         script_ops._py_funcs._funcs["procsv.copy"] = refuse
-    server.join()
+"""
+    + JOIN
+    + """
 ones = tf.ones_initializer()
 with tf.device("/job:ps/task:0"):
     step = tf.train.get_or_create_global_step()
@@ -52,17 +49,9 @@ updates = [tf.assign_add(v, tf.cast(tf.fill(v.shape, (step + 1) % 16 - step % 16
 updates.append(embedding.scatter_add(rows))
 with tf.control_dependencies(updates):
     train = tf.assign_add(step, 1, use_locking=True)
-with tf.train.MonitoredTrainingSession(
-    server.target,
-    checkpoint_dir=os.environ["PROCSV_LOGDIR"],
-    save_checkpoint_secs=600,
-    hooks=[tf.train.StopAtStepHook(last_step=100_000)],
-    config=tf.ConfigProto(device_filters=["/job:ps", "/job:chief/task:0"]),
-) as session:
-    while not session.should_stop():
-        session.run(train)
-        threading.Event().wait(0.005)
 """
+    + monitored("session.run(train)\npause.wait(0.005)", hooks="[tf.train.StopAtStepHook(last_step=100_000)]")
+)
 
 
 def expected(step: int) -> dict[str, float]:
@@ -86,16 +75,6 @@ def check(run: Launched, step: int) -> None:
         assert found.min() == found.max() == value, name
     assert reader.get_tensor("names").tolist() == [b"a", b"b"]
     assert json.loads(Path(f"{path}.manifest.json").read_text())["mixed"] is False
-
-
-def wait_for_memory(run: Launched, step: int) -> int:
-    """A snapshot that is later than `step`; its step."""
-
-    def memory_step() -> int:
-        return int(json.loads((run.logdir / "procsv" / "run.json").read_text())["memory_step"])
-
-    run.wait_for("a later snapshot", lambda: memory_step() > step)
-    return memory_step()
 
 
 def test_row_61_variables_of_every_kind_are_captured_by_their_servers_and_restored_when_these_die_in_it(

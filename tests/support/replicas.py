@@ -1,0 +1,79 @@
+"""Programs of several tasks under test, of chief, workers and parameter servers that train between graphs, and what is read of their runs.
+
+A program is the pieces that all have, TASK, SERVER, JOIN and a session, with its own between them; `own` is the device of the task.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+from tests.support.launched import Launched
+
+TASK = """
+import json, os, sys, threading
+import tensorflow.compat.v1 as tf
+
+tf.disable_v2_behavior()
+config = json.loads(os.environ["TF_CONFIG"])
+role, index, pause = config["task"]["type"], config["task"]["index"], threading.Event()
+own, is_chief = f"/job:{role}/task:{index}", role == "chief"
+"""
+SERVER = """
+cluster = tf.train.ClusterSpec(config["cluster"])
+server = tf.train.Server(cluster, job_name=role, task_index=index)
+"""
+JOIN = """
+if role == "ps":
+    server.join()
+"""
+MODEL = """
+with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own)):
+    step = tf.train.get_or_create_global_step()
+    weights = tf.get_variable("weights", [1000], initializer=tf.zeros_initializer(), use_resource=True)
+    train = tf.group(tf.assign_add(weights, tf.ones([1000])), tf.assign_add(step, 1))
+"""
+STEP = "session.run(train)\npause.wait(0.02)\n"
+
+
+def monitored(loop: str = STEP, *, save_checkpoint_secs: int = 600, hooks: str = "[]") -> str:
+    """The session that all but the servers train in; `loop` is what each does until it should stop."""
+    return f"""
+with tf.train.MonitoredTrainingSession(
+    server.target,
+    is_chief=is_chief,
+    checkpoint_dir=os.environ["PROCSV_LOGDIR"],
+    save_checkpoint_secs={save_checkpoint_secs},
+    hooks={hooks},
+    config=tf.ConfigProto(device_filters=["/job:ps", own]),
+) as session:
+    while not session.should_stop():
+{textwrap.indent(textwrap.dedent(loop).strip(), " " * 8)}
+"""
+
+
+def text_of(run: Launched, task: str) -> str:
+    """What all attempts of `task` have printed."""
+    return "\n".join(log.read_text() for log in sorted((run.logdir / "procsv" / "logs").glob(f"{task}.*.log")))
+
+
+def run_json(run: Launched) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((run.logdir / "procsv" / "run.json").read_text())
+    return read
+
+
+def memory_step(run: Launched) -> int:
+    """The step of the newest snapshot."""
+    return int(run_json(run)["memory_step"])
+
+
+def wait_for_memory(run: Launched, step: int) -> int:
+    """A snapshot that is later than `step`; its step."""
+    run.wait_for(f"a snapshot after step {step}", lambda: memory_step(run) > max(0, step))
+    return memory_step(run)
+
+
+def wait_for_steps(run: Launched) -> int:
+    """A snapshot of what is trained from now on; its step."""
+    return wait_for_memory(run, run.step())
