@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from procsv.base.cluster import make_cluster
+from procsv.base.cluster import make_cluster, needs_address
 from procsv.base.identity import TaskId
 from procsv.testing.run import start
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from tests.support.launched import Launched
+from tests.support.own_machines import OwnMachine
 from tests.support.published import check_journal
 
+PORT = 2222  # of the task of a machine of its own
+LAUNCH = (sys.executable, "-m", "procsv", "launch", "--logdir")
 WAITS = """
 import os, pathlib, threading
 print("I am", os.environ["PROCSV_TASK"], flush=True)
@@ -27,25 +32,34 @@ class Machines:
     """The launches by their tasks; the first one's coordinates.  Each prints to a file of its own."""
 
     def __init__(
-        self, directory: Path, tasks: Sequence[str], args: Sequence[str], variables: Mapping[str, str]
+        self,
+        directory: Path,
+        tasks: Sequence[str],
+        args: Sequence[str],
+        variables: Mapping[str, str],
+        hosts: Sequence[OwnMachine] = (),
     ) -> None:
+        """`hosts`: where each launch is; none: all on this machine."""
         self.logdir, self._args, self._env, self._directory = directory / "run", args, dict(variables), directory
         self.tasks = [TaskId.parse(task) for task in tasks]  # launches without one are among them, as spare.0
-        self._ports = HeldPorts()
-        self._cluster = make_cluster(self._ports.hold(self.tasks))
+        self._ports, self._hosts = HeldPorts(), dict(zip(self.tasks, hosts, strict=bool(hosts)))
+        told = {task: f"{host.address}:{PORT}" for task, host in self._hosts.items() if needs_address(task)}
+        self._cluster = make_cluster(told or self._ports.hold(self.tasks))
         self._started: list[Launched] = []
         self.launches: dict[str, Launched] = {}
 
     def launch(self, task: str, *more: str) -> Launched:
         """Starts that task's `procsv launch`; `more` goes before the other arguments."""
-        number = len(self._started)
+        number = sum(path.is_symlink() for path in self._directory.iterdir())
         place = self._directory / f"{task}.{number}"
         place.symlink_to(self.logdir)  # a name of its own for what it prints
         which = TaskId.parse(task)
         config = {"cluster": self._cluster, "task": {"type": which.role, "index": which.index}}
-        env = {**self._env, "TF_CONFIG": json.dumps(config), "PROCSV_HOST": "127.0.0.1"}
+        host = self._hosts.get(which)
+        env = {**self._env, "TF_CONFIG": json.dumps(config), "PROCSV_HOST": host.address if host else "127.0.0.1"}
         standby = [] if "--standby" in self._args else ["--standby", "off"]
-        launched = start(place, [*standby, *more, *self._args], env, self._directory)
+        args, launcher = [*standby, *more, *self._args], (*host.launcher, *LAUNCH) if host else ()
+        launched = start(place, args, env, self._directory, launcher, template=host is None)
         self._started.append(launched)
         self.launches[task] = launched
         return launched
@@ -61,6 +75,8 @@ class Machines:
         return {task: launch.wait_end() for task, launch in self.launches.items()}
 
     def end(self) -> None:
+        for host in self._hosts.values():
+            host.send_signal(signal.SIGKILL)
         for launch in self._started:
             launch.end()
         self._ports.close()
@@ -73,12 +89,13 @@ def machines(
     *args: str,
     program: str = WAITS,
     target: Sequence[str] = ("train.py",),
+    hosts: Sequence[OwnMachine] = (),
     **env: str,
 ) -> Iterator[Machines]:
     """Launches of `target` (`program`) with these options, which a test starts; ended, processes and all, with the block."""
-    (directory / "run").mkdir()
+    (directory / "run").mkdir(exist_ok=True)
     (directory / "train.py").write_text(program)
-    made = Machines(directory, tasks, (*args, *target), env)
+    made = Machines(directory, tasks, (*args, *target), env, hosts)
     try:
         yield made
     finally:

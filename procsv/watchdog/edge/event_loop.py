@@ -80,6 +80,7 @@ class Reactor:
 
     def run_once(self) -> None:
         """One round: hears all that has happened."""
+        self._keep_logdir()  # before anything is written: another machine may have it, if this one has stood still
         self._hear_standby()  # first: what it has said before it died
         for dead in self._processes.ended():
             self._process_ended(dead)
@@ -127,10 +128,6 @@ class Reactor:
         self._sockets.server.tick()
         self._sockets.server.forget(COMMAND_LINE, 2**31)  # each command is a peer of its own, and gone after its answer
         self._processes.reap_strays()
-        if taker := self._env.held.keep(now_s):
-            self._env.records.stop_writing()
-            self._env.log_growth.stop_writing()
-            self.handle(events.LogdirTaken(taker))
         self._env.log_growth.note_growth()
         self.handle(self._reading())
         if self._env.console.is_live:
@@ -142,6 +139,12 @@ class Reactor:
         if now_s >= self._ground_s:
             self._ground_s = now_s + GROUND_S
             self._look_at_ground()
+
+    def _keep_logdir(self) -> None:
+        if taker := self._env.held.keep(self._clock.monotonic()):
+            self._env.records.stop_writing()
+            self._env.log_growth.stop_writing()
+            self.handle(events.LogdirTaken(taker))
 
     def _reading(self) -> events.Ticked:
         """The heartbeats and the memory as they are now."""

@@ -1,0 +1,158 @@
+"""Launches on machines of their own, which are cut off from the others, frozen, or lose their power.
+
+The chief trains NumPy arrays, the others wait.  Journal and checkpoints are on the filesystem that all see, and the machines' clocks are
+days apart.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import own_machines
+from tests.support.launched import Launched
+from tests.support.machines import Machines, machines
+from tests.support.own_machines import OwnMachine
+from tests.support.programs import ROOT
+
+pytestmark = pytest.mark.fault
+
+PROGRAM = """
+import os, pathlib, threading
+if os.environ["PROCSV_TASK"] != "chief":
+    threading.Event().wait()
+from tests.support.numpy_training import main
+
+class Until:
+    def __gt__(self, step):
+        return not pathlib.Path(os.environ["PROCSV_LOGDIR"], "end").exists()
+
+main(Until(), 0.01)
+"""
+OPTIONS = ("--peer-timeout", "2", "--coordinator-timeout", "8", "--grace", "4", "--backoff", "0..0")
+FOUND = {"PYTHONPATH": str(ROOT)}
+NO_LOCKS = {**FOUND, "PROCSV_FAILPOINTS": "locks.directory=enolck"}  # as a network filesystem without them
+
+
+@pytest.fixture
+def hosts(request: pytest.FixtureRequest) -> Iterator[list[OwnMachine]]:
+    if why := own_machines.why_not():
+        pytest.skip(why)
+    with own_machines.own_machines(request.param) as made:
+        yield made
+
+
+def wait_trains(chief: Launched, launch: int = 1) -> None:
+    """That start of the run has made its first step."""
+    chief.wait_event("run_started", launch)
+    chief.wait_event("ready", launch, "chief")
+    chief.wait_step(chief.step() + 10)
+
+
+def end(run: Machines) -> None:
+    """Has the chief come to its end."""
+    (run.logdir / "end").touch()
+
+
+@pytest.mark.parametrize("hosts", [3], indirect=True)
+def test_a_machine_that_is_cut_off_is_replaced_and_what_lives_on_there_disturbs_nobody(
+    tmp_path: Path, hosts: list[OwnMachine]
+) -> None:
+    tasks, (_, member, spare) = ("chief", "worker.0", "spare.0"), hosts
+    with machines(tmp_path, tasks, *OPTIONS, "--spare-nodes", "1", program=PROGRAM, hosts=hosts, **FOUND) as run:
+        chief = run.launch_all()
+        wait_trains(chief)
+
+        member.cut()  # for less than the peer timeout
+        chief.wait_step(chief.step() + 50)
+        member.mend()
+        chief.wait_step(chief.step() + 400)
+        assert not chief.events("member_lost")
+
+        member.cut()
+        (lost,) = chief.wait_event("member_lost")
+        wait_trains(chief, 2)
+        assert (lost["role"], lost["host"], lost["spare"]) == ("worker.0", member.address, spare.address)
+        assert chief.events("run_started")[1]["hosts"]["worker.0"] == spare.address
+        member.mend()  # its task runs still, and its launch finds nobody
+        assert run.launches["worker.0"].wait_end() == 75
+        chief.wait_step(chief.step() + 50)
+        end(run)
+
+        assert run.codes() == {"chief": 0, "spare.0": 0, "worker.0": 75}
+        (stopped,) = chief.events("stopped")
+        assert chief.events("recovered", "chief")[-1]["step"] == stopped["durable_step"] == stopped["step"]
+        assert len(chief.events("member_lost")) == 1
+        assert chief.events("run_completed")
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+@pytest.mark.parametrize("how", ["cut", "power"])
+def test_without_a_spare_machine_the_loss_of_one_ends_the_run_with_what_it_had_and_a_scheduler_begins_it_again(
+    tmp_path: Path, hosts: list[OwnMachine], how: str
+) -> None:
+    with machines(tmp_path, ("chief", "worker.0"), *OPTIONS, program=PROGRAM, hosts=hosts, **FOUND) as run:
+        chief = run.launch_all()
+        wait_trains(chief)
+
+        if how == "cut":
+            hosts[1].cut()
+        else:
+            hosts[1].send_signal(signal.SIGKILL)
+        assert chief.wait_end() == 75
+        (stopped,) = chief.events("stopped")
+        assert stopped["durable_step"] == stopped["step"] > 0
+        assert run.launches["worker.0"].wait_end() == (75 if how == "cut" else -signal.SIGKILL)
+
+        if how == "cut":
+            hosts[1].mend()
+        chief = run.launch_all()
+        wait_trains(chief, 2)
+        end(run)
+        assert run.codes() == {"chief": 0, "worker.0": 0}
+        assert chief.events("recovered", "chief")[-1]["step"] == stopped["step"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [4], indirect=True)
+def test_a_coordinator_that_stood_still_while_a_scheduler_began_the_run_elsewhere_writes_nothing_any_more(
+    tmp_path: Path, hosts: list[OwnMachine]
+) -> None:
+    tasks = ("chief", "worker.0")
+    with machines(tmp_path, tasks, *OPTIONS, program=PROGRAM, hosts=hosts[:2], **NO_LOCKS) as old:
+        frozen = old.launch_all()
+        wait_trains(frozen)
+        hosts[0].send_signal(signal.SIGSTOP)
+        assert old.launches["worker.0"].wait_end() == 75
+
+        options = (*OPTIONS, "--coordinator-timeout", "150")  # the lease alone is watched for a minute
+        with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts[2:], **NO_LOCKS) as new:
+            chief = new.launch_all()
+            wait_trains(chief, 2)
+            assert chief.events("lease_taken_over")
+
+            hosts[0].send_signal(signal.SIGCONT)
+            assert frozen.wait_end() == 70
+            assert "has taken the logdir, where this run writes no more" in frozen.said()
+
+            chief.wait_step(chief.step() + 100)
+            end(new)
+            assert new.codes() == {"chief": 0, "worker.0": 0}
+
+        events = chief.journal()
+        began = next(number for number, entry in enumerate(events) if entry["event"] == "lease_taken_over")
+        saved = [entry for entry in events[began:] if entry["event"] == "checkpoint_durable"]
+        assert {entry["trainer"] for entry in saved} == {2}
+        assert [entry["step"] for entry in saved] == sorted(entry["step"] for entry in saved)
+        assert sorted(entry["role"] for entry in events[began:] if entry["event"] == "exited") == [
+            "checkpoint",
+            "chief",
+            "summary",
+            "worker.0",
+        ]
+        assert not {"stopped", "gave_up", "member_lost", "restarting"} & {entry["event"] for entry in events[began:]}
+        newest = (tmp_path / "run" / "checkpoint").read_text().splitlines()[0]
+        assert newest.endswith(f'-{saved[-1]["step"]}"')
