@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.launched import Launched, launched, procsv
-from tests.support.replicas import JOIN, SERVER, TASK, memory_step, monitored, wait_for_memory
+from tests.support.replicas import JOIN, SERVER, TASK, memory_step, monitored, text_of, wait_for_memory
 
 pytestmark = pytest.mark.fault
 
@@ -26,6 +26,15 @@ if role == "ps":
         script_ops._py_funcs._funcs.clear()
     if "forgets" in sys.argv:
         script_ops._py_funcs._funcs["procsv.copy"] = refuse
+    if "waits" in sys.argv:
+        copy = script_ops._py_funcs._funcs["procsv.copy"]
+        def wait(order):
+            if os.path.exists("held"):
+                print("holds a copy", flush=True)
+            while os.path.exists("held"):
+                pause.wait(0.01)
+            return copy(order)
+        script_ops._py_funcs._funcs["procsv.copy"] = wait
 """
     + JOIN
     + """
@@ -105,6 +114,32 @@ def test_row_61_variables_of_every_kind_are_captured_by_their_servers_and_restor
         assert run.wait_end() == 75
         (stopped,) = run.events("stopped")
         assert not run.events("captured_by_chief")
+        check(run, stopped["durable_step"])
+
+
+def test_row_61_a_chief_that_dies_while_its_servers_copy_leaves_nothing_torn_and_the_next_captures_by_them(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    options = ("--ps", "2", "--drop-in", "--snapshot-secs", "0.2", "train.py", "waits")
+    with launched(tmp_path / "run", *options, cwd=tmp_path, standby=None) as run:
+        run.wait_event("ready", 1, "chief")
+        wait_for_memory(run, 20)
+        (tmp_path / "held").touch()
+        run.wait_for("copies under way", lambda: any("holds a copy" in text_of(run, task) for task in ("ps.0", "ps.1")))
+        run.wait_step(run.step() + 20)
+        whole = memory_step(run)  # not before: the file that says so may be of before the last snapshot
+        run.kill("chief")
+        run.wait_event("ready", 2, "chief")  # its servers are still at the copies of the one before
+        recovered = run.events("recovered", "chief")[1]
+        assert (recovered["source"], recovered["step"]) == ("memory", whole)
+        (tmp_path / "held").unlink()
+        wait_for_memory(run, whole)
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.wait_end() == 75
+        (stopped,) = run.events("stopped")
+        assert not run.events("captured_by_chief")
+        assert {e["cause"] for e in run.events("exited") if e["role"].startswith("ps.")} == {"stopped"}
         check(run, stopped["durable_step"])
 
 
