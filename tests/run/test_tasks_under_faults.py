@@ -1,73 +1,62 @@
-"""Faults of several tasks that come two at a time, and tasks that end by themselves."""
+"""Faults of several tasks: two at a time, of one that waits for another, notices, and tasks that end by themselves."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
+import tensorflow as tf
 
 from tests.support.launched import Launched, launched
+from tests.support.replicas import JOIN, SERVER, STEP, TASK, memory_step, monitored, text_of, wait_for_steps
 
 pytestmark = pytest.mark.fault
 
-PROGRAM = """
-import json, os, sys, threading
+PROGRAM = (
+    TASK
+    + """
 from pathlib import Path
-import tensorflow.compat.v1 as tf
+from procsv.base.system import failpoints
 
-tf.disable_v2_behavior()
-config = json.loads(os.environ["TF_CONFIG"])
-role, index, pause = config["task"]["type"], config["task"]["index"], threading.Event()
 order = Path("orders", os.environ["PROCSV_TASK"])
 
 
 def obey():
-    if order.exists():
-        code = int(order.read_text())
-        order.unlink()
-        os._exit(code)
+    if not order.exists() or not (word := order.read_text()):
+        return
+    order.unlink()
+    if word == "never copy":
+        failpoints.arm("server.copy=hang")
+        print("never from here on", flush=True)
+    else:
+        os._exit(int(word))
 
 
 if role == "evaluator":
     pause.wait()
-cluster = tf.train.ClusterSpec(config["cluster"])
-server = tf.train.Server(cluster, job_name=role, task_index=index)
+while is_chief and Path("closed").exists():
+    pause.wait(0.05)
+"""
+    + SERVER
+    + """
 if role == "ps":
     threading.Thread(target=lambda: [obey() for _ in iter(lambda: pause.wait(0.05), True)], daemon=True).start()
-    server.join()
-own = f"/job:{role}/task:{index}"
+"""
+    + JOIN
+    + """
 with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own)):
     step = tf.train.get_or_create_global_step()
     weights = [tf.get_variable(f"weights{n}", [1000], initializer=tf.zeros_initializer(), use_resource=True) for n in range(2)]
     train = tf.group(*(tf.assign_add(one, tf.ones([1000])) for one in weights), tf.assign_add(step, 1))
-with tf.train.MonitoredTrainingSession(
-    server.target,
-    is_chief=role == "chief",
-    checkpoint_dir=os.environ["PROCSV_LOGDIR"],
-    save_checkpoint_secs=600,
-    config=tf.ConfigProto(device_filters=["/job:ps", own]),
-) as session:
-    while not session.should_stop():
-        session.run(train)
-        pause.wait(0.02)
-        obey()
+print("asks for a session", flush=True)
 """
+    + monitored(STEP + "obey()")
+)
 OPTIONS = ("--drop-in", "--snapshot-secs", "0.2")
-
-
-def run_json(run: Launched) -> dict[str, object]:
-    read: dict[str, object] = json.loads((run.logdir / "procsv" / "run.json").read_text())
-    return read
-
-
-def wait_for_steps(run: Launched) -> int:
-    """A snapshot of what is trained from now on; its step."""
-    now = run.step()
-    return run.wait_for(
-        "a later snapshot", lambda: step if (step := int(str(run_json(run)["memory_step"]))) > now else 0
-    )
 
 
 def ends(run: Launched, task: str) -> list[str]:
@@ -166,3 +155,73 @@ def test_row_63_a_killed_watchdog_and_tasks_that_end_by_themselves(tmp_path: Pat
         (manifest,) = run.logdir.glob(f"*-{run.step()}.manifest.json")
         assert json.loads(manifest.read_text())["reason"] == "final", "what the others had trained is saved"
         assert not any(orders.iterdir())
+
+
+def wait_until_it_waits(run: Launched, task: str, attempt: int) -> None:
+    """That attempt asks for a session, and is known to wait for the chief."""
+    run.wait_for("its words", lambda: text_of(run, task).count("asks for a session") == attempt)
+    run.wait_for(
+        "a wait", lambda: "chief" in [one["waits_for"] for one in run.status()["tasks"] if one["task"] == task]
+    )
+
+
+def notice(run: Launched, task: str, starts: int) -> None:
+    """SIGTERM to that task alone, which is started again at once, free of charge."""
+    run.kill(task, signal.SIGTERM)
+    run.wait_event("spawned", starts, task)
+    assert run.events("exited", task)[-1]["code"] == 75
+    assert run.events("restarting", task)[-1]["delay"] == 0.0
+
+
+def test_row_64_one_that_waits_one_that_is_frozen_and_notices_to_one_and_to_all(tmp_path: Path) -> None:
+    """A worker is killed before there is a model, and frozen for good; then the machines of single tasks, and of all, go away."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "closed").touch()
+    (tmp_path / "orders").mkdir()
+    tasks = ("--workers", "1", "--ps", "1", "--hang-timeout", "8s", "--grace", "5s")
+    with launched(tmp_path / "run", *tasks, *OPTIONS, "train.py", cwd=tmp_path, standby=None) as run:
+        wait_until_it_waits(run, "worker.0", 1)
+        run.kill("worker.0")
+        run.wait_event("spawned", 2, "worker.0")
+        wait_until_it_waits(run, "worker.0", 2)
+        (tmp_path / "closed").unlink()
+        for task in ("chief", "worker.0"):
+            run.wait_event("ready", 1, task)
+        assert ends(run, "chief") == ends(run, "ps.0") == []
+        assert run.events("recovered", "worker.0")[0]["source"] == "chief"
+
+        frozen, trained = run.kill("worker.0", signal.SIGSTOP), run.step()
+        run.wait_event("spawned", 3, "worker.0")
+        assert not psutil.pid_exists(frozen), "it can do nothing any more, whoever thaws it"
+        run.wait_event("ready", 2, "worker.0")
+        with pytest.raises(ProcessLookupError):
+            os.kill(frozen, signal.SIGCONT)
+        assert run.events("recovered", "worker.0")[1]["step"] > trained + 50, "the chief has trained on"
+        assert ends(run, "worker.0") == ["killed", "hang"]
+        assert ends(run, "chief") == ends(run, "ps.0") == []
+
+        notice(run, "worker.0", 4)
+        run.wait_event("ready", 3, "worker.0")
+        trained = run.step()
+        notice(run, "chief", 2)
+        run.wait_event("ready", 2, "chief")
+        saved = [entry["step"] for entry in run.events("checkpoint_durable") if entry["reason"] == "preempt"]
+        assert max(saved) >= trained
+        assert run.events("recovered", "chief")[1]["source"] == "alive"
+        trained = wait_for_steps(run)
+        notice(run, "ps.0", 2)
+        run.wait_event("session_recovered", 1, "chief")
+        assert run.events("session_recovered", "chief")[0]["step"] >= trained
+
+        trained = wait_for_steps(run)
+        (tmp_path / "orders" / "ps.0").write_text("never copy")  # no save of the chief's ends within any grace
+        run.wait_for("the server's answer", lambda: "never from here on" in text_of(run, "ps.0"))
+        run.wait_step(memory_step(run) + 100)
+        run.kill("watchdog", signal.SIGTERM)
+        assert run.wait_end() == 75
+        (stopped,) = run.events("stopped")
+        assert trained <= stopped["durable_step"] < stopped["step"], "the newest whole snapshot is saved"
+        newest = tf.train.load_checkpoint(str(run.logdir))
+        assert newest.get_tensor("global_step") == stopped["durable_step"]
+        assert [entry["role"] for entry in run.events("exited") if entry["role"] in ("chief", "ps.0")][-1] == "ps.0"
+        assert not run.events("gave_up")
