@@ -301,6 +301,34 @@ def test_a_call_that_waits_for_its_checkpoint_ends_when_that_is_durable_or_has_f
     assert [told.step for told in world.told] == [1, 2]
 
 
+def test_after_a_call_that_has_raised_nothing_is_captured_until_one_has_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = threading.Event()
+    missed = snapshot_queue.SnapshotQueue.missed
+
+    def note(queue: snapshot_queue.SnapshotQueue, now_s: float) -> None:
+        missed(queue, now_s)
+        looked.set()
+
+    monkeypatch.setattr(snapshot_queue.SnapshotQueue, "missed", note)  # each time that the worker has come
+
+    def fails() -> None:
+        world.snapshotter.request(SnapshotRequest("periodic"))
+        raise ValueError("in the middle of a step")
+
+    with pytest.raises(ValueError, match="in the middle"):
+        world.train(during=fails)
+    for _ in range(2):
+        looked.clear()
+        assert world.backend.captured_by or looked.wait(NEWS_S_MAX)
+    assert not world.backend.captured_by
+
+    world.train()
+    world.wait_told(1)
+    assert world.backend.captured_by == [HERE]
+
+
 def test_a_stop_takes_the_state_beside_a_call_that_changes_nothing(world: World) -> None:
     world.source.is_harmless = True
 

@@ -26,7 +26,20 @@ class Boundary:
     call.  Whoever else holds `lock` knows that the training thread is between two calls.
     """
 
-    __slots__ = ("_begun_s", "about", "due", "elsewhere", "gate", "inside", "lock", "runs", "thread", "times", "visit")
+    __slots__ = (
+        "_begun_s",
+        "about",
+        "due",
+        "elsewhere",
+        "gate",
+        "inside",
+        "is_torn",
+        "lock",
+        "runs",
+        "thread",
+        "times",
+        "visit",
+    )
 
     def __init__(self, visit: Callable[[], None]) -> None:
         self.lock = threading.Lock()
@@ -37,6 +50,8 @@ class Boundary:
         # The training thread is in a call or at the boundary: a call of its own from there (a callback's, say)
         # passes straight through.  Set by that thread alone.
         self.inside = False
+        # The newest call has raised: it may have made half of a step, and only the program knows what becomes of it.
+        self.is_torn = False
         self.thread = threading.get_ident()
         self.visit = visit
         self.gate: StepGate | None = None  # which a step passes, where another task may hold this one between two
@@ -63,7 +78,9 @@ class Boundary:
                 if self.gate is not None:
                     call = self.gate.guard(call)
                 begun_s = time.perf_counter()  # not a Clock's: it is read twice a step
+                self.is_torn = True
                 result = call(*args)
+                self.is_torn = False
                 self.times.add(time.perf_counter() - begun_s)
                 failpoint("trainer.step")
                 self.runs += 1

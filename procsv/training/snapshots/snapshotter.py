@@ -357,7 +357,8 @@ class Snapshotter:
         boundary, runs = self._boundary, self._boundary.runs
         if boundary.lock.acquire(blocking=False):
             try:
-                self._try_capture()
+                if not boundary.is_torn:
+                    self._try_capture()
             finally:
                 boundary.lock.release()
         elif self._queue.is_stopping and runs == self._runs_seen and not self._source.may_change():
