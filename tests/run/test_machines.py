@@ -144,7 +144,7 @@ def test_a_notice_to_any_launch_stops_the_whole_run(tmp_path: Path, task: str) -
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_member_that_is_silent_is_lost_and_the_run_ends_for_its_scheduler_to_begin_again(
+def test_row_67_a_member_that_is_silent_is_lost_and_the_run_ends_for_its_scheduler_to_begin_again(
     tmp_path: Path, how: signal.Signals
 ) -> None:
     with machines(tmp_path, TASKS, "--peer-timeout", "1", "--grace", "3") as run:
@@ -173,7 +173,7 @@ def test_a_member_that_is_silent_is_lost_and_the_run_ends_for_its_scheduler_to_b
 
 
 @pytest.mark.parametrize("lost", ["worker.0", "ps.0"])
-def test_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all_begin_again(
+def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all_begin_again(
     tmp_path: Path, lost: str
 ) -> None:
     options = ("--spare-nodes", "1", "--peer-timeout", "1", "--grace", "10", "--snapshot-secs", "0.2")
@@ -231,7 +231,9 @@ def test_a_spare_launch_that_is_lost_itself_takes_over_nothing(tmp_path: Path, i
             assert run.launches[task].wait_end() == 75
 
 
-def test_members_whose_coordinator_is_lost_let_their_tasks_run_on_for_a_while_and_then_end(tmp_path: Path) -> None:
+def test_row_69_members_whose_coordinator_is_lost_let_their_tasks_run_on_for_a_while_and_then_end(
+    tmp_path: Path,
+) -> None:
     with machines(tmp_path, TASKS, "--peer-timeout", "1", "--coordinator-timeout", "4", "--grace", "3") as run:
         chief = run.launch_all()
         tasks = programs(run)

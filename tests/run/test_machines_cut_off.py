@@ -58,7 +58,7 @@ def end(run: Machines) -> None:
 
 
 @pytest.mark.parametrize("hosts", [3], indirect=True)
-def test_a_machine_that_is_cut_off_is_replaced_and_what_lives_on_there_disturbs_nobody(
+def test_row_66_a_machine_that_is_cut_off_is_replaced_and_what_lives_on_there_disturbs_nobody(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     tasks, (_, member, spare) = ("chief", "worker.0", "spare.0"), hosts
@@ -91,7 +91,7 @@ def test_a_machine_that_is_cut_off_is_replaced_and_what_lives_on_there_disturbs_
 
 @pytest.mark.parametrize("hosts", [2], indirect=True)
 @pytest.mark.parametrize("how", ["cut", "power"])
-def test_without_a_spare_machine_the_loss_of_one_ends_the_run_with_what_it_had_and_a_scheduler_begins_it_again(
+def test_row_67_without_a_spare_machine_the_loss_of_one_ends_the_run_with_what_it_had_and_a_scheduler_begins_it_again(
     tmp_path: Path, hosts: list[OwnMachine], how: str
 ) -> None:
     with machines(tmp_path, ("chief", "worker.0"), *OPTIONS, program=PROGRAM, hosts=hosts, **FOUND) as run:
@@ -118,7 +118,7 @@ def test_without_a_spare_machine_the_loss_of_one_ends_the_run_with_what_it_had_a
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [4], indirect=True)
-def test_a_coordinator_that_stood_still_while_a_scheduler_began_the_run_elsewhere_writes_nothing_any_more(
+def test_row_68_a_coordinator_that_stood_still_while_a_scheduler_began_the_run_elsewhere_writes_nothing_any_more(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     tasks = ("chief", "worker.0")

@@ -34,10 +34,13 @@ def why_not() -> str:
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"machines of its own take {', '.join(missing)}: apt-get install iproute2 util-linux"
     try:
-        with own_machines(1):
-            return ""
+        with own_machines(1) as (machine,):
+            subprocess.run(
+                [*machine.launcher, "true"], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL
+            )
     except subprocess.CalledProcessError as error:
-        return f"machines of its own take the rights of root: {error.stderr.strip()}"
+        return f"machines of its own take the rights of root, and namespaces: {error.stderr.strip()}"
+    return ""
 
 
 class OwnMachine:
