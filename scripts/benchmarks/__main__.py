@@ -26,6 +26,7 @@ from scripts.benchmarks import (
     keras_restart,
     launch,
     loss,
+    machines,
     malloc,
     monitored,
     overhead,
@@ -65,13 +66,25 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "keras-save": keras_cost.measure_saves,
     "keras-restart": keras_restart.measure,
     "keras-restore": keras_restart.measure_restore,
+    "machines": machines.measure,
 }
 KINDS: tuple[Kind, ...] = ("resource", "ref")
 QUICK_TABLES = tuple(
     name
     for name in TABLES
     if name
-    not in ("cost", "preempt", "goodput", "group", "group-snapshots", "loss", "save", "restore", "keras-restore")
+    not in (
+        "cost",
+        "preempt",
+        "goodput",
+        "group",
+        "group-snapshots",
+        "loss",
+        "save",
+        "restore",
+        "keras-restore",
+        "machines",
+    )
 )  # what needs its time
 ROWS = ((2.0, 1), (2.0, 100), (200.0, 1), (200.0, 100), (2000.0, 100), (200.0, 10_000))
 QUICK_ROWS = ((200.0, 100),)
