@@ -90,8 +90,8 @@ def test_tasks_that_train_in_step_begin_again_with_one_state_which_those_of_othe
     tmp_path: Path,
 ) -> None:
     gang = ("worker.0", "worker.1")
-    options = ("--workers", "2", "--no-chief", "--snapshot-secs", "0.2")
-    with machines(tmp_path, gang, *options, program=test_gang.PROGRAM) as run:
+    options = ("--workers", "2", "--no-chief", "--snapshot-secs", "0.2", "--spare-nodes", "1", "--peer-timeout", "2")
+    with machines(tmp_path, (*gang, "spare.0"), *options, program=test_gang.PROGRAM) as run:
         chief = run.launch_all()
         chief.wait_event("gang_formed")
         for generation, killed in enumerate(("worker.1", "worker.0"), 2):
@@ -99,14 +99,20 @@ def test_tasks_that_train_in_step_begin_again_with_one_state_which_those_of_othe
             chief.wait_step(before + 1)
             chief.kill(killed)
             chief.wait_event("gang_formed", generation)
+        silent = run.launches["worker.1"]  # its machine is lost, and the spare one has its task
+        silent.process.send_signal(signal.SIGSTOP)
+        chief.kill("worker.1")
+        chief.wait_event("gang_formed", 4)
+        silent.process.send_signal(signal.SIGCONT)
+        silent.process.send_signal(signal.SIGTERM)
         (tmp_path / "open").touch()
 
-        assert run.codes() == dict.fromkeys(gang, 0)
+        assert run.codes() == {"worker.0": 0, "worker.1": 75, "spare.0": 0}
         first, *others = test_gang.variables_of(chief)
         assert (bool(first), others) == (True, []), "both have the same bits"
         ours, theirs = (chief.events("recovered", task) for task in gang)
-        assert [entry["source"] for entry in ours] == ["fresh", "memory", "memory"]
-        assert [entry["source"] for entry in theirs] == ["fresh", "checkpoint", "checkpoint"]
+        assert [entry["source"] for entry in ours] == ["fresh", "memory", "memory", "checkpoint"]
+        assert [entry["source"] for entry in theirs] == ["fresh", "checkpoint", "checkpoint", "checkpoint"]
         assert [entry["step"] for entry in theirs] == [entry["step"] for entry in ours]
 
 
