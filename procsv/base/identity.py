@@ -12,9 +12,7 @@ from typing import Annotated
 import msgspec
 
 PROGRAM_ROLES = frozenset({"trainer", "chief", "worker", "ps", "evaluator"})  # they run the user's program
-NUMBERED_ROLES = frozenset(
-    {"worker", "ps", "evaluator", "spare"}
-)  # a run has any number of them: the first is `worker.0`
+NUMBERED_ROLES = frozenset({"worker", "ps", "evaluator", "spare"})  # a run has any number of them: worker.0, worker.1
 _NAME = re.compile(r"([a-z]+)(?:\.(\d+))?")
 
 

@@ -23,7 +23,7 @@ def test_the_only_trainer_and_the_services_are_named_by_their_role() -> None:
 
 def test_a_role_that_a_run_has_several_of_is_always_numbered() -> None:
     names = [str(TaskId(role, index)) for role in sorted(NUMBERED_ROLES) for index in (0, 1)]
-    assert names == ["evaluator.0", "evaluator.1", "ps.0", "ps.1", "worker.0", "worker.1"]
+    assert names == [f"{role}.{index}" for role in ("evaluator", "ps", "spare", "worker") for index in (0, 1)]
     assert str(TaskId("trainer", 1)) == "trainer.1"
 
 
