@@ -55,7 +55,7 @@ class Training:
         self.train_to(steps)
         variables = {"PATH": self._path, "LOGDIR": str(self.logdir), "PROCSV_HOST": "127.0.0.1"}
         variables["SPARES"] = str(spares)
-        options = ("--cpus-per-task=1", "--time=10", *options)
+        options = ("--cpus-per-task=1", "--time=10", *(("--no-kill",) if spares else ()), *options)
         return self.slurm.submit(DEPLOY / "slurm.sbatch", *options, **variables)
 
     def train_to(self, steps: int) -> None:
@@ -220,3 +220,21 @@ def test_a_job_that_loses_the_chiefs_node_and_its_script_resumes_from_the_newest
     recovered = training.events("recovered", "chief")[-1]
     assert recovered["source"] == "checkpoint"
     assert recovered["step"] >= saved  # the last one may have been on disk before it was told
+
+
+@pytest.mark.parametrize("slurm", [5], indirect=True)
+def test_a_job_with_spare_nodes_that_loses_the_chiefs_node_is_requeued_by_the_launches_that_are_left(
+    slurm: SlurmCluster, training: Training
+) -> None:
+    (slurm.place / "pyproject.toml").write_text("[tool.procsv]\ncoordinator-timeout = '20s'\npeer-timeout = '2s'\n")
+    job = training.submit(ENDLESS, "--nodes=5", "--ntasks=5", spares=1)
+    training.wait_all_run(job)
+    training.wait_event(job, "checkpoint_durable", 2)
+    slurm.kill_node(1)
+    shutil.rmtree(find_paths(training.logdir).shm_dir)
+    saved = training.events("checkpoint_durable")[-1]["step"]
+    training.train_to(saved + 500)
+    slurm.start_requeued(job)
+    slurm.start_node(1)
+    training.assert_completes(job)
+    assert training.events("recovered", "chief")[-1]["step"] >= saved

@@ -21,7 +21,8 @@ def end_at_once(find: Callable[[], Iterable[psutil.Process]]) -> set[int]:
             with contextlib.suppress(psutil.Error):
                 process.suspend()
         found |= new
-    for process in found.values():
+    # Children first: the kernel has a stopped process group whose last parent dies go on, with a SIGHUP to act on.
+    for process in sorted(found.values(), key=lambda one: (one.create_time(), one.pid), reverse=True):
         with contextlib.suppress(psutil.Error):
             process.kill()
     until_s, pause = time.monotonic() + GONE_S_MAX, threading.Event()
