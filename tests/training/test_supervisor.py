@@ -88,7 +88,7 @@ def test_a_session_ends_with_its_last_state_on_disk_and_the_next_begins_there(tm
 
 def test_without_final_checkpoint_the_end_saves_nothing(tmp_path: Path) -> None:
     with graph() as model:
-        supervisor = procsv.Supervisor(logdir=str(tmp_path / "logdir"), final_checkpoint=False)
+        supervisor = procsv.Supervisor(logdir=str(tmp_path / "logdir"), final_checkpoint=False, snapshot_secs=600)
         with supervisor.managed_session() as session:
             for _ in range(3):
                 session.run(model.train)

@@ -1,6 +1,6 @@
 """One task of a run: a trainer, through all its incarnations, from its first start to its end.
 
-Used by run.py; a run has a list of tasks (today of one).  Feeds the lifecycle table and carries its actions out as
+Used by run.py, one for each task of the run.  Feeds the lifecycle table and carries its actions out as
 actions for the reactor.  Pure: time and facts are arguments, actions are appended to a list.
 """
 

@@ -1,5 +1,7 @@
 """The user's own saver.save beside the checkpoint service: nothing is forgotten, nothing waits for ever."""
 
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -90,7 +92,9 @@ def test_a_later_state_that_the_user_saved_stays_the_latest_when_an_earlier_snap
     with tf.Graph().as_default():
         step = tf1.train.get_or_create_global_step()
         train = tf1.assign_add(step, 1)
-        supervisor = procsv.Supervisor(logdir=str(tmp_path), final_checkpoint=False, save_summaries_secs=0)
+        supervisor = procsv.Supervisor(
+            logdir=str(tmp_path), final_checkpoint=False, save_summaries_secs=0, snapshot_secs=600
+        )
         with supervisor.managed_session() as session:
             assert supervisor._controller is not None
             training = supervisor._controller.training
@@ -108,7 +112,7 @@ def test_a_later_state_that_the_user_saved_stays_the_latest_when_an_earlier_snap
 def test_saves_before_the_first_state_is_on_disk_stay_and_another_savers_are_neither_dropped_nor_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PROCSV_FAILPOINTS", "checkpoint.temporary_created=1*sleep(1.0)")  # of the service: a slow disk
+    monkeypatch.setenv("PROCSV_FAILPOINTS", "checkpoint.temporary_created=1*stop")  # of the service: a slow disk
     monkeypatch.setattr(
         "procsv.training.snapshots.training_run.FIRST_SAVE_S_MAX", 0.0
     )  # slower than the first step waits for
@@ -130,6 +134,9 @@ def test_saves_before_the_first_state_is_on_disk_stay_and_another_savers_are_nei
                 session.run(train)
                 supervisor.saver.save(session, supervisor.save_path, global_step=step)
             assert not (tmp_path / "model.ckpt-0.index").exists()
+            journal = list(read_journal(tmp_path / "procsv" / "journal.jsonl"))
+            (service,) = (e["pid"] for e in journal if (e["event"], e["role"]) == ("spawned", "checkpoint"))
+            os.kill(service, signal.SIGCONT)
             assert supervisor._controller is not None
             training = supervisor._controller.training
             assert training is not None

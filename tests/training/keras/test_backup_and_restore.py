@@ -230,7 +230,7 @@ def test_importing_procsv_imports_no_keras() -> None:
 
 # -- a program that ends -----------------------------------------------------------------------------------------
 LEFT_OPEN = """
-import shutil, sys
+import os, shutil, sys
 import keras, numpy, procsv
 
 class Fail(keras.callbacks.Callback):
@@ -244,7 +244,8 @@ try:
     data = numpy.zeros((64, 4), "float32"), numpy.zeros((64, 1), "float32")
     model.fit(*data, batch_size=8, verbose=0, callbacks=[procsv.keras.BackupAndRestore(sys.argv[1]), Fail()])
 except RuntimeError:
-    shutil.rmtree(sys.argv[1])
+    while os.path.exists(sys.argv[1]):  # the watchdog may be about to write something there
+        shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
 
 
