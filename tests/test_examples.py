@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from procsv.examples.digits import Batches, Images, digest, load_images
 from procsv.examples.digits import parse as parse_digits
 from procsv.examples.wide import parse as parse_wide
+from tests.support.launched import python
 
 
 def numbered(count: int) -> Images:
@@ -63,13 +62,7 @@ def test_the_logdir_is_the_runs_own_under_launch(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("program", ["digits", "wide", "custom_loop", "keras_digits", "replicas", "keras_replicas"])
 def test_a_wrong_option_is_a_usage_error(program: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", f"procsv.examples.{program}", "--stepps", "3"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    ended = python(f"procsv.examples.{program}", "--stepps", "3")
 
     assert ended.returncode == 2
     assert "--stepps" in ended.stderr
@@ -79,7 +72,6 @@ def test_a_wrong_option_is_a_usage_error(program: str) -> None:
     ("program", "options"), [("replicas", "--workers 2 --ps 1"), ("keras_replicas", "--workers 2 --no-chief")]
 )
 def test_an_example_of_several_tasks_says_how_it_is_started(program: str, options: str) -> None:
-    argv = [sys.executable, "-m", f"procsv.examples.{program}"]
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    ended = python(f"procsv.examples.{program}")
     assert ended.returncode == 1
     assert f"procsv launch {options} procsv.examples.{program}" in ended.stderr
