@@ -36,6 +36,7 @@ from scripts.benchmarks import (
     restart,
     restore,
     save,
+    slurm,
     stall,
     storm,
 )
@@ -67,6 +68,7 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "keras-restart": keras_restart.measure,
     "keras-restore": keras_restart.measure_restore,
     "machines": machines.measure,
+    "slurm": slurm.measure,
 }
 KINDS: tuple[Kind, ...] = ("resource", "ref")
 QUICK_TABLES = tuple(
@@ -84,6 +86,7 @@ QUICK_TABLES = tuple(
         "restore",
         "keras-restore",
         "machines",
+        "slurm",
     )
 )  # what needs its time
 ROWS = ((2.0, 1), (2.0, 100), (200.0, 1), (200.0, 100), (2000.0, 100), (200.0, 10_000))

@@ -138,7 +138,7 @@ def group_running(kind: Kind, arm: Arm, args: list[str], options: tuple[str, ...
             process = stack.enter_context(started(argv, logs[0], cwd=folder))
         else:
             argv = keep(SHELL, ["-m", kind.program, "--logdir", str(logdir), *more], folder, None)
-            logs, cluster = [folder / f"{task}.log" for task in kind.tasks], _cluster(kind.tasks)
+            logs, cluster = [folder / f"{task}.log" for task in kind.tasks], cluster_of(kind.tasks)
             process, *_ = [
                 stack.enter_context(started(argv, log, cwd=folder, variables={"TF_CONFIG": _config(cluster, task)}))
                 for task, log in zip(kind.tasks, logs, strict=True)
@@ -151,7 +151,7 @@ def group_running(kind: Kind, arm: Arm, args: list[str], options: tuple[str, ...
             check_nothing_left(logdir)  # the table has stopped it
 
 
-def _cluster(tasks: tuple[str, ...]) -> dict[str, list[str]]:
+def cluster_of(tasks: tuple[str, ...]) -> dict[str, list[str]]:
     """An address for each task, of ports that were free just now."""
     cluster: dict[str, list[str]] = {}
     with contextlib.ExitStack() as stack:
