@@ -24,7 +24,7 @@ from procsv.watchdog.edge.members.own_host import can_be_found, own_host
 from procsv.watchdog.edge.members.remote_tasks import member_id
 
 LOOK_S = 0.1  # how often the logdir is looked at for a term
-LOOK_AGAIN_S = 1.0  # and for a later one, while the coordinator of this one does not answer
+LOOK_AGAIN_S = 1.0  # and for another one, while the coordinator of this one does not answer
 SAID_AFTER_S = 5.0
 REFUSAL_S = 2.0  # a refusal that an earlier start of the same cluster has left is followed by a term of this one
 
@@ -68,7 +68,7 @@ class Joining:
         )
 
     def _ask(self, term: Term, wait: Callable[[float], None]) -> Joined | None:
-        """The coordinator's answer; None if a later term has come meanwhile, or there was none.
+        """The coordinator's answer; None if it has ended meanwhile, or there was none.
 
         It is waited for somewhat longer than the coordinator waits for the others: it knows better who is missing.
         """
@@ -96,7 +96,7 @@ class Joining:
                 if self._clock.monotonic() >= look_s:
                     look_s = self._clock.monotonic() + LOOK_AGAIN_S
                     newest = newest_term(self._start.paths, self._placement.scheduler)
-                    if newest is not None and newest.number > term.number:
+                    if newest is None or newest.run != term.run:  # the run that it is of has ended
                         return None
             return joined
         finally:
