@@ -146,7 +146,7 @@ def _serve(
         exit_code = loop.run()
         if loop.moves_to is not None:
             task, spares = loop.moves_to
-            console.say(f"{task} on {own_host()}: begins again, as a machine was lost")
+            console.say(f"{task} on {own_host()}: begins again, as a machine is gone")
             raise BeginAgain(Move(placement.scheduler, task, spares))
         return exit_code
     finally:

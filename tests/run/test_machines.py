@@ -214,6 +214,30 @@ def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all
         assert run.codes() == {**STOPPED, "spare.0": 75}
 
 
+def test_a_machine_that_is_told_to_end_is_replaced_by_a_spare_one_and_costs_no_step(tmp_path: Path) -> None:
+    options = ("--spare-nodes", "2", "--grace", "10", "--snapshot-secs", "0")
+    with machines(tmp_path, (*TASKS, "spare.0", "spare.1"), *options, target=REPLICAS) as run:
+        chief = run.launch_all()
+        chief.wait_event("ready", 1, "chief")
+        run.launches["spare.0"].process.send_signal(signal.SIGTERM)  # it has nothing to do with the training
+        assert run.launches["spare.0"].wait_end() == 75
+        (lost,) = chief.wait_event("spare_lost")
+        assert (lost["role"], lost["silent"]) == ("spare.0", 0.0)
+        chief.wait_step(20)
+
+        run.launches["worker.0"].process.send_signal(signal.SIGTERM)
+
+        assert run.launches["worker.0"].wait_end() == 75
+        chief.wait_event("ready", 2, "chief")
+        (stopped,) = chief.events("stopped")
+        assert stopped["source"] == "SIGTERM on 127.0.0.1"
+        assert chief.events("recovered", "chief")[-1]["step"] == stopped["durable_step"] == stopped["step"]
+        assert not chief.events("member_lost")
+        assert psutil.Process(chief.pid("worker.0")).ppid() == run.launches["spare.1"].process.pid
+        chief.process.send_signal(signal.SIGTERM)  # the coordinator's own machine has no spare
+        assert run.codes() == {**STOPPED, "spare.0": 75, "spare.1": 75}
+
+
 @pytest.mark.parametrize("is_needed", [False, True])
 def test_a_spare_launch_that_is_lost_itself_takes_over_nothing(tmp_path: Path, is_needed: bool) -> None:
     with machines(tmp_path, (*TASKS, "spare.0"), "--spare-nodes", "1", "--peer-timeout", "1", "--grace", "3") as run:

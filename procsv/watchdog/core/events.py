@@ -161,6 +161,7 @@ class StopAsked(msgspec.Struct, frozen=True):
     source: str  # a signal's name, or "procsv stop"
     now: bool
     is_notice: bool = False  # the machine goes away
+    spare: str = ""  # the host that can take its place, where it is one of several; "": there is none
 
 
 class LogdirTaken(msgspec.Struct, frozen=True):

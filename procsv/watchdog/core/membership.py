@@ -54,10 +54,15 @@ class Member(msgspec.Struct):
     pid: int  # of the watchdog
     heard_s: float
     is_lost: bool = False
+    is_leaving: bool = False  # its machine is to end, as it has said
     clock: OtherClock = msgspec.field(default_factory=OtherClock)
     beat: Heartbeat | None = None  # of its task, on our clock
     is_stopped: bool = False
     usage: dict[str, float | int] = msgspec.field(default_factory=dict)
+
+    @property
+    def stays(self) -> bool:
+        return not self.is_lost and not self.is_leaving
 
     def put_on_our_clock(self, beat: Heartbeat | None) -> Heartbeat | None:
         if beat is None:
@@ -85,9 +90,7 @@ class Membership:
     @property
     def spares(self) -> list[Member]:
         """Those that could take over a task, in the order in which they do."""
-        return [
-            self.by_task[name] for name in sorted(self.by_task) if name.role == SPARE and not self.by_task[name].is_lost
-        ]
+        return [self.by_task[name] for name in sorted(self.by_task) if name.role == SPARE and self.by_task[name].stays]
 
     def moves(self) -> dict[TaskId, Member] | None:
         """Who has which task after what was lost: each task's launch if it is there, else a spare one; None if they are too few.
@@ -97,9 +100,9 @@ class Membership:
         spares = self.spares
         found = dict[TaskId, Member]()
         for task, member in self.with_tasks.items():
-            if member.is_lost and not spares:
+            if not member.stays and not spares:
                 return None
-            found[task] = spares.pop(0) if member.is_lost else member
+            found[task] = member if member.stays else spares.pop(0)
         return found | {member.task: member for member in spares}
 
     @property

@@ -346,7 +346,8 @@ class Core:
 
     def _stop_asked(self, event: events.StopAsked, now_s: float, killed: frozenset[TaskId] = frozenset()) -> None:
         """`killed`: those that are not asked first."""
-        again, self.moves = bool(self.stop_source), False
+        again = bool(self.stop_source)
+        self.moves = bool(event.spare) and (self.moves or not again)
         self.stop_source = self.stop_source or event.source
         if not again:
             self._stop_s = now_s
@@ -357,7 +358,7 @@ class Core:
                 self._out.append(actions.Journal("preempt_notice", self.chief.task, self.chief.incarnation, fields))
         if self._running_on() and (event.now or not again):
             is_before = all(task.is_before_session for task in self._running_on())
-            text = wording.stopping(event.source, event.now, is_before, self.settings.launch.grace_s)
+            text = wording.stopping(event.source, event.now, is_before, self.settings.launch.grace_s, event.spare)
             self._out.append(actions.Say(text))
         if self._end_s is not None:  # it is over already; the services get no longer than a stop would give them
             self._end_s = min(self._end_s, self._services_end_s(now_s))
@@ -397,8 +398,8 @@ class Core:
         self._out.append(actions.Say(f"{why}, where {task.task} runs: {follows}", is_bad=True))
         if not self.is_ending:
             at_once = self._need_no_time(task.task) if lost.spare else frozenset[TaskId]()
-            self._stop_asked(events.StopAsked(f"the loss of {lost.host}", now=False), now_s, at_once)
-            self.moves = bool(lost.spare)
+            asked = events.StopAsked(f"the loss of {lost.host}", now=False, spare=lost.spare)
+            self._stop_asked(asked, now_s, at_once)
         if task.pid:
             task.stop(True, why, now_s)  # first: nothing of it is started again
             self._task_ended(task, events.Ended(task.task, task.incarnation, Exit(None, None), lost=why), now_s)

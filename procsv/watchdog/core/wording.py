@@ -105,15 +105,16 @@ def starting_again(
 NOT_STOPPED = "the program has not stopped yet; `procsv stop --now` kills it"
 
 
-def stopping(source: str, now: bool, is_before_session: bool, grace_s: float) -> str:
-    """The run is asked to end.  `source`: a signal, or a command."""
+def stopping(source: str, now: bool, is_before_session: bool, grace_s: float, spare: str = "") -> str:
+    """The run is asked to end.  `source`: a signal, or a command.  `spare`: the host that takes a place, when all begin again."""
     who = {"SIGINT": "Ctrl-C", "SIGHUP": "the terminal was closed (SIGHUP)"}.get(source, source)
     again = "; again: now" if source == "SIGINT" and not now else ""
     if now:
         return f"{who}: ending the program now"
     if is_before_session:
         return f"{who}: ending the program, which has no session yet and nothing to save{again}"
-    return f"{who}: saving and stopping the program, {show_duration(grace_s)} at most{again}"
+    follows = f"; then all begin again, with {spare} in its place" if spare else ""
+    return f"{who}: saving and stopping the program, {show_duration(grace_s)} at most{again}{follows}"
 
 
 def too_late(grace_s: float, own_grace_s: float | None) -> str:
@@ -168,7 +169,9 @@ def left_behind(processes: list[str]) -> str:
 
 
 def spare_lost(host: str, silent_s: float) -> str:
-    return f"nothing is heard of {host} for {show_duration(silent_s)}, which has no task: it takes over none"
+    """`silent_s`: 0.0 where it has said that it goes."""
+    why = f"nothing is heard of {host} for {show_duration(silent_s)}" if silent_s else f"{host} is to end"
+    return f"{why}; it has no task, and takes over none"
 
 
 def moves(durable_step: int) -> str:

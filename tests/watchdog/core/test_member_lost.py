@@ -6,7 +6,7 @@ from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.actions import Spawn
-from procsv.watchdog.core.events import MemberLost, NotSpawned, SpareLost, Ticked, TreeGone
+from procsv.watchdog.core.events import MemberLost, NotSpawned, SpareLost, StopAsked, Ticked, TreeGone
 from tests.watchdog.played import DONE, KILLED, Played, journaled, killed, said
 
 WORKER, OTHER = TaskId("worker", 0), TaskId("worker", 1)
@@ -74,6 +74,23 @@ def test_a_stop_that_somebody_asks_for_before_or_after_the_loss_of_a_machine_is_
             else:
                 played.tell(MemberLost(WORKER, "n2", 10.0, "n3"))
         assert not played.core.moves
+
+
+def test_a_notice_to_a_machine_whose_place_another_can_take_stops_all_in_order_to_begin_again() -> None:
+    played = Played(tasks=(CHIEF, WORKER))
+
+    out = played.tell(StopAsked("SIGTERM on n2", now=False, is_notice=True, spare="n3"))
+
+    assert played.core.moves
+    assert not killed(out)
+    assert (
+        "SIGTERM on n2: saving and stopping the program, 25 s at most; then all begin again, with n3 in its place",
+        False,
+    ) in said(out)
+    played.tell(StopAsked("SIGTERM on n4", now=False, is_notice=True, spare="n5"))
+    assert played.core.moves, "there is a spare one for both"
+    played.tell(StopAsked("SIGTERM", now=False, is_notice=True))
+    assert not played.core.moves, "the coordinator's machine, too"
 
 
 def test_the_loss_of_a_machine_without_a_task_is_told_and_ends_nothing() -> None:

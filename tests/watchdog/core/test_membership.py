@@ -79,7 +79,7 @@ def test_spare_launches_take_over_the_tasks_of_those_that_are_lost_for_as_long_a
     assert places() == {"ps.0": 1, "worker.0": 4, "spare.1": 3}
     members.by_task[spares[0]].is_lost = True
     assert places() == {"ps.0": 1, "worker.0": 3}
-    members.by_task[PS].is_lost = True
+    members.by_task[PS].is_leaving = True  # its machine is to end: as good as lost
     assert places() is None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.cluster import SPARE
 from procsv.base.errors import PeerError
@@ -158,11 +159,26 @@ class RemoteTasks:
                 return self._said(member, said, now_s)
             case told.AskState(task, incarnation):
                 self._questions.ask(task, incarnation)
-            case told.MemberNotice(source, now, is_notice):
-                return [events.StopAsked(f"{source} on {member.host}", now, is_notice)]
+            case told.MemberNotice() as notice:
+                return self._noticed(member, notice)
             case _:
                 pass  # a Join that was sent again
         return []
+
+    def _noticed(self, member: Member, notice: told.MemberNotice) -> list[events.Event]:
+        """The machine of a member is to end; or somebody there wants the end of the run."""
+        source, spare = f"{notice.source} on {member.host}", ""
+        if notice.is_notice and not notice.now:
+            if member.is_leaving:
+                return []  # told once more
+            member.is_leaving = True
+            if member.task.role == SPARE:
+                self._server.broadcast(told.EndMember(exit_codes.RESUMABLE), member_id(member.number))
+                member.is_lost = True  # nothing more is to be heard of it, nor waited for
+                return [events.SpareLost(member.task, member.host, 0.0)]
+            moves = self._members.moves()
+            spare = moves[member.task].host if moves is not None else ""
+        return [events.StopAsked(source, notice.now, notice.is_notice, spare)]
 
     def _ended(self, member: Member, ended: told.TaskEnded, now_s: float) -> events.Ended:
         member.clock.see(ended.sent_s, now_s)
@@ -236,8 +252,9 @@ class RemoteTasks:
         task_of = {member.number: task for task, member in (places or {}).items()}
         there = [member for member in self._members.by_task.values() if not member.is_lost]
         for member in there:
-            moved = told.MoveMember(task_of[member.number], spares) if places is not None else None
-            self._server.broadcast(moved or told.EndMember(exit_code), member_id(member.number))
+            task = task_of.get(member.number)  # None: its machine is to end
+            order = told.EndMember(exit_code) if task is None else told.MoveMember(task, spares)
+            self._server.broadcast(order, member_id(member.number))
         self._end([member_id(member.number) for member in there])
         return spares if places is not None else None
 
