@@ -22,7 +22,7 @@ from procsv.base.cluster import CHIEF, EVALUATOR, PS, WORKER, list_tasks
 from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
 from procsv.base.placement import CLUSTERS, MOVED, BeginAgain, Placement, find_placement
-from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, logdir_hash
+from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths
 from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.target import find_target
 from procsv.base.system.template import VARIABLE as TEMPLATE
@@ -378,7 +378,7 @@ def command(
     if start.settings.detach:
         sys.exit(launch_detached(start))
     if TEMPLATE not in os.environ and not start.settings.tasks:  # else a fork of that is there sooner
-        start = start_early(start, add_mark(without_manager(os.environ), logdir_hash(start.paths.logdir)))
+        start = start_early(start, add_mark(without_manager(os.environ), start.paths.mark))
     if call is None:
         sys.exit(_watch(start, placement))
     call.after = partial(_watch, start, placement)  # none of click's or main's business are its errors

@@ -26,7 +26,7 @@ from procsv.base.run.first_imports import first_imports
 from procsv.base.run.journal import read_journal
 from procsv.base.run.loaded import command_of, leave_for_standby, take_earlier
 from procsv.base.run.manifest import saved_step
-from procsv.base.run.paths import logdir_hash, shorten_path
+from procsv.base.run.paths import shorten_path
 from procsv.base.run.terms import withdraw_terms
 from procsv.base.service_table import SERVICES
 from procsv.base.system.manager_variables import without_manager
@@ -100,7 +100,7 @@ def run(
         start, remote = _with_cluster(start, opened, placement, clock, signals, console, ports)
         waiter, variables = Waiter(), os.environ if environment is None else environment
         # What is none of the program's must not pass for it, where we were started from its tree ourselves.
-        variables = remove_mark(variables, logdir_hash(start.paths.logdir))
+        variables = remove_mark(variables, start.paths.mark)
         manager = ServiceManager({} if start.observes else variables)  # an observed program has its own word with it
         if not start.observes:
             variables = without_manager(variables)

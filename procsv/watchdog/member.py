@@ -20,7 +20,6 @@ from procsv.base.cluster import SPARE
 from procsv.base.errors import UserError
 from procsv.base.identity import WATCHDOG
 from procsv.base.placement import BeginAgain, Move, Placement
-from procsv.base.run.paths import logdir_hash
 from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.template import Template
@@ -51,7 +50,7 @@ def run_member(start: Start, placement: Placement) -> int:
     clock, signals, ports = SystemClock(), Signals(start.settings.notice_signals), HeldPorts()
     console = Console()
     own = with_own_directories(start, placement)
-    variables = without_manager(remove_mark(os.environ, logdir_hash(own.paths.logdir)))
+    variables = without_manager(remove_mark(remove_mark(os.environ, start.paths.mark), own.paths.mark))
     try:
         opened = _open(own, placement, clock, signals, console)
         try:

@@ -37,6 +37,11 @@ class RunPaths(msgspec.Struct, frozen=True):
     own_home: Path | None = None  # of a run that shares its logdir with another, and goes with its run directory
     is_member: bool = False  # of a run on several machines: the logs are with that run's, and the home stays
 
+    @property
+    def mark(self) -> str:
+        """Of the trees of its programs (base/system/tree_mark.py).  A member has its own: its run's coordinator may be beside it."""
+        return logdir_hash(self.home if self.is_member else self.logdir)
+
     # -- in the logdir -------------------------------------------------------------------------------------
     @property
     def home(self) -> Path:

@@ -21,7 +21,6 @@ from procsv.base.clock import Clock
 from procsv.base.cluster import task_environment
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.logs import older_part
-from procsv.base.run.paths import logdir_hash
 from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.locks import DirectoryLock, FileLock, is_lock_free
@@ -146,7 +145,7 @@ class Processes(msgspec.Struct):
     def _environment(self, start: Start) -> dict[str, str]:
         environment, task = start.environment(self.environment), start.task
         if module_of(task) == TRAINING:
-            environment = add_mark(environment, logdir_hash(start.paths.logdir))
+            environment = add_mark(environment, start.paths.mark)
             environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": str(task)}
         if task == STANDBY and TRAINER in self.running:
             environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # as it is to be

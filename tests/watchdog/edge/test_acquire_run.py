@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from typing import TYPE_CHECKING
@@ -322,3 +324,28 @@ def test_row_54_a_program_that_still_lives_gets_its_time_and_its_children_live_w
         assert clock.now_s >= 20.0
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     close_it(paths, opened)
+
+
+def test_a_member_ends_what_its_own_launch_has_left_alive_and_nothing_of_the_others_on_its_machine(
+    paths: RunPaths,
+) -> None:
+    own = msgspec.structs.replace(paths, own_home=paths.tasks / "worker.0", is_member=True)
+    other, clock = msgspec.structs.replace(own, own_home=paths.tasks / "ps.0"), FakeClock()
+
+    def wait(seconds: float) -> None:
+        clock.advance(1.0)
+        left.poll()  # takes its exit status, as init does
+
+    with contextlib.ExitStack() as started:
+        left, of_another, of_the_coordinator = (
+            started.enter_context(subprocess.Popen(("sleep", "1000"), env=add_mark(os.environ, one.mark)))
+            for one in (own, other, paths)
+        )
+        try:
+            opened = open_it(own, wait, clock)
+            assert left.wait(60) == -signal.SIGTERM
+            assert (of_another.poll(), of_the_coordinator.poll()) == (None, None)
+            close_it(own, opened)
+        finally:
+            for process in (left, of_another, of_the_coordinator):
+                process.kill()

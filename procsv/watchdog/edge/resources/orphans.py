@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from procsv.base.clock import Clock
 from procsv.base.run.journal import read_program_pids
-from procsv.base.run.paths import RunPaths, logdir_hash
+from procsv.base.run.paths import RunPaths
 from procsv.base.system.processes import ExternalProcess
 from procsv.base.system.tree_mark import find_marked
 
@@ -40,9 +40,9 @@ class Orphans:
         `heirs`: those that hold the logdir's lock, None if nobody does; one that is not marked is no orphan, and has orphans of
         its own.  `is_late`: a program had its time, too.
         """
-        if self._paths.own_home is not None:
+        if self._paths.own_home is not None and not self._paths.is_member:
             return []  # the logdir is another run's, too
-        marked = find_marked(logdir_hash(self._paths.logdir), {self._early_pid})
+        marked = find_marked(self._paths.mark, {self._early_pid})
         try:
             programs = read_program_pids(self._paths.journal, of_last_launch=True) if marked else set()
             self.has_program = any(one.pid in programs or (not programs and _is_leader(one.pid)) for one in marked)
