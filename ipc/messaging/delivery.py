@@ -39,6 +39,10 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._pending)
 
+    @property
+    def bodies(self) -> list[Message]:
+        return [pending.body for pending in self._pending.values()]
+
     def add_message(self, body: Message, re: int, now_s: float) -> int:
         """Takes charge of `body`; its sequence number.  The caller sends it for the first time."""
         if len(self._pending) >= UNACKED_MAX:

@@ -34,10 +34,37 @@ class Refused(Message, frozen=True):
     exit_code: int
 
 
-class Join(Message, frozen=True):
-    """Asks to host a task of the run.  Answered once all members have asked."""
+class BeginAnew(Message, frozen=True):
+    """Tells a member that the run before does not go on, and why: it is to end what it has of it, and to ask again without."""
 
-    contract = Contract(MEMBER, WATCHDOG, (Welcome, Refused))
+    contract = Contract(WATCHDOG, MEMBER)
+
+    why: str
+
+
+class Running(msgspec.Struct, frozen=True):
+    """A task that lives on while there is no coordinator."""
+
+    incarnation: int
+    pid: int
+    is_ready: bool  # its first step has ended, as the coordinator before was told
+    in_step: bool  # it takes each step together with others
+
+
+class Served(msgspec.Struct, frozen=True):
+    """The run whose coordinator a member has lost."""
+
+    start: str  # as in Welcome
+    running: Running | None  # its task; None: that has ended, or it has none
+
+
+class Join(Message, frozen=True):
+    """Asks to host a task of the run.  Answered once all members have asked.
+
+    With `served`, it asks whether that run goes on; Welcome says so then, and BeginAnew that it does not.
+    """
+
+    contract = Contract(MEMBER, WATCHDOG, (Welcome, Refused, BeginAnew))
 
     task: TaskId
     host: str  # its name, for people
@@ -45,6 +72,7 @@ class Join(Message, frozen=True):
     version: str  # of procsv
     line: tuple[str, ...]  # the target and its arguments, which must be the coordinator's
     pid: int
+    served: Served | None = None
 
 
 # -- coordinator -> member -----------------------------------------------------------------------------------

@@ -56,6 +56,10 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         """Whether this launch has the task whose state is saved."""
         return self.rank == 0
 
+    def as_move(self) -> Move | None:
+        """What tells this launch its task once more, where its environment does not: by now it may have another one."""
+        return Move(self.scheduler, self.task, self.spares) if self.addresses is None else None
+
 
 class Move(msgspec.Struct, frozen=True):
     """What a launch is told of the run that follows one in which a machine was lost."""
@@ -74,10 +78,10 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class BeginAgain(Exception):
-    """All launches of the run are to begin again, this one as `move` says.  Raised once nothing of the run before is left."""
+    """This launch is to begin again, as `move` says, or its environment.  Raised once nothing of the run before is left here."""
 
-    def __init__(self, move: Move) -> None:
-        super().__init__(str(move.task))
+    def __init__(self, move: Move | None) -> None:
+        super().__init__(str(move.task) if move is not None else "")
         self.move = move
 
 

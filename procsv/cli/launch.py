@@ -441,7 +441,7 @@ def _begin_again(again: BeginAgain) -> int:
     """The same command in the same process, to which a scheduler has given its place.  Killed before: as a machine that is lost."""
     sys.stdout.flush()
     sys.stderr.flush()
-    told = {MOVED: msgspec.json.encode(again.move).decode()}
+    told = {MOVED: msgspec.json.encode(again.move).decode()} if again.move is not None else {}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **told})
 
 

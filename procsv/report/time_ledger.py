@@ -163,6 +163,18 @@ class Book:
             self._spawned({**entry, "role": self._chief}, now_s)
         self._account.incarnations[-1].is_promoted = True
 
+    def _adopted(self, entry: Entry, now_s: float) -> None:
+        """It has lived on while nobody looked: the same attempt goes on, and trains again if it had trained."""
+        last = self._last()
+        if last is None or last.number != entry.get("incarnation"):
+            self._spawned(entry, now_s)
+            return
+        last.end_s = None
+        self._switch_to("starting", now_s)
+        if last.ready_s is not None:
+            self._switch_to("kept", now_s)
+            self._training = Training(last.number, now_s, max(last.last_step, 0))
+
     def _ready(self, entry: Entry, now_s: float) -> None:
         last = self._last()
         if last is None or last.end_s is not None or self._training is not None:
@@ -342,6 +354,7 @@ class Book:
 _OF_TRAINER = {
     "spawned": Book._spawned,
     "promoted": Book._promoted,
+    "adopted": Book._adopted,
     "ready": Book._ready,
     "recovered": Book._recovered,
     "session_lost": Book._session_lost,
@@ -371,6 +384,7 @@ REMARKABLE = frozenset(
         "preempt_notice",
         "service_restarted",
         "promoted",
+        "adopted",
         "fault",
         "gave_up",
         "stopped",

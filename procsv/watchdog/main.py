@@ -214,6 +214,7 @@ def _run(
         observes=start.observes > 0,
         tasks=start.settings.tasks or (start.chief,),
         hosts=remote.host_of,
+        adopted=remote.adopted,
         host=remote.host,
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )

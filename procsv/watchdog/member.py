@@ -26,7 +26,7 @@ from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Context, Server, Waiter
+from procsv.ipc.messaging.zmq_transport import Server, Waiter
 from procsv.watchdog.core.member import MemberCore
 from procsv.watchdog.edge.acquire_run import Opened, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
@@ -34,6 +34,7 @@ from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.joining import Joined, Joining
 from procsv.watchdog.edge.members.member_loop import MemberLoop
 from procsv.watchdog.edge.members.own_host import own_host
+from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.stand_in import StandIn
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
@@ -44,7 +45,7 @@ from procsv.watchdog.edge.signals import Signals
 def run_member(start: Start, placement: Placement) -> int:
     """Serves the run's coordinator until the run is over; the exit code, which is the coordinator's.
 
-    BeginAgain: the run has lost a machine, and this launch is to begin again.
+    BeginAgain: the run has lost a machine, or does not go on after its coordinator was lost, and this launch is to begin again.
     """
     template = Template.take(os.environ)
     clock, signals, ports = SystemClock(), Signals(start.settings.notice_signals), HeldPorts()
@@ -58,9 +59,7 @@ def run_member(start: Start, placement: Placement) -> int:
             joining = Joining(start, placement, address, clock)
             try:
                 joined = joining.join(partial(wait_unless_stopped, signals), console.say)
-                return _serve(
-                    own, placement, opened, joined, joining.context, clock, signals, console, variables, template
-                )
+                return _serve(own, placement, opened, joined, joining, clock, signals, console, variables, template)
             finally:
                 joining.context.term()
         finally:
@@ -106,7 +105,7 @@ def _serve(
     placement: Placement,
     opened: Opened,
     joined: Joined,
-    context: Context,
+    joining: Joining,
     clock: Clock,
     signals: Signals,
     console: Console,
@@ -115,7 +114,7 @@ def _serve(
 ) -> int:
     run = msgspec.convert(json.loads(joined.welcome.start), Start)
     mine = {name: getattr(own, name) for name in ("run_dir", "shm_dir", "home", "is_member", "logdir")}
-    start, waiter = msgspec.structs.replace(run, **mine), Waiter()
+    start, waiter, context = msgspec.structs.replace(run, **mine), Waiter(), joining.context
     processes = Processes(start, clock, Start.argv, variables, waiter, opened.heirs, None, None, template, None)
     server = Server(context, start.paths.control_socket, Address(start.run, WATCHDOG, 1), clock)
     stand_in, heartbeats = StandIn(context, start, clock), RunHeartbeats(start.paths)
@@ -128,7 +127,6 @@ def _serve(
     loop = MemberLoop(
         core,
         placement.task,
-        joined.client,
         server,
         stand_in,
         processes,
@@ -138,6 +136,8 @@ def _serve(
         console,
         clock,
         waiter,
+        Rejoining(joining, joined.term.run, waiter, clock),
+        joined,
     )
     what = "no task yet; " if placement.task.role == SPARE else ""
     console.say(f"{placement.task} on {own_host()}: {what}serves the coordinator on {host}")
@@ -147,6 +147,8 @@ def _serve(
             task, spares = loop.moves_to
             console.say(f"{task} on {own_host()}: begins again, as a machine is gone")
             raise BeginAgain(Move(placement.scheduler, task, spares))
+        if loop.begins_anew:
+            raise BeginAgain(placement.as_move())
         return exit_code
     finally:
         processes.kill_tree(placement.task, loop.incarnation)
@@ -154,4 +156,4 @@ def _serve(
         heartbeats.close()
         server.close()
         stand_in.close()
-        joined.client.close()
+        loop.close()

@@ -355,6 +355,24 @@ def test_a_task_that_a_later_launch_has_not_is_stopped_in_it_and_a_run_of_one_ta
     assert take_accounts([_launch(0), *_start(0, 1, 0, 10), *_done(20, 1, 11)])[1] == {}
 
 
+def test_a_task_that_has_outlived_its_coordinator_has_one_attempt_in_which_nobody_looked_for_a_while() -> None:
+    entries = [
+        _launch(0, tasks=("chief", "worker.0")),
+        *_of("chief", _start(1, 1, 0, 10, "fresh")),
+        *_of("worker.0", _start(1, 1, 0, 10, "chief")),
+        _launch(60, tasks=("chief", "worker.0")) | {"seen_until": 1050.0},  # its machine was lost
+        *_of("worker.0", [_at(60, "adopted", pid=7, host="n2")]),
+        *_of("chief", _start(61, 2, 90, 70, "alive")),
+        _at(100, "run_completed", "chief", step=120),
+    ]
+    account, tasks = take_accounts(sorted(entries, key=lambda entry: entry["time"]))
+    assert account is not None
+    worker = tasks["worker.0"]
+    assert len(worker.incarnations) == 1
+    assert _totals(worker) == {"starting": 10, "kept": 80, "stopped": 10}
+    assert (account.failures, worker.failures, account.lost_steps) == (0, 0, 0)
+
+
 def test_a_task_that_ended_for_the_loss_of_another_has_not_failed() -> None:
     ends = [_death(20, 1, 11, "lost-peer"), _death(20, 1, 11)]
     entries = [

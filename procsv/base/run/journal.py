@@ -129,6 +129,10 @@ def read_program_pids(path: Path, of_last_launch: bool = False) -> set[int]:
     for line in read_journal(path):
         if line["event"] == "run_started" and of_last_launch:
             pids.clear()
-        elif line["event"] == "spawned" and line["role"].partition(".")[0] in PROGRAM_ROLES and line.get("pid"):
+        elif (
+            line["event"] in ("spawned", "adopted")
+            and line["role"].partition(".")[0] in PROGRAM_ROLES
+            and line.get("pid")
+        ):
             pids.add(line["pid"])
     return pids

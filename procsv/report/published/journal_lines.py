@@ -238,6 +238,13 @@ class CapturedByChief(Line, frozen=True, kw_only=True, tag="captured_by_chief"):
     why: str
 
 
+class Adopted(Line, frozen=True, kw_only=True, tag="adopted"):
+    """A task of another machine has outlived the coordinator that has started it, and goes on with this one."""
+
+    pid: Pid
+    host: str
+
+
 class MemberLost(Line, frozen=True, kw_only=True, tag="member_lost"):
     """Nothing was heard of the launch that hosts this task, on another machine, for `silent` seconds: the task counts as dead."""
 
@@ -346,6 +353,7 @@ JournalLine = (
     | PreemptNotice
     | Fault
     | CapturedByChief
+    | Adopted
     | MemberLost
     | SpareLost
     | Held

@@ -4,6 +4,7 @@ Pure.  member_loop.py tells it what happens, and does what it says.  As long as 
 it is not heard lets its task go on, for so long that a scheduler can bring the coordinator back, and then ends it:
 
     SERVING  -- silence --> ADRIFT -- heard of again --> SERVING
+    ADRIFT -- adopted by the coordinator that follows --> SERVING
     SERVING, ADRIFT -- told the end, or nothing to wait for --> LEAVING -- the task is gone --> GONE
 """
 
@@ -29,6 +30,7 @@ class State(Enum):
 
 class Event(Enum):
     HEARD = auto()  # of the coordinator
+    ADOPTED = auto()  # by the coordinator that follows the one which is lost
     SILENT = auto()  # for the peer timeout
     ABANDONED = auto()  # for the coordinator timeout
     TOLD_END = auto()  # the run is over
@@ -40,6 +42,7 @@ class Event(Enum):
 class Act(Enum):
     SAY_ADRIFT = auto()
     SAY_BACK = auto()
+    SAY_ADOPTED = auto()
     TELL_NOTICE = auto()  # to the coordinator, which ends the run
     ASK_TO_END = auto()  # the task, by SIGTERM
     KILL = auto()
@@ -50,18 +53,21 @@ _S, _E, _A = State, Event, Act
 
 TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[Act, ...]]] = {
     (_S.SERVING, _E.HEARD): (_S.SERVING, ()),
+    (_S.SERVING, _E.ADOPTED): (_S.SERVING, ()),
     (_S.SERVING, _E.SILENT): (_S.ADRIFT, (_A.SAY_ADRIFT,)),
     (_S.SERVING, _E.ABANDONED): (_S.LEAVING, (_A.ASK_TO_END,)),
     (_S.SERVING, _E.TOLD_END): (_S.LEAVING, (_A.KILL,)),
     (_S.SERVING, _E.STOP): (_S.SERVING, (_A.TELL_NOTICE,)),
     (_S.SERVING, _E.LATE): (_S.LEAVING, (_A.KILL,)),
     (_S.ADRIFT, _E.HEARD): (_S.SERVING, (_A.SAY_BACK,)),
+    (_S.ADRIFT, _E.ADOPTED): (_S.SERVING, (_A.SAY_ADOPTED,)),
     (_S.ADRIFT, _E.SILENT): (_S.ADRIFT, ()),
     (_S.ADRIFT, _E.ABANDONED): (_S.LEAVING, (_A.ASK_TO_END,)),
     (_S.ADRIFT, _E.TOLD_END): (_S.LEAVING, (_A.KILL,)),
     (_S.ADRIFT, _E.STOP): (_S.LEAVING, (_A.ASK_TO_END,)),
     (_S.ADRIFT, _E.LATE): (_S.LEAVING, (_A.KILL,)),
     (_S.LEAVING, _E.HEARD): (_S.LEAVING, ()),
+    (_S.LEAVING, _E.ADOPTED): (_S.LEAVING, ()),
     (_S.LEAVING, _E.SILENT): (_S.LEAVING, ()),
     (_S.LEAVING, _E.ABANDONED): (_S.LEAVING, ()),
     (_S.LEAVING, _E.TOLD_END): (_S.LEAVING, (_A.KILL,)),
@@ -88,7 +94,7 @@ class MemberCore(msgspec.Struct):
         row = TRANSITIONS.get((self.state, event))
         if row is None:
             raise ProcsvBug(f"member: {event.name} in {self.state.name}")
-        if event is Event.HEARD:
+        if event in (Event.HEARD, Event.ADOPTED):
             self.heard_s = now_s
         self.state, acts = row
         if Act.ASK_TO_END in acts:
@@ -102,6 +108,11 @@ class MemberCore(msgspec.Struct):
         if Act.KILL in acts:
             self.late_s = None
         return acts
+
+    def adopted(self, coordinator: str, now_s: float) -> tuple[Act, ...]:
+        """Another coordinator, on that host, has us and our task as they are."""
+        self.coordinator = coordinator
+        return self.handle(Event.ADOPTED, now_s)
 
     def told_end(self, exit_code: int, now_s: float) -> tuple[Act, ...]:
         """The coordinator says that the run is over, and how."""

@@ -82,6 +82,9 @@ class Membership:
         """`expected`: the tasks of the others, and the launches that have none yet."""
         self.expected, self.by_task = expected, dict[TaskId, Member]()
         self._timeout_s = peer_timeout_s
+        self._first_spare = 1 + sum(
+            task.role != SPARE for task in expected
+        )  # the number of the first launch without one
 
     @property
     def with_tasks(self) -> dict[TaskId, Member]:
@@ -107,8 +110,14 @@ class Membership:
 
     @property
     def missing(self) -> tuple[TaskId, ...]:
-        """Tasks for which nobody has come yet."""
-        return tuple(task for task in self.expected if task not in self.by_task)
+        """Tasks, and launches without one, for which nobody has come yet."""
+        return tuple(task for task in self.expected if task not in self.by_task and task not in self._moved)
+
+    @property
+    def _moved(self) -> frozenset[TaskId]:
+        """Launches that had no task, and have come with one: under an earlier coordinator they took it over."""
+        numbers = {member.number for task, member in self.by_task.items() if task.role != SPARE}
+        return frozenset(TaskId(SPARE, number - self._first_spare) for number in numbers if number >= self._first_spare)
 
     def why_refused(self, number: int, task: TaskId, ours: tuple[str, str], theirs: tuple[str, str]) -> str:
         """Why who asks to host `task` may not; "" if it may.  `ours`, `theirs`: version of procsv, and what is run."""
@@ -125,6 +134,10 @@ class Membership:
 
     def join(self, member: Member) -> None:
         self.by_task[member.task] = member
+
+    def send_away(self, task: TaskId) -> None:
+        """Who hosts it is to ask again."""
+        del self.by_task[task]
 
     def find(self, number: int) -> Member | None:
         return next((member for member in self.by_task.values() if member.number == number), None)

@@ -97,8 +97,11 @@ class Core:
             self._out.append(actions.Spawn(service.task, service.start(now_s)))
         if self.settings.knows_imports:
             self.standby.comes_first()
-        for task in self.tasks.values():
-            task.start(now_s)
+        for name, task in self.tasks.items():
+            if (adopted := self.settings.adopted.get(name)) is not None:
+                task.adopt(adopted, now_s)
+            else:
+                task.start(now_s)
         return self._take_actions()
 
     def handle(self, event: events.Event, now_s: float) -> list[actions.Action]:

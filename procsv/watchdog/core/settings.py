@@ -10,6 +10,7 @@ from procsv.base.identity import TRAINER, TaskId
 from procsv.base.outcome import NO_STEP
 from procsv.base.service_table import SERVICES, ServiceSpec
 from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.watchdog.core.adoption import Adopted
 from procsv.watchdog.core.goodput import Earlier
 
 
@@ -25,6 +26,8 @@ class Settings(msgspec.Struct, frozen=True):
     observes: bool = False  # the program was started by somebody else: it is neither ended nor started again
     tasks: tuple[TaskId, ...] = (TRAINER,)  # the first is the chief: its state is the one that is saved
     hosts: Mapping[TaskId, str] = msgspec.field(default_factory=dict)  # of the tasks that run on other machines
+    # Those of them that run already: they have outlived the coordinator before this one.
+    adopted: Mapping[TaskId, Adopted] = msgspec.field(default_factory=dict)
     host: str = ""  # this machine, where there are others
     services: Mapping[TaskId, ServiceSpec] = msgspec.field(default_factory=lambda: SERVICES)
 

@@ -23,6 +23,7 @@ from procsv.ipc.messaging import messages
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core import wording
 from procsv.watchdog.core.actions import Action, ClearTree, Journal, KillTree, Report, Say, Signal, Tell, WriteRun
+from procsv.watchdog.core.adoption import Adopted
 from procsv.watchdog.core.events import Ended, Said
 from procsv.watchdog.core.goodput import Attempt, Goodput
 from procsv.watchdog.core.hangs.escalation import HangEscalation
@@ -140,6 +141,19 @@ class TrainerSupervisor:
             return
         self.restart_s = now_s
         self.life.handle(LifecycleEvent.STANDBY_FIRST)
+
+    def adopt(self, one: Adopted, now_s: float) -> None:
+        """It runs already, by the order of a coordinator before this one; its attempt goes on."""
+        self.incarnation, self.pid, self.was_connected = one.incarnation, one.pid, True
+        self.hanging.start_watch(now_s)
+        self.protection.start_attempt(now_s)
+        adopted = Journal("adopted", self.task, self.incarnation, {"pid": one.pid, "host": one.host})
+        self._out += [adopted, Say(wording.goes_on_after_coordinator(self.task, one))]
+        if one.is_ready:
+            self._reported_ready = self.incarnation
+            self.history.ready(self.durable_step)
+            self.goodput.start_training(now_s, max(self.durable_step, 0))
+            self._handle(LifecycleEvent.READY, now_s)
 
     def not_spawned(self, error: str, now_s: float) -> None:
         self._out.append(Say(f"cannot start the {self.task}: {error}; trying again", is_bad=True))

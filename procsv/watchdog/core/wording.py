@@ -9,6 +9,7 @@ from procsv.base.outcome import LastExit
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import FirstStepDone
 from procsv.watchdog.core.actions import Journal, Say
+from procsv.watchdog.core.adoption import Adopted
 from procsv.watchdog.core.hangs.trainer_liveness import Hang
 
 _VERBS = {
@@ -166,6 +167,10 @@ def ended(step: int, has_session: bool, drop_in: bool) -> str:
 def left_behind(processes: list[str]) -> str:
     """A program has ended with exit code 0, and what it has started lived on."""
     return f"the program has ended, and with it what it had left running: {', '.join(processes)}. Have it wait for its children"
+
+
+def goes_on_after_coordinator(task: TaskId, one: Adopted) -> str:
+    return f"{task} {one.incarnation} (pid {one.pid} on {one.host}) has gone on without a coordinator, and goes on with this one"
 
 
 def spare_lost(host: str, silent_s: float) -> str:

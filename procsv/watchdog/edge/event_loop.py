@@ -76,6 +76,8 @@ class Reactor:
 
     def start(self) -> None:
         self._write_run()  # whoever hears that the run has begun finds it
+        for task, adopted in self._core.settings.adopted.items():
+            self._follow_log(task, adopted.incarnation)
         self._perform(self._core.start(self._clock.monotonic()))
 
     def run_once(self) -> None:

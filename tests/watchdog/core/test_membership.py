@@ -83,6 +83,17 @@ def test_spare_launches_take_over_the_tasks_of_those_that_are_lost_for_as_long_a
     assert places() is None
 
 
+def test_a_spare_launch_that_has_taken_over_a_task_is_not_waited_for_under_its_own_name() -> None:
+    spares = TaskId("spare", 0), TaskId("spare", 1)
+    members = Membership((WORKER, PS, *spares), TIMEOUT_S)
+    members.join(_member(PS, 2))
+    assert set(members.missing) == {WORKER, *spares}
+
+    members.join(_member(WORKER, 4))  # which spare.1 was at first
+
+    assert set(members.missing) == {spares[0]}
+
+
 def test_heartbeats_are_put_on_our_clock_by_the_message_that_travelled_fastest() -> None:
     member = _member()
     for sent_s, heard_s in ((100.0, 1100.5), (101.0, 1101.1), (102.0, 1102.9)):

@@ -15,6 +15,7 @@ from procsv.base.run.terms import Term, withdraw_terms, write_term
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import Join, Welcome
+from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import new_context
 from procsv.watchdog.edge.members.joining import LOOK_AGAIN_S, Joining
@@ -36,10 +37,14 @@ PLACEMENT = Placement(
 
 
 class Coordinator:
-    """Says where it is, and takes whoever asks; one that has `ended` hears nobody."""
+    """Says where it is, and gives whoever asks an answer; one that has ended hears nobody."""
 
-    def __init__(self, start: Start, clock: FakeClock, *, has_ended: bool = False) -> None:
+    def __init__(
+        self, start: Start, clock: FakeClock, *, has_ended: bool = False, answer: Message | None = None
+    ) -> None:
+        """`answer`: None: everybody is welcome."""
         keys, theirs, self.start, self._has_ended = KeyPair.new(), KeyPair.new(), start, has_ended
+        self._answer, self.asked = answer or Welcome(start.text()), list[Message]()
         self._context = new_context()
         self._server = TcpServer(self._context, 0, keys, theirs.public, Address(start.run, WATCHDOG, 1), clock)
         self.term = write_term(
@@ -60,7 +65,8 @@ class Coordinator:
             return
         while (received := self._server.receive()) is not None:
             if isinstance(received.body, Join):
-                self._server.send_reliable(received.who, Welcome(self.start.text()), re=received.seq)
+                self.asked.append(received.body)
+                self._server.send_reliable(received.who, self._answer, re=received.seq)
 
     def withdraw(self) -> None:
         withdraw_terms(self.start.paths, self.start.run)

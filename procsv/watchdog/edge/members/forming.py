@@ -1,12 +1,13 @@
 """Forming a run on several machines: the coordinator says where it is, and waits until there is a launch for each task.
 
 Called by the watchdog's main once the logdir is ours, before anything is started.  Killed anywhere in here: the members find a term whose
-coordinator does not answer, and wait for the next one.
+coordinator does not answer, and wait for the next one.  Members of a run whose coordinator was lost come with what they still run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import socket
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import msgspec
 from procsv import __version__
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
-from procsv.base.cluster import make_cluster
+from procsv.base.cluster import Cluster, make_cluster
 from procsv.base.errors import UserError
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.placement import Placement
@@ -24,9 +25,10 @@ from procsv.base.run.terms import Term, forget_terms, write_term
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer, told_port
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.member_messages import Join, Refused, Welcome
+from procsv.ipc.messaging.member_messages import BeginAnew, Join, Refused, Served, Welcome
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context
+from procsv.watchdog.core.adoption import Comer, Heritage, NothingToAdopt, inherit
 from procsv.watchdog.core.membership import Member, Membership
 from procsv.watchdog.edge.members.own_host import own_host
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id, wait_until_heard
@@ -47,11 +49,17 @@ def form(
 
     `wait` raises where the run is not wanted any more.  UserError: not all have come; who has is told why there is no run.
     """
-    forming = Forming(start, placement, clock)
+    forming, heritage = Forming(start, placement, clock), None
     try:
         forming.publish()
         forming.gather(wait, say)
-        return forming.finish(ports)
+        while forming.has_run_before and heritage is None:
+            try:
+                heritage = forming.inherit(ports)
+            except NothingToAdopt as why:
+                forming.begin_anew(str(why), say)
+                forming.gather(wait, say)
+        return forming.finish(ports, heritage)
     except UserError as error:
         forming.refuse(error)
         raise
@@ -126,23 +134,64 @@ class Forming:
     def _line(self) -> tuple[str, ...]:
         return (self._start.target, *self._start.args)
 
-    def finish(self, ports: HeldPorts) -> tuple[Start, RemoteTasks]:
+    # -- the run before ------------------------------------------------------------------------------------
+    @property
+    def has_run_before(self) -> bool:
+        """Whether any of those who have come is part of a run whose coordinator is lost."""
+        return any(_served(received) is not None for received in self._asked.values())
+
+    def inherit(self, ports: HeldPorts) -> Heritage:
+        """What goes on of it, our own address being held; NothingToAdopt where all is to begin anew."""
+        comers = [self._comer(task, received) for task, received in self._asked.items()]
+        heritage = inherit(comers, self._start.settings)
+        task, host = self._placement.task, own_host()
+        address, told = heritage.address_of(task), (self._placement.addresses or {}).get(task)
+        if address != told and address.rpartition(":")[0] != host:
+            raise NothingToAdopt(f"{task} is at {told or host} now, and the others know it at {address}")
+        try:
+            ports.hold_own(task, host, {task: address})
+        except UserError as error:
+            raise NothingToAdopt(f"the others know {task} at {address}: {error}") from error
+        return heritage
+
+    def _comer(self, task: TaskId, received: Received) -> Comer:
+        member, served = self.membership.by_task[task], _served(received)
+        comer = Comer(task, member.host, member.address)
+        if served is None:
+            return comer
+        before = msgspec.convert(json.loads(served.start), Start)
+        return msgspec.structs.replace(comer, cluster=before.cluster, settings=before.settings, running=served.running)
+
+    def begin_anew(self, why: str, say: Say) -> None:
+        """Tells those who are part of the run before that it does not go on.  They end what they have of it, and ask again."""
+        say(f"the run before does not go on, everything begins anew: {why}")
+        for task, received in list(self._asked.items()):
+            if _served(received) is not None:
+                self.server.send_reliable(received.who, BeginAnew(why), re=received.seq)
+                self.membership.send_away(task)
+                del self._asked[task]
+
+    # -- the end of it -------------------------------------------------------------------------------------
+    def finish(self, ports: HeldPorts, heritage: Heritage | None) -> tuple[Start, RemoteTasks]:
         """The run's Start, with the addresses of all tasks; the members are told, and begin to wait for orders."""
-        told = self._placement.addresses
-        own = ports.hold_own(self._placement.task, own_host(), told)
-        addresses = {m.task: m.address for m in self.membership.by_task.values() if m.address} | own
-        start = msgspec.structs.replace(
-            self._start,
-            chief=self._placement.task,
-            cluster=make_cluster(told if told is not None else addresses),
-            is_spread=True,
-        )
+        if heritage is not None:
+            cluster, adopted = heritage.cluster, heritage.tasks
+        else:
+            cluster, adopted = self._new_cluster(ports), {}
+        start = msgspec.structs.replace(self._start, chief=self._placement.task, cluster=cluster, is_spread=True)
         now_s = self._clock.monotonic()
         for task, received in self._asked.items():
             self.server.send_reliable(received.who, Welcome(start.text()), re=received.seq)
             self.membership.heard(self.membership.by_task[task], now_s)
         host = self._placement.host or own_host()
-        return start, RemoteTasks(self.context, self.server, self.membership, start, self._clock, host)
+        return start, RemoteTasks(self.context, self.server, self.membership, start, self._clock, host, adopted)
+
+    def _new_cluster(self, ports: HeldPorts) -> Cluster:
+        told = self._placement.addresses
+        own = ports.hold_own(self._placement.task, own_host(), told)
+        if told is not None:
+            return make_cluster(told)
+        return make_cluster({m.task: m.address for m in self.membership.by_task.values() if m.address} | own)
 
     def refuse(self, error: UserError) -> None:
         """Tells who has come, and who is still to come, that there is no run."""
@@ -169,6 +218,10 @@ def _write(start: Start, term: Term) -> Term:
         raise UserError(
             f"{start.paths.terms} cannot be written: {error.strerror or error}", exit_codes.LOGDIR_UNUSABLE
         ) from error
+
+
+def _served(received: Received) -> Served | None:
+    return received.body.served if isinstance(received.body, Join) else None
 
 
 def _shown(line: tuple[str, ...]) -> str:

@@ -1,6 +1,6 @@
 """A member's way into the run: finds the coordinator's term in the logdir, connects, and asks to host its task.
 
-Called by member.py (the member's main), before anything is started.
+Called by member.py (the member's main), before anything is started; and by rejoining.py, once the coordinator is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from procsv.base.run.terms import Term, newest_term
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient
 from procsv.ipc.messaging.endpoint import Address
-from procsv.ipc.messaging.member_messages import Join, Refused, Welcome
+from procsv.ipc.messaging.member_messages import BeginAnew, Join, Refused, Served, Welcome
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.edge.members.own_host import can_be_found, own_host
@@ -36,6 +36,38 @@ class Joined:
         self.client, self.term, self.welcome = client, term, welcome
 
 
+class BegunAnew(Exception):
+    """The run before does not go on, as the text says: we are to ask again, with nothing of it."""
+
+
+class Asked:
+    """One question to the coordinator of a term, and the wait for its answer, which holds nobody up."""
+
+    def __init__(self, client: TcpClient, term: Term, question: Join) -> None:
+        self.client, self.term, self._is_answered = client, term, False
+        client.send_reliable(question)
+
+    def hear(self) -> Joined | None:
+        """The answer, if it has come.  UserError if it is a refusal, BegunAnew."""
+        self.client.tick()
+        while (received := self.client.receive()) is not None:
+            self.client.acknowledge(received)
+            match received.body:
+                case Refused(why, exit_code):
+                    raise UserError(why, exit_code)
+                case BeginAnew(why):
+                    raise BegunAnew(why)
+                case Welcome() as welcome:
+                    self._is_answered = True
+                    return Joined(self.client, self.term, welcome)
+        return None
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Nobody waits for the answer any more; the client of one that has come is its owner's."""
+        if not self._is_answered:
+            self.client.close(linger_ms)
+
+
 class Joining:
     def __init__(self, start: Start, placement: Placement, address: str, clock: Clock) -> None:
         """`address`: of our task, for TensorFlow."""
@@ -46,12 +78,24 @@ class Joining:
     def context(self) -> Context:
         return self._context
 
+    def newest_term(self) -> Term | None:
+        """Of this start of the run by its scheduler."""
+        return newest_term(self._start.paths, self._placement.scheduler)
+
+    def ask(self, term: Term, served: Served | None = None) -> Asked:
+        """Asks the coordinator of `term`.  `served`: what we have of the run before."""
+        host = next(filter(can_be_found, term.hosts), term.hosts[0])
+        me = Address(term.run, member_id(self._placement.rank), 1)
+        keys = KeyPair(term.client_public, term.client_secret)
+        client = TcpClient(self._context, f"{host}:{term.port}", keys, term.server_key, me, self._clock)
+        return Asked(client, term, self._question(served))
+
     def join(self, wait: Callable[[float], None], say: Callable[[str], None]) -> Joined:
         """Returns once the coordinator has taken us.  UserError if it refuses, or does not come.  `wait` raises at a signal."""
         began_s, is_said = self._clock.monotonic(), False
         limit_s = self._start.settings.coordinator_timeout_s
         while (waited_s := self._clock.monotonic() - began_s) < limit_s:
-            term = newest_term(self._start.paths, self._placement.scheduler)
+            term = self.newest_term()
             if term is not None and term.refused:
                 if waited_s > REFUSAL_S:
                     raise UserError(f"the coordinator could not begin: {term.refused}", term.exit_code)
@@ -74,37 +118,24 @@ class Joining:
         """
         settings = self._start.settings
         limit_s = settings.coordinator_timeout_s + settings.peer_timeout_s
-        host = next(filter(can_be_found, term.hosts), term.hosts[0])
-        me = Address(term.run, member_id(self._placement.rank), 1)
-        keys = KeyPair(term.client_public, term.client_secret)
-        client = TcpClient(self._context, f"{host}:{term.port}", keys, term.server_key, me, self._clock)
-        waiter, joined = Waiter(), None
-        waiter.add(client)
+        asked, waiter = self.ask(term), Waiter()
+        waiter.add(asked.client)
         try:
-            client.send_reliable(self._question())
             deadline_s, look_s = self._clock.monotonic() + limit_s, self._clock.monotonic() + LOOK_AGAIN_S
-            while joined is None and self._clock.monotonic() < deadline_s:
-                client.tick()
+            while self._clock.monotonic() < deadline_s:
                 waiter.wait(LOOK_S)
                 wait(0.0)
-                while joined is None and (received := client.receive()) is not None:
-                    client.acknowledge(received)
-                    if isinstance(received.body, Refused):
-                        raise UserError(received.body.why, received.body.exit_code)
-                    if isinstance(received.body, Welcome):
-                        joined = Joined(client, term, received.body)
+                if (joined := asked.hear()) is not None:
+                    return joined
                 if self._clock.monotonic() >= look_s:
                     look_s = self._clock.monotonic() + LOOK_AGAIN_S
-                    newest = newest_term(self._start.paths, self._placement.scheduler)
+                    newest = self.newest_term()
                     if newest is None or newest.run != term.run:  # the run that it is of has ended
                         return None
-            return joined
+            return None
         finally:
-            if joined is None:
-                client.close(linger_ms=0)
+            asked.close()
 
-    def _question(self) -> Join:
-        line = (self._start.target, *self._start.args)
-        return Join(
-            self._placement.task, self._placement.host or own_host(), self._address, __version__, line, os.getpid()
-        )
+    def _question(self, served: Served | None) -> Join:
+        line, host = (self._start.target, *self._start.args), self._placement.host or own_host()
+        return Join(self._placement.task, host, self._address, __version__, line, os.getpid(), served)

@@ -9,20 +9,23 @@ import signal
 
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
+from procsv.base.errors import UserError
 from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging import member_messages as told
 from procsv.ipc.messaging import messages
 from procsv.ipc.messaging.codec import decode_body, encode_body
-from procsv.ipc.messaging.curve_transport import TcpClient
 from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
 from procsv.watchdog.core.member import Act, Event, MemberCore, State
 from procsv.watchdog.core.membership import beat_interval_s
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
+from procsv.watchdog.edge.members.joining import BegunAnew, Joined
 from procsv.watchdog.edge.members.own_task import OwnTask
+from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.stand_in import StandIn
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
@@ -40,7 +43,6 @@ class MemberLoop:
         self,
         core: MemberCore,
         task: TaskId,
-        client: TcpClient,
         server: Server,
         stand_in: StandIn,
         processes: Processes,
@@ -50,15 +52,22 @@ class MemberLoop:
         console: Console,
         clock: Clock,
         waiter: Waiter,
+        rejoining: Rejoining,
+        joined: Joined,
     ) -> None:
-        self._core, self._task, self._client, self._server, self._stand_in = core, task, client, server, stand_in
+        self._core, self._task, self._server, self._stand_in = core, task, server, stand_in
+        self._client, self._run_start = joined.client, joined.welcome.start
         self._processes, self._heartbeats, self._post_mortem = processes, heartbeats, post_mortem
         self._signals, self._console, self._clock, self._waiter = signals, console, clock, waiter
-        self._own = OwnTask(task, processes, heartbeats, console, clock, client.send_reliable)
+        self._own = OwnTask(task, processes, heartbeats, console, clock, self._tell)
+        self._rejoining, self._is_cut = rejoining, False  # whether nothing is heard of our coordinator any more
+        self._ready_of = self._in_step_of = 0  # the attempts whose first step has ended, and that train in step
+        self._offered = 0  # the attempt that the next coordinator was told of
         self._clearing = 0  # the attempt whose tree is being cleared; 0: none
         self._tick_s = self._beat_s = clock.monotonic()
         self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
         self.moves_to: tuple[TaskId, tuple[TaskId, ...]] | None = None  # what it begins again with
+        self.begins_anew = False  # as the run before does not go on
 
     def run(self) -> int:
         """Serves until the run is over, or lost; the exit code."""
@@ -81,6 +90,8 @@ class MemberLoop:
         self._look_at_tree()
         now_s = self._clock.monotonic()
         self._do(self._core.check(now_s))
+        if self._core.state is State.ADRIFT:
+            self._look_for_coordinator()
         self._own.check_deadlines(now_s)
         if now_s >= self._tick_s:
             self._tick_s = now_s + TICK_S
@@ -99,7 +110,12 @@ class MemberLoop:
         return max(WAIT_S_MIN, min(CLEAR_S if self._clearing else TICK_S, min(dues) - now_s))
 
     # -- the coordinator -----------------------------------------------------------------------------------
+    def _tell(self, body: Message) -> None:
+        self._client.send_reliable(body)
+
     def _hear_coordinator(self) -> None:
+        if self._is_cut:
+            return
         if self._client.tick():
             self._send_beat(self._clock.monotonic())
         for _ in range(HEARD_MAX):
@@ -133,6 +149,64 @@ class MemberLoop:
             case _:
                 pass  # an Ack
 
+    # -- the coordinator that follows ----------------------------------------------------------------------
+    def _look_for_coordinator(self) -> None:
+        try:
+            joined = self._rejoining.look(self._what_is_served)
+        except UserError as error:
+            self._give_up(str(error), error.exit_code)
+            return
+        except BegunAnew as why:
+            self.begins_anew = True
+            self._give_up(f"the run before does not go on ({why}); {self._task} begins anew", exit_codes.RESUMABLE)
+            return
+        if self._rejoining.is_fenced and not self._is_cut:
+            self._is_cut = True
+            self._waiter.remove(self._client)
+        if joined is not None:
+            self._go_on_with(joined)
+
+    def _give_up(self, why: str, exit_code: int) -> None:
+        self._console.say(why, is_bad=True)
+        self._rejoining.stop()
+        self._do(self._core.told_end(exit_code, self._clock.monotonic()))
+
+    def _what_is_served(self) -> told.Served | None:
+        """For the next coordinator; None as long as an attempt is neither there nor gone."""
+        running = self._processes.running.get(self._task)
+        if self._own.is_starting or (running is None and not self._processes.clear_tree(self._task)):
+            return None
+        self._offered = running.incarnation if running is not None else 0
+        if running is None:
+            return told.Served(self._run_start, None)
+        number, open_news = running.incarnation, [news.body for news in self._open_news(running.incarnation)]
+        is_told = not any(isinstance(decode_body(body), messages.FirstStepDone) for body in open_news)
+        is_ready, in_step = self._ready_of == number and is_told, self._in_step_of == number
+        return told.Served(self._run_start, told.Running(number, running.child.pid, is_ready, in_step))
+
+    def _open_news(self, incarnation: int) -> list[told.TaskSaid]:
+        """What that attempt has said, and no coordinator has heard."""
+        bodies = self._client.peer.outbox.bodies
+        return [body for body in bodies if isinstance(body, told.TaskSaid) and body.incarnation == incarnation]
+
+    def _go_on_with(self, joined: Joined) -> None:
+        """From now on that coordinator decides; it hears what the one before has not, of the attempt that it was told of."""
+        before, self._client, self._is_cut = self._client, joined.client, False
+        self._run_start = joined.welcome.start
+        self._send_beat(self._clock.monotonic())  # first: what follows is old, and would tell our clock wrong
+        for body in before.peer.outbox.bodies:
+            if isinstance(body, told.TaskSaid | told.TaskEnded) and body.incarnation == self._offered:
+                self._client.send_reliable(body)
+        before.close(linger_ms=0)
+        if (question := self._stand_in.open_question) is not None:
+            self._client.send_reliable(question)
+        self._do(self._core.adopted(joined.term.hosts[0], self._clock.monotonic()))
+
+    def close(self) -> None:
+        self._rejoining.stop()
+        self._client.close()
+
+    # -- orders --------------------------------------------------------------------------------------------
     def _start(self, incarnation: int) -> None:
         if self._core.state is State.LEAVING:
             self._client.send_reliable(told.TaskStarted(self._task, incarnation, 0, "this launch ends"))
@@ -174,11 +248,20 @@ class MemberLoop:
                 case messages.StopRun() | messages.RestartTrainer() | messages.StatusRequest():
                     self._server.acknowledge(received)  # commands speak to the coordinator, by run.json
                 case body:
-                    if isinstance(body, messages.Loaded):
-                        self._own.has_loaded()
+                    self._note(body, received.incarnation)
                     said = (received.task, received.incarnation, encode_body(body), self._clock.monotonic())
                     self._client.send_reliable(told.TaskSaid(*said))
                     self._server.acknowledge(received)
+
+    def _note(self, body: Message, incarnation: int) -> None:
+        """What is known of the task here, too."""
+        match body:
+            case messages.Loaded():
+                self._own.has_loaded()
+            case messages.FirstStepDone():
+                self._ready_of = incarnation
+            case messages.TrainsInStep():
+                self._in_step_of = incarnation
 
     def _look_at_tree(self) -> None:
         if self._clearing and self._processes.clear_tree(self._task):
@@ -197,6 +280,8 @@ class MemberLoop:
                     self._console.say(text, is_bad=True)
                 case Act.SAY_BACK:
                     self._console.say(f"the coordinator on {self._core.coordinator} is back")
+                case Act.SAY_ADOPTED:
+                    self._console.say(f"{self._task} goes on with the coordinator on {self._core.coordinator}")
                 case Act.TELL_NOTICE:
                     self._client.send_reliable(told.MemberNotice(source, now, is_notice))
                 case Act.ASK_TO_END:

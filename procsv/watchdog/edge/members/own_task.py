@@ -38,6 +38,12 @@ class OwnTask:
         self._standby = Standby("warm" if mode == "warm" else "off", self._out)
         self._link, self._memory = StandbyLink(processes), MachineMemory()
         self.incarnation = 0  # of the newest attempt
+        self._promoted = 0  # of the newest that was to come from a standby
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a standby is to become it, and has not answered yet."""
+        return self._standby.is_becoming(self.task, self._promoted)
 
     def start(self, incarnation: int) -> None:
         """Starts that attempt; the coordinator is told once it runs, or cannot."""
@@ -129,6 +135,7 @@ class OwnTask:
         self._begun(incarnation, pid)
 
     def _promote(self, number: int, task: TaskId, incarnation: int) -> None:
+        self._promoted = incarnation
         try:
             self.heartbeats.follow(task, incarnation)
             self._link.promote(number, task, incarnation)

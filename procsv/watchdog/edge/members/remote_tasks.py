@@ -25,12 +25,14 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core import events
+from procsv.watchdog.core.adoption import Adopted
 from procsv.watchdog.core.membership import Member, Membership, beat_interval_s
 from procsv.watchdog.edge.members.questions import Questions
 
 HEARD_MAX = 1000  # messages in one turn of the loop; then everything else has its own
 END_S_MAX = 5.0  # for the members to hear how the run has ended
 END_LOOK_S = 0.05
+GONE_ON = "this machine was lost, another one has its task, and the run goes on without it"
 
 
 def member_id(number: int) -> TaskId:
@@ -53,10 +55,17 @@ class RemoteTasks:
     """All of them, by task."""
 
     def __init__(
-        self, context: Context, server: TcpServer, membership: Membership, start: Start, clock: Clock, host: str = ""
+        self,
+        context: Context,
+        server: TcpServer,
+        membership: Membership,
+        start: Start,
+        clock: Clock,
+        host: str = "",
+        adopted: Mapping[TaskId, Adopted] | None = None,
     ) -> None:
-        """`host`: this machine's name, for people."""
-        self.host = host
+        """`host`: this machine's name, for people.  `adopted`: those that run already."""
+        self.host, self.adopted = host, adopted or {}
         self._context, self._server, self._members, self._clock = context, server, membership, clock
         self._questions = Questions(context, start, clock)
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
@@ -121,6 +130,9 @@ class RemoteTasks:
             if (received := self._server.receive()) is None:
                 break
             member = self._members.find(received.task.index)
+            if member is None and isinstance(received.body, told.Join):
+                self._server.send_reliable(received.who, told.Refused(GONE_ON, exit_codes.RESUMABLE), re=received.seq)
+                continue
             if member is not None and not member.is_lost:
                 self._members.heard(member, self._clock.monotonic())
                 heard += self._heard_from(member, received)
@@ -270,6 +282,7 @@ class NoRemoteTasks:
 
     refused = 0
     host = ""
+    adopted: Mapping[TaskId, Adopted] = {}
     host_of: Mapping[TaskId, str] = {}
     spare_hosts: tuple[str, ...] = ()
 

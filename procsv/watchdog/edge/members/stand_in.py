@@ -40,6 +40,12 @@ class StandIn:
                     self.server.acknowledge(received)
         return questions
 
+    @property
+    def open_question(self) -> AskState | None:
+        """The one that waits for its answer."""
+        asked = self._asked
+        return AskState(asked.task, asked.incarnation) if asked is not None else None
+
     def tell(self, incarnation: int, answer: messages.Message) -> None:
         """The answer to the question of that attempt; of an earlier one, nobody waits for it."""
         asked = self._asked

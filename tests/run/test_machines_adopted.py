@@ -1,0 +1,170 @@
+"""The coordinator's machine is lost and comes back: what has gone on without it goes on with it."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.launched import Launched, procsv
+from tests.support.machines import machines
+
+pytestmark = pytest.mark.fault
+
+TASKS = ("chief", "worker.0", "ps.0")
+OTHERS = ("worker.0", "ps.0")
+REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "20")
+STOPPED = dict.fromkeys(TASKS, 75)
+OPTIONS = ("--peer-timeout", "1", "--grace", "10", "--coordinator-timeout", "60")
+
+
+def kill_machine(launch: Launched) -> None:
+    """All that has run there is gone at once, as with a loss of power."""
+    watchdog = psutil.Process(launch.process.pid)
+    everything = [watchdog, *watchdog.children(recursive=True)]
+    for process in everything:
+        process.suspend()  # none of them sees another end
+    for process in everything:
+        process.kill()
+    launch.wait_end()
+    psutil.wait_procs(everything, timeout=60)
+
+
+def wait_training(chief: Launched, launch: int = 1) -> None:
+    """That start of the run has made some steps."""
+    chief.wait_event("run_started", launch)
+    chief.wait_event("ready", launch, "chief")
+    chief.wait_step(chief.step() + 20)
+
+
+def programs(chief: Launched, tasks: tuple[str, ...] = OTHERS) -> dict[str, psutil.Process]:
+    return {task: psutil.Process(chief.pid(task)) for task in tasks}
+
+
+def says(launch: Launched, text: str) -> bool:
+    return text in launch.said()
+
+
+@pytest.mark.parametrize("lost", ["machine", "launch"])
+def test_row_70_tasks_that_have_outlived_their_coordinator_are_adopted_and_no_step_is_lost(
+    tmp_path: Path, lost: str
+) -> None:
+    with machines(tmp_path, TASKS, *OPTIONS, "--snapshot-secs", "0", target=REPLICAS) as run:
+        chief = run.launch_all()
+        chief.wait_event("ready", 1, "worker.0")
+        wait_training(chief)
+        tasks = programs(chief)
+        if lost == "machine":
+            kill_machine(chief)
+        else:
+            chief.process.kill()  # its task saves, and ends by itself
+        before = chief.step()
+
+        again = run.launch("chief")
+
+        again.wait_event("ready", 2, "chief")
+        adopted = again.events("adopted")
+        assert {entry["role"]: entry["pid"] for entry in adopted} == {task: one.pid for task, one in tasks.items()}
+        assert {(entry["incarnation"], entry["host"]) for entry in adopted} == {(1, "127.0.0.1")}
+        recovered = again.events("recovered", "chief")[-1]
+        assert (recovered["source"], recovered["step"] >= before) == ("alive", True)
+        assert again.lost_steps() == 0
+        again.wait_step(recovered["step"] + 20)
+        assert all(one.is_running() for one in tasks.values())
+        assert len(again.events("spawned", "worker.0")) == len(again.events("spawned", "ps.0")) == 1
+
+        again.kill("worker.0")  # it is watched as before
+        again.wait_event("ready", 2, "worker.0")
+        (exited,) = again.events("exited", "worker.0")
+        assert (exited["incarnation"], exited["cause"]) == (1, "killed")
+        assert again.events("spawned", "worker.0")[-1]["incarnation"] == 2
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.codes() == STOPPED
+
+
+def test_row_70_a_coordinator_that_is_lost_before_all_have_joined_it_leaves_everything_to_the_next_one(
+    tmp_path: Path,
+) -> None:
+    with machines(tmp_path, TASKS, *OPTIONS, "--snapshot-secs", "0", target=REPLICAS) as run:
+        chief = run.launch_all()
+        chief.wait_event("ready", 1, "worker.0")
+        wait_training(chief)
+        tasks = programs(chief)
+        kill_machine(chief)
+        late = run.launches["worker.0"]
+        late.process.send_signal(signal.SIGSTOP)  # it comes too late for the second
+        second = run.launch("chief")
+        second.wait_for("word of who is missing", partial(says, second, "waiting for the launches of worker.0"))
+        assert "ps.0" not in second.said()
+        tasks["worker.0"].kill()  # and its task ends by itself meanwhile
+        kill_machine(second)
+        late.process.send_signal(signal.SIGCONT)
+
+        third = run.launch("chief")
+
+        wait_training(third, 2)
+        (adopted,) = third.events("adopted")
+        assert (adopted["role"], adopted["pid"]) == ("ps.0", tasks["ps.0"].pid)
+        assert tasks["ps.0"].is_running()
+        third.wait_event("ready", 2, "worker.0")
+        assert third.events("recovered", "chief")[-1]["source"] == "alive"
+        assert third.lost_steps() == 0
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.codes() == STOPPED
+
+
+def test_row_70_where_a_server_is_lost_as_well_everything_begins_anew_from_what_is_saved(tmp_path: Path) -> None:
+    target = (*REPLICAS, "--save-model-secs", "1")
+    with machines(tmp_path, TASKS, *OPTIONS, target=target) as run:
+        chief = run.launch_all()
+        chief.wait_event("ready", 1, "worker.0")
+        wait_training(chief)
+        chief.wait_event("checkpoint_durable", 2)
+        tasks = programs(chief)
+        for task in ("chief", "ps.0"):
+            kill_machine(run.launches[task])
+        saved = chief.events("checkpoint_durable")[-1]["step"]
+
+        run.launch("ps.0")
+        again = run.launch("chief")
+
+        wait_training(again, 2)
+        why = "ps.0 has ended, and the variables that it held are gone"
+        assert f"the run before does not go on, everything begins anew: {why}" in again.said()
+        assert f"the run before does not go on ({why}); worker.0 begins anew" in run.launches["worker.0"].said()
+        assert not again.events("adopted")
+        assert not tasks["worker.0"].is_running()
+        recovered = again.events("recovered", "chief")[-1]
+        assert recovered["source"] == "memory", "of the chief's machine, which has not really lost it"
+        assert recovered["step"] >= saved
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.codes() == STOPPED
+
+
+def test_tasks_that_a_spare_machine_has_taken_over_are_adopted_where_they_are(tmp_path: Path) -> None:
+    tasks, options = (*TASKS, "spare.0"), ("--spare-nodes", "1", "--snapshot-secs", "0")
+    with machines(tmp_path, tasks, *OPTIONS, *options, target=REPLICAS) as run:
+        chief = run.launch_all()
+        wait_training(chief)
+        silent = run.launches["worker.0"]
+        silent.process.send_signal(signal.SIGSTOP)
+        chief.kill("worker.0")  # as all that runs on that machine
+        wait_training(chief, 2)
+        before = programs(chief)
+        kill_machine(chief)
+
+        again = run.launch("chief")
+
+        wait_training(again, 3)
+        assert {entry["role"]: entry["pid"] for entry in again.events("adopted")} == {
+            task: one.pid for task, one in before.items()
+        }
+        assert before["worker.0"].ppid() == run.launches["spare.0"].process.pid
+        assert again.events("recovered", "chief")[-1]["source"] == "alive"
+        silent.process.send_signal(signal.SIGCONT)
+        assert silent.wait_end() == 75
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.codes() == {**STOPPED, "spare.0": 75}
