@@ -57,9 +57,8 @@ def measure(settings: Settings) -> Table:
         seconds, lost = zip(*found[arm], strict=True)
         table.rows.append({"arm": name, "seconds": Figure.of(seconds), "lost": Figure.of(lost)})
     ours, theirs = (sorted(seconds for seconds, _ in found[arm])[repeats // 2] for arm in ARMS)
-    table.bars.append(
-        Bar.at_most("a task is killed under Slurm", SHARE_MAX * theirs, ours, "s", 2, f"{SHARE_MAX:g} x ")
-    )
+    how = f"{SHARE_MAX:g} x {theirs:.1f} s = "
+    table.bars.append(Bar.at_most("a task is killed under Slurm", SHARE_MAX * theirs, ours, "s", 2, how))
     return table
 
 
