@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support.launched import Launched, procsv
-from tests.support.machines import machines
+from tests.support.machines import WAITS, Machines, machines
 
 pytestmark = pytest.mark.fault
 
@@ -19,6 +21,16 @@ OTHERS = ("worker.0", "ps.0")
 REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "20")
 STOPPED = dict.fromkeys(TASKS, 75)
 OPTIONS = ("--peer-timeout", "1", "--grace", "10", "--coordinator-timeout", "60")
+
+
+NOTES = """
+import json, os, pathlib
+config = json.loads(os.environ["TF_CONFIG"])["cluster"]
+name = "cluster." + os.environ["PROCSV_TASK"] + "." + os.environ["PROCSV_INCARNATION"]
+draft = pathlib.Path(os.environ["PROCSV_LOGDIR"], name + ".new")
+draft.write_text(json.dumps(config))
+draft.rename(draft.with_suffix(""))
+"""  # at which addresses each attempt finds the others
 
 
 def kill_machine(launch: Launched) -> None:
@@ -46,6 +58,12 @@ def programs(chief: Launched, tasks: tuple[str, ...] = OTHERS) -> dict[str, psut
 
 def says(launch: Launched, text: str) -> bool:
     return text in launch.said()
+
+
+def cluster_of(run: Machines, attempt: str) -> dict[str, list[str]]:
+    """As that attempt was told it."""
+    found: dict[str, list[str]] = json.loads((run.logdir / f"cluster.{attempt}").read_text())
+    return found
 
 
 @pytest.mark.parametrize("lost", ["machine", "launch"])
@@ -168,3 +186,35 @@ def test_tasks_that_a_spare_machine_has_taken_over_are_adopted_where_they_are(tm
         assert silent.wait_end() == 75
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.codes() == {**STOPPED, "spare.0": 75}
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_chief_whose_address_nobody_tells_takes_the_one_that_it_had_or_all_begin_anew_at_others(
+    tmp_path: Path, is_taken: bool
+) -> None:
+    options = ("--cluster", "slurm", "--workers", "1", "--ps", "1")
+    with machines(tmp_path, TASKS, *OPTIONS, *options, program=NOTES + WAITS) as run:
+        chief = run.launch_all()
+        tasks = programs(chief)
+        for attempt in ("chief.1", "worker.0.1", "ps.0.1"):
+            chief.wait_for(f"its start ({attempt})", (run.logdir / f"cluster.{attempt}").exists)
+        address, port = cluster_of(run, "chief.1")["chief"][0].split(":")
+        kill_machine(chief)
+        with socket.socket() as other:
+            if is_taken:
+                other.bind((address, int(port)))
+            again = run.launch("chief")
+            again.wait_for("its start", (run.logdir / "cluster.chief.2").exists)
+
+        now, before = cluster_of(run, "chief.2"), cluster_of(run, "worker.0.1")
+        if is_taken:
+            assert f"everything begins anew: the others know chief at {address}:{port}: " in again.said()
+            again.wait_for("its start", (run.logdir / "cluster.worker.0.2").exists)
+            assert now == cluster_of(run, "worker.0.2") != before
+            assert not again.events("adopted")
+        else:
+            assert now == before
+            assert {entry["role"] for entry in again.events("adopted")} == set(OTHERS)
+        assert [one.is_running() for one in tasks.values()] == [not is_taken] * len(OTHERS)
+        (run.logdir / "end").touch()
+        assert run.codes() == dict.fromkeys(TASKS, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,10 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[list[OwnMachine]]:
         pytest.skip(why)
     with own_machines.own_machines(request.param) as made:
         yield made
+
+
+def says(launch: Launched, text: str) -> bool:
+    return text in launch.said()
 
 
 def wait_trains(chief: Launched, launch: int = 1) -> None:
@@ -156,3 +161,32 @@ def test_row_68_a_coordinator_that_stood_still_while_a_scheduler_began_the_run_e
         assert not {"stopped", "gave_up", "member_lost", "restarting"} & {entry["event"] for entry in events[began:]}
         newest = (tmp_path / "run" / "checkpoint").read_text().splitlines()[0]
         assert newest.endswith(f'-{saved[-1]["step"]}"')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [4], indirect=True)
+def test_members_of_a_coordinator_that_stood_still_hear_it_no_more_once_another_has_begun_elsewhere(
+    tmp_path: Path, hosts: list[OwnMachine]
+) -> None:
+    tasks, (here, _, server, elsewhere) = ("chief", "worker.0", "ps.0"), hosts
+    options = (*OPTIONS, "--coordinator-timeout", "150", "--cluster", "slurm", "--workers", "1", "--ps", "1")
+    with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts[:3], **NO_LOCKS) as run:
+        frozen = run.launch_all()
+        wait_trains(frozen)
+        here.send_signal(signal.SIGSTOP)
+        server.send_signal(signal.SIGSTOP)  # the next coordinator waits for it
+        run.move("chief", elsewhere)
+        chief, worker = run.launch("chief"), run.launches["worker.0"]
+        asked = f"another coordinator has begun, on {elsewhere.address}: it is asked to go on with worker.0"
+        worker.wait_for("word of the next one", partial(says, worker, asked))
+
+        here.send_signal(signal.SIGCONT)  # it tells its members that the run is over
+        assert frozen.wait_end() == 70
+        server.send_signal(signal.SIGCONT)
+        wait_trains(chief, 2)
+
+        why = f"chief is at {elsewhere.address} now, and the others know it at {here.address}"
+        assert f"everything begins anew: {why}" in chief.said()
+        assert not chief.events("adopted")
+        end(run)
+        assert run.codes() == dict.fromkeys(tasks, 0)

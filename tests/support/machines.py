@@ -39,7 +39,8 @@ class Machines:
         variables: Mapping[str, str],
         hosts: Sequence[OwnMachine] = (),
     ) -> None:
-        """`hosts`: where each launch is; none: all on this machine."""
+        """`hosts`: where each launch is; none: all on this machine.  With `--cluster slurm` they are told their tasks as srun does."""
+        self._in_step = "slurm" in args
         self.logdir, self._args, self._env, self._directory = directory / "run", args, dict(variables), directory
         self.tasks = [TaskId.parse(task) for task in tasks]  # launches without one are among them, as spare.0
         self._ports, self._hosts = HeldPorts(), dict(zip(self.tasks, hosts, strict=bool(hosts)))
@@ -56,13 +57,22 @@ class Machines:
         which = TaskId.parse(task)
         config = {"cluster": self._cluster, "task": {"type": which.role, "index": which.index}}
         host = self._hosts.get(which)
-        env = {**self._env, "TF_CONFIG": json.dumps(config), "PROCSV_HOST": host.address if host else "127.0.0.1"}
+        told = self._step(which) if self._in_step else {"TF_CONFIG": json.dumps(config)}
+        env = {**self._env, **told, "PROCSV_HOST": host.address if host else "127.0.0.1"}
         standby = [] if "--standby" in self._args else ["--standby", "off"]
         args, launcher = [*standby, *more, *self._args], (*host.launcher, *LAUNCH) if host else ()
         launched = start(place, args, env, self._directory, launcher, template=host is None)
         self._started.append(launched)
         self.launches[task] = launched
         return launched
+
+    def move(self, task: str, host: OwnMachine) -> None:
+        """From now on that task is launched there."""
+        self._hosts[TaskId.parse(task)] = host
+
+    def _step(self, task: TaskId) -> dict[str, str]:
+        rank, ranks = str(self.tasks.index(task)), str(len(self.tasks))
+        return {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": ranks, "SLURM_PROCID": rank}
 
     def launch_all(self) -> Launched:
         """All of them, the coordinator last: it is no matter who comes first."""

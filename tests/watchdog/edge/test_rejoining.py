@@ -71,7 +71,7 @@ def adrift(tmp_path: Path) -> Iterator[Adrift]:
 def test_the_coordinator_that_follows_is_told_what_still_runs(adrift: Adrift) -> None:
     adrift.coordinator("before", has_ended=True)
     assert adrift.look() is None
-    assert not adrift.rejoining.is_fenced, "there is no other yet"
+    assert not adrift.rejoining.follower, "there is no other yet"
     after = adrift.coordinator("after")
 
     joined = adrift.wait_joined()
@@ -89,7 +89,7 @@ def test_a_newer_coordinator_is_the_end_of_the_word_of_the_one_before_although_i
 
     assert adrift.look(served=None) is None
 
-    assert adrift.rejoining.is_fenced
+    assert adrift.rejoining.follower == "127.0.0.1"
 
 
 def test_a_coordinator_that_is_lost_before_it_answers_is_followed_by_the_next_one(adrift: Adrift) -> None:
@@ -106,7 +106,7 @@ def test_another_start_that_found_the_logdir_taken_is_no_coordinator(adrift: Adr
 
     assert adrift.look() is None
 
-    assert not adrift.rejoining.is_fenced
+    assert not adrift.rejoining.follower
 
 
 @pytest.mark.parametrize(

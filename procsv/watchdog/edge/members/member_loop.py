@@ -160,9 +160,12 @@ class MemberLoop:
             self.begins_anew = True
             self._give_up(f"the run before does not go on ({why}); {self._task} begins anew", exit_codes.RESUMABLE)
             return
-        if self._rejoining.is_fenced and not self._is_cut:
+        if self._rejoining.follower and not self._is_cut:
             self._is_cut = True
             self._waiter.remove(self._client)
+            self._console.say(
+                f"another coordinator has begun, on {self._rejoining.follower}: it is asked to go on with {self._task}"
+            )
         if joined is not None:
             self._go_on_with(joined)
 

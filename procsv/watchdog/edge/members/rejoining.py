@@ -23,7 +23,7 @@ class Rejoining:
         self._joining, self._run, self._waiter, self._clock = joining, run, waiter, clock
         self._asked: Asked | None = None
         self._look_s = 0.0
-        self.is_fenced = False  # the coordinator that we have: there is a newer one
+        self.follower = ""  # the host of a newer coordinator than the one that we have, whose word counts no more then
 
     def look(self, served: Callable[[], Served | None]) -> Joined | None:
         """The coordinator that has taken us, if one has since the last call.
@@ -32,7 +32,7 @@ class Rejoining:
         """
         asked = self._asked
         if asked is not None and (joined := asked.hear()) is not None:
-            self._run, self._asked, self.is_fenced = joined.term.run, None, False
+            self._run, self._asked, self.follower = joined.term.run, None, ""
             return joined
         if self._clock.monotonic() >= self._look_s:
             self._look_s = self._clock.monotonic() + LOOK_AGAIN_S
@@ -44,7 +44,7 @@ class Rejoining:
         term = self._joining.newest_term()
         if term is None or term.refused or term.run == self._run:
             return
-        self.is_fenced = True
+        self.follower = term.hosts[0]
         if self._asked is not None and self._asked.term.run == term.run:
             return
         self.stop()
