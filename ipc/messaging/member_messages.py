@@ -73,6 +73,7 @@ class Join(Message, frozen=True):
     line: tuple[str, ...]  # the target and its arguments, which must be the coordinator's
     pid: int
     served: Served | None = None
+    no_cut: str = ""  # why this machine cannot be cut off from its network for a fault of the plan; "": it can
 
 
 # -- coordinator -> member -----------------------------------------------------------------------------------
@@ -93,6 +94,25 @@ class SignalTask(Message, frozen=True):
     task: TaskId
     incarnation: int
     number: int
+
+
+class FreezeTask(Message, frozen=True):
+    """Orders to stop the task's own process by a signal, and to let it go on so many seconds later: a fault of the plan."""
+
+    contract = Contract(WATCHDOG, MEMBER)
+
+    task: TaskId
+    incarnation: int
+    seconds: float
+
+
+class StrikeMachine(Message, frozen=True):
+    """Orders the launch to have that befall its whole machine: a fault of the plan.  Never sent twice, for its launch may be another then."""
+
+    contract = Contract(WATCHDOG, MEMBER, is_reliable=False)
+
+    action: str  # kill, stop or cut (procsv/faults/plan.py)
+    seconds: float
 
 
 class KillTask(Message, frozen=True):

@@ -306,7 +306,8 @@ _COMMON = (
     "--fault",
     multiple=True,
     metavar="TEXT",
-    help="Inject this fault (repeatable), for example 'kill trainer at step 50'.",
+    help="Inject this fault (repeatable), for example 'kill trainer at step 50'. Of a run on several machines: 'kill machine of "
+    "worker.0 at step 50', 'stop machine of ps.0 for 5s after 1m', 'cut machine of worker.0 for 20s at step 90'.",
 )
 @click.option("--plan", type=click.Path(dir_okay=False), metavar="FILE", help="Fault plan (TOML).")
 @_seconds(
@@ -366,10 +367,11 @@ def command(
     placement = find_placement(cluster, os.environ, tasks if len(tasks) > 1 or spare_nodes else (), spare_nodes)
     os.environ.pop(MOVED, None)  # of no other launch
     if placement is not None:
-        settings |= _place(placement, logdir, settings, has_faults=bool(fault or plan or preempt_every))
+        settings |= _place(placement, logdir, settings)
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
     told = LaunchSettings(**settings)
-    told = msgspec.structs.replace(told, plan=aim_at_tasks(faults, told.tasks).encode())
+    aimed = aim_at_tasks(faults, told.tasks, on_machines=placement is not None)
+    told = msgspec.structs.replace(told, plan=aimed.encode())
     start = make_start(logdir, target, args, told, begins_new)
     naming, call = "mapped" if maps_logdir else start.naming, invocation()
     start = msgspec.structs.replace(start, naming=naming, asked_at=call.asked_at if call else 0.0)
@@ -384,7 +386,7 @@ def command(
     call.after = partial(_watch, start, placement)  # none of click's or main's business are its errors
 
 
-def _place(placement: Placement, logdir: str | None, settings: dict[str, Any], *, has_faults: bool) -> dict[str, Any]:
+def _place(placement: Placement, logdir: str | None, settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that follow from having one task of the run; a usage error for what a run on several machines cannot do."""
     if logdir is None:
         raise click.UsageError(f"--logdir is needed: the {placement.ranks} launches of this run meet in it")
@@ -396,8 +398,6 @@ def _place(placement: Placement, logdir: str | None, settings: dict[str, Any], *
         raise click.UsageError("--detach would end this process, which its scheduler takes for the task")
     if settings["consistent_snapshots"]:
         raise click.UsageError("--consistent-snapshots is for tasks of one machine")
-    if has_faults:
-        raise click.UsageError("--fault, --plan and --preempt-every are for tasks of one machine")
     count = Counter(task.role for task in placement.tasks)
     roles = {"workers": count[WORKER], "ps": count[PS], "evaluators": count[EVALUATOR]}
     return {**roles, "has_chief": CHIEF in placement.tasks}

@@ -6,6 +6,7 @@ Used by the command line.  Every word that is not known is an error that names i
     kill checkpoint after 10s, 3 times             stop summary for 5s every 200 steps
     kill trainer at random every 30s, 5 times      preempt trainer with grace 10s at step 80
     corrupt logdir by flip at step 90              fill logdir for 10s at step 60
+    kill machine of worker.0 at step 50            cut machine of ps.0 for 20s at step 70
 
 In a file:
 
@@ -32,12 +33,24 @@ from typing import Any, cast
 import msgspec
 
 from procsv.base.errors import UserError
-from procsv.base.identity import TRAINER
 from procsv.base.units import parse_duration
-from procsv.faults.plan import ACTIONS, HOWS, TARGETS, Action, Fault, Plan, is_task
+from procsv.faults.plan import (
+    ACTIONS,
+    HOWS,
+    MACHINE,
+    TARGETS,
+    Action,
+    Fault,
+    Plan,
+    hosted_task,
+    is_task,
+    kind_of_target,
+    on_machine_of,
+)
 
 _SILENT = frozenset({"the", "newest", "messages", "of", "to", "and"})
-_ALIASES = {"disk": "logdir", "segv": "segfault", "sigkill": "kill"}
+_ALIASES = {"disk": "logdir", "segv": "segfault", "sigkill": "kill", "node": MACHINE}
+_BEGIN_A_CLAUSE = frozenset({"with", "for", "by", "at", "after", "every"})
 _KEYS = ("do", "target", "action", "code", "for", "grace", "how", "at_step", "after", "every", "random", "times")
 _EXAMPLE = "for example 'kill trainer at step 50'"
 
@@ -48,6 +61,8 @@ def parse_fault(text: str) -> Fault:
     if len(words) < 2:
         raise UserError(f"fault {text!r}: expected 'ACTION TARGET [WHEN]'; {_EXAMPLE}")
     fields: dict[str, Any] = {"action": _ALIASES.get(words[0], words[0]), "target": _ALIASES.get(words[1], words[1])}
+    if fields["target"] == MACHINE and len(words) > 2 and words[2] not in _BEGIN_A_CLAUSE:
+        fields["target"] = on_machine_of(words.pop(2))
     if fields["action"] == "corrupt" and fields["target"] == "checkpoint":
         fields["target"] = "logdir"
     _read_clauses(words[2:], fields, text)
@@ -184,10 +199,12 @@ def _make(fields: dict[str, Any], where: str) -> Fault:
     action, target = str(fields.pop("action", "")), str(fields.pop("target", ""))
     if action not in ACTIONS:
         raise _WrongKey("action", f"{prefix}there is no action {action!r}; {_nearest(action, ACTIONS)}")
-    if target not in TARGETS and not is_task(target):
+    if target == MACHINE or (hosted_task(target) and not is_task(hosted_task(target))):
+        raise _WrongKey("target", f"{prefix}name the task whose machine it is: '{on_machine_of('worker.0')}'")
+    if kind_of_target(target) not in TARGETS:
         raise _WrongKey("target", f"{prefix}there is no target {target!r}; {_nearest(target, TARGETS)}")
     kind = ACTIONS[action]
-    if (str(TRAINER) if is_task(target) else target) not in kind.targets:
+    if kind_of_target(target) not in kind.targets:
         raise _WrongKey("target", f"{prefix}{action} is for {' or '.join(kind.targets)}, not for {target}")
     fault = Fault(target, cast(Action, action))
     fault = _with_argument(fault, kind.argument, fields, prefix)

@@ -310,7 +310,7 @@ def _build_environment(
         manager=manager,
         log_growth=LogGrowth(paths, clock),
         make_injector=lambda reach: Injector(
-            Plan.decode(start.settings.plan), paths, processes, reach, clock.monotonic()
+            Plan.decode(start.settings.plan), paths, processes, remote, reach, clock.monotonic()
         ),
         remote=remote,
     )

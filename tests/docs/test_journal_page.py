@@ -11,7 +11,7 @@ import msgspec
 
 from procsv.base.run.manifest import Manifest
 from procsv.base.run.run_file import RunFile
-from procsv.faults.plan import FAULT_EVENT
+from procsv.faults.plan import FAULT_EVENT, SKIPPED_EVENT
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.edge.run_records import CrashReport
 
@@ -21,7 +21,7 @@ JOURNALS = {"Journal", "Note", "note", "append"}  # who makes a journal line; `a
 
 
 def journaled_events() -> set[str]:
-    return {FAULT_EVENT} | {
+    return {FAULT_EVENT, SKIPPED_EVENT} | {
         event for room in ("procsv", "ipc", "services") for file in _sources(ROOT / room) for event in _events_in(file)
     }
 

@@ -232,6 +232,13 @@ class Fault(Line, frozen=True, kw_only=True, tag="fault"):
     step: Step
 
 
+class FaultSkipped(Line, frozen=True, kw_only=True, tag="fault_skipped"):
+    """A fault of the plan was due, and cannot be had where it is for."""
+
+    fault: str
+    why: str
+
+
 class CapturedByChief(Line, frozen=True, kw_only=True, tag="captured_by_chief"):
     """The servers of this session do not capture their variables: the chief fetches them."""
 
@@ -352,6 +359,7 @@ JournalLine = (
     | StateSuspected
     | PreemptNotice
     | Fault
+    | FaultSkipped
     | CapturedByChief
     | Adopted
     | MemberLost

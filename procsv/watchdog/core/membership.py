@@ -59,6 +59,7 @@ class Member(msgspec.Struct):
     beat: Heartbeat | None = None  # of its task, on our clock
     is_stopped: bool = False
     usage: dict[str, float | int] = msgspec.field(default_factory=dict)
+    no_cut: str = ""  # why its machine cannot be cut off from the network on purpose; "": it can
 
     @property
     def stays(self) -> bool:

@@ -20,6 +20,7 @@ from procsv.ipc.messaging.messages import Message, RunMetrics
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, Event, NotPromoted, Promoted, Sight, StandbySaid, StopAsked
+from procsv.watchdog.core.membership import Member
 
 
 class Dead(msgspec.Struct, frozen=True):
@@ -230,6 +231,15 @@ class RemoteTaskTable(Protocol):
     def beats(self) -> dict[TaskId, Heartbeat]: ...
     def stopped(self) -> frozenset[TaskId]: ...
     def usage(self, task: TaskId) -> Mapping[str, float | int]: ...
+    def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
+        """Has its machine stop it, and let it go on so much later."""
+
+    def find_machine(self, task: TaskId) -> Member | None:
+        """The launch that hosts it; None if that is lost."""
+
+    def strike(self, task: TaskId, action: str, seconds: float) -> None:
+        """Has its whole machine die, stand still or be cut off: kill, stop or cut."""
+
     def close(self, exit_code: int, moves: bool = False) -> tuple[TaskId, ...] | None:
         """Tells all that the run is over, and how; or, with `moves`, to begin again, and returns who has no task then."""
 
@@ -240,6 +250,9 @@ class FaultInjector(Protocol):
     def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
         """The fault of the plan that has ended this process, or ""."""
 
+    def close(self) -> None:
+        """Ends what lasts beyond the run, as the cut of a network."""
+
 
 class FaultReach(msgspec.Struct, frozen=True):
     """What the event loop lets a fault of the plan do."""
@@ -247,6 +260,8 @@ class FaultReach(msgspec.Struct, frozen=True):
     tell: Callable[[TaskId, Message], None]
     journal: Callable[[str, TaskId, int, dict[str, Any]], None]
     preempt: Callable[[float, TaskId], None]
+    attempt: Callable[[TaskId], int]  # of a task, wherever it is: the one that runs; 0: none
+    say: Callable[[str], None]
 
 
 class Environment(msgspec.Struct, frozen=True):

@@ -55,7 +55,8 @@ class Reactor:
         self._quit_s = 0.0
         self._tick_s = self._run_json_s = self._clock.monotonic()
         self._ground_s = self._tick_s
-        self._injector = environment.make_injector(FaultReach(self._tell, self._journal, self._preempt))
+        reach = FaultReach(self._tell_task, self._journal, self._preempt, self._attempt, self._say)
+        self._injector = environment.make_injector(reach)
 
     # -- the loop ------------------------------------------------------------------------------------------
     def run(self) -> actions.Quit:
@@ -250,6 +251,8 @@ class Reactor:
                     self._follow_log(task, incarnation)
                 case events.Ended(task, incarnation):
                     self._env.log_growth.note_end(task, incarnation)
+                    fault = self._injector.fault_behind(task, incarnation, event.exit)
+                    event = msgspec.structs.replace(event, fault=fault)
             self.handle(event)
 
     def _hear(self) -> None:
@@ -330,6 +333,18 @@ class Reactor:
             self._sockets.server.broadcast(body, task)
         else:
             self._asked[task][self._sockets.clients[task].send_reliable(body)] = body
+
+    # -- for the faults of a plan --------------------------------------------------------------------------
+    def _tell_task(self, task: TaskId, body: messages.Message) -> None:
+        """To a task, wherever it is, or to a service."""
+        (self._remote.tell if self._remote.hosts(task) else self._tell)(task, body)
+
+    def _attempt(self, task: TaskId) -> int:
+        found = self._core.tasks.get(task)
+        return found.incarnation if found is not None and found.pid else 0
+
+    def _say(self, text: str) -> None:
+        self._env.console.say(text, is_bad=True)
 
     def _preempt(self, grace_s: float, task: TaskId) -> None:
         self.handle(events.PreemptAsked(grace_s, "a fault of the plan", task))
@@ -424,6 +439,7 @@ class Reactor:
         self._env.manager.close()
         self._env.event_hook.close()
         self._env.log_growth.close()
+        self._injector.close()
         self._sockets.close()
         self._heartbeats.close()
         return run

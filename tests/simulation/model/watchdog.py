@@ -178,6 +178,9 @@ class Preemptions:
     def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
         return ""
 
+    def close(self) -> None:
+        """Nothing of it lasts."""
+
     def inject_due_faults(self, now_s: float, step: int) -> None:
         while self.graces_s:
             self._reach.preempt(self.graces_s.pop(0), self._chief)

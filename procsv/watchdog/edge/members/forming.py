@@ -127,7 +127,8 @@ class Forming:
             self.server.send_reliable(received.who, Refused(why, exit_codes.USAGE), re=received.seq)
             return
         now_s = self._clock.monotonic()
-        self.membership.join(Member(received.task.index, join.task, join.host, join.address, join.pid, now_s))
+        who = (received.task.index, join.task, join.host, join.address, join.pid)
+        self.membership.join(Member(*who, now_s, no_cut=join.no_cut))
         self._asked[join.task] = received
 
     @property

@@ -25,6 +25,7 @@ from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.joining import BegunAnew, Joined
 from procsv.watchdog.edge.members.own_task import OwnTask
+from procsv.watchdog.edge.members.plan_faults import PlanFaults
 from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.stand_in import StandIn
 from procsv.watchdog.edge.post_mortem import PostMortem
@@ -63,6 +64,7 @@ class MemberLoop:
         self._rejoining, self._is_cut = rejoining, False  # whether nothing is heard of our coordinator any more
         self._ready_of = self._in_step_of = 0  # the attempts whose first step has ended, and that train in step
         self._offered = 0  # the attempt that the next coordinator was told of
+        self._faults = PlanFaults(processes, console, clock)
         self._clearing = 0  # the attempt whose tree is being cleared; 0: none
         self._tick_s = self._beat_s = clock.monotonic()
         self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
@@ -71,9 +73,12 @@ class MemberLoop:
 
     def run(self) -> int:
         """Serves until the run is over, or lost; the exit code."""
-        while self._core.state is not State.GONE:
-            self._waiter.wait(self._pause_s())
-            self.run_once()
+        try:
+            while self._core.state is not State.GONE:
+                self._waiter.wait(self._pause_s())
+                self.run_once()
+        finally:
+            self._faults.close()
         return self._core.exit_code
 
     def run_once(self) -> None:
@@ -93,6 +98,7 @@ class MemberLoop:
         if self._core.state is State.ADRIFT:
             self._look_for_coordinator()
         self._own.check_deadlines(now_s)
+        self._faults.end_expired(now_s)
         if now_s >= self._tick_s:
             self._tick_s = now_s + TICK_S
             self._client.tick()
@@ -105,7 +111,8 @@ class MemberLoop:
             self._do(self._core.handle(Event.TASK_GONE, now_s))
 
     def _pause_s(self) -> float:
-        dues = [self._tick_s, self._beat_s, *(due for due in (self._core.late_s,) if due is not None)]
+        others = (self._core.late_s, self._faults.next_due_s())
+        dues = [self._tick_s, self._beat_s, *(due for due in others if due is not None)]
         now_s = self._clock.monotonic()
         return max(WAIT_S_MIN, min(CLEAR_S if self._clearing else TICK_S, min(dues) - now_s))
 
@@ -131,6 +138,8 @@ class MemberLoop:
                 self._start(incarnation)
             case told.SignalTask(task, incarnation, number):
                 self._processes.signal(task, incarnation, number)
+            case told.FreezeTask() | told.StrikeMachine() as fault:
+                self._faults.carry_out(fault)
             case told.KillTask(task, incarnation):
                 self._processes.kill_tree(task, incarnation)
             case told.ClearTask(_, incarnation):

@@ -122,6 +122,20 @@ class RemoteTasks:
             self._server.broadcast(order, member_id(member.number))
         return not member.is_lost
 
+    # -- faults of a plan ----------------------------------------------------------------------------------
+    def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
+        self._order(task, told.FreezeTask(task, incarnation, seconds))
+
+    def find_machine(self, task: TaskId) -> Member | None:
+        member = self._members.by_task[task]
+        return None if member.is_lost else member
+
+    def strike(self, task: TaskId, action: str, seconds: float) -> None:
+        struck = member_id(self._members.by_task[task].number)
+        for who, peer in list(self._server.peers.items()):
+            if peer.task == struck:
+                self._server.send(who, told.StrikeMachine(action, seconds))
+
     # -- news ----------------------------------------------------------------------------------------------
     def hear(self) -> list[events.Event]:
         """What has happened on the other machines since the last call."""
@@ -311,4 +325,7 @@ class NoRemoteTasks:
     def usage(self, task: TaskId) -> Mapping[str, float | int]:
         return {}
 
+    def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None: ...
+    def find_machine(self, task: TaskId) -> Member | None: ...
+    def strike(self, task: TaskId, action: str, seconds: float) -> None: ...
     def close(self, exit_code: int, moves: bool = False) -> tuple[TaskId, ...] | None: ...

@@ -1,0 +1,29 @@
+"""Processes that a fault of a plan has stopped, each until its time.
+
+Used by injector.py, and by member_loop.py for the task of its machine.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from procsv.watchdog.edge.processes import Running
+
+
+class Freezes:
+    def __init__(self) -> None:
+        self._until: list[tuple[float, Running]] = []
+
+    def freeze(self, running: Running, until_s: float) -> None:
+        # Killed from here on: the process stands still until the next launch ends it, as what a dead one has left.
+        self._until.append((until_s, running))
+        running.child.signal(signal.SIGSTOP)
+
+    def end_expired(self, now_s: float) -> None:
+        for until_s, running in list(self._until):
+            if now_s >= until_s:
+                self._until.remove((until_s, running))
+                running.child.signal(signal.SIGCONT)
+
+    def next_due_s(self) -> float | None:
+        return min((until_s for until_s, _ in self._until), default=None)

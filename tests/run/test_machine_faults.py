@@ -1,0 +1,181 @@
+"""Faults of a plan for runs on several machines: each is carried out by the launch that it is for, once, and is in the run's journal.
+
+Machines of a test's own can be cut off.  Launches on this one, without a network of their own, cannot, and say what that would take.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.run.test_machines_cut_off import FOUND, OPTIONS, PROGRAM, end, wait_trains
+from tests.support import own_machines
+from tests.support.launched import Launched
+from tests.support.machines import machines
+from tests.support.own_machines import OwnMachine
+from tests.support.programs import ROOT
+
+pytestmark = pytest.mark.fault
+
+TASKS = ("chief", "worker.0")
+KILLED = 137  # as the first process of its machine, which nobody there can kill
+
+
+@pytest.fixture
+def hosts(request: pytest.FixtureRequest) -> Iterator[list[OwnMachine]]:
+    if why := own_machines.why_not():
+        pytest.skip(why)
+    with own_machines.own_machines(request.param) as made:
+        yield made
+
+
+def plan(*faults: str) -> list[str]:
+    return [word for fault in faults for word in ("--fault", fault)]
+
+
+def told(run: Launched, event: str = "fault") -> list[tuple[str, Any]]:
+    return [(entry["role"], entry["fault"]) for entry in run.events(event)]
+
+
+def networks_up(host: OwnMachine) -> list[str]:
+    argv = ["ip", "-n", host.network, "-json", "link", "show", "up"]
+    found = json.loads(subprocess.run(argv, check=True, capture_output=True).stdout)
+    return [link["ifname"] for link in found if link]
+
+
+def test_faults_for_tasks_of_other_machines_are_carried_out_there_each_once_over_launches(tmp_path: Path) -> None:
+    faults = ("segfault worker.0 after 0s", "kill worker.0 at step 30", "stop worker.0 for 2s at step 120")
+    with machines(tmp_path, TASKS, *OPTIONS, *plan(*faults), program=PROGRAM, PYTHONPATH=str(ROOT)) as run:
+        chief = run.launch_all()
+        chief.wait_event("fault", 3)
+        worker = psutil.Process(chief.pid("worker.0"))
+        chief.wait_for("a frozen task", lambda: worker.status() == psutil.STATUS_STOPPED)
+        chief.wait_for("a task that goes on", lambda: worker.status() != psutil.STATUS_STOPPED)
+        assert told(chief) == [("worker.0", fault) for fault in faults]
+        assert [entry["evidence"] for entry in chief.events("exited", "worker.0")] == [
+            "SIGSEGV, by the fault plan (segfault worker.0 after 0s)",
+            "the fault plan (kill worker.0 at step 30): SIGKILL",
+        ]
+
+        chief.process.terminate()
+        assert run.codes() == dict.fromkeys(TASKS, 75)
+        chief = run.launch_all()
+        wait_trains(chief, 2)
+        end(run)
+
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        assert len(told(chief)) == len(faults)
+
+
+def test_a_cut_where_a_launch_has_no_network_of_its_own_is_skipped_and_says_what_it_takes(tmp_path: Path) -> None:
+    fault = "cut machine of worker.0 for 5s at step 20"
+    with machines(tmp_path, TASKS, *OPTIONS, *plan(fault), program=PROGRAM, PYTHONPATH=str(ROOT)) as run:
+        chief = run.launch_all()
+        (skipped,) = chief.wait_event("fault_skipped")
+        assert skipped["fault"] == fault
+        assert "it takes a network namespace with a name" in skipped["why"]
+        assert f"skipping the fault '{fault}': it takes a network namespace" in chief.said()
+        end(run)
+
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        assert not told(chief)
+        assert not chief.events("member_lost")
+
+
+@pytest.mark.parametrize("hosts", [3], indirect=True)
+def test_a_machine_that_is_killed_by_a_fault_is_replaced_by_a_spare_one_and_the_fault_does_not_come_again(
+    tmp_path: Path, hosts: list[OwnMachine]
+) -> None:
+    fault = "kill machine of worker.0 at step 50"
+    tasks, options = (*TASKS, "spare.0"), (*OPTIONS, "--spare-nodes", "1", *plan(fault))
+    with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts, **FOUND) as run:
+        chief = run.launch_all()
+        (lost,) = chief.wait_event("member_lost")
+        assert (lost["role"], lost["host"]) == ("worker.0", hosts[1].address)
+        wait_trains(chief, 2)
+        end(run)
+
+        assert run.codes() == {"chief": 0, "spare.0": 0, "worker.0": KILLED}
+        assert told(chief) == [("worker.0", fault)]
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_a_machine_that_stands_still_for_less_than_the_peer_timeout_ends_nobody_and_for_longer_the_run(
+    tmp_path: Path, hosts: list[OwnMachine]
+) -> None:
+    faults = ("stop machine of worker.0 for 1s at step 30", "stop machine of worker.0 for 5s at step 400")
+    with machines(tmp_path, TASKS, *OPTIONS, *plan(*faults), program=PROGRAM, hosts=hosts, **FOUND) as run:
+        chief = run.launch_all()
+        chief.wait_step(399)
+        assert told(chief)[0] == ("worker.0", faults[0])
+        assert not chief.events("member_lost")
+
+        assert run.codes() == {"chief": 75, "worker.0": 75}
+        (lost,) = chief.events("member_lost")
+        assert told(chief) == [("worker.0", fault) for fault in faults]
+        assert lost["silent"] >= 2
+        (stopped,) = chief.events("stopped")
+        assert stopped["durable_step"] == stopped["step"]
+
+
+@pytest.mark.parametrize("hosts", [3], indirect=True)
+def test_a_machine_that_is_cut_off_by_a_fault_is_lost_to_the_run_and_its_network_is_mended(
+    tmp_path: Path, hosts: list[OwnMachine]
+) -> None:
+    fault = "cut machine of worker.0 for 6s at step 50"
+    tasks, options = (*TASKS, "spare.0"), (*OPTIONS, "--spare-nodes", "1", *plan(fault))
+    subprocess.run(["ip", "-n", hosts[1].network, "route", "add", "default", "via", hosts[0].address], check=True)
+    with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts, **FOUND) as run:
+        chief = run.launch_all()
+        chief.wait_event("member_lost")
+        assert networks_up(hosts[1]) == ["lo"]
+        wait_trains(chief, 2)
+        assert run.launches["worker.0"].wait_end() == 75
+        assert "eth0" in networks_up(hosts[1])
+        routes = subprocess.run(["ip", "-n", hosts[1].network, "route"], check=True, capture_output=True, text=True)
+        assert f"default via {hosts[0].address}" in routes.stdout, "routes go with an interface"
+        end(run)
+
+        assert run.codes() == {"chief": 0, "spare.0": 0, "worker.0": 75}
+        assert told(chief) == [("worker.0", fault)]
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_a_coordinator_that_cuts_itself_off_saves_ends_and_has_mended_its_network(
+    tmp_path: Path, hosts: list[OwnMachine]
+) -> None:
+    fault = "cut machine of trainer for 60s at step 50"
+    with machines(tmp_path, TASKS, *OPTIONS, *plan(fault), program=PROGRAM, hosts=hosts, **FOUND) as run:
+        chief = run.launch_all()
+
+        assert run.codes() == {"chief": 75, "worker.0": 75}
+        assert "eth0" in networks_up(hosts[0])
+        (stopped,) = chief.events("stopped")
+        assert stopped["durable_step"] == stopped["step"] >= 50
+        assert told(chief) == [("chief", "cut machine of chief for 60s at step 50")]
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_the_coordinators_machine_is_killed_by_a_fault_and_the_next_start_goes_on_from_the_disk(
+    tmp_path: Path, hosts: list[OwnMachine]
+) -> None:
+    options = (*OPTIONS, *plan("kill machine of chief at step 300"))
+    with machines(tmp_path, TASKS, *options, program=PROGRAM, hosts=hosts, **FOUND) as run:
+        chief = run.launch_all()
+        assert run.codes() == {"chief": KILLED, "worker.0": 75}
+        saved = chief.events("checkpoint_durable")[-1]["step"]
+
+        chief = run.launch_all()
+        wait_trains(chief, 2)
+        end(run)
+
+        assert run.codes() == {"chief": 0, "worker.0": 0}
+        recovered = chief.events("recovered", "chief")[-1]
+        assert (recovered["source"], recovered["step"]) == ("checkpoint", saved)
+        assert len(told(chief)) == 1
