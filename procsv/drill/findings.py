@@ -49,13 +49,14 @@ class Findings(msgspec.Struct):
     baseline: Trial
     drilled: Trial
     blows: list[Blow]
-    missed: list[str]  # faults that never happened
+    missed: list[str]  # faults that never happened, though they could have
     comparison: dict[str, Any]
     continuity: dict[str, Any]
     rtol: float
     is_deterministic: bool | None = None  # None: not tried, for there was no need
     again: Trial | None = None  # the second training without faults, which has shown that
     problems: list[str] = msgspec.field(default_factory=list)
+    skipped: dict[str, str] = msgspec.field(default_factory=dict)  # faults that cannot be had here, and why
 
     @property
     def held(self) -> bool:

@@ -39,6 +39,7 @@ def as_data(found: Findings) -> dict[str, Any]:
         "summaries": found.continuity,
         "faults": [{**asdict(blow), "down_s": round(blow.down_s, 3)} for blow in found.blows],
         "not_happened": found.missed,
+        "skipped": found.skipped,
         "lost_steps": found.drilled.account.lost_steps,
         "goodput": round(found.drilled.account.goodput, 4),
         "baseline": _trial(found.baseline),
@@ -76,6 +77,8 @@ def show(found: Findings, console: Console) -> None:
         console.print()
     for text in found.missed:
         console.print(f"did not happen: {as_markup(text)} (the training was over before)")
+    for text, why in found.skipped.items():
+        console.print(f"skipped: {as_markup(text)}: {as_markup(why)}")
     if found.baseline.survived:  # else there was no training with faults
         _show_facts(found, console)
         console.print()

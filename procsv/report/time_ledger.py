@@ -386,6 +386,8 @@ REMARKABLE = frozenset(
         "promoted",
         "adopted",
         "fault",
+        "fault_skipped",
+        "member_lost",
         "gave_up",
         "stopped",
         "run_completed",

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -23,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+from procsv.drill.networks import OwnNetwork, own_networks
 
 TOOLS = ("ip", "unshare", "nsenter")
 MEMORY = "/dev/shm"
@@ -46,37 +47,18 @@ def why_not() -> str:
 class OwnMachine:
     """One of them, before and while something runs on it."""
 
-    def __init__(self, number: int, prefix: str) -> None:
-        """`prefix`: of the names that it has on this machine."""
-        self.name, self.address = f"m{number}", f"10.213.0.{number}"
-        self.network, self._cable = f"{prefix}-{number}", f"{prefix}.{number}"
+    def __init__(self, number: int, network: OwnNetwork) -> None:
+        self.name, self.address, self.network = f"m{number}", network.address, network.name
+        self.cut, self.mend = network.cut, network.mend
+        self._network = network
         self._ahead_s = number * DAY_S  # of this machine's monotonic clock
-
-    def connect(self, bridge: str) -> None:
-        _ip("netns", "add", self.network)
-        _ip("link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self.network)
-        _ip("link", "set", self._cable, "master", bridge, "up")
-        for words in (
-            ("addr", "add", f"{self.address}/24", "dev", "eth0"),
-            ("link", "set", "eth0", "up"),
-            ("link", "set", "lo", "up"),
-        ):
-            _ip("-n", self.network, *words)
 
     @property
     def launcher(self) -> tuple[str, ...]:
         """What runs a command there, in front of it."""
-        network = f"--net=/run/netns/{self.network}"
         clock = ("--time", "--monotonic", f"{self._ahead_s}")
         inside = ("unshare", "--pid", "--mount", "--uts", *clock, "--fork", "--kill-child")
-        return ("nsenter", network, *inside, sys.executable, __file__, self.name)
-
-    def cut(self) -> None:
-        """Nothing that it sends arrives, and nothing reaches it; nobody is told."""
-        _ip("link", "set", self._cable, "down")
-
-    def mend(self) -> None:
-        _ip("link", "set", self._cable, "up")
+        return (*self._network.launcher, *inside, sys.executable, __file__, self.name)
 
     def send_signal(self, number: signal.Signals) -> None:
         """To all its processes: SIGSTOP freezes it, SIGKILL cuts off its power."""
@@ -91,32 +73,17 @@ class OwnMachine:
                 if Path(f"/proc/{process.pid}/ns/net").stat().st_ino == network:
                     yield process
 
-    def close(self) -> None:
-        self.send_signal(signal.SIGKILL)
-        for words in (("link", "del", self._cable), ("netns", "del", self.network)):
-            with contextlib.suppress(subprocess.CalledProcessError):  # of one that was not made
-                _ip(*words)
-
 
 @contextlib.contextmanager
 def own_machines(count: int) -> Iterator[list[OwnMachine]]:
     """CalledProcessError where they cannot be made."""
-    prefix = f"psv{secrets.token_hex(3)}"
-    made = [OwnMachine(number, prefix) for number in range(1, count + 1)]
-    _ip("link", "add", prefix, "type", "bridge")
-    try:
-        _ip("link", "set", prefix, "up")
-        for machine in made:
-            machine.connect(prefix)
-        yield made
-    finally:
-        for machine in made:
-            machine.close()
-        _ip("link", "del", prefix)
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    with own_networks(count) as networks:
+        made = [OwnMachine(number, network) for number, network in enumerate(networks, 1)]
+        try:
+            yield made
+        finally:
+            for machine in made:
+                machine.send_signal(signal.SIGKILL)
 
 
 def _be_machine(name: str) -> None:

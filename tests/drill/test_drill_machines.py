@@ -1,0 +1,142 @@
+"""`procsv drill --machines`: a launch for each task, and faults for machines; what each cost, and what cannot be had here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from procsv.drill import networks
+from procsv.drill.blows import find_blows, find_skipped
+from procsv.drill.default_plan import plan_for_machines
+from procsv.faults.plan_parser import parse_fault
+from procsv.report.time_ledger import take_accounts
+from tests.support.launched import procsv
+from tests.support.programs import ROOT
+
+PROGRAM = """
+import os, sys, threading
+if os.environ["PROCSV_TASK"] != "chief":
+    threading.Event().wait()
+from tests.support.numpy_training import main
+main(int(sys.argv[1]), 0.02)
+"""
+
+
+def drill(directory: Path, *words: str, **env: str) -> dict[str, Any]:
+    (directory / "train.py").write_text(PROGRAM)
+    options = ("--machines", "--workers", "1", "--peer-timeout", "2", "--logdir", str(directory / "drill"), "--json")
+    variables = {"PYTHONPATH": str(ROOT), **env}
+    done = procsv("drill", *options, *words[:-1], str(directory / "train.py"), words[-1], timeout_s=500, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+@pytest.mark.fault
+def test_machines_that_die_stand_still_and_are_cut_off_leave_the_training_bit_identical(tmp_path: Path) -> None:
+    if why := networks.why_no_networks():
+        pytest.skip(why)
+    before = subprocess.run(["ip", "netns"], check=True, capture_output=True).stdout
+
+    said = drill(tmp_path, "700")
+
+    assert (said["held"], said["variables"], said["not_happened"], said["skipped"]) == (True, "identical", [], {})
+    found = {
+        (row["fault"].split(" at ")[0], row["task"]): (row["ended_trainer"], row["source"]) for row in said["faults"]
+    }
+    assert found == {
+        ("kill chief", "chief"): (True, "memory"),
+        ("kill worker.0", "worker.0"): (True, ""),  # it trains nothing
+        ("kill machine of worker.0", "worker.0"): (True, "checkpoint"),
+        ("stop machine of worker.0 for 0.6s", "worker.0"): (False, ""),
+        ("cut machine of worker.0 for 4s", "worker.0"): (True, "checkpoint"),
+        ("kill machine of chief", "chief"): (True, "checkpoint"),
+    }
+    # A spare launch has taken the place of the killed one; then none was left, and the drill has started all again.
+    assert said["drilled"]["exit_codes"] == [75, -9, 0]
+    assert all(row["down_s"] >= 2 for row in said["faults"] if row["ended_trainer"] and "worker.0 for" in row["fault"])
+    assert subprocess.run(["ip", "netns"], check=True, capture_output=True).stdout == before
+
+
+@pytest.mark.fault
+def test_without_networks_of_their_own_machines_are_killed_and_cuts_are_skipped_which_is_said(tmp_path: Path) -> None:
+    faults = ("--fault", "cut machine of worker.0 for 9s at step 40", "--fault", "kill machine of worker.0 at step 60")
+
+    said = drill(tmp_path, *faults, "400", PATH="/nowhere")
+
+    assert said["held"]
+    assert [(row["fault"], row["ended_trainer"]) for row in said["faults"]] == [(faults[3], True)]
+    assert "it takes a network namespace with a name" in said["skipped"][faults[1]]
+    assert not said["not_happened"]
+
+
+def test_a_training_of_one_task_has_no_machines_to_drill(tmp_path: Path) -> None:
+    done = procsv("drill", "--machines", "--logdir", str(tmp_path), "train.py")
+    assert done.returncode == 2
+    assert "say how many with --workers and --ps" in done.stderr
+
+
+def test_the_default_plan_kills_a_task_of_each_kind_and_has_a_row_for_what_befalls_a_machine() -> None:
+    plan = plan_for_machines(1000, ("chief", "worker.0", "worker.1", "ps.0"), 10.0)
+    assert [str(fault) for fault in plan.faults] == [
+        "kill chief at step 100",
+        "kill worker.1 at step 200",
+        "kill ps.0 at step 300",
+        "kill machine of worker.1 at step 400",
+        "stop machine of worker.1 for 3s at step 550",
+        "cut machine of worker.1 for 20s at step 700",
+        "kill machine of chief at step 850",
+    ]
+
+
+KILL, STOP, CUT = (
+    "kill machine of worker.0 at step 50",
+    "stop machine of worker.0 for 1s at step 70",
+    "cut machine of worker.0 for 9s at step 80",
+)
+
+
+def _at(time: float, event: str, role: str, incarnation: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"time": 1000.0 + time, "event": event, "role": role, "incarnation": incarnation, **fields}
+
+
+def _start(time: float, number: int, step: int, source: str) -> list[dict[str, Any]]:
+    return [
+        _at(time, "run_started", "watchdog", tasks=("chief", "worker.0")),
+        *(_at(time + 1, "spawned", task, number, pid=number) for task in ("chief", "worker.0")),
+        _at(time + 2, "ready", "chief", number, step=step + 1),
+        _at(time + 2, "recovered", "chief", number, step=step, source=source, seconds=2.0),
+        _at(time + 3, "ready", "worker.0", number, step=step + 2),
+        _at(time + 3, "recovered", "worker.0", number, step=step, source="chief", seconds=3.0),
+    ]
+
+
+def test_a_fault_of_a_machine_costs_what_follows_its_loss_and_one_that_is_not_lost_costs_nothing() -> None:
+    stopped: dict[str, Any] = {"code": 75, "signal": None, "cause": "stopped", "evidence": ""}
+    lost: dict[str, Any] = {"code": None, "signal": None, "cause": "lost-peer", "evidence": ""}
+    account, tasks = take_accounts([
+        *_start(0, 1, 0, "fresh"),
+        _at(20, "fault", "worker.0", fault=KILL, step=50),
+        _at(30, "member_lost", "worker.0", host="n2", silent=10.0, spare="n3"),
+        _at(30, "exited", "worker.0", step=55, **lost),
+        _at(31, "exited", "chief", step=60, **stopped),
+        _at(31, "stopped", "chief", step=60, durable_step=60),
+        *_start(32, 2, 60, "checkpoint"),
+        _at(50, "fault", "worker.0", 2, fault=STOP, step=70),
+        _at(55, "fault_skipped", "worker.0", 2, fault=CUT, why="no network"),
+        _at(70, "exited", "chief", 2, step=100, **{**stopped, "code": 0, "cause": "completed"}),
+        _at(71, "run_completed", "chief", 2, step=100, goodput=0.5),
+    ])  # fmt: skip
+    assert account is not None
+
+    (killed, still), missed = find_blows(account, tuple(map(parse_fault, (KILL, STOP, CUT))), tasks)
+
+    assert (killed.task, killed.ended_trainer, killed.lost_steps, killed.source) == ("worker.0", True, 0, "checkpoint")
+    assert killed.down_s == 15.0, "from the fault to the first step of the task that its machine had"
+    assert (still.ended_trainer, still.down_s) == (False, 0.0)
+    assert missed == []
+    assert find_skipped(account) == {CUT: "no network"}
