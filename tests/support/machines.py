@@ -49,8 +49,11 @@ class Machines:
         self._started: list[Launched] = []
         self.launches: dict[str, Launched] = {}
 
-    def launch(self, task: str, *more: str) -> Launched:
-        """Starts that task's `procsv launch`; `more` goes before the other arguments."""
+    def launch(self, task: str, *more: str, launcher: Sequence[str] = (), **env: str) -> Launched:
+        """Starts that task's `procsv launch`; `more` goes before the other arguments.
+
+        `launcher`: the command in the place of `procsv launch --logdir`.  `env`: of this launch alone.
+        """
         number = sum(path.is_symlink() for path in self._directory.iterdir())
         place = self._directory / f"{task}.{number}"
         place.symlink_to(self.logdir)  # a name of its own for what it prints
@@ -58,10 +61,11 @@ class Machines:
         config = {"cluster": self._cluster, "task": {"type": which.role, "index": which.index}}
         host = self._hosts.get(which)
         told = self._step(which) if self._in_step else {"TF_CONFIG": json.dumps(config)}
-        env = {**self._env, **told, "PROCSV_HOST": host.address if host else "127.0.0.1"}
+        variables = {**self._env, **told, "PROCSV_HOST": host.address if host else "127.0.0.1", **env}
         standby = [] if "--standby" in self._args else ["--standby", "off"]
-        args, launcher = [*standby, *more, *self._args], (*host.launcher, *LAUNCH) if host else ()
-        launched = start(place, args, env, self._directory, launcher, template=host is None)
+        args = [*standby, *more, *self._args]
+        there = (*(host.launcher if host else ()), *(launcher or LAUNCH)) if host or launcher else ()
+        launched = start(place, args, variables, self._directory, there, template=not there)
         self._started.append(launched)
         self.launches[task] = launched
         return launched

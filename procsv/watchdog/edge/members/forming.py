@@ -21,7 +21,7 @@ from procsv.base.cluster import Cluster, make_cluster
 from procsv.base.errors import UserError
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.placement import Placement
-from procsv.base.run.terms import Term, forget_terms, write_term
+from procsv.base.run.terms import Term, forget_terms, newest_term, write_term
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer, told_port
 from procsv.ipc.messaging.endpoint import Address, Received
@@ -35,6 +35,7 @@ from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id, wa
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 
 LOOK_S = 0.2  # for a signal, while nobody comes
+OUTLIVE_S = 0.5  # a refusal that another coordinator has left is followed by our term again, before members believe it (joining.py)
 SAID_AFTER_S = 5.0  # then it is said who is missing
 REFUSED_S_MAX = 2.0  # for the members that have come to hear that there is no run
 
@@ -98,6 +99,7 @@ class Forming:
         """Returns once there is a launch for each task.  `wait` raises where the run is not wanted any more."""
         waiter, began_s, is_said = Waiter(), self._clock.monotonic(), False
         waiter.add(self.server)
+        outlive_s = began_s
         limit_s = self._start.settings.coordinator_timeout_s
         while self.membership.missing:
             waiter.wait(LOOK_S)
@@ -105,6 +107,9 @@ class Forming:
             while (received := self.server.receive()) is not None:
                 self._hear(received)
             self.server.tick()
+            if self._clock.monotonic() >= outlive_s:
+                outlive_s = self._clock.monotonic() + OUTLIVE_S
+                self._outlive_refusal()
             waited_s = self._clock.monotonic() - began_s
             missing = ", ".join(map(str, self.membership.missing))
             if waited_s > limit_s:
@@ -116,6 +121,12 @@ class Forming:
             if waited_s > SAID_AFTER_S and missing and not is_said:
                 is_said = True
                 say(f"waiting for the launches of {missing}")
+
+    def _outlive_refusal(self) -> None:
+        """A second coordinator of this very start finds the logdir ours, and tells its members so: they are ours, too."""
+        newest = newest_term(self._start.paths, self._placement.scheduler)
+        if newest is not None and newest.refused:
+            self.publish()
 
     def _hear(self, received: Received) -> None:
         join = received.body

@@ -1,0 +1,81 @@
+"""Launches that do not fit into the run of the others: each is refused, or kept out, and what does not fit is said with both sides."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from procsv.ipc.messaging.curve_transport import KeyPair
+from tests.support.machines import Machines, machines
+
+pytestmark = pytest.mark.fault
+
+TASKS = ("chief", "worker.0", "ps.0")
+OLDER = (
+    *(sys.executable, "-c"),
+    "import procsv; procsv.__version__ = '0.0.7'; from procsv.cli.main import main; main()",
+    *("launch", "--logdir"),
+)
+WITHOUT_ME = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 3}}
+
+
+def end(run: Machines) -> None:
+    """With a launch for each task, the run comes to its end."""
+    run.launches["chief"].wait_event("spawned", 1, "worker.0")
+    (run.logdir / "end").touch()
+    assert {task: run.launches[task].wait_end() for task in TASKS} == dict.fromkeys(TASKS, 0)
+
+
+def test_row_75_launches_that_do_not_fit_are_refused_with_both_sides_and_the_run_goes_on_with_those_that_do(
+    tmp_path: Path,
+) -> None:
+    with machines(tmp_path, TASKS) as run:
+        chief = run.launch("chief")
+        second_chief = run.launch("chief")
+        older = run.launch("worker.0", launcher=OLDER)
+        assert older.wait_end() == 2
+        assert (
+            "procsv of the coordinator is 0.1.0, and here it is 0.0.7: start all of them with the same" in older.said()
+        )
+        without_me = run.launch("worker.0", TF_CONFIG=json.dumps(WITHOUT_ME))
+        assert without_me.wait_end() == 2
+        assert "TF_CONFIG has worker 3 for its task, and no address of it in its cluster" in without_me.said()
+        larger = run.launch("worker.0", "--workers", "2")
+        assert larger.wait_end() == 2
+        assert "TF_CONFIG has a cluster of 3 (1 chief, 1 worker, 1 ps), --workers 2" in larger.said()
+        chiefs = {chief: chief.process.poll(), second_chief: second_chief.process.poll()}
+        assert sorted(map(str, chiefs.values())) == ["73", "None"], "whichever of them was first has the logdir"
+        refused = next(launch for launch, code in chiefs.items() if code == 73)
+        assert f"process {sum(launch.process.pid for launch in chiefs) - refused.process.pid}" in refused.said()
+
+        run.launches["chief"] = next(launch for launch, code in chiefs.items() if code is None)
+        run.launch("ps.0")
+        run.launch("worker.0")
+        end(run)
+
+
+def test_row_75_a_launch_with_another_key_gets_no_answer_and_is_counted(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS) as run:
+        chief = run.launch("chief")
+        chief.wait_for("a term", lambda: list((run.logdir / "procsv" / "group").glob("term-*.json")))
+        (term,) = (run.logdir / "procsv" / "group").glob("term-*.json")
+        right = term.read_text()
+        term.write_text(json.dumps({**json.loads(right), **_other_keys()}))
+        stranger = run.launch("worker.0", "--coordinator-timeout", "3", "--peer-timeout", "1")
+        assert stranger.wait_end() == 75
+        assert "no coordinator was found" in stranger.said()
+
+        term.write_text(right)
+        run.launch("ps.0")
+        run.launch("worker.0")
+        chief.wait_event("spawned", 1, "worker.0")
+        assert chief.status()["dropped_messages"] >= 1
+        end(run)
+
+
+def _other_keys() -> dict[str, str]:
+    keys = KeyPair.new()
+    return {"client_public": keys.public, "client_secret": keys.secret}
