@@ -82,7 +82,7 @@ def _machine_blow(task: str, one: _Happened, until_s: float, account: Account, o
     """
     remark, is_chief = one.remark, own is account
     lost_s = remark.time_s if is_chief else _when_lost(task, remark.time_s, until_s, account)
-    died = _running_at(lost_s, account) if lost_s is not None else None
+    died = _newest_at(lost_s, account) if lost_s is not None else None
     if is_chief and died is not None and (died.end_s is None or died.end_s > until_s or died.cause == "completed"):
         died = None
     next_ready_s, source, lost_steps = None, "", 0
@@ -113,12 +113,9 @@ def _when_lost(task: str, since_s: float, until_s: float, account: Account) -> f
     return next((time_s for time_s in losses if since_s <= time_s <= until_s), None)
 
 
-def _running_at(time_s: float, account: Account) -> Incarnation | None:
-    """The attempt that was running then."""
-    return next(
-        (one for one in account.incarnations if one.start_s <= time_s and (one.end_s is None or time_s <= one.end_s)),
-        None,
-    )
+def _newest_at(time_s: float, account: Account) -> Incarnation | None:
+    """The newest attempt by then; of a gang it may be dead already, for the loss that nobody knows of yet."""
+    return next((one for one in reversed(account.incarnations) if one.start_s <= time_s), None)
 
 
 def _whose(one: _Happened, accounts: Mapping[str, Account], chief: str) -> str:
