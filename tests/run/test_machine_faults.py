@@ -14,16 +14,27 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.faults.test_row_13_out_of_memory import a_small_cgroup
 from tests.run.test_machines_cut_off import FOUND, OPTIONS, PROGRAM, end, wait_trains
 from tests.support import own_machines
 from tests.support.launched import Launched
-from tests.support.machines import machines
+from tests.support.machines import LAUNCH, machines
 from tests.support.own_machines import OwnMachine
 from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.fault
 
 TASKS = ("chief", "worker.0")
+GREEDY = (
+    """
+import os
+if (os.environ["PROCSV_TASK"], os.environ["PROCSV_INCARNATION"]) == ("worker.0", "1"):
+    taken = bytearray(2**30)
+    for page in range(0, len(taken), 4096):
+        taken[page] = 1
+"""
+    + PROGRAM
+)
 KILLED = 137  # as the first process of its machine, which nobody there can kill
 
 
@@ -49,7 +60,9 @@ def networks_up(host: OwnMachine) -> list[str]:
     return [link["ifname"] for link in found if link]
 
 
-def test_faults_for_tasks_of_other_machines_are_carried_out_there_each_once_over_launches(tmp_path: Path) -> None:
+def test_row_73_faults_for_tasks_of_other_machines_are_carried_out_there_each_once_over_launches(
+    tmp_path: Path,
+) -> None:
     faults = ("segfault worker.0 after 0s", "kill worker.0 at step 30", "stop worker.0 for 2s at step 120")
     with machines(tmp_path, TASKS, *OPTIONS, *plan(*faults), program=PROGRAM, PYTHONPATH=str(ROOT)) as run:
         chief = run.launch_all()
@@ -73,19 +86,43 @@ def test_faults_for_tasks_of_other_machines_are_carried_out_there_each_once_over
         assert len(told(chief)) == len(faults)
 
 
-def test_a_cut_where_a_launch_has_no_network_of_its_own_is_skipped_and_says_what_it_takes(tmp_path: Path) -> None:
+def test_row_73_a_cut_where_a_launch_has_no_network_of_its_own_is_skipped_and_says_what_it_takes(
+    tmp_path: Path,
+) -> None:
     fault = "cut machine of worker.0 for 5s at step 20"
     with machines(tmp_path, TASKS, *OPTIONS, *plan(fault), program=PROGRAM, PYTHONPATH=str(ROOT)) as run:
         chief = run.launch_all()
         (skipped,) = chief.wait_event("fault_skipped")
         assert skipped["fault"] == fault
         assert "it takes a network namespace with a name" in skipped["why"]
-        assert f"skipping the fault '{fault}': it takes a network namespace" in chief.said()
+        said = f"skipping the fault '{fault}': it takes a network namespace"
+        chief.wait_for("word of it", lambda: said in chief.said())
         end(run)
 
         assert run.codes() == dict.fromkeys(TASKS, 0)
         assert not told(chief)
         assert not chief.events("member_lost")
+
+
+def test_row_71_a_task_that_runs_out_of_its_machines_memory_is_told_by_that_machine_and_started_again(
+    tmp_path: Path,
+) -> None:
+    with a_small_cgroup() as cgroup:
+        if cgroup is None:
+            pytest.skip("a cgroup of its own takes the rights of root, and a writable /sys/fs/cgroup")
+        enter = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh", *LAUNCH)
+        with machines(tmp_path, TASKS, *OPTIONS, program=GREEDY, PYTHONPATH=str(ROOT)) as run:
+            run.launch("worker.0", launcher=enter)
+            chief = run.launch("chief")
+            chief.wait_event("spawned", 2, "worker.0")
+            chief.wait_step(chief.step() + 10)
+            end(run)
+
+            assert run.codes() == dict.fromkeys(TASKS, 0)
+            first = chief.events("exited", "worker.0")[0]
+            assert (first["cause"], first["signal"]) == ("oom", "SIGKILL")
+            assert f"in {cgroup}/" in first["evidence"]
+            assert not [entry for entry in chief.events("exited", "chief") if entry["cause"] != "completed"]
 
 
 @pytest.mark.parametrize("hosts", [3], indirect=True)
@@ -162,7 +199,7 @@ def test_a_coordinator_that_cuts_itself_off_saves_ends_and_has_mended_its_networ
 
 
 @pytest.mark.parametrize("hosts", [2], indirect=True)
-def test_the_coordinators_machine_is_killed_by_a_fault_and_the_next_start_goes_on_from_the_disk(
+def test_row_72_the_coordinators_machine_is_killed_by_a_fault_and_the_next_start_goes_on_from_the_disk(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     options = (*OPTIONS, *plan("kill machine of chief at step 300"))

@@ -190,3 +190,33 @@ def test_members_of_a_coordinator_that_stood_still_hear_it_no_more_once_another_
         assert not chief.events("adopted")
         end(run)
         assert run.codes() == dict.fromkeys(tasks, 0)
+
+
+@pytest.mark.parametrize("hosts", [4], indirect=True)
+def test_row_74_a_coordinator_that_is_cut_off_and_lives_on_keeps_the_logdir_until_it_has_saved_and_the_next_loses_nothing(
+    tmp_path: Path, hosts: list[OwnMachine]
+) -> None:
+    tasks, options = ("chief", "worker.0"), (*OPTIONS, "--peer-timeout", "8")
+    with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts[:2], **FOUND) as old:
+        cut_off = old.launch_all()
+        wait_trains(cut_off)
+        hosts[0].cut()
+
+        with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts[2:], **FOUND) as new:
+            new.launch_all()  # by a scheduler that takes the first for lost, which trains and saves as ever
+            assert new.codes() == {"chief": 73, "worker.0": 73}
+            saved = cut_off.events("checkpoint_durable")[-1]["step"]
+            cut_off.wait_for("a later checkpoint", lambda: cut_off.events("checkpoint_durable")[-1]["step"] > saved)
+            assert cut_off.wait_end() == 75
+            (stopped,) = cut_off.events("stopped")
+            assert stopped["durable_step"] == stopped["step"]
+
+            chief = new.launch_all()
+            wait_trains(chief, 2)
+            end(new)
+            assert new.codes() == {"chief": 0, "worker.0": 0}
+
+        assert chief.events("recovered", "chief")[-1]["step"] == stopped["step"]
+        saved_by = [(entry["trainer"], entry["step"]) for entry in chief.events("checkpoint_durable")]
+        assert saved_by == sorted(saved_by), "no checkpoint of the first is behind one of the second"
+        assert old.launches["worker.0"].wait_end() == 75
