@@ -23,6 +23,7 @@ from procsv.drill.machines import Machines
 LOOK_S = 0.5
 ASK_S = 1.0  # again and again: who is adrift takes a signal for its own only once it has missed the coordinator
 END_S_MAX = 120.0  # for the others, once the first has ended; then they are killed
+SAID_BYTES_MAX = 2000  # of a launch that was refused, for people
 REFUSALS = frozenset({exit_codes.USAGE, exit_codes.GAVE_UP, exit_codes.LOGDIR_UNUSABLE})
 
 Look = Callable[[], None]
@@ -36,15 +37,17 @@ def run_launches(
     clock: Clock,
     look: Look,
 ) -> int:
-    """The exit code of the run; negative: its launch was killed by that signal.  `look` is called twice a second.
+    """The exit code of the run, or of a launch that was refused; negative: its launch was killed by that signal.
 
-    `output`: where what the launch prints is added; those of other tasks have files beside it.
+    `output`: where what the launch prints is added; those of other tasks have files beside it.  `look` is called twice a second.
     """
-    launches = [_start(argv, os.environ, output, template)] if machines is None else []
-    for task in machines.places if machines is not None else ():
-        assert machines is not None
-        file = output if not launches else output.with_name(f"{output.stem}.{task}{output.suffix}")
-        launches.append(_start_on(machines, task, argv, file, template))
+    files, launches = [output], list[Child]()
+    if machines is None:
+        launches.append(_start(argv, os.environ, output, template))
+    else:
+        files += [output.with_name(f"{output.stem}.{task}{output.suffix}") for task in list(machines.places)[1:]]
+        for task, file in zip(machines.places, files, strict=True):
+            launches.append(_start_on(machines, task, argv, file, template))
     try:
         _wait_for_first(launches, look)
         _end_others(launches[1:], clock)
@@ -56,7 +59,11 @@ def run_launches(
         raise
     finally:
         codes = [_code(child) for child in launches]
-    return codes[0]
+    refused = next((number for number, code in enumerate(codes) if code in REFUSALS), 0)
+    if refused and codes[0] not in REFUSALS:
+        with output.open("ab") as stream:  # where people look for why
+            stream.write(files[refused].read_bytes()[-SAID_BYTES_MAX:])
+    return codes[refused]
 
 
 def _start_on(machines: Machines, task: TaskId, argv: Sequence[str], output: Path, template: Template | None) -> Child:

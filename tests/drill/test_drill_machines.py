@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from procsv.base.cluster import list_tasks
+from procsv.base.system.system_clock import SystemClock
 from procsv.drill import networks
 from procsv.drill.blows import find_blows, find_skipped
 from procsv.drill.default_plan import plan_for_machines
+from procsv.drill.launches import run_launches
+from procsv.drill.machines import Machines, Place
 from procsv.faults.plan_parser import parse_fault
 from procsv.report.time_ledger import take_accounts
 from tests.support.launched import procsv
@@ -78,6 +83,31 @@ def test_a_training_of_one_task_has_no_machines_to_drill(tmp_path: Path) -> None
     done = procsv("drill", "--machines", "--logdir", str(tmp_path), "train.py")
     assert done.returncode == 2
     assert "say how many with --workers and --ps" in done.stderr
+
+
+STAND_IN = """
+import json, os, signal, sys, threading
+task = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+if task == "worker":
+    print("there is no such thing")
+    sys.exit(2 if sys.argv[1] == "refused" else 75)
+threading.Event().wait(None if sys.argv[1] == "refused" else 0.1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""  # of a launch: the worker's is refused, or ends; the chief's waits for it, or is killed
+
+
+@pytest.mark.parametrize(("how", "code"), [("refused", 2), ("killed", -9)])
+def test_a_launch_that_is_refused_ends_all_and_is_what_is_said_of_them(tmp_path: Path, how: str, code: int) -> None:
+    chief, worker = list_tasks(1, 0, 0)
+    machines = Machines({task: Place("127.0.0.1") for task in (chief, worker)}, {})
+    output = tmp_path / "drilled.out"
+
+    ended = run_launches([sys.executable, "-c", STAND_IN, how], output, None, machines, SystemClock(), lambda: None)
+
+    assert ended == code
+    assert ("there is no such thing" in output.read_text()) is (how == "refused")
+    assert (tmp_path / "drilled.worker.0.out").exists()
 
 
 def test_the_default_plan_kills_a_task_of_each_kind_and_has_a_row_for_what_befalls_a_machine() -> None:

@@ -161,6 +161,25 @@ def test_a_machine_that_stands_still_for_less_than_the_peer_timeout_ends_nobody_
         assert stopped["durable_step"] == stopped["step"]
 
 
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_a_coordinator_that_stands_still_for_longer_than_the_peer_timeout_finds_its_members_as_they_were(
+    tmp_path: Path, hosts: list[OwnMachine]
+) -> None:
+    fault = "stop machine of chief for 4s at step 50"
+    with machines(tmp_path, TASKS, *OPTIONS, *plan(fault), program=PROGRAM, hosts=hosts, **FOUND) as run:
+        chief = run.launch_all()
+        member = run.launches["worker.0"]
+        member.wait_for("word of it", lambda: "nothing is heard of the coordinator" in member.said())
+        member.wait_for("word of it", lambda: f"the coordinator on {hosts[0].address} is back" in member.said())
+        chief.wait_step(chief.step() + 50)
+        end(run)
+
+        assert run.codes() == {"chief": 0, "worker.0": 0}
+        assert told(chief) == [("chief", fault)]
+        assert not chief.events("member_lost")
+        assert len(chief.events("spawned", "worker.0")) == 1
+
+
 @pytest.mark.parametrize("hosts", [3], indirect=True)
 def test_a_machine_that_is_cut_off_by_a_fault_is_lost_to_the_run_and_its_network_is_mended(
     tmp_path: Path, hosts: list[OwnMachine]
