@@ -5,6 +5,7 @@ Machines of a test's own can be cut off.  Launches on this one, without a networ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -52,6 +53,15 @@ def plan(*faults: str) -> list[str]:
 
 def told(run: Launched, event: str = "fault") -> list[tuple[str, Any]]:
     return [(entry["role"], entry["fault"]) for entry in run.events(event)]
+
+
+def states(host: OwnMachine) -> set[str]:
+    """Those of its processes."""
+    found: set[str] = set()
+    for process in host.processes():
+        with contextlib.suppress(psutil.Error):
+            found.add(process.status())
+    return found
 
 
 def networks_up(host: OwnMachine) -> list[str]:
@@ -153,6 +163,8 @@ def test_a_machine_that_stands_still_for_less_than_the_peer_timeout_ends_nobody_
         assert told(chief)[0] == ("worker.0", faults[0])
         assert not chief.events("member_lost")
 
+        chief.wait_event("fault", 2)
+        chief.wait_for("a machine that stands still", lambda: psutil.STATUS_STOPPED in states(hosts[1]))
         assert run.codes() == {"chief": 75, "worker.0": 75}
         (lost,) = chief.events("member_lost")
         assert told(chief) == [("worker.0", fault) for fault in faults]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from procsv.drill import networks
 from tests.run import test_gang
+from tests.run.test_machines_cut_off import OPTIONS, PROGRAM, end, wait_trains
 from tests.support import own_machines
 from tests.support.launched import procsv
 from tests.support.machines import machines
@@ -52,6 +56,28 @@ def test_row_72_the_machine_of_a_server_is_lost_and_a_spare_one_serves_what_the_
         assert chief.events("recovered", "worker.0")[-1]["source"] == "chief"
         assert chief.events("run_started")[1]["hosts"]["ps.0"] == hosts[3].address
         chief.wait_step(second["step"] + 20)
+
+
+def test_row_72_a_launch_that_is_killed_takes_its_task_along_and_a_spare_one_has_its_place(tmp_path: Path) -> None:
+    tasks, options = ("chief", "worker.0", "spare.0"), (*OPTIONS, "--spare-nodes", "1")
+    with (
+        tempfile.TemporaryDirectory() as own,  # what is killed leaves there what its next start would clear away
+        machines(tmp_path, tasks, *options, program=PROGRAM, PYTHONPATH=str(ROOT)) as run,
+    ):
+        run.launch("worker.0", XDG_RUNTIME_DIR=own)
+        run.launch("spare.0")
+        chief = run.launch("chief")
+        wait_trains(chief)
+        orphan = psutil.Process(chief.pid("worker.0"))
+
+        run.launches["worker.0"].process.kill()
+
+        assert not psutil.wait_procs([orphan], timeout=60)[1]
+        (lost,) = chief.wait_event("member_lost")
+        assert lost["role"] == "worker.0"
+        wait_trains(chief, 2)
+        end(run)
+        assert run.codes() == {"chief": 0, "spare.0": 0, "worker.0": -signal.SIGKILL}
 
 
 @pytest.mark.slow

@@ -62,11 +62,11 @@ class OwnMachine:
 
     def send_signal(self, number: signal.Signals) -> None:
         """To all its processes: SIGSTOP freezes it, SIGKILL cuts off its power."""
-        for process in self._processes():
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
 
-    def _processes(self) -> Iterator[psutil.Process]:
+    def processes(self) -> Iterator[psutil.Process]:
         network = Path("/run/netns", self.network).stat().st_ino
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
