@@ -45,7 +45,6 @@ def drill(directory: Path, *words: str, **env: str) -> dict[str, Any]:
 def test_machines_that_die_stand_still_and_are_cut_off_leave_the_training_bit_identical(tmp_path: Path) -> None:
     if why := networks.why_no_networks():
         pytest.skip(why)
-    before = subprocess.run(["ip", "netns"], check=True, capture_output=True).stdout
 
     said = drill(tmp_path, "700")
 
@@ -64,7 +63,24 @@ def test_machines_that_die_stand_still_and_are_cut_off_leave_the_training_bit_id
     # A spare launch has taken the place of the killed one; then none was left, and the drill has started all again.
     assert said["drilled"]["exit_codes"] == [75, -9, 0]
     assert all(row["down_s"] >= 2 for row in said["faults"] if row["ended_trainer"] and "worker.0 for" in row["fault"])
-    assert subprocess.run(["ip", "netns"], check=True, capture_output=True).stdout == before
+
+
+def test_networks_of_their_own_have_an_address_each_and_nothing_is_left_of_them() -> None:
+    if why := networks.why_no_networks():
+        pytest.skip(why)
+    with networks.own_networks(2) as (first, second):
+        names = {first.name, second.name}
+        assert names <= named_networks()
+        seen = subprocess.run(
+            [*first.launcher, "ip", "route", "get", second.address], check=True, capture_output=True, text=True
+        )
+        assert f"{second.address} dev eth0 src {first.address}" in seen.stdout
+    assert not names & named_networks()
+
+
+def named_networks() -> set[str]:
+    shown = subprocess.run(["ip", "netns"], check=True, capture_output=True, text=True).stdout
+    return {line.split()[0] for line in shown.splitlines()}
 
 
 @pytest.mark.fault
