@@ -64,6 +64,7 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "launch": launch.measure,
     "malloc": malloc.measure,
     "keras": keras_cost.measure,
+    "keras-rate": keras_cost.measure_rate,
     "keras-save": keras_cost.measure_saves,
     "keras-restart": keras_restart.measure,
     "keras-restore": keras_restart.measure_restore,

@@ -1,17 +1,19 @@
 """Tables `keras-restart` and `keras-restore`: a fit of Keras after SIGKILL.
 
-Called by __main__.py.  `procsv launch` with each kind of standby, beside a shell loop that starts the same program again with
+Called by __main__.py.  What it costs is told in batches, too: those lost to SIGKILL, and to SIGTERM.  `procsv launch` with each kind of standby, beside a shell loop that starts the same program again with
 keras.callbacks.BackupAndRestore; each repetition is a run of its own, in turns.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scripts.benchmarks.figures import Bar, Column, Figure, Table
-from scripts.benchmarks.runs import running
+from scripts.benchmarks.runs import Run, running
 from scripts.benchmarks.settings import NAMES, Arm, Settings
 
 MB, GIB_MB = 20.0, 1024**3 / 1e6
@@ -19,6 +21,8 @@ BATCH = 32
 SAVE_BATCHES = 50  # between backups of Keras' callback
 TRAIN_S = 5.0  # before each kill, and until a standby waits
 KILLS, QUICK_KILLS = 2, 1
+BOUNDARY_BATCHES = 2  # a due snapshot waits for the end of a batch, and is whole one batch later
+ITERATIONS = "optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE"  # of a checkpoint: the batches that its state has seen
 SHARES_MAX = {"warm": 0.4, "hot": 0.15}  # of the shell loop
 RESTORE_MS_MAX = 60.0
 
@@ -26,6 +30,8 @@ COLUMNS = (
     Column("arm", "restarted by"),
     Column("seconds", "SIGKILL to the end of\nthe first new batch", "s", 2),
     Column("lost_batches", "batches lost", "", 0),
+    Column("interval_batches", "snapshots every", "batches", 0),
+    Column("stop_lost_batches", "lost to SIGTERM", "batches", 0),
 )
 RESTORE_COLUMNS = (Column("first_ms", "put back", "ms", 0), Column("again_ms", "again, memory\nwarmed", "ms", 1))
 
@@ -61,40 +67,93 @@ class Way:
 WARM, HOT, LOOP = Way("procsv", "warm"), Way("procsv", "hot"), Way("keras")
 
 
+@dataclass(slots=True)
+class Found:
+    """All kills and stops of one way."""
+
+    seconds: list[float] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    intervals: list[float] = field(default_factory=list)  # between snapshots when it was killed, in batches
+    stop_lost: list[int] = field(default_factory=list)
+
+
 def measure(settings: Settings) -> Table:
     table = Table("keras-restart", f"SIGKILL of a fit of Keras, {MB:g} MB with Adam", COLUMNS)
-    seconds: dict[Way, list[float]] = defaultdict(list)
-    lost: dict[Way, list[int]] = defaultdict(list)
+    found: dict[Way, Found] = defaultdict(Found)
     repeats = settings.repeats_or(usual=2)
     for repeat in range(repeats):
         for way in (WARM, HOT, LOOP):
             settings.say(f"keras-restart: {way.name}, {repeat + 1} of {repeats}")
             with running(way.arm, Fit(MB), way.options) as run:
                 for _ in range(QUICK_KILLS if settings.quick else KILLS):
-                    run.marks.listen(TRAIN_S)
-                    if way.standby:
-                        run.wait_for_standby()
-                    run.marks.listen(0.0)
-                    killed = run.kill()
-                    seconds[way].append(killed.first.time_s - killed.begun_s)
-                    lost[way].append(run.marks.of(killed.pid)[-1].step - killed.first.step + 1)
+                    _kill(run, way, found[way])
                 if way.standby:
-                    run.stop()
+                    _stop(run, found[way])
     table.rows += [
-        {"arm": way.name, "seconds": Figure.of(seconds[way]), "lost_batches": Figure.of(lost[way])}
+        {
+            "arm": way.name,
+            "seconds": Figure.of(found[way].seconds),
+            "lost_batches": Figure.of(found[way].lost),
+            "interval_batches": Figure.of(found[way].intervals),
+            "stop_lost_batches": Figure.of(found[way].stop_lost),
+        }
         for way in (WARM, HOT, LOOP)
     ]
     table.notes.append(
         f"Keras' callback saves every {SAVE_BATCHES} batches, procsv takes automatic snapshots.  Lost by the count of the optimizer: "
         "Keras' callback begins the epoch anew besides, with the weights of its middle."
     )
-    theirs = statistics.median(seconds[LOOP])
+    theirs = statistics.median(found[LOOP].seconds)
     for way in (WARM, HOT):
         share = SHARES_MAX[way.standby]
         what = f"SIGKILL to the end of the first new batch of a fit, {way.standby} standby"
-        ours = statistics.median(seconds[way])
+        ours = statistics.median(found[way].seconds)
         table.bars.append(Bar.at_most(what, share * theirs, ours, "s", 2, f"{share} of the shell loop = "))
+    table.bars += loss_bars([found[way] for way in (WARM, HOT)])
     return table
+
+
+def _kill(run: Run, way: Way, found: Found) -> None:
+    run.marks.listen(TRAIN_S)
+    if way.standby:
+        run.wait_for_standby()
+    interval_s = run.status()["snapshots"]["interval"] if way.standby else 0.0
+    run.marks.listen(0.0)
+    killed = run.kill()
+    found.seconds.append(killed.first.time_s - killed.begun_s)
+    before = run.marks.of(killed.pid)
+    found.lost.append(before[-1].step - killed.first.step + 1)
+    if way.standby:
+        batch_s = statistics.median(after.time_s - one.time_s for one, after in itertools.pairwise(before))
+        found.intervals.append(interval_s / batch_s)
+
+
+def _stop(run: Run, found: Found) -> None:
+    """SIGTERM to the watchdog: the batches that have ended and are not in the newest checkpoint, as TensorFlow reads it."""
+    import tensorflow as tf
+
+    run.marks.listen(TRAIN_S / 2)
+    code = run.stop()
+    run.marks.listen(0.0)
+    if code != os.EX_TEMPFAIL:
+        raise run.failed(f"exit code {code} after SIGTERM, not {os.EX_TEMPFAIL}")
+    path = tf.train.latest_checkpoint(str(run.logdir))
+    if path is None:
+        raise run.failed("no checkpoint after SIGTERM")
+    found.stop_lost.append(run.marks.last.step - int(tf.train.load_checkpoint(path).get_tensor(ITERATIONS)))
+
+
+def loss_bars(found: list[Found]) -> list[Bar]:
+    """Batches lost against the interval of the time, by the kill that was nearest to it or beyond; and to SIGTERM."""
+    kills = [kill for one in found for kill in zip(one.lost, one.intervals, strict=True)]
+    lost, interval = max(kills, key=lambda kill: kill[0] - kill[1])
+    what = f"batches lost to SIGKILL, worst of {len(kills)}"
+    how = f"{interval:.0f}, the snapshot interval, + {BOUNDARY_BATCHES} = "
+    stops = [batches for one in found for batches in one.stop_lost]
+    return [
+        Bar.at_most(what, interval + BOUNDARY_BATCHES, lost, "batches", 0, how),
+        Bar.at_most(f"batches lost to SIGTERM with grace, worst of {len(stops)}", 0, max(stops), "batches", 0),
+    ]
 
 
 def measure_restore(settings: Settings) -> Table:

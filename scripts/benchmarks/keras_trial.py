@@ -96,13 +96,13 @@ def timed(kind: Any, name: str, found: list[float], is_saving: Callable[[Any], A
     return lambda: setattr(kind, name, before)
 
 
-def count_captures() -> list[None]:
-    """One element for each capture of a fit's state from here on."""
-    found: list[None] = []
+def note_captures() -> list[float]:
+    """When each capture of a fit's state from here on was made."""
+    found: list[float] = []
     capture = FitState.capture
 
     def counted(self: Any, into: Any) -> Any:
-        found.append(None)
+        found.append(time.perf_counter())
         return capture(self, into)
 
     FitState.capture = counted  # type: ignore[method-assign]  # the time of it is what is wanted
@@ -113,7 +113,7 @@ def measure_stall(asked: Asked) -> dict[str, list[float]]:
     """Seconds on the training thread for each saving, by way."""
     model, data = build_model(asked.mb, asked.batch)
     found: dict[str, list[float]] = defaultdict(list)
-    folder, captures = asked.folder, count_captures()
+    folder, captures = asked.folder, note_captures()
     ways: dict[str, tuple[Callable[[], Any], Any, str, Callable[[Any], Any]]] = {
         "procsv": (lambda: procsv.keras.BackupAndRestore(f"{folder}/ours", snapshot_secs=SNAPSHOT_S), Fit, "end_batch", lambda _: len(captures)),
         "BackupAndRestore": (lambda: keras.callbacks.BackupAndRestore(f"{folder}/backup", save_freq=FREQ), keras.callbacks.BackupAndRestore, "_save_model", lambda _: object()),
@@ -148,19 +148,27 @@ def measure_batch(asked: Asked) -> dict[str, list[float]]:
 
 
 def measure_rate(asked: Asked) -> dict[str, list[float]]:
-    """Batches a second, without procsv and with automatic snapshots; of each turn."""
+    """Batches a second, without procsv and with automatic snapshots; and `snapshots`: of each turn of the latter.
+
+    The arms change places in each round, so that a machine that gets slower speaks for neither.
+    """
     model, data = build_model(asked.mb, asked.batch)
     found: dict[str, list[float]] = defaultdict(list)
-    fit(model, data, msgspec.structs.replace(asked, batches=5), None)
-    for _ in range(asked.rounds):
-        for name in ("bare", "procsv"):
+    captures = note_captures()
+    for _ in range(2):  # traces, and warms the memory
+        fit(model, data, msgspec.structs.replace(asked, batches=5), None)
+    for number in range(asked.rounds):
+        for name in ("bare", "procsv") if number % 2 == 0 else ("procsv", "bare"):
             ours = (
                 procsv.keras.BackupAndRestore(f"{asked.folder}/ours", snapshot_secs="auto")
                 if name == "procsv"
                 else None
             )
+            captures.clear()
             times = fit(model, data, asked, ours)
             found[name].append((len(times) - 1) / (times[-1] - times[0]))
+            if ours is not None:
+                found["snapshots"].append(sum(times[0] < each < times[-1] for each in captures))
     return found
 
 
