@@ -26,7 +26,7 @@ RUN_FILES = (
     "*.lock",
 )
 KILLED_FILES = (".*.new",)  # what a process that was killed within atomic.replace_file left
-SHM_FILES = ("slot.*", "meta.*", "parcel.*", "event.*", "file.*")
+SHM_FILES = ("slot.*", "meta.*", "parcel.*", "event.*", "file.*", "deputy.*")
 SHM_DIRS = ("staged.*",)
 
 

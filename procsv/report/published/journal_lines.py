@@ -252,6 +252,13 @@ class Adopted(Line, frozen=True, kw_only=True, tag="adopted"):
     host: str
 
 
+class CapturedByServer(Line, frozen=True, kw_only=True, tag="captured_by_server"):
+    """A server has captured what all servers hold while this attempt of the chief, the last one, is dead: the first such snapshot."""
+
+    step: Step
+    chief: int
+
+
 class MemberLost(Line, frozen=True, kw_only=True, tag="member_lost"):
     """Nothing was heard of the launch that hosts this task, on another machine, for `silent` seconds: the task counts as dead."""
 
@@ -362,6 +369,7 @@ JournalLine = (
     | FaultSkipped
     | CapturedByChief
     | Adopted
+    | CapturedByServer
     | MemberLost
     | SpareLost
     | Held

@@ -22,6 +22,7 @@ from tensorflow.core.protobuf import config_pb2
 
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import SlotMap
+from procsv.training.graph.deputy_plan import DeputyPlan, PlanKeeper
 from procsv.training.graph.saver_ops import SavedTensor, SaveGraph
 from procsv.training.graph.server_capture import ServerCapture, server_of
 from procsv.training.graph.variable_views import can_be_held, variable_of, views_of
@@ -70,6 +71,8 @@ class Capture:
         self._captured: Captured | None = None
         self._has_step = global_step is not None
         self._servers: ServerCapture | None = None
+        self._spec: StateSpec | None = None
+        self._deputy: PlanKeeper | None = None  # None: the state does not lie on servers alone
         self.refusal = ""  # why the servers capture nothing in this session
         self._calls: dict[Any, Callable[[], Any]] = {}
         with graph.as_default(), graph.control_dependencies(None), tf1.device(None), tf1.name_scope("procsv/"):
@@ -110,6 +113,14 @@ class Capture:
         step_at = next((n for n in theirs if step is not None and variable_of(tensors[n]) is step), -1)
         self._servers = ServerCapture(by_server, tensors, places, step_at)
         self._servers.rest_op = self._add_op(rest, None if step_at >= 0 else global_step)
+        if not rest and step_at >= 0:
+            self._deputy = PlanKeeper(self._plan_for_deputy)
+
+    def _plan_for_deputy(self, target: str) -> DeputyPlan:
+        assert self._servers is not None, "there is a plan only with servers"
+        assert self._spec is not None, "it has been captured before"
+        shapes = [tuple(item.tensor.shape.as_list()) for item in self.distinct]
+        return self._servers.plan(shapes, self._spec, target)
 
     def spec(self, plan: CheckpointPlan) -> StateSpec:
         """What a snapshot holds; each entry has the number of the array that is captured for it."""
@@ -118,7 +129,8 @@ class Capture:
             for shard in self._saved.shards
         )
         saved = self._saved
-        return StateSpec(plan, saved.format, saved.sharded, shards, self._sizes, self._layout, self._has_step)
+        self._spec = StateSpec(plan, saved.format, saved.sharded, shards, self._sizes, self._layout, self._has_step)
+        return self._spec
 
     def run(self, session: Any, memory: mmap.mmap | None = None) -> Captured:
         """Captures now.  `memory`: the slot, for what must be copied at once; without one, nothing is copied."""
@@ -151,10 +163,13 @@ class Capture:
 
     def _finish(self, copy: Callable[[], dict[int, int]]) -> dict[int, int]:
         try:
-            return copy()
+            hashes = copy()
         except tf.errors.InvalidArgumentError as refusal:
             self._refused(refusal)
             raise CaptureLost(self.refusal) from refusal
+        if self._deputy is not None:
+            self._deputy.keep()
+        return hashes
 
     def _refused(self, refusal: Any) -> None:
         lines = [line.strip() for line in refusal.message.splitlines()]

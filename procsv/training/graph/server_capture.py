@@ -16,15 +16,18 @@ import tensorflow as tf
 
 from procsv.base.cluster import PS
 from procsv.ipc.shm.slot_file import SlotMap
+from procsv.training.graph.deputy_plan import DeputyPlan, graph_above
 from procsv.training.graph.variable_views import views_of
 from procsv.training.runtime.bounded_call import call_within
 from procsv.training.servers.kept_views import COPY, NO_STEP, TAKE, Order
+from procsv.training.snapshots.source import CaptureLost, StateSpec
 
 tf1 = tf.compat.v1
 
 PIECE_S_MAX = 10.0  # for the servers' next pieces; one that is frozen so long is ended by the watchdog
 
 Call = Callable[[bytes], list[Any]]
+Finish = Callable[[], dict[int, int]]  # has the servers copy; the hash of each tensor, by number
 
 
 def server_of(tensor: Any) -> str:
@@ -33,6 +36,42 @@ def server_of(tensor: Any) -> str:
     if place.job != PS:
         return ""
     return str(tf.DeviceSpec(PS, place.replica, place.task or 0, "CPU", 0).to_string())
+
+
+class Orders:
+    """What is ordered of the servers by the ops of one session.  Who begins new ones puts an end to those before."""
+
+    def __init__(self, take: Call, copy: Call, by_server: Sequence[Sequence[int]]) -> None:
+        """`take` and `copy`: called with an order, they give an answer of each server, and `take` may give more behind those."""
+        self._take, self._copy, self._by_server = take, copy, by_server
+        self._owner, self._number = uuid.uuid4().hex, 0
+
+    def capture(self, memory: SlotMap | None, is_over: Callable[[], bool] = lambda: False) -> tuple[int, Finish]:
+        """Has the servers capture; the step that one of them has captured, or -1, and what has them copy it.
+
+        `is_over` is asked between two pieces: CaptureLost if it says so.
+        """
+        self._number += 1
+        order = Order(self._owner, self._number)
+        if memory is not None:
+            file = memory.path.stat()
+            order = Order(self._owner, self._number, str(memory.path), file.st_dev, file.st_ino)
+        data = msgspec.msgpack.encode(order)
+        answers = self._take(data)[: len(self._by_server)]
+        return max(map(int, answers), default=NO_STEP), lambda: self._copy_all(data, is_over)
+
+    def _copy_all(self, order: bytes, is_over: Callable[[], bool]) -> dict[int, int]:
+        """Has the servers copy until nothing is left; the hash of each tensor.  TimeoutError if one does not answer."""
+        while True:
+            answers = call_within(lambda: self._copy(order), PIECE_S_MAX, "copying on a server")
+            if not any(answer[0] for answer in answers):
+                break
+            if is_over():
+                raise CaptureLost("another captures from here on")
+        hashes: dict[int, int] = {}
+        for numbers, answer in zip(self._by_server, answers, strict=True):
+            hashes.update(zip(numbers, answer[1:].view("uint64").tolist(), strict=True))
+        return hashes
 
 
 class ServerCapture:
@@ -62,43 +101,32 @@ class ServerCapture:
                 views = views_of([tensors[number] for number in numbers])
                 self._takes += tf.raw_ops.PyFunc(input=[self._order, theirs, step, *views], token=TAKE, Tout=[tf.int64])
                 self._copies += tf.raw_ops.PyFunc(input=[self._order], token=COPY, Tout=[tf.int64])
-        self._owner, self._number = "", 0
-        self._calls: dict[Any, tuple[Call, Call]] = {}  # of the session: captures, copies
+        self._orders: dict[Any, Orders] = {}  # of the session
 
-    def run(self, session: Any, memory: SlotMap | None) -> tuple[int, Callable[[], dict[int, int]]]:
+    def run(self, session: Any, memory: SlotMap | None) -> tuple[int, Finish]:
         """Has the servers and the chief capture; the step that a server has captured, or -1, and what has them copy it.
 
         `memory`: of the slot; without one, nothing is kept.  Either raises InvalidArgumentError if a server refuses.
         """
-        if session not in self._calls:
-            self._owner, self._number = uuid.uuid4().hex, 0
+        if session not in self._orders:
             make = tf1.Session.make_callable  # past the boundary: a capture is no step of the program
             take = make(session, [*self._takes, self.rest_op], [self._order])
-            self._calls = {session: (take, make(session, self._copies, [self._order]))}
-        take, copy = self._calls[session]
-        order = self._next_order(memory)
-        answers = take(order)[: len(self._takes)]
-        return max(map(int, answers), default=NO_STEP), lambda: self._copy(copy, order)
+            self._orders = {session: Orders(take, make(session, self._copies, [self._order]), self._by_server)}
+        return self._orders[session].capture(memory)
 
-    def _next_order(self, memory: SlotMap | None) -> bytes:
-        self._number += 1
-        order = Order(self._owner, self._number)
-        if memory is not None:
-            file = memory.path.stat()
-            order = Order(self._owner, self._number, str(memory.path), file.st_dev, file.st_ino)
-        return msgspec.msgpack.encode(order)
-
-    def _copy(self, copy: Call, order: bytes) -> dict[int, int]:
-        """Has the servers copy until nothing is left; the hash of each tensor.  TimeoutError if one does not answer."""
-        while True:
-            answers = call_within(lambda: copy(order), PIECE_S_MAX, "copying on a server")
-            if not any(answer[0] for answer in answers):
-                break
-        hashes: dict[int, int] = {}
-        for numbers, answer in zip(self._by_server, answers, strict=True):
-            hashes.update(zip(numbers, answer[1:].view("uint64").tolist(), strict=True))
-        return hashes
+    def plan(self, shapes: Sequence[tuple[int, ...]], spec: StateSpec, target: str) -> DeputyPlan:
+        """How another process does the same, where there is no rest."""
+        return DeputyPlan(
+            graph_above([*self._takes, *self._copies]),
+            self._order.name,
+            tuple(take.name for take in self._takes),
+            tuple(copy.name for copy in self._copies),
+            tuple(map(tuple, self._by_server)),
+            tuple(shapes),
+            spec,
+            target,
+        )
 
     def forget(self) -> None:
         """The session is being closed."""
-        self._calls = {}
+        self._orders = {}

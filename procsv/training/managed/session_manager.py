@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.ipc.messaging.messages import Restored
+from procsv.training.graph.deputy_plan import withdraw_plan
 from procsv.training.graph.state import GraphState
 from procsv.training.graph.user_saves import written_at
 from procsv.training.managed.living_model import WholeMark, is_elsewhere
@@ -66,11 +67,15 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         """A session with the newest state, or an initialized one; on a living model, the model as it lives."""
         if not master or not is_elsewhere(self._graph):
             return super().prepare_session(master, *args, **kwargs)
+        if self.runtime is not None and self.runtime.capture_turn is not None:
+            self.runtime.capture_turn.take()  # a snapshot of a later step than is read below would make the model look old
         config = kwargs.get("config", args[CONFIG_AT] if len(args) > CONFIG_AT else None)
         mark = WholeMark(master, self._graph, config)
         try:
             if mark.is_set() and (session := self._session_on_living(master, config)) is not None:
                 return session
+            if self.runtime is not None:
+                withdraw_plan(self.runtime)  # a deputy would capture half of what is about to be done
             mark.clear()  # killed from here on: the next chief restores, whatever lives
             session = super().prepare_session(master, *args, **kwargs)
             mark.set()

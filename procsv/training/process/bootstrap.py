@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from procsv.base import exit_codes
-from procsv.base.cluster import STEPLESS
+from procsv.base.cluster import PS, STEPLESS
 from procsv.base.errors import UserError
 from procsv.base.grace import FORCED_SHARE, TRAINER_SHARE
 from procsv.base.identity import CHECKPOINT, STANDBY, TRAINER, WATCHDOG
@@ -44,6 +44,7 @@ from procsv.training.process.program_forks import leave_forks_alone
 from procsv.training.process.serving import watch_servers
 from procsv.training.process.standby import Standby
 from procsv.training.runtime.bounded_call import were_left
+from procsv.training.runtime.capture_turn import CaptureTurn
 from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.last_words import exit_code_of, write_last_words
 from procsv.training.runtime.step_gate import StepGate
@@ -128,6 +129,8 @@ def _join_run(runtime: Runtime, signals: int, start: Start) -> None:
     if start.settings.consistent_snapshots and start.task.role not in STEPLESS:
         others = [task for task in start.settings.tasks if task.role not in STEPLESS and task != start.task]
         runtime.step_gate = StepGate(start.paths, start.task, others, runtime.clock)
+    if start.is_chief and PS in start.cluster and not start.is_spread:
+        runtime.capture_turn = CaptureTurn(start.paths, runtime.clock)
     runtime.on_stop(lambda _: _force_later(runtime, start))
     runtime.start_talking()
 

@@ -47,6 +47,8 @@ def introduce_plan(runtime: Runtime, plan: CheckpointPlan) -> None:
 
 def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
     """The checkpoint service's answer to "which state shall I start from?".  UserError if none of them is good."""
+    if runtime.capture_turn is not None:
+        runtime.capture_turn.take()  # what a deputy captures later would have a number of this one's
     try:
         answer = cast(RestoreFrom, runtime.link.ask(CHECKPOINT, Restore(durable_only), ANSWER_S_MAX).body)
         error = answer.error

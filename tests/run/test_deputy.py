@@ -1,0 +1,195 @@
+"""While a chief is away, a server captures what all of them hold: a server that dies then costs no more than at any other time."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from procsv.base.identity import TaskId
+from procsv.base.run.paths import find_paths
+from procsv.base.system.locks import FileLock
+from procsv.ipc.shm.slot_file import scan_slots
+from procsv.ipc.shm.slot_state import SlotInfo
+from tests.support.launched import Launched, launched, procsv
+from tests.support.replicas import JOIN, SERVER, TASK, monitored, text_of, wait_for_memory
+
+pytestmark = pytest.mark.fault
+
+CHIEF = TaskId("chief")
+PROGRAM = (
+    TASK
+    + """
+if is_chief and os.path.exists("away"):
+    print("is away", flush=True)
+    while os.path.exists("away"):
+        pause.wait(0.01)
+"""
+    + SERVER
+    + """
+if role == "ps" and "waits" in sys.argv:
+    from tensorflow.python.ops import script_ops
+    copy = script_ops._py_funcs._funcs["procsv.copy"]
+    def wait(order):
+        if os.path.exists("held"):
+            print("holds a copy", flush=True)
+        while os.path.exists("held"):
+            pause.wait(0.01)
+        return copy(order)
+    script_ops._py_funcs._funcs["procsv.copy"] = wait
+"""
+    + JOIN
+    + """
+ones = tf.ones_initializer()
+with tf.device("/job:ps/task:0"):
+    step = tf.train.get_or_create_global_step()
+    kept = [tf.get_variable("dense", [300_000], initializer=ones, use_resource=True)]
+    kept += [tf.get_variable(f"small{i}", [7], tf.float64, initializer=ones, use_resource=True) for i in range(5)]
+    kept.append(tf.get_variable("in_place", [300_000], initializer=ones, use_resource=False))
+with tf.device("/job:ps/task:1"):
+    kept += [tf.get_variable("half", [9_000_000], tf.bfloat16, initializer=ones, use_resource=True)]
+    kept += [tf.get_variable("count", [], tf.int64, initializer=ones, use_resource=True)]
+with tf.device(tf.train.replica_device_setter(ps_tasks=2, ps_device="/job:ps", worker_device=own)):
+    kept += list(tf.get_variable("parts", [50, 3], initializer=ones, partitioner=tf.fixed_size_partitioner(4)))
+if is_chief and "own" in sys.argv:
+    with tf.device("/job:chief/task:0"):
+        tf.get_variable("here", [10], initializer=ones, use_resource=True)
+updates = [tf.assign_add(v, tf.cast(tf.fill(v.shape, (step + 1) % 16 - step % 16), v.dtype.base_dtype)) for v in kept]
+with tf.control_dependencies(updates):
+    train = tf.assign_add(step, 1, use_locking=True)
+"""
+    + monitored(
+        """
+        if is_chief:  # one task alone trains: what each step leaves is known
+            session.run(step)
+        elif os.path.exists("paused"):
+            print("paused at", session.run(step), flush=True)
+        else:
+            session.run(train)
+        pause.wait(0.005)
+        """,
+        hooks="[tf.train.StopAtStepHook(last_step=100_000)]",
+    )
+)
+NAMES = ("dense", "in_place", "half", "count", "parts", *(f"small{i}" for i in range(5)))
+
+
+def newest(run: Launched) -> SlotInfo:
+    """The newest snapshot in memory."""
+    return next(info for info in scan_slots(find_paths(run.logdir).shm_dir) if info.task == CHIEF)
+
+
+def wait_for_slot(run: Launched, step: int) -> SlotInfo:
+    """The first snapshot seen that is later than `step`."""
+    run.wait_for(f"a snapshot after step {step}", lambda: newest(run).step > step)
+    return newest(run)
+
+
+def check(run: Launched, step: int) -> None:
+    """The newest checkpoint is of `step`, and every element of it is what it was then."""
+    path = tf.train.latest_checkpoint(str(run.logdir))
+    assert path.endswith(f"-{step}")
+    reader = tf.train.load_checkpoint(path)
+    assert reader.get_tensor("global_step") == step
+    for name in NAMES:
+        found = np.asarray(reader.get_tensor(name)).astype(np.float64)
+        assert found.min() == found.max() == 1 + step % 16, name
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process has locked that file."""
+    return FileLock(path).is_held()
+
+
+def paused_at(run: Launched) -> int:
+    """The step that the worker has paused at, last; 0 if it has not."""
+    said = re.findall(r"^paused at (\d+)$", text_of(run, "worker.0"), re.MULTILINE)
+    return int(said[-1]) if said else 0
+
+
+def kill_chief(run: Launched, tmp_path: Path) -> None:
+    """Its next attempt stays away as long as there is a file of that name."""
+    (tmp_path / "away").touch()
+    run.kill("chief")
+    run.wait_for("the next chief", lambda: "is away" in text_of(run, "chief"))
+
+
+def options(*args: str) -> tuple[str, ...]:
+    return ("--workers", "1", "--ps", "2", "--drop-in", "--snapshot-secs", "0.2", "train.py", *args)
+
+
+def test_row_61_a_server_that_dies_while_the_chief_is_away_costs_no_more_than_a_snapshot_interval(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    dies = "trainer.restore@2=kill"
+    with launched(tmp_path / "run", *options(), cwd=tmp_path, standby=None, PROCSV_FAILPOINTS=dies) as run:
+        run.wait_event("ready", 1, "chief")
+        wait_for_memory(run, 20)
+        kill_chief(run, tmp_path)
+        left = newest(run)
+        first = wait_for_slot(run, left.step)
+        assert (first.task, first.run, first.incarnation) == (left.task, left.run, left.incarnation)
+        wait_for_slot(run, first.step)  # it goes on
+        (said,) = run.events("captured_by_server")
+        assert (said["role"], said["chief"]) == ("ps.0", 1)
+        (tmp_path / "paused").touch()
+        run.wait_for("no more steps", lambda: paused_at(run) > 0)
+        kept = wait_for_slot(run, paused_at(run) - 1)
+        run.kill("ps.1")
+        run.wait_event("exited", 1, "ps.1")
+        (tmp_path / "paused").unlink()
+        (tmp_path / "away").unlink()
+        run.wait_event("exited", 2, "chief")
+        assert not find_paths(run.logdir).deputy_plan.exists(), "nobody captures what is half restored"
+        run.wait_event("recovered", 2, "chief")
+        recovered = run.events("recovered", "chief")[1]
+        assert (recovered["source"], recovered["step"]) == ("memory", kept.step)
+        wait_for_memory(run, kept.step)
+        assert newest(run).incarnation == 3
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.wait_end() == 75
+        (stopped,) = run.events("stopped")
+        check(run, stopped["durable_step"])
+
+
+def test_row_61_a_chief_that_comes_back_puts_an_end_to_what_a_server_is_copying_for_it_and_numbers_on(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    with launched(tmp_path / "run", *options("waits"), cwd=tmp_path, standby=None) as run:
+        run.wait_event("ready", 1, "chief")
+        wait_for_memory(run, 20)
+        kill_chief(run, tmp_path)
+        wait_for_slot(run, newest(run).step)
+        (tmp_path / "held").touch()
+        run.wait_for("a copy under way", lambda: "holds a copy" in text_of(run, "ps.0") + text_of(run, "ps.1"))
+        kept = newest(run)
+        (tmp_path / "away").unlink()
+        run.wait_for("a chief that waits", lambda: is_locked(find_paths(run.logdir).chief_lock))
+        (tmp_path / "held").unlink()
+        run.wait_event("recovered", 2, "chief")
+        assert run.events("recovered", "chief")[1]["source"] == "alive"
+        slots = scan_slots(find_paths(run.logdir).shm_dir)
+        assert all(info.sequence <= kept.sequence for info in slots if info.incarnation == 1), "it was given up"
+        run.wait_for("a snapshot of the chief's", lambda: newest(run).incarnation == 2)
+        assert newest(run).sequence > kept.sequence
+        assert not run.events("captured_by_chief")
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.wait_end() == 75
+        (stopped,) = run.events("stopped")
+        check(run, stopped["durable_step"])
+        assert len(run.events("captured_by_server")) == 1
+
+
+def test_nothing_is_captured_for_a_chief_that_holds_variables_itself(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    with launched(tmp_path / "run", *options("own"), cwd=tmp_path, standby=None) as run:
+        run.wait_event("ready", 1, "chief")
+        wait_for_memory(run, 20)
+        assert not find_paths(run.logdir).deputy_plan.exists()
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.wait_end() == 75
