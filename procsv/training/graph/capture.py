@@ -150,25 +150,26 @@ class Capture:
 
     def _run_with_servers(self, servers: ServerCapture, session: Any, memory: SlotMap | None) -> Captured:
         self._into = memory
+        looks = self._deputy.looks() if self._deputy is not None else 0
         try:
             step, copy = servers.run(session, memory)
             captured = self._taken()
         finally:
             self._into = self._captured = None
-        captured.elsewhere = Elsewhere(frozenset(servers.numbers), lambda: self._finish(copy))
+        captured.elsewhere = Elsewhere(frozenset(servers.numbers), lambda: self._finish(copy, looks))
         captured.step = max(captured.step, step)
         for number in servers.numbers:
             captured.copied[number] = True
         return captured
 
-    def _finish(self, copy: Callable[[], dict[int, int]]) -> dict[int, int]:
+    def _finish(self, copy: Callable[[], dict[int, int]], looks: int) -> dict[int, int]:
         try:
             hashes = copy()
         except tf.errors.InvalidArgumentError as refusal:
             self._refused(refusal)
             raise CaptureLost(self.refusal) from refusal
         if self._deputy is not None:
-            self._deputy.keep()
+            self._deputy.keep(looks)
         return hashes
 
     def _refused(self, refusal: Any) -> None:

@@ -1,20 +1,18 @@
 """The plan by which a server captures the variables of all servers while there is no chief: the chief's own ops, and where all goes.
 
-Laid by the chief's Capture in shared memory once the servers have filled a slot, read by a deputy (deputy.py).  There is one only where
-all that is saved lies on servers, the global step too.  Whoever is about to change the model other than by training withdraws it first.
+Laid by the chief's Capture once the servers have filled a slot, read by a deputy (deputy.py).  There is one only where all that is saved
+lies on servers, the global step too; when it is withdrawn, runtime/capture_turn.py says.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import tensorflow as tf
 
-from procsv.base.system.atomic_file import replace_file
-from procsv.training.runtime.context import Runtime, current
+from procsv.training.runtime.context import current
 from procsv.training.snapshots.source import StateSpec
 
 tf1 = tf.compat.v1
@@ -60,22 +58,18 @@ class PlanKeeper:
         self._make = make
         self._data = b""
 
-    def keep(self) -> None:
-        """The servers have filled a slot for the chief.  Off the training thread."""
+    def looks(self) -> int:
+        """How often this process has looked at the model: to be asked as a capture begins."""
         runtime = current()
-        if runtime is None or runtime.capture_turn is None:
-            return
-        runtime.capture_turn.note_snapshot(runtime.snapshots.interval_s)
-        path = runtime.paths.deputy_plan
-        if self._data and path.exists():
-            return
-        self._data = self._data or msgspec.msgpack.encode(self._make(runtime.start.target))
-        with contextlib.suppress(OSError):  # no room: tried again after the next
-            # killed in here: no plan, or that of the chief before
-            replace_file(path, self._data, durable=False)
+        return runtime.capture_turn.looks if runtime is not None and runtime.capture_turn is not None else 0
 
+    def keep(self, looks: int) -> None:
+        """The servers have filled a slot for the chief, by a capture at that number of looks.  Off the training thread."""
+        runtime = current()
+        if runtime is not None and runtime.capture_turn is not None:
+            target = runtime.start.target
+            runtime.capture_turn.note_snapshot(runtime.snapshots.interval_s, looks, lambda: self._plan(target))
 
-def withdraw_plan(runtime: Runtime) -> None:
-    """From here on no server captures by itself."""
-    if runtime.capture_turn is not None:
-        runtime.paths.deputy_plan.unlink(missing_ok=True)
+    def _plan(self, target: str) -> bytes:
+        self._data = self._data or msgspec.msgpack.encode(self._make(target))
+        return self._data

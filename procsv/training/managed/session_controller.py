@@ -15,7 +15,6 @@ import tensorflow as tf
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.messages import Durable
 from procsv.ipc.shm.heartbeat import Phase, Snapshots
-from procsv.training.graph.deputy_plan import withdraw_plan
 from procsv.training.graph.save_config import SaveConfig
 from procsv.training.graph.session import call_at_close
 from procsv.training.graph.user_saves import UserSaves, written_at
@@ -214,8 +213,8 @@ class SessionController:
         if not self.is_in_run:
             return
         self.is_in_run = self._is_introduced = False
-        if self.runtime.failure is None:
-            withdraw_plan(self.runtime)  # the chief has ended its training: what it has saved is the last state
+        if self.runtime.failure is None and self.runtime.capture_turn is not None:
+            self.runtime.capture_turn.withdraw_plan()  # the chief has ended its training: what it has saved is the last state
         self.runtime.finish_session = lambda: None
         if self._user_saves is not None:
             self._user_saves.patch.undo()

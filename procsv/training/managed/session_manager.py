@@ -13,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.ipc.messaging.messages import Restored
-from procsv.training.graph.deputy_plan import withdraw_plan
 from procsv.training.graph.state import GraphState
 from procsv.training.graph.user_saves import written_at
 from procsv.training.managed.living_model import WholeMark, is_elsewhere
@@ -74,8 +73,6 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         try:
             if mark.is_set() and (session := self._session_on_living(master, config)) is not None:
                 return session
-            if self.runtime is not None:
-                withdraw_plan(self.runtime)  # a deputy would capture half of what is about to be done
             mark.clear()  # killed from here on: the next chief restores, whatever lives
             session = super().prepare_session(master, *args, **kwargs)
             mark.set()

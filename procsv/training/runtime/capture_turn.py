@@ -7,6 +7,9 @@ Files of the run directory, and the kernel's locks on them:
     chief.lock     the chief's, taken first: by it the deputy sees that it is wanted no more
     capture.lock   whoever captures has it.  Its text is the Pace that the chief has written last
 
+Beside them, in shared memory, the plan by which the deputy captures.  It is there only between a snapshot of a chief's and the next
+time that one looks at the model, to go on with it, to initialize or to restore it: nobody captures what may be half restored.
+
 The kernel lets go for whoever dies.  The chief alone makes the files: where somebody has removed them, the deputy does nothing.
 """
 
@@ -16,12 +19,14 @@ import contextlib
 import math
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.run.paths import RunPaths
+from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.locks import is_lock_free, try_lock
 
 TAKE_S_MAX = 30.0  # a deputy gives way between two pieces; one that is frozen is ended by the watchdog before
@@ -45,13 +50,29 @@ class CaptureTurn:
     """The chief's end."""
 
     def __init__(self, paths: RunPaths, clock: Clock) -> None:
+        self.looks = 0  # at the model, so far
         self._paths, self._clock = paths, clock
         self._fds: list[int] = []
+        self._laying = threading.Lock()  # held for a file's writing at most
 
     def take(self) -> None:
-        """Takes the turn for the life of this process; TimeoutError if another does not give it up."""
-        if self._fds:
-            return
+        """Takes the turn for the life of this process, and withdraws the plan: from here on the model may change.
+
+        TimeoutError if a deputy does not give it up.
+        """
+        if not self._fds:
+            self._lock_files()
+        with self._laying:
+            self.looks += 1
+            # killed before this: the plan is of a model that nobody has touched
+            self._paths.deputy_plan.unlink(missing_ok=True)
+
+    def withdraw_plan(self) -> None:
+        """From here on no deputy captures, until another plan is laid."""
+        with self._laying:
+            self._paths.deputy_plan.unlink(missing_ok=True)
+
+    def _lock_files(self) -> None:
         fds = [os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) for path in _files(self._paths)]
         pause, deadline_s = threading.Event(), self._clock.monotonic() + TAKE_S_MAX
         for fd in fds:
@@ -63,11 +84,19 @@ class CaptureTurn:
                 pause.wait(LOOK_S)
         self._fds = fds
 
-    def note_snapshot(self, interval_s: float) -> None:
-        """The servers have just filled a slot; the deputy goes on from here, `interval_s` apart."""
-        if self._fds:
+    def note_snapshot(self, interval_s: float, looks: int, plan: Callable[[], bytes]) -> None:
+        """The servers have filled a slot, by a capture at that number of `looks`; the deputy goes on from here, `interval_s` apart.
+
+        `plan`: made where there is none.
+        """
+        with self._laying:
+            if not self._fds or looks != self.looks:
+                return  # the model may be about to change
             pace = Pace(round(interval_s, 6), round(self._clock.monotonic(), 6))
             os.pwrite(self._fds[1], msgspec.json.encode(pace).ljust(TEXT_BYTES), 0)
+            if not self._paths.deputy_plan.exists():
+                with contextlib.suppress(OSError):  # no room: tried again after the next
+                    replace_file(self._paths.deputy_plan, plan(), durable=False)
 
 
 class DeputyTurn:
