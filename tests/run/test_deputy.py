@@ -15,7 +15,7 @@ from procsv.base.system.locks import FileLock
 from procsv.ipc.shm.slot_file import scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
 from tests.support.launched import Launched, launched, procsv
-from tests.support.replicas import JOIN, SERVER, TASK, monitored, text_of, wait_for_memory
+from tests.support.replicas import JOIN, ROOMY_SERVER, TASK, monitored, text_of, wait_for_memory
 
 pytestmark = pytest.mark.fault
 
@@ -28,7 +28,7 @@ if is_chief and os.path.exists("away"):
     while os.path.exists("away"):
         pause.wait(0.01)
 """
-    + SERVER
+    + ROOMY_SERVER
     + """
 if role == "ps" and "waits" in sys.argv:
     from tensorflow.python.ops import script_ops

@@ -10,13 +10,13 @@ import pytest
 import tensorflow as tf
 
 from tests.support.launched import Launched, launched, procsv
-from tests.support.replicas import JOIN, SERVER, TASK, memory_step, monitored, text_of, wait_for_memory
+from tests.support.replicas import JOIN, ROOMY_SERVER, TASK, memory_step, monitored, text_of, wait_for_memory
 
 pytestmark = pytest.mark.fault
 
 PROGRAM = (
     TASK
-    + SERVER
+    + ROOMY_SERVER
     + """
 if role == "ps":
     def refuse(order):

@@ -24,6 +24,10 @@ SERVER = """
 cluster = tf.train.ClusterSpec(config["cluster"])
 server = tf.train.Server(cluster, job_name=role, task_index=index)
 """
+# Of servers that a test has stand in calls of ours, each of which takes one of the threads that run steps: as many as processors, else.
+ROOMY_SERVER = SERVER.replace(
+    "task_index=index", "task_index=index, config=tf.ConfigProto(inter_op_parallelism_threads=16)"
+)
 JOIN = """
 if role == "ps":
     server.join()
